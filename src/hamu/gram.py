@@ -1,0 +1,193 @@
+"""The pair Gram: the three numbers per block on which every method decides.
+
+In:  two lists of gradients, one of the retain loss and one of the forget loss, a tensor per parameter.
+Out: a `PairGram` with ‖g_r,i‖², ‖g_f,i‖² and g_r,i·g_f,i for each block i, in float64.
+
+The sums are exact products of the stored values accumulated in float64: near-collinear gradients leave
+1 - cos²θ as small as 1e-6, which float32 sums would drown in rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+_ROW = 128  # elements of a packed row
+_SMALL = 1 << 16  # tensors up to this many elements are packed together
+_PIECE = 1 << 20  # larger tensors are widened to float64 this many elements at a time
+
+
+@dataclass(frozen=True)
+class PairGram:
+    """Squared norms and dot product of the retain and forget gradients, block by block.
+
+    Attributes:
+        retain_sq: ‖g_r,i‖², shape [L], float64.
+        forget_sq: ‖g_f,i‖², shape [L], float64.
+        dot: g_r,i·g_f,i, shape [L], float64; its sum is the hardness κ (paper, Theorem 4.1).
+        eps: machine epsilon of the arithmetic that will combine the gradients (float32's for half
+            precisions). Methods use it to tell an angle from rounding noise.
+    """
+
+    retain_sq: Tensor
+    forget_sq: Tensor
+    dot: Tensor
+    eps: float = torch.finfo(torch.float32).eps
+
+    @cached_property
+    def retain_norm(self) -> Tensor:
+        """‖g_r,i‖, shape [L]."""
+        return self.retain_sq.sqrt()
+
+    @cached_property
+    def forget_norm(self) -> Tensor:
+        """‖g_f,i‖, shape [L]."""
+        return self.forget_sq.sqrt()
+
+    @cached_property
+    def cos(self) -> Tensor:
+        """cosθ_i in [-1, 1], shape [L]; 0 where either gradient vanishes."""
+        norms = self.retain_norm * self.forget_norm
+        cos = torch.where(norms > 0, self.dot / norms, torch.zeros_like(norms))
+        return cos.clamp(-1.0, 1.0)
+
+    @cached_property
+    def sin(self) -> Tensor:
+        """sinθ_i in [0, 1], shape [L]; (1-c)(1+c) keeps the digits that 1-c² would lose."""
+        return ((1.0 - self.cos) * (1.0 + self.cos)).sqrt()
+
+    def total(self) -> PairGram:
+        """The Gram of the whole model as a single block, shape [1]."""
+        return PairGram(self.retain_sq.sum(0, True), self.forget_sq.sum(0, True), self.dot.sum(0, True), self.eps)
+
+    def scaled(self, retain: Tensor | float, forget: Tensor | float) -> PairGram:
+        """The Gram of the gradients after multiplying each side by a factor."""
+        return PairGram(
+            self.retain_sq * (retain * retain),
+            self.forget_sq * (forget * forget),
+            self.dot * (retain * forget),
+            self.eps,
+        )
+
+    def clip_factors(self, max_norm: float | None) -> tuple[Tensor, Tensor]:
+        """The factor that clips each side to a global norm: min(1, c/(norm + 1e-6)), torch's convention.
+
+        Args:
+            max_norm: the largest global norm c of either side, or None for no clipping.
+
+        Returns:
+            Two 0-dim float64 tensors, for the retain and the forget side.
+        """
+        if max_norm is None:
+            one = self.dot.new_ones(())
+            return one, one
+        retain, forget = torch.stack([self.retain_sq, self.forget_sq]).sum(1).sqrt()
+        return (max_norm / (retain + 1e-6)).clamp(max=1.0), (max_norm / (forget + 1e-6)).clamp(max=1.0)
+
+    def is_finite(self) -> Tensor:
+        """0-dim bool: whether every gradient value that went in was finite."""
+        return torch.isfinite(torch.stack([self.retain_sq, self.forget_sq, self.dot])).all()
+
+
+class GramMeter:
+    """Measures the `PairGram` of two gradient lists of fixed shapes.
+
+    Small tensors are packed into zero-padded rows of one float64 buffer, so that a network with hundreds
+    of them costs a handful of kernels; large ones are widened a piece at a time, so that nothing larger
+    than a piece is ever held twice.
+
+    Args:
+        parameters: the tensors whose gradients will be measured, in order.
+        block_of: the block number of each parameter, 0..L-1.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
+        self._device = parameters[0].device
+        self._blocks = torch.tensor(block_of, device=self._device)
+        self._num_blocks = int(max(block_of)) + 1
+        self._count = len(parameters)
+        self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
+        self._large = [i for i, p in enumerate(parameters) if p.numel() > _SMALL]
+        self._packs = [
+            _Pack(device, [(i, p) for i, p in enumerate(parameters) if p.numel() <= _SMALL and p.device == device])
+            for device in dict.fromkeys(p.device for p in parameters if p.numel() <= _SMALL)
+        ]
+
+    def measure(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]) -> PairGram:
+        """Measure the Gram; None stands for a parameter that the side does not use (a zero gradient).
+
+        Args:
+            retain: gradients of the retain loss, one or None per parameter.
+            forget: gradients of the forget loss, likewise.
+
+        Returns:
+            The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
+        """
+        sums = torch.zeros(3, self._count, dtype=torch.float64, device=self._device)
+        for pack in self._packs:
+            sums[:, pack.members] = pack.sums(retain, forget).to(self._device)
+        for i in self._large:
+            sums[:, i] = _large_sums(retain[i], forget[i]).to(self._device)
+        blocks = sums.new_zeros(3, self._num_blocks).index_add_(1, self._blocks, sums)
+        return PairGram(blocks[0], blocks[1], blocks[2], self._eps)
+
+
+class _Pack:
+    """Small parameters of one device, each starting on a row of its own in a shared float64 buffer."""
+
+    def __init__(self, device: torch.device, members: list[tuple[int, Tensor]]) -> None:
+        rows = [-(-p.numel() // _ROW) for _, p in members]
+        starts = [sum(rows[:k]) for k in range(len(rows))]
+        self._buffer = torch.zeros(2, sum(rows), _ROW, dtype=torch.float64, device=device)
+        self.members = torch.tensor([i for i, _ in members], device=device)
+        self._indices = [i for i, _ in members]
+        self._row_owner = torch.repeat_interleave(
+            torch.arange(len(rows), device=device), torch.tensor(rows, device=device)
+        )
+        self._views = [
+            [side[s * _ROW : s * _ROW + p.numel()].view(p.shape) for s, (_, p) in zip(starts, members, strict=True)]
+            for side in self._buffer.flatten(1)
+        ]
+
+    def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]) -> Tensor:
+        """Shape [3, members]: ‖g_r‖², ‖g_f‖², g_r·g_f of each member."""
+        for views, side in zip(self._views, (retain, forget), strict=True):
+            grads = [side[i] for i in self._indices]
+            present = [(v, g) for v, g in zip(views, grads, strict=True) if g is not None]
+            if len(present) < len(views):
+                torch._foreach_zero_([v for v, g in zip(views, grads, strict=True) if g is None])
+            if present:
+                torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
+        r, f = self._buffer
+        rows = torch.stack([torch.linalg.vecdot(r, r), torch.linalg.vecdot(f, f), torch.linalg.vecdot(r, f)])
+        return rows.new_zeros(3, len(self._indices)).index_add_(1, self._row_owner, rows)
+
+
+def _large_sums(retain: Tensor | None, forget: Tensor | None) -> Tensor:
+    """Shape [3]: ‖g_r‖², ‖g_f‖², g_r·g_f of one large tensor, widened a piece at a time."""
+    present = retain if retain is not None else forget
+    if present is None:
+        return torch.zeros(3, dtype=torch.float64)
+    zero = torch.zeros((), dtype=torch.float64, device=present.device)
+    total = torch.zeros(3, dtype=torch.float64, device=present.device)
+    step = max(1, _PIECE * present.shape[0] // present.numel())
+    for start in range(0, present.shape[0], step):
+        r = None if retain is None else retain[start : start + step].double().reshape(-1)
+        f = None if forget is None else forget[start : start + step].double().reshape(-1)
+        total += torch.stack(
+            [
+                zero if r is None else torch.dot(r, r),
+                zero if f is None else torch.dot(f, f),
+                zero if r is None or f is None else torch.dot(r, f),
+            ]
+        )
+    return total
+
+
+def combine_dtype(parameter: Tensor) -> torch.dtype:
+    """The precision in which a parameter's gradients are combined: its own, but at least float32."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32

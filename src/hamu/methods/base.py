@@ -1,0 +1,110 @@
+"""What a method is: a pure function from a `PairGram` to one weight per block and side.
+
+In:  the Gram of the (clipped) batch gradients, [L] float64.
+Out: `Weights` (a, b), with which the equivalent gradient is g* = a_i·g_r,i + b_i·g_f,i.
+
+A method sees no gradient, no model and no optimizer. It is vectorised over the blocks, takes no decision on
+the host, and so costs the same for one block and for a thousand.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from hamu.gram import PairGram
+from hamu.methods.stopping import StoppingRule
+
+OnInfeasible = Literal["stop", "clamp", "skip"]
+
+
+@dataclass(frozen=True)
+class ConstraintStatus:
+    """How the constraint stands at this step. Units: loss change per unit of learning rate.
+
+    Attributes:
+        fraction: φ_i, the demanded share of what block i can reach, [L]; above 1 it is infeasible.
+        direct: [L] bool, where the objective's own gradient already meets the constraint (κ ≤ κ1).
+        demand: 0-dim, the demanded loss change q = Q/η (or U/η).
+        capacity: 0-dim, the largest demand that the gradients allow, Σ R_i/η ‖g_c,i‖.
+        sustainable: 0-dim, the largest demand that costs the other objective nothing, by the stopping
+            criterion in use (App. C); beyond it every step must hurt.
+        feasible: 0-dim bool, whether every block can meet its share.
+        kappa: 0-dim, κ = g_r·g_f of the whole model (Theorem 4.1).
+        direct_threshold: 0-dim, κ1 (HAMU-Q) or κ3 (HAMU-U) of the whole model.
+        stop_threshold: 0-dim, κ2 (HAMU-Q, Theorem 4.4) or κ4 (HAMU-U, App. B.6) of the whole model.
+    """
+
+    fraction: Tensor
+    direct: Tensor
+    demand: Tensor
+    capacity: Tensor
+    sustainable: Tensor
+    feasible: Tensor
+    kappa: Tensor
+    direct_threshold: Tensor
+    stop_threshold: Tensor
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the two gradients, block by block: g* = retain·g_r + forget·g_f.
+
+    Attributes:
+        retain: a_i, shape [L], float64.
+        forget: b_i, shape [L], float64; negative where the step raises the forget loss.
+        constraint: how the constraint stands, for methods that have one.
+    """
+
+    retain: Tensor
+    forget: Tensor
+    constraint: ConstraintStatus | None = None
+
+
+class Method(ABC):
+    """One way of combining the two gradients. Subclass it, add a line to the registry, done.
+
+    Class attributes:
+        name: what the command line and the registry call it.
+        summary: one line for the table of methods.
+        source: the publication that defines it.
+        retain_objective: name of the objective whose gradient is g_r, None if the method has no retain pass.
+        forget_objective: name of the objective whose gradient is g_f (to be raised), None likewise.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    retain_objective: ClassVar[str | None] = "cross_entropy"
+    forget_objective: ClassVar[str | None] = "cross_entropy"
+
+    on_infeasible: OnInfeasible = "stop"
+
+    @abstractmethod
+    def weigh(self, gram: PairGram) -> Weights:
+        """Weigh the two sides of every block.
+
+        Args:
+            gram: the Gram of the gradients as they will be combined (clipped), L blocks.
+
+        Returns:
+            The weights, on the device of the Gram, float64.
+        """
+
+    @property
+    def stopping_rule(self) -> StoppingRule:
+        """When the method asks to stop; methods without a criterion never do."""
+        return StoppingRule("off")
+
+    @property
+    def uses_retain(self) -> bool:
+        """Whether a backward pass over retain data is needed."""
+        return self.retain_objective is not None
+
+    @property
+    def uses_forget(self) -> bool:
+        """Whether a backward pass over forget data is needed."""
+        return self.forget_objective is not None

@@ -1,0 +1,107 @@
+"""The baselines of the paper (App. D), each a row of weights for the same pair of gradients.
+
+`retain_objective` and `forget_objective` name the losses whose gradients are g_r and g_f; the forget objective is
+always one to be raised, so its weight is negative.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hamu.gram import PairGram
+from hamu.methods.base import Method, Weights
+
+
+def _constant(gram: PairGram, retain: float, forget: float) -> Weights:
+    return Weights(torch.full_like(gram.dot, retain), torch.full_like(gram.dot, forget))
+
+
+class FineTune(Method):
+    """FT: descend on the retain loss alone."""
+
+    name = "ft"
+    summary = "fine-tune on the retain data"
+    source = "HAMU, App. D"
+    forget_objective = None
+
+    def weigh(self, gram: PairGram) -> Weights:
+        return _constant(gram, 1.0, 0.0)
+
+
+class GradientAscent(Method):
+    """GA: ascend on the forget loss alone."""
+
+    name = "ga"
+    summary = "gradient ascent on the forget data"
+    source = "Jang et al. 2023"
+    retain_objective = None
+
+    def weigh(self, gram: PairGram) -> Weights:
+        return _constant(gram, 0.0, -1.0)
+
+
+class GradientDifference(Method):
+    """GDiff: the mean of descent on the retain loss and ascent on the forget loss."""
+
+    name = "gdiff"
+    summary = "mean of retain descent and forget ascent"
+    source = "Liu et al. 2022"
+
+    def weigh(self, gram: PairGram) -> Weights:
+        return _constant(gram, 0.5, -0.5)
+
+
+class KLMinimization(GradientDifference):
+    """KL: ascend on the forget loss, stay near the original model's predictions on the retain data."""
+
+    name = "kl"
+    summary = "forget ascent, retain predictions kept by KL to the original"
+    source = "Maini et al. 2024"
+    retain_objective: ClassVar[str | None] = "kl_to_original"
+
+
+class Scrub(GradientDifference):
+    """SCRUB: leave the original's predictions on the forget data, keep them (and the labels) on the retain data."""
+
+    name = "scrub"
+    summary = "leave the original's predictions on forget, keep them on retain"
+    source = "Kurmanji et al. 2023"
+    retain_objective: ClassVar[str | None] = "scrub_retain"
+    forget_objective: ClassVar[str | None] = "kl_to_original"
+
+
+def _conflict_over_square(gram: PairGram, square: Tensor) -> Tensor:
+    """The projection coefficient κ/‖g‖² where the descent directions g_r and -g_f conflict (κ > 0), else 0.
+
+    Both methods below are defined over the whole model, so every block gets the whole model's coefficient.
+    """
+    kappa, square = gram.dot.sum(), square.sum()
+    coefficient = torch.where((kappa > 0) & (square > 0), kappa / square, torch.zeros_like(kappa))
+    return coefficient.expand_as(gram.dot)
+
+
+class GradientRectified(Method):
+    """GRU: -g_f, made orthogonal to g_r when the two conflict."""
+
+    name = "gru"
+    summary = "forget ascent made orthogonal to the retain gradient on conflict"
+    source = "Wang et al. 2025"
+
+    def weigh(self, gram: PairGram) -> Weights:
+        return Weights(_conflict_over_square(gram, gram.retain_sq), torch.full_like(gram.dot, -1.0))
+
+
+class ProjectConflicting(Method):
+    """PCGrad: the mean of g_r and -g_f, each projected off the other when they conflict."""
+
+    name = "pcgrad"
+    summary = "mean of both descents, each projected off the other on conflict"
+    source = "Yu et al. 2020"
+
+    def weigh(self, gram: PairGram) -> Weights:
+        retain = 1.0 + _conflict_over_square(gram, gram.retain_sq)
+        forget = 1.0 + _conflict_over_square(gram, gram.forget_sq)
+        return Weights(0.5 * retain, -0.5 * forget)

@@ -1,0 +1,220 @@
+"""HAMU-Q and HAMU-U: the closed form of the paper's constrained problems, per block.
+
+One problem serves both: among all steps of length R_i that change the constrained loss by at least Q_i, find the
+one that is best for the objective. With g_o the objective's gradient, g_c the gradient along which the demand is
+made, and everything divided by the learning rate η (g* = -Δw/η, r = R/η, q = Q/η), block i gets
+
+    φ = q_i / (r_i ‖g_c‖)                                     the demanded share of the block's reach
+    direct     cosθ ≤ -φ :  g* = (r/‖g_o‖) g_o
+    rectified  otherwise :  g* = (r/‖g_o‖) p·g_o - (r/‖g_c‖) (φ + p·cosθ) g_c,    p = √(1-φ²)/sinθ
+
+HAMU-Q has g_o = g_r, g_c = g_f (Problem 1, Proposition 4.3); HAMU-U has g_o = -g_f, g_c = -g_r (App. B.6).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hamu.errors import HamuError
+from hamu.gram import PairGram
+from hamu.methods.base import ConstraintStatus, Method, OnInfeasible, Weights
+from hamu.methods.stopping import Criterion, StoppingRule
+
+ConstraintMode = Literal["absolute", "relative"]
+_FLOAT64_EPS = torch.finfo(torch.float64).eps
+_FEASIBLE_SLACK = 1e-12  # rounding of a sum of shares is not infeasibility
+
+
+@dataclass(frozen=True)
+class _Hamu(Method):
+    """What both variants share.
+
+    Args:
+        constraint: the change demanded of every step. In mode "absolute" it is Q/η or U/η, in loss per unit of
+            learning rate (the paper's Q = 0.5η is 0.5); in mode "relative" it is φ in (0, 1], the share of the
+            largest change that the gradients allow, which is always feasible.
+        constraint_mode: "absolute" (the paper) or "relative".
+        distribution: how the demand is divided over the blocks: "norm_product" in proportion to what each block
+            can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that have a
+            constrained gradient; or one non-negative share per block, normalised to sum to 1.
+        radius: "gradient" for R_i = η‖g_o,i‖ (the paper), or a number R/η that holds for every block.
+        on_infeasible: what to do when the demand exceeds what the radius allows: "stop" the run (the paper),
+            "clamp" the demand to the most that is possible, or "skip" the step.
+        stopping: a criterion's name or a `StoppingRule`.
+
+    Raises:
+        HamuError: if a value is out of range.
+    """
+
+    constraint: float = 0.5
+    constraint_mode: ConstraintMode = "absolute"
+    distribution: Literal["norm_product", "uniform"] | Sequence[float] = "norm_product"
+    radius: Literal["gradient"] | float = "gradient"
+    on_infeasible: OnInfeasible = "stop"
+    stopping: StoppingRule | Criterion = "aggregate"
+
+    def __post_init__(self) -> None:
+        _ = self.stopping_rule  # a wrong criterion is an error now, not at the first step
+        if not (self.constraint > 0 and math.isfinite(self.constraint)):
+            raise HamuError(
+                f"constraint {self.constraint} must be a positive number: the loss change to demand per unit of "
+                f"learning rate (the paper uses 0.5)"
+            )
+        if self.constraint_mode not in ("absolute", "relative"):
+            raise HamuError(f"constraint_mode {self.constraint_mode!r} is unknown; choose absolute or relative")
+        if self.constraint_mode == "relative" and self.constraint > 1:
+            raise HamuError(f"a relative constraint is a share of what is possible, in (0, 1]; got {self.constraint}")
+        if isinstance(self.radius, str):
+            if self.radius != "gradient":
+                raise HamuError(f'radius {self.radius!r} is unknown; use "gradient" or a positive number (R/η)')
+        elif not (self.radius > 0 and math.isfinite(self.radius)):
+            raise HamuError(f'radius {self.radius} must be positive (R/η), or "gradient"')
+        if self.on_infeasible not in ("stop", "clamp", "skip"):
+            raise HamuError(f"on_infeasible {self.on_infeasible!r} is unknown; choose stop, clamp or skip")
+        if isinstance(self.distribution, str):
+            if self.distribution not in ("norm_product", "uniform"):
+                raise HamuError(
+                    f"distribution {self.distribution!r} is unknown; choose norm_product, uniform or give one "
+                    f"share per block"
+                )
+        elif not all(share >= 0 for share in self.distribution) or not sum(self.distribution) > 0:
+            raise HamuError("the shares of the constraint must be non-negative and not all zero")
+
+    @property
+    def stopping_rule(self) -> StoppingRule:
+        """The rule behind `stopping`."""
+        return StoppingRule(self.stopping) if isinstance(self.stopping, str) else self.stopping
+
+    @staticmethod
+    @abstractmethod
+    def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:
+        """(‖g_o,i‖, ‖g_c,i‖): the norms of the objective's and of the constrained side."""
+
+    @staticmethod
+    @abstractmethod
+    def _assign(objective: Tensor, constrained: Tensor) -> tuple[Tensor, Tensor]:
+        """(a, b) of g* = a·g_r + b·g_f from the weights of g_o and g_c."""
+
+    def weigh(self, gram: PairGram) -> Weights:
+        """The closed form above, for all blocks at once; see `Method.weigh`."""
+        objective_norm, constrained_norm = self._sides(gram)
+        radius = objective_norm if isinstance(self.radius, str) else torch.full_like(objective_norm, self.radius)
+        reach = radius * constrained_norm
+        demand = self._distribute(reach)
+        fraction = torch.where(demand > 0, demand / reach, torch.zeros_like(demand))
+        phi = fraction.clamp(max=1.0)
+
+        cos, sin = gram.cos, gram.sin
+        direct = (cos <= -phi) | (constrained_norm == 0)
+        # Below this sine the perpendicular direction is rounding noise: it must not be normalised into a full
+        # step, so only the part along g_c, which alone meets the demand, is kept. Above it, the small term in
+        # the root covers the rounding of the Gram itself and keeps the step from exceeding its radius.
+        collinear = sin < math.sqrt(8 * gram.eps)
+        perpendicular = ((1.0 - phi) * (1.0 + phi)).sqrt() / (sin * sin + 8 * _FLOAT64_EPS).sqrt()
+        perpendicular = torch.where(collinear, torch.zeros_like(sin), perpendicular)
+
+        per_objective = _ratio(radius, objective_norm)
+        per_constrained = _ratio(radius, constrained_norm)
+        objective = per_objective * torch.where(direct, torch.ones_like(sin), perpendicular)
+        constrained = -per_constrained * (phi + perpendicular * cos)
+        constrained = torch.where(direct, torch.zeros_like(sin), constrained)
+        retain, forget = self._assign(objective, constrained)
+        return Weights(retain, forget, self._status(gram, radius, reach, demand, fraction, direct))
+
+    def _distribute(self, reach: Tensor) -> Tensor:
+        """q_i: the demand on each block, [L]."""
+        total = self.constraint * (reach.sum() if self.constraint_mode == "relative" else 1.0)
+        if not isinstance(self.distribution, str):
+            shares = torch.as_tensor(self.distribution, dtype=reach.dtype, device=reach.device)
+            if shares.shape != reach.shape:
+                raise HamuError(
+                    f"the constraint has {shares.numel()} shares, but there are {reach.numel()} blocks; give one each"
+                )
+        elif self.distribution == "uniform":
+            shares = (reach > 0).to(reach.dtype)
+        else:
+            shares = reach
+        # With no reach anywhere (a zero gradient) the demand stays whole, on every block: it cannot be met.
+        shares = torch.where(shares.sum() > 0, shares, torch.ones_like(shares))
+        return total * shares / shares.sum()
+
+    def _status(
+        self, gram: PairGram, radius: Tensor, reach: Tensor, demand: Tensor, fraction: Tensor, direct: Tensor
+    ) -> ConstraintStatus:
+        whole = gram.total()
+        objective_norm, constrained_norm = (norm[0] for norm in self._sides(whole))
+        kappa, cos, sin = whole.dot[0], whole.cos[0], whole.sin[0]
+        total_demand = demand.sum()
+        whole_radius = (radius * radius).sum().sqrt()
+        whole_reach = whole_radius * constrained_norm
+        share = torch.where(total_demand > 0, total_demand / whole_reach, torch.zeros_like(total_demand)).clamp(max=1.0)
+        norms = objective_norm * constrained_norm
+        criterion = self.stopping_rule.criterion
+        if criterion == "global":
+            sustainable = torch.where(cos > 0, whole_reach * sin, whole_reach)
+        elif criterion == "any":
+            free = torch.where(gram.cos > 0, reach * gram.sin, reach)
+            tightest = torch.where(demand > 0, free / demand, torch.full_like(demand, math.inf)).min()
+            sustainable = tightest * total_demand
+        else:
+            # App. C's sum follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4).
+            sustainable = torch.where(kappa > 0, (reach * gram.sin).sum(), reach.sum())
+        return ConstraintStatus(
+            fraction=fraction,
+            direct=direct,
+            demand=total_demand,
+            capacity=reach.sum(),
+            sustainable=sustainable,
+            feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all(),
+            kappa=kappa,
+            direct_threshold=-share * norms,
+            stop_threshold=((1.0 - share) * (1.0 + share)).sqrt() * norms,
+        )
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator/denominator, 0 where the denominator is 0."""
+    return torch.where(denominator > 0, numerator / denominator, torch.zeros_like(denominator))
+
+
+@dataclass(frozen=True)
+class HamuQ(_Hamu):
+    """HAMU-Q: raise the forget loss by at least Q per step, at the least cost in retain loss (Alg. 1)."""
+
+    __doc__ = (__doc__ or "") + (_Hamu.__doc__ or "").split("\n", 1)[1]
+    name: ClassVar[str] = "hamu-q"
+    summary: ClassVar[str] = "raise the forget loss by Q per step at the least retain cost"
+    source: ClassVar[str] = "HAMU, Alg. 1"
+
+    @staticmethod
+    def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:
+        return gram.retain_norm, gram.forget_norm
+
+    @staticmethod
+    def _assign(objective: Tensor, constrained: Tensor) -> tuple[Tensor, Tensor]:
+        return objective, constrained
+
+
+@dataclass(frozen=True)
+class HamuU(_Hamu):
+    """HAMU-U: lower the retain loss by at least U per step, and forget as much as that allows (Alg. 2)."""
+
+    __doc__ = (__doc__ or "") + (_Hamu.__doc__ or "").split("\n", 1)[1]
+    name: ClassVar[str] = "hamu-u"
+    summary: ClassVar[str] = "lower the retain loss by U per step, forget as much as that allows"
+    source: ClassVar[str] = "HAMU, Alg. 2"
+
+    @staticmethod
+    def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:
+        return gram.forget_norm, gram.retain_norm
+
+    @staticmethod
+    def _assign(objective: Tensor, constrained: Tensor) -> tuple[Tensor, Tensor]:
+        return -constrained, -objective

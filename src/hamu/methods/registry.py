@@ -1,0 +1,64 @@
+"""The table of methods: name -> class. Other packages add theirs with an entry point in group `hamu.methods`."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.metadata import entry_points
+from typing import Any
+
+from hamu.errors import HamuError
+from hamu.methods.base import Method
+from hamu.methods.baselines import (
+    FineTune,
+    GradientAscent,
+    GradientDifference,
+    GradientRectified,
+    KLMinimization,
+    ProjectConflicting,
+    Scrub,
+)
+from hamu.methods.hamu import HamuQ, HamuU
+
+_OURS: tuple[type[Method], ...] = (
+    HamuQ,
+    HamuU,
+    FineTune,
+    GradientAscent,
+    GradientDifference,
+    KLMinimization,
+    Scrub,
+    GradientRectified,
+    ProjectConflicting,
+)
+
+
+def method_classes() -> dict[str, type[Method]]:
+    """All known methods by name: ours first, then those of installed packages."""
+    classes = {cls.name: cls for cls in _OURS}
+    for point in entry_points(group="hamu.methods"):
+        cls = point.load()
+        if cls.name in classes:
+            raise HamuError(f"the method {cls.name!r} of {point.value} has a name that is taken; rename it")
+        classes[cls.name] = cls
+    return classes
+
+
+def build_method(name: str, **settings: Any) -> Method:
+    """Make a method by name.
+
+    Args:
+        name: a key of `method_classes`.
+        settings: the method's own settings; those that it does not have are ignored, so that one set of
+            settings can be applied to every method in a comparison.
+
+    Raises:
+        HamuError: if the name is unknown or a setting is out of range.
+    """
+    classes = method_classes()
+    if name not in classes:
+        raise HamuError(f"method {name!r} is unknown; choose one of {', '.join(classes)}")
+    cls = classes[name]
+    if not dataclasses.is_dataclass(cls):
+        return cls()
+    fields = {field.name for field in dataclasses.fields(cls)}
+    return cls(**{key: value for key, value in settings.items() if key in fields})

@@ -1,0 +1,74 @@
+"""When to stop: the stopping criterion of the paper (Theorem 4.4, App. C) made robust to noisy batches.
+
+Each step has a headroom: the largest demand that costs the other objective nothing, over the demand made.
+At or above 1 both objectives can still improve; below 1 every step that keeps the promise must hurt. The rule
+watches that number on the host; the memory that it needs is in `StoppingMemory`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from hamu.errors import HamuError
+
+Criterion = Literal["aggregate", "any", "global", "off"]
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """Stop once the headroom has fallen below 1 + margin.
+
+    Args:
+        criterion: what the headroom is computed from. "aggregate": the sum over blocks (App. C, the paper's
+            choice); "any": the worst block; "global": the whole model as one vector (Theorem 4.4); "off".
+        margin: stop this much earlier, as a share of the demand (the paper's ε of Sec. 6.1, made relative).
+        patience: the number of steps in a row that must meet the criterion (App. G.3).
+        window: the number of steps over which the headroom is averaged (App. G.3).
+
+    Raises:
+        HamuError: if a value is out of range.
+    """
+
+    criterion: Criterion = "aggregate"
+    margin: float = 0.0
+    patience: int = 1
+    window: int = 1
+
+    def __post_init__(self) -> None:
+        if self.criterion not in get_args(Criterion):
+            raise HamuError(f"stopping criterion {self.criterion!r} is unknown; choose aggregate, any, global or off")
+        if not self.margin >= 0:
+            raise HamuError(f"stopping margin {self.margin} is negative; use 0 or more")
+        if self.patience < 1 or self.window < 1:
+            raise HamuError(f"patience {self.patience} and window {self.window} must be at least 1 step")
+
+
+class StoppingMemory:
+    """What a `StoppingRule` remembers from step to step."""
+
+    def __init__(self, rule: StoppingRule) -> None:
+        self.rule = rule
+        self._headrooms: deque[float] = deque(maxlen=rule.window)
+        self._met_in_a_row = 0
+
+    def update(self, headroom: float) -> bool:
+        """Take one step's headroom; return whether to stop before that step is taken."""
+        if self.rule.criterion == "off":
+            return False
+        self._headrooms.append(headroom)
+        mean = sum(self._headrooms) / len(self._headrooms)
+        full = len(self._headrooms) == self.rule.window
+        met = full and mean < 1.0 + self.rule.margin
+        self._met_in_a_row = self._met_in_a_row + 1 if met else 0
+        return self._met_in_a_row >= self.rule.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, for a checkpoint."""
+        return {"headrooms": list(self._headrooms), "met_in_a_row": self._met_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._headrooms = deque(state["headrooms"], maxlen=self.rule.window)
+        self._met_in_a_row = state["met_in_a_row"]

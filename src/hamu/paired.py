@@ -1,0 +1,336 @@
+"""Two backward passes, one combine: the loop-level interface.
+
+In:  a model, a method, and the user's own losses and optimizer.
+Out: after `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i, which any optimizer may step on.
+
+The first side's gradients are kept by pointer, never copied; the combine writes into the retain side's own memory.
+`combine` reads from the device once: the decision and the 2·L weights come in a single transfer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hamu.errors import HamuError
+from hamu.gram import GramMeter, PairGram, combine_dtype
+from hamu.methods.base import Method, Weights
+from hamu.methods.stopping import StoppingMemory
+
+Blocks = Literal["tensor", "module", "model"] | Callable[[str], Hashable]
+Decision = Literal["step", "skip", "stop"]
+
+
+@dataclass(frozen=True)
+class PairStep:
+    """What one combine found and decided. Tensors stay on the device; reading one is what synchronises.
+
+    Attributes:
+        gram: the Gram of the clipped gradients, [L].
+        weights: the method's weights for the clipped gradients, [L], with its constraint's status.
+        clip: 0-dim factors by which the retain and the forget gradient were clipped.
+        decision: "step" if `.grad` holds g*; "skip" or "stop" if `.grad` was emptied, so that no optimizer moves.
+        reason: why a step is not taken, in words; empty if it is.
+    """
+
+    gram: PairGram
+    weights: Weights
+    clip: tuple[Tensor, Tensor]
+    decision: Decision
+    reason: str = ""
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run should end before this step."""
+        return self.decision == "stop"
+
+    @property
+    def kappa(self) -> Tensor:
+        """κ = g_r·g_f over the whole model, 0-dim (Theorem 4.1)."""
+        return self.gram.dot.sum()
+
+    @property
+    def cos(self) -> Tensor:
+        """cosθ between the whole model's gradients, 0-dim."""
+        return self.gram.total().cos[0]
+
+    @property
+    def promised_retain_change(self) -> Tensor:
+        """First-order change of the clipped retain objective, g_r·Δw/η, 0-dim (F_r* of Theorem 4.1, over η)."""
+        return -(self.weights.retain * self.gram.retain_sq + self.weights.forget * self.gram.dot).sum()
+
+    @property
+    def promised_forget_change(self) -> Tensor:
+        """First-order change of the clipped forget objective, g_f·Δw/η, 0-dim."""
+        return -(self.weights.retain * self.gram.dot + self.weights.forget * self.gram.forget_sq).sum()
+
+    @property
+    def direct_share(self) -> Tensor | None:
+        """The share of blocks on the direct branch, 0-dim; None for methods without branches."""
+        constraint = self.weights.constraint
+        return None if constraint is None else constraint.direct.double().mean()
+
+    @property
+    def regime(self) -> Tensor | None:
+        """The whole model's regime (Fig. 1), 0-dim: 0 direct, 1 rectified, 2 collateral forgetting unavoidable."""
+        constraint = self.weights.constraint
+        if constraint is None:
+            return None
+        above = torch.stack([constraint.direct_threshold, constraint.stop_threshold])
+        return (constraint.kappa > above).sum()
+
+
+class PairedGradients:
+    """Collects the retain and the forget gradient of a model and combines them by a method.
+
+        pair = PairedGradients(model, HamuQ(constraint=0.5))
+        with pair.retain():
+            retain_loss.backward()
+        with pair.forget():
+            forget_loss.backward()
+        step = pair.combine()
+        if not step.should_stop:
+            optimizer.step()
+
+    Args:
+        model: any module; its parameters that require a gradient now are the ones that take part.
+        method: how to combine, e.g. `HamuQ()`; or any name's `build_method(name)`.
+        blocks: what a block is: "tensor" (each parameter), "module" (the parameters of one module), "model" (all), or
+            a function from a parameter's name to a key, equal keys making one block.
+        max_grad_norm: each side is clipped to this global norm before it is weighed (the paper: 1); None for no
+            clipping. Leave other clipping off.
+
+    Raises:
+        HamuError: if no parameter requires a gradient.
+    """
+
+    def __init__(
+        self, model: nn.Module, method: Method, *, blocks: Blocks = "tensor", max_grad_norm: float | None = 1.0
+    ) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not named:
+            raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
+        self.method = method
+        self.max_grad_norm = max_grad_norm
+        self.parameters = [p for _, p in named]
+        self.block_names, self._block_of = _group([name for name, _ in named], blocks)
+        self._meter = GramMeter(self.parameters, self._block_of)
+        self._memory = StoppingMemory(method.stopping_rule)
+        self._grads: dict[str, list[Tensor | None]] = {}
+        self._versions: list[int] = []
+        self._inside: str | None = None
+
+    @contextmanager
+    def retain(self) -> Iterator[None]:
+        """Collect the gradient of the retain loss: call backward inside, once or several times."""
+        with self._collect("retain"):
+            yield
+
+    @contextmanager
+    def forget(self) -> Iterator[None]:
+        """Collect the gradient of the forget loss (the loss itself, not its negative); see `retain`."""
+        with self._collect("forget"):
+            yield
+
+    @contextmanager
+    def _collect(self, side: str) -> Iterator[None]:
+        if self._inside:
+            raise HamuError(f"{side}() was entered inside {self._inside}(); close the one before opening the other")
+        versions = [p._version for p in self.parameters]
+        if not self._grads:
+            self._versions = versions
+        elif versions != self._versions:
+            self._raise_stale()
+        kept = self._grads.get(side) or [None] * len(self.parameters)
+        for parameter, grad in zip(self.parameters, kept, strict=True):
+            parameter.grad = grad
+        self._inside = side
+        try:
+            yield
+        except BaseException:
+            self.discard()
+            raise
+        finally:
+            self._inside = None
+        collected = [p.grad for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        if all(grad is None for grad in collected):
+            self.discard()
+            raise HamuError(
+                f"no gradient reached any trainable parameter inside {side}(); call backward() inside the context, on "
+                f"a loss that depends on them"
+            )
+        self._grads[side] = collected
+
+    def discard(self) -> None:
+        """Forget what was collected since the last combine."""
+        self._grads = {}
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def combine(self, grad_scale: float | Tensor = 1.0) -> PairStep:
+        """Weigh the two gradients and leave g* in `.grad`; both sides are used up.
+
+        If the step must not be taken (a non-finite gradient, an infeasible constraint, the stopping criterion),
+        every `.grad` is None instead, so that an optimizer's step changes nothing, neither weights nor its state.
+
+        Args:
+            grad_scale: the factor by which the losses were scaled, e.g. a `GradScaler`'s `get_scale()`. g* keeps the
+                scale, for the scaler to remove; a non-finite pair leaves non-finite gradients, for it to see.
+
+        Returns:
+            The `PairStep`.
+
+        Raises:
+            HamuError: if a side that the method needs is missing, or was collected before the weights changed.
+        """
+        grads = self._take()
+        retain, forget = grads["retain"], grads["forget"]
+        gram = self._meter.measure(retain, forget).scaled(1.0 / grad_scale, 1.0 / grad_scale)
+        clip = gram.clip_factors(self.max_grad_norm)
+        gram = gram.scaled(*clip)
+        weights = self.method.weigh(gram)
+        finite, a, b, figures = self._read(gram, weights, clip)
+        decision, reason = self._decide(finite, figures)
+        if decision == "step":
+            self._write(retain, forget, a, b)
+        elif not finite and not (isinstance(grad_scale, float) and grad_scale == 1.0):
+            for parameter, r, f in zip(self.parameters, retain, forget, strict=True):
+                kept = r if r is not None else f
+                parameter.grad = None if kept is None else kept.fill_(math.nan)
+        return PairStep(gram, weights, clip, decision, reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: the stopping rule's memory, and the settings it belongs to."""
+        return {"settings": self._settings(), "stopping": self._memory.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            HamuError: if it was saved with other settings; the message names them.
+        """
+        ours, theirs = self._settings(), state["settings"]
+        differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+        if differing:
+            changes = ", ".join(f"{key} {theirs.get(key)!r} (now {ours.get(key)!r})" for key in differing)
+            raise HamuError(f"the state was saved with other settings: {changes}; resume with the same")
+        self._memory.load_state_dict(state["stopping"])
+
+    def _settings(self) -> dict[str, Any]:
+        method: dict[str, Any] = (
+            asdict(self.method) if is_dataclass(self.method) and not isinstance(self.method, type) else {}
+        )
+        return {
+            "method": self.method.name,
+            **method,
+            "max_grad_norm": self.max_grad_norm,
+            "blocks": len(self.block_names),
+        }
+
+    def _take(self) -> dict[str, list[Tensor | None]]:
+        needed = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
+        missing = [side for side, used in needed.items() if used and side not in self._grads]
+        if missing:
+            raise HamuError(
+                f"{self.method.name} needs a {' and a '.join(missing)} gradient for this step; run backward inside "
+                f"{' and '.join(f'pair.{side}()' for side in missing)} before combine()"
+            )
+        if [p._version for p in self.parameters] != self._versions:
+            self._raise_stale()
+        none: list[Tensor | None] = [None] * len(self.parameters)
+        grads = {side: self._grads.get(side, none) for side in needed}
+        self._grads = {}
+        for grad in (*grads["retain"], *grads["forget"]):
+            if grad is not None and grad.is_sparse:
+                raise HamuError("sparse gradients cannot be combined; build the embedding with sparse=False")
+        return grads
+
+    def _raise_stale(self) -> None:
+        sides = " and ".join(self._grads)
+        self.discard()
+        raise HamuError(
+            f"the weights changed after the {sides} gradient was collected, so it is stale; call combine() before "
+            f"optimizer.step(), or discard() to start the pair anew"
+        )
+
+    def _read(
+        self, gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor]
+    ) -> tuple[bool, list[float], list[float], list[float]]:
+        """The one transfer of a step: whether all is finite, the weights of the raw gradients, the constraint."""
+        constraint = weights.constraint
+        figures = [gram.is_finite().to(gram.dot.dtype)]
+        if constraint is not None:
+            figures += [
+                constraint.feasible.to(gram.dot.dtype),
+                constraint.demand,
+                constraint.capacity,
+                constraint.sustainable,
+            ]
+        packed = torch.cat([torch.stack(figures), weights.retain * clip[0], weights.forget * clip[1]])
+        values = packed.tolist()
+        head, rest = values[: len(figures)], values[len(figures) :]
+        half = len(rest) // 2
+        return head[0] == 1.0, rest[:half], rest[half:], head[1:]
+
+    def _decide(self, finite: bool, figures: list[float]) -> tuple[Decision, str]:
+        if not finite:
+            return "skip", "a gradient is not finite"
+        if not figures:
+            return "step", ""
+        feasible, demand, capacity, sustainable = figures
+        if not feasible and self.method.on_infeasible != "clamp":
+            reason = (
+                f"the constraint {demand:.4g} cannot be met: the gradients allow at most {capacity:.4g}; lower it or "
+                f'use constraint_mode="relative"'
+            )
+            return self.method.on_infeasible, reason
+        if self._memory.update(sustainable / demand if demand > 0 else math.inf):
+            return "stop", (
+                f"the {self._memory.rule.criterion} stopping criterion is met: the constraint {demand:.4g} exceeds "
+                f"{sustainable:.4g}, the most that both objectives can sustain, so every further step must hurt"
+            )
+        return "step", ""
+
+    def _write(self, retain: list[Tensor | None], forget: list[Tensor | None], a: list[float], b: list[float]) -> None:
+        for parameter, block, r, f in zip(self.parameters, self._block_of, retain, forget, strict=True):
+            parameter.grad = _combine(r, f, a[block], b[block], combine_dtype(parameter))
+
+
+@torch.no_grad()
+def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, dtype: torch.dtype) -> Tensor | None:
+    """a·retain + b·forget, in the memory of one of them; rounded once, in the end, for half precisions."""
+    if retain is None or forget is None:
+        only, weight = (retain, a) if forget is None else (forget, b)
+        return None if only is None else only.mul_(weight)
+    if b == 0.0:
+        return retain if a == 1.0 else retain.mul_(a)
+    if retain.dtype == dtype:
+        return retain.mul_(a).add_(forget, alpha=b)
+    return retain.copy_(retain.to(dtype).mul_(a).add_(forget, alpha=b))
+
+
+def _group(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]]:
+    """Block names and the block number of each parameter."""
+    keys: list[Hashable]
+    if callable(blocks):
+        keys = [blocks(name) for name in names]
+    elif blocks == "tensor":
+        keys = list(names)
+    elif blocks == "module":
+        keys = [name.rpartition(".")[0] for name in names]
+    elif blocks == "model":
+        keys = ["model"] * len(names)
+    else:
+        raise HamuError(f"blocks {blocks!r} is unknown; choose tensor, module, model, or give a function of the name")
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [str(key) for key in numbers], [numbers[key] for key in keys]
