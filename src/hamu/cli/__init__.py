@@ -1,0 +1,70 @@
+"""The command line: argument parsing and printing only. `hamu COMMAND --help` tells more."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import warnings
+
+from hamu.errors import HamuError
+
+COMMANDS = {
+    "demo": "train, unlearn and compare all methods on bundled data, in under a minute",
+    "train": "train the original model, or the retain model",
+    "unlearn": "unlearn the forget set from a model",
+    "evaluate": "measure a model: losses, accuracy, membership inference",
+    "methods": "list the methods",
+}
+_USAGE = "usage: hamu COMMAND [--help] [options]\n\ncommands:\n" + "\n".join(
+    f"  {n:10} {t}" for n, t in COMMANDS.items()
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        0 if all went well, 2 if something that the user can put right is wrong, 130 if interrupted.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0
+    if argv[0] == "--version":
+        from hamu import __version__
+
+        print(f"hamu {__version__}")
+        return 0
+    command, debug = argv[0], "--debug" in argv
+    try:
+        if command not in COMMANDS:
+            raise HamuError(f"command {command!r} is unknown; choose one of {', '.join(COMMANDS)}")
+        return _run(command, [flag for flag in argv[1:] if flag != "--debug"])
+    except HamuError as error:
+        if debug:
+            raise
+        print(f"hamu {command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"hamu {command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(command: str, argv: list[str]) -> int:
+    from rich.console import Console
+
+    _quiet()
+    return int(importlib.import_module(f"hamu.cli.{command}").run(argv, Console(highlight=False)))
+
+
+def _quiet() -> None:
+    """Keep other libraries' bars and notices off the screen; errors stay."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")

@@ -1,0 +1,200 @@
+"""From flags, a recipe and a YAML file to dataclasses: flags win over --config, which wins over --recipe."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import sys
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+
+from hamu.errors import HamuError
+
+_SECTIONS = ("train", "unlearn", "evaluate")
+# TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
+_SHOWN = {
+    "num_train_epochs", "max_steps", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay",
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_grad_norm",
+    "seed", "bf16", "fp16", "use_cpu", "eval_strategy", "eval_steps", "logging_steps", "save_strategy", "save_steps",
+    "save_total_limit", "load_best_model_at_end", "metric_for_best_model", "report_to", "channels_last",
+}  # fmt: skip
+
+
+@dataclass
+class DataOptions:
+    """Where the data are, and which of them to forget."""
+
+    data: str | None = field(
+        default=None, metadata={"help": "Training data: digits, a .parquet or .npz file, a folder, or hub:OWNER/NAME."}
+    )
+    test_data: str | None = field(
+        default=None, metadata={"help": "Data never trained on; by default the test split of --data, if it has one."}
+    )
+    data_dir: str | None = field(default=None, metadata={"help": "Folder that the paths of the data are relative to."})
+    forget_class: str | None = field(default=None, metadata={"help": "Forget this class (name or number)."})
+    rho: float = field(
+        default=0.0,
+        metadata={
+            "help": "Similarity mixing ratio of --forget_class: this share of the forget set is drawn from everything else (paper, App. E.1)."
+        },
+    )
+    forget_rows: str | None = field(
+        default=None, metadata={"help": "Forget these rows of --data: 3,17,25 or a file of row numbers."}
+    )
+    forget_data: str | None = field(default=None, metadata={"help": "Forget the records of this second data set."})
+    forget_seed: int = field(default=42, metadata={"help": "Seed of the draw of --forget_class."})
+    image_size: int | None = field(default=None, metadata={"help": "Resize images to this many pixels squared."})
+    num_channels: int | None = field(default=None, metadata={"help": "Convert images to 1 (grey) or 3 (RGB) channels."})
+    image_column: str | None = field(default=None, metadata={"help": "Name of the image column, if not a usual one."})
+    label_column: str | None = field(default=None, metadata={"help": "Name of the label column, if not a usual one."})
+
+
+@dataclass
+class RunOptions:
+    """The model and the output."""
+
+    model: str | None = field(
+        default=None,
+        metadata={
+            "help": "A folder written by `hamu train` or save_pretrained, resnet20 (for train), or hub:OWNER/NAME."
+        },
+    )
+    retain_model: str | None = field(
+        default=None, metadata={"help": "A model retrained without the forget set, to compare with."}
+    )
+    without_forget: bool = field(default=False, metadata={"help": "Train on the retain set alone: the retain model."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace an earlier run in --output_dir."})
+
+
+class _Parser(HfArgumentParser):
+    """An argument parser whose mistakes are HamuErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise HamuError(message)
+
+
+def parse(command: str, description: str, argv: list[str], *types: type) -> tuple[Any, ...]:
+    """Read the options of one command.
+
+    Args:
+        command: its name, which is also the section of a YAML file that is for it alone.
+        description: one line for --help.
+        argv: the flags.
+        types: the dataclasses to fill.
+
+    Returns:
+        One instance of each type, and the resolved settings that differ from the defaults.
+
+    Raises:
+        HamuError: if a flag or key is unknown, or a value does not fit.
+    """
+    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files.add_argument("--recipe")
+    files.add_argument("--config")
+    named, rest = files.parse_known_args(argv)
+    parser = _parser(command, description, types)
+    if "--help-all" in rest or "--help" in rest or "-h" in rest:
+        _print_help(parser, everything="--help-all" in rest)
+    known = {action.dest for action in parser._actions}
+    settings: dict[str, Any] = {}
+    for name, content in _files(named):
+        settings |= _flatten(name, content, command, known)
+    parser.set_defaults(**settings)
+    for action in parser._actions:
+        action.required = False
+    values = vars(parser.parse_args(rest))
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    given = vars(parser.parse_args(rest))
+    resolved = {key: values[key] for key in (*settings, *given)}
+    built = []
+    for cls in types:
+        names = {f.name for f in dataclasses.fields(cls) if f.init}
+        try:
+            built.append(cls(**{key: value for key, value in values.items() if key in names}))
+        except HamuError:
+            raise
+        except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+            raise HamuError(f"the settings do not fit together: {str(error).strip().splitlines()[0]}") from error
+    return (*built, resolved)
+
+
+def _parser(command: str, description: str, types: tuple[type, ...]) -> _Parser:
+    parser = _Parser(prog=f"hamu {command}", description=description, allow_abbrev=False, add_help=False)
+    for cls in types:
+        parser._add_dataclass_arguments(cls)
+    for action in parser._actions:
+        if action.dest == "output_dir":
+            action.default = f"runs/{command}"
+    return parser
+
+
+def _print_help(parser: _Parser, everything: bool) -> NoReturn:
+    inherited = {f.name for f in dataclasses.fields(TrainingArguments)} - _SHOWN - {"output_dir"}
+    print(f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]\n\n{parser.description}\n")
+    print("  --recipe NAME\n        Start from a bundled recipe: " + ", ".join(recipes()) + ".")
+    print("  --config FILE.yaml\n        Read settings from a file; flags win over it.")
+    for action in parser._actions:
+        flag = max(action.option_strings, key=len)
+        if (action.dest in inherited and not everything) or flag.startswith("--no_"):
+            continue
+        default = "" if action.default in (None, argparse.SUPPRESS, False) else f" [{action.default}]"
+        text = " ".join((action.help or "").split())
+        print(f"  --{action.dest}{default}\n        {text}")
+    if not everything:
+        print("\n--help-all shows the other training arguments too.")
+    sys.exit(0)
+
+
+def recipes() -> list[str]:
+    """Names of the bundled recipes."""
+    return sorted(
+        f.name.removesuffix(".yaml") for f in resources.files("hamu.recipes").iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def _files(named: argparse.Namespace) -> list[tuple[str, str]]:
+    found = []
+    if named.recipe:
+        if named.recipe not in recipes():
+            raise HamuError(f"recipe {named.recipe!r} is unknown; choose one of {', '.join(recipes())}")
+        found.append(
+            (f"recipe {named.recipe}", (resources.files("hamu.recipes") / f"{named.recipe}.yaml").read_text("utf-8"))
+        )
+    if named.config:
+        path = Path(named.config)
+        if not path.is_file():
+            raise HamuError(f"the config file {named.config} does not exist")
+        found.append((named.config, path.read_text(encoding="utf-8")))
+    return found
+
+
+def _flatten(name: str, text: str, command: str, known: set[str]) -> dict[str, Any]:
+    """Settings for this command: the keys at the top, then those of its own section."""
+    try:
+        content = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise HamuError(f"{name} is not valid YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict):
+        raise HamuError(f"{name} holds a {type(content).__name__}; expected settings as `key: value`")
+    sections = {key: content.pop(key) or {} for key in _SECTIONS if key in content}
+    everywhere = _every_key()
+    for key in (*content, *(key for section in sections.values() for key in section)):
+        if key not in everywhere:
+            close = difflib.get_close_matches(str(key), everywhere, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise HamuError(f"{name} has the unknown setting {key!r}{hint}")
+    merged = content | sections.get(command, {})
+    return {key: str(value) if isinstance(value, float) else value for key, value in merged.items() if key in known}
+
+
+def _every_key() -> set[str]:
+    from hamu.training import UnlearnConfig
+
+    return {f.name for cls in (DataOptions, RunOptions, UnlearnConfig) for f in dataclasses.fields(cls)}

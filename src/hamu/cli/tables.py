@@ -1,0 +1,61 @@
+"""Tables on the screen: aligned, short, with the digits that mean something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+_SETS = {
+    "retain": "retain",
+    "forget": "forget",
+    "test": "test",
+    "test_without_class": "test without the class",
+}
+
+
+def plain_table(*columns: str, right: tuple[int, ...] = ()) -> Table:
+    """A table with a line under its head and nothing else."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number in right else "left")
+    return table
+
+
+def report_table(reports: dict[str, dict[str, Any]]) -> Table:
+    """Loss and accuracy of each set, a pair of columns for each report (e.g. before and after)."""
+    columns = [f"{figure} {name}".strip() for figure in ("loss", "accuracy") for name in reports]
+    table = plain_table("set", "samples", *columns, right=tuple(range(1, 2 + len(columns))))
+    first = next(iter(reports.values()))
+    for key, name in _SETS.items():
+        if key in first:
+            losses = [f"{report[key]['loss']:.4f}" for report in reports.values()]
+            accuracies = [f"{report[key]['accuracy']:.2%}" for report in reports.values()]
+            table.add_row(name, str(first[key]["samples"]), *losses, *accuracies)
+    return table
+
+
+def membership_line(report: dict[str, Any]) -> str:
+    """One line on membership inference."""
+    inference = report["membership_inference"]
+    if inference is None:
+        return "membership inference: not measured (it needs test images of the classes that are forgotten)"
+    return (
+        f"membership inference: accuracy {inference['accuracy']:.3f}, AUC {inference['auc']:.3f} "
+        f"(0.5 is ideal; {inference['samples']} forget against {inference['samples']} test images)"
+    )
+
+
+def reference_table(report: dict[str, Any]) -> Table:
+    """The distance to the retain model."""
+    table = plain_table("against the retain model", "loss", "accuracy", "KL", "agreement", right=(1, 2, 3, 4))
+    for name, row in report["against_retain_model"].items():
+        table.add_row(
+            name,
+            f"{row['loss_difference']:+.4f}",
+            f"{row['accuracy_difference']:+.2%}",
+            f"{row['kl']:.4f}",
+            f"{row['agreement']:.2%}",
+        )
+    return table

@@ -1,0 +1,77 @@
+"""Images in memory: decoded once, kept as uint8, normalised a batch at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData(Dataset[dict[str, Tensor]]):
+    """Labelled images of one size.
+
+    Attributes:
+        pixels: [N, C, H, W], uint8.
+        labels: [N], int64, in 0..K-1.
+        classes: the K class names.
+        source: where they come from, for messages.
+        rows: [N], int64, the row of each image in its source.
+        mean, std: per-channel normalisation of pixels in [0, 1], shape [C]; see `normalized`.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    source: str
+    rows: Tensor
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """One image: pixel_values [C, H, W] float32 and labels [], as models expect them."""
+        return {key: value[0] for key, value in self.__getitems__([index]).items()}
+
+    def __getitems__(self, indices: Sequence[int] | Tensor) -> dict[str, Tensor]:
+        """A batch: pixel_values [B, C, H, W] float32 and labels [B]."""
+        index = torch.as_tensor(indices)
+        values = self.pixels[index].float().div_(255.0)
+        if self.mean:
+            shape = (1, len(self.mean), 1, 1)
+            values.sub_(torch.tensor(self.mean).view(shape)).div_(torch.tensor(self.std).view(shape))
+        return {"pixel_values": values, "labels": self.labels[index]}
+
+    def normalized(self, mean: Sequence[float], std: Sequence[float]) -> ImageData:
+        """The same images, normalised by these statistics when they are fetched."""
+        return replace(self, mean=tuple(mean), std=tuple(std))
+
+    def select(self, positions: Tensor | Sequence[int]) -> ImageData:
+        """The images at these positions, in this order."""
+        index = torch.as_tensor(positions, dtype=torch.long)
+        return replace(self, pixels=self.pixels[index], labels=self.labels[index], rows=self.rows[index])
+
+    def digests(self) -> list[bytes]:
+        """A digest of each image's pixels and label, by which equal records are recognised."""
+        labels = self.labels.tolist()
+        flat = self.pixels.flatten(1).numpy()
+        return [
+            hashlib.blake2b(row.tobytes(), digest_size=16, salt=label.to_bytes(8, "little")).digest()
+            for row, label in zip(flat, labels, strict=True)
+        ]
+
+
+def pixel_statistics(data: ImageData) -> tuple[list[float], list[float]]:
+    """Per-channel mean and standard deviation of pixels in [0, 1]; a constant channel gets deviation 1."""
+    counts = torch.stack([torch.bincount(channel, minlength=256) for channel in data.pixels.transpose(0, 1).flatten(1)])
+    share = counts.double() / counts.sum(1, keepdim=True)
+    values = torch.arange(256, dtype=torch.float64) / 255.0
+    mean = share @ values
+    std = (share @ values**2 - mean**2).clamp(min=0).sqrt()
+    return mean.tolist(), torch.where(std > 0, std, torch.ones_like(std)).tolist()

@@ -1,0 +1,246 @@
+"""Reading labelled images: the bundled digits, parquet, an image folder, npz, or a data set of the hub.
+
+Every reader returns `ImageData`: one array, decoded once. Only a source that starts with "hub:" may use the network.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from hamu.data.images import ImageData
+from hamu.errors import HamuError
+
+DIGITS = "digits"
+HUB = "hub:"
+_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+_ALIASES = {"image": ("image", "img", "images", "pixel_values", "x"), "label": ("label", "labels", "fine_label", "y")}
+
+
+def read_images(
+    source: str,
+    split: str = "train",
+    *,
+    image_size: int | None = None,
+    num_channels: int | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> ImageData:
+    """Read one split of a data set of labelled images.
+
+    Args:
+        source: "digits" (bundled with scikit-learn), a .parquet or .npz file, a folder with one subfolder of images
+            per class, a folder that holds "train" and "test" as such files or folders, or "hub:OWNER/NAME".
+        split: "train" or "test", for sources that have both.
+        image_size: resize to this many pixels squared (bilinear); without it all images must have one size.
+        num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless every image is grey.
+        image_column, label_column: names of the columns (parquet, hub) or arrays (npz), if they are not the usual.
+
+    Raises:
+        HamuError: if the source is missing or empty, an image cannot be read (it is named), or the sizes differ.
+    """
+    columns = {"image": image_column, "label": label_column}
+    if source == DIGITS:
+        return _digits(split)
+    if source.startswith(HUB):
+        return _hub(source, split, columns, image_size, num_channels)
+    path = Path(source)
+    if not path.exists():
+        raise HamuError(
+            f"{source} is neither a file nor a folder; check the path (--data_dir sets the folder that it is relative "
+            f"to), or write hub:OWNER/NAME for a data set of the Hugging Face hub"
+        )
+    if path.is_dir():
+        inner = _inner(path, split)
+        if inner is None:
+            return _folder(path, image_size, num_channels)
+        path = inner
+        if path.is_dir():
+            return _folder(path, image_size, num_channels)
+    if path.suffix == ".npz":
+        return _npz(path, columns, image_size, num_channels)
+    if path.suffix == ".parquet":
+        return _parquet(path, columns, image_size, num_channels)
+    raise HamuError(f"{path} is not a data set that can be read; give .parquet, .npz, or a folder of images per class")
+
+
+def has_test_split(source: str) -> bool:
+    """Whether `read_images(source, "test")` reads something other than the training data."""
+    return (
+        source == DIGITS
+        or source.startswith(HUB)
+        or (Path(source).is_dir() and _inner(Path(source), "test") is not None)
+    )
+
+
+def _inner(folder: Path, split: str) -> Path | None:
+    for name in (f"{split}.parquet", f"{split}.npz", split):
+        if (folder / name).exists():
+            return folder / name
+    return None
+
+
+def _digits(split: str) -> ImageData:
+    """scikit-learn's 1,797 digits of 8x8 pixels: every fifth record is test data."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    rows = np.arange(len(digits.target))
+    rows = rows[rows % 5 == 4] if split == "test" else rows[rows % 5 != 4]
+    pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)[:, None]
+    return _image_data(pixels, digits.target[rows], tuple("0123456789"), DIGITS, rows)
+
+
+def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            names = {role: _column(arrays.files, role, columns[role], path) for role in columns}
+            images, labels = arrays[names["image"]], arrays[names["label"]]
+    except (OSError, ValueError) as error:
+        if isinstance(error, HamuError):
+            raise
+        raise HamuError(f"{path} cannot be read as npz: {error}") from error
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise HamuError(
+            f"the images in {path} have type {images.dtype} and shape {images.shape}; expected uint8 [N, H, W] or "
+            f"[N, H, W, C]"
+        )
+    if len(images) != len(labels):
+        raise HamuError(f"{path} has {len(images)} images but {len(labels)} labels; they must be as many")
+    pictures = (
+        Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image) for image in images
+    )
+    return _decoded(
+        ((f"image {i}", picture) for i, picture in enumerate(pictures)), labels, None, str(path), size, channels
+    )
+
+
+def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
+    classes = sorted(child.name for child in path.iterdir() if child.is_dir())
+    files = [
+        (file, number)
+        for number, name in enumerate(classes)
+        for file in sorted((path / name).rglob("*"))
+        if file.suffix.lower() in _IMAGE_SUFFIXES
+    ]
+    if not files:
+        raise HamuError(f"{path} holds no images; expected one subfolder per class with image files in it")
+    labels = np.array([number for _, number in files])
+    return _decoded(((str(file), file) for file, _ in files), labels, tuple(classes), str(path), size, channels)
+
+
+def _parquet(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
+    import datasets
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        # Not Dataset.from_parquet: that would leave a copy of the user's data in a cache folder.
+        table = datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(path)))
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise HamuError(f"{path} cannot be read as parquet: {_first_line(error)}") from error
+    return _table(table, str(path), columns, size, channels)
+
+
+def _hub(source: str, split: str, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
+    import datasets
+
+    try:
+        table = datasets.load_dataset(source.removeprefix(HUB), split=split)
+    except Exception as error:  # offline, unknown name, no such split: the hub's own words say which
+        raise HamuError(
+            f"{source} ({split}) cannot be loaded: {_first_line(error)}; without network, name a local file or folder"
+        ) from error
+    return _table(table, source, columns, size, channels)
+
+
+def _table(
+    table: Any, source: str, columns: dict[str, str | None], size: int | None, channels: int | None
+) -> ImageData:
+    import datasets
+
+    image = _column(table.column_names, "image", columns["image"], source)
+    label = _column(table.column_names, "label", columns["label"], source)
+    feature = table.features[label]
+    classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    raw = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
+    items = ((f"row {i}", io.BytesIO(v["bytes"]) if v["bytes"] else v["path"]) for i, v in enumerate(raw))
+    return _decoded(items, np.asarray(table[label]), classes, source, size, channels)
+
+
+def _column(names: Iterable[str], role: str, wanted: str | None, source: object) -> str:
+    names = list(names)
+    for candidate in (wanted,) if wanted else _ALIASES[role]:
+        if candidate in names:
+            return candidate
+    looked = repr(wanted) if wanted else " or ".join(_ALIASES[role])
+    raise HamuError(f"{source} has no {role} column {looked}; it has {', '.join(names)}; name it with --{role}_column")
+
+
+def _decoded(
+    items: Iterator[tuple[str, Any]],
+    labels: np.ndarray,
+    classes: tuple[str, ...] | None,
+    source: str,
+    size: int | None,
+    channels: int | None,
+) -> ImageData:
+    """Decode named pictures (an image, a path or bytes each) into one array."""
+
+    def decode(item: tuple[str, Any]) -> np.ndarray:
+        name, raw = item
+        try:
+            picture = raw if isinstance(raw, Image.Image) else Image.open(raw)
+            grey = picture.mode in ("1", "L", "I;16")
+            picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
+        except (UnidentifiedImageError, OSError, TypeError, AttributeError) as error:
+            raise HamuError(
+                f"{name} of {source} is not a readable image: {_first_line(error)}; remove or repair it"
+            ) from None
+        if size is not None and picture.size != (size, size):
+            picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+        array = np.asarray(picture)
+        return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as pool:
+        arrays = list(pool.map(decode, items))
+    if not arrays:
+        raise HamuError(f"{source} is empty: it has no images")
+    if len({array.shape[0] for array in arrays}) > 1:  # grey and coloured together: all become RGB
+        arrays = [np.repeat(array, 3, axis=0) if array.shape[0] == 1 else array for array in arrays]
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) > 1:
+        listed = ", ".join("x".join(map(str, shape[1:])) for shape in shapes[:3])
+        raise HamuError(f"the images of {source} differ in size ({listed}, ...); give --image_size to resize them")
+    return _image_data(np.stack(arrays), labels, classes, source, np.arange(len(arrays)))
+
+
+def _image_data(
+    pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...] | None, source: str, rows: np.ndarray
+) -> ImageData:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise HamuError(f"the labels of {source} have type {labels.dtype}; expected whole numbers from 0")
+    if labels.min() < 0 or (classes is not None and labels.max() >= len(classes)):
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        allowed = f"0 to {len(classes) - 1}" if classes else "whole numbers from 0"
+        raise HamuError(f"label {wrong} of {source} is out of range; expected {allowed}")
+    if classes is None:
+        classes = tuple(str(number) for number in range(int(labels.max()) + 1))
+    return ImageData(
+        torch.from_numpy(np.ascontiguousarray(pixels)),
+        torch.from_numpy(labels.astype(np.int64)),
+        classes,
+        source,
+        torch.from_numpy(rows.astype(np.int64)),
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,113 @@
+"""The folder that a run leaves behind. Files appear in it whole or not at all; nothing else is touched.
+
+model/  config.yaml  steps.jsonl  evaluation.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hamu.errors import HamuError
+
+_OWN = ("model", "config.yaml", "steps.jsonl", "evaluation.json", "summary.json", "trajectories.png")
+
+
+class RunFolder:
+    """An output folder, checked at once and made when the first file is written.
+
+    Args:
+        path: the folder; it may exist if it is empty.
+        overwrite: replace an earlier run that is in it.
+        sources: folders and files that the run reads from, which it must not write into.
+
+    Raises:
+        HamuError: if the folder is in use, cannot be written, or lies in (or around) a source.
+    """
+
+    def __init__(self, path: str | Path, *, overwrite: bool = False, sources: tuple[str, ...] = ()) -> None:
+        self.path = Path(path)
+        resolved = self.path.resolve()
+        for source in sources:
+            origin = Path(source).resolve()
+            if origin.exists() and (resolved.is_relative_to(origin) or origin.is_relative_to(resolved)):
+                raise HamuError(
+                    f"the output folder {path} and the source {source} overlap; choose another --output_dir"
+                )
+        if self.path.exists() and not self.path.is_dir():
+            raise HamuError(f"the output folder {path} is a file; choose another --output_dir")
+        self._stale: list[Path] = []
+        if self.path.is_dir() and any(self.path.iterdir()):
+            if not overwrite:
+                raise HamuError(f"the output folder {path} is in use; choose another --output_dir, or give --overwrite")
+            foreign = [
+                p.name for p in self.path.iterdir() if p.name not in _OWN and not p.name.startswith("checkpoint-")
+            ]
+            if foreign:
+                raise HamuError(
+                    f"the output folder {path} holds {foreign[0]}, which is not of a run; --overwrite only replaces "
+                    f"runs, so choose another --output_dir"
+                )
+            self._stale = list(self.path.iterdir())
+        parent = next(p for p in (resolved, *resolved.parents) if p.exists())
+        if not os.access(parent, os.W_OK):
+            raise HamuError(
+                f"the output folder {path} cannot be made: {parent} is not writable; choose another --output_dir"
+            )
+
+    def prepare(self) -> Path:
+        """Make the folder, and clear an earlier run out of it."""
+        for stale in self._stale:
+            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
+        self._stale = []
+        self.path.mkdir(parents=True, exist_ok=True)
+        return self.path
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder if nothing was written into it."""
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write one file whole: beside its place first, then renamed."""
+        target = self.prepare() / name
+        with tempfile.NamedTemporaryFile(
+            "w", dir=self.path, prefix=f".{name}.", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, target)
+        return target
+
+    def write_json(self, name: str, content: Any) -> Path:
+        """Write a JSON file."""
+        return self.write_text(name, json.dumps(content, indent=2, allow_nan=True) + "\n")
+
+    def write_config(self, content: Mapping[str, Any]) -> Path:
+        """Write the resolved settings as YAML, in a form that --config reads."""
+        return self.write_text("config.yaml", yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))
+
+    def save_model(self, model: Any) -> Path:
+        """Save a model with its own `save_pretrained`, whole or not at all."""
+        target = self.prepare() / "model"
+        beside = Path(tempfile.mkdtemp(dir=self.path, prefix=".model."))
+        model.save_pretrained(beside, safe_serialization=True)
+        os.chmod(beside, 0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(beside, target)
+        return target
+
+    def append_line(self, name: str, content: Mapping[str, Any]) -> None:
+        """Append one JSON line and flush it, so that the log can be read while it grows."""
+        with open(self.prepare() / name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(dict(content)) + "\n")

@@ -1,0 +1,126 @@
+"""Settings of a run: what transformers' TrainingArguments has, plus what unlearning adds.
+
+One dataclass serves the Python API, the command line and YAML.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from hamu.errors import HamuError
+from hamu.methods import Method, StoppingRule, build_method
+
+
+def _option(default: Any, text: str, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": text, **metadata})
+
+
+@dataclass
+class TrainConfig(TrainingArguments):
+    """Settings for training the original model; the defaults are the paper's (App. E.2)."""
+
+    learning_rate: float = _option(1e-3, "Learning rate.")
+    num_train_epochs: float = _option(50, "Passes over the training data.")
+    lr_scheduler_type: str = _option("constant", "How the learning rate develops: constant, linear, cosine, ...")
+    per_device_train_batch_size: int = _option(128, "Samples per forward and backward pass.")
+    per_device_eval_batch_size: int = _option(500, "Samples per forward pass of an evaluation.")
+    max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
+    logging_steps: float = _option(50, "Log every so many steps.")
+    save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
+    report_to: str = _option("none", "Where to send the logs: none, tensorboard, wandb, ...")
+    channels_last: bool = _option(True, "Keep images and convolutions in channels-last order, faster on most devices.")
+    remove_unused_columns: bool = _option(False, "Not used: the collators choose the columns.")
+    logging_nan_inf_filter: bool = _option(False, "Hide non-finite losses from the logs.")
+
+    def __post_init__(self) -> None:
+        """Where there is no accelerator, say so to transformers: it refuses bf16 otherwise."""
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        super().__post_init__()
+
+
+@dataclass
+class UnlearnConfig(TrainConfig):
+    """Settings for unlearning; the defaults are the paper's (Sec. 6, App. E.3).
+
+    Raises:
+        HamuError: if a value is out of range, before anything runs.
+    """
+
+    method: str = _option("hamu-q", "How to unlearn; `hamu methods` lists them.")
+    constraint: float = _option(
+        0.5,
+        "Loss change demanded per step and unit of learning rate, Q/lr or U/lr; with --constraint_mode relative "
+        "the share of what is possible, in (0, 1].",
+    )
+    constraint_mode: str = _option("absolute", "absolute (the paper) or relative (always feasible).")
+    distribution: str = _option("norm_product", "How the constraint is divided over blocks: norm_product or uniform.")
+    radius: str = _option("gradient", "Step radius of each block over lr: gradient (the paper) or a number.")
+    on_infeasible: str = _option("stop", "If the constraint cannot be met: stop, clamp (do the most possible) or skip.")
+    stopping: str = _option("aggregate", "Stopping criterion: aggregate (the paper), any, global or off.")
+    stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
+    stopping_patience: int = _option(1, "Stop only after so many steps in a row that meet the criterion.")
+    stopping_window: int = _option(1, "Average the criterion over so many steps.")
+    blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
+    shuffle: str = _option("epoch", "Order of the data: epoch (a new one each epoch) or once (the paper).")
+    freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics as they are; its weights still train.")
+    max_eval_samples: int | None = _option(None, "Evaluate during the run on at most so many records of a set.")
+    max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
+
+    learning_rate: float = _option(1e-4, "Learning rate.")
+    num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
+    optim: str = _option("sgd", "Optimizer: sgd (the paper, without momentum), adamw_torch, adafactor, ...")
+    max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0 for no clipping.")
+    logging_steps: float = _option(1, "Log every so many steps.")
+    eval_strategy: str = _option("epoch", "When to evaluate: no, steps, epoch.")
+    eval_on_start: bool = _option(True, "Evaluate before the first step; changes are relative to it.")
+    metric_for_best_model: str | None = _option(
+        "joint_gain",
+        "What --load_best_model_at_end goes by; joint_gain is the smaller of the forget gain and the retain gain.",
+    )
+    greater_is_better: bool | None = _option(True, "Whether a larger value of that metric is better.")
+
+    def __post_init__(self) -> None:
+        """Check what is ours, then let TrainingArguments check the rest."""
+        self.build_method()
+        if self.shuffle not in ("epoch", "once"):
+            raise HamuError(f"shuffle {self.shuffle!r} is unknown; choose epoch or once")
+        if self.blocks not in ("tensor", "module", "model"):
+            raise HamuError(f"blocks {self.blocks!r} is unknown; choose tensor, module or model")
+        if not self.learning_rate > 0:
+            raise HamuError(f"learning_rate {self.learning_rate} must be positive")
+        if self.max_eval_samples is not None and self.max_eval_samples < 1:
+            raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
+        super().__post_init__()
+
+    def build_method(self) -> Method:
+        """The method that these settings describe."""
+        return build_method(
+            self.method,
+            constraint=self.constraint,
+            constraint_mode=self.constraint_mode,
+            distribution=self.distribution,
+            radius=self.radius if self.radius == "gradient" else _number("radius", self.radius),
+            on_infeasible=self.on_infeasible,
+            stopping=StoppingRule(
+                self.stopping,  # type: ignore[arg-type]  # checked by the rule
+                self.stopping_margin,
+                self.stopping_patience,
+                self.stopping_window,
+            ),
+        )
+
+
+def own_options(cls: type) -> list[str]:
+    """Names of the options that a class adds to, or changes in, TrainingArguments."""
+    return [f.name for base in cls.__mro__ if base.__module__ == __name__ for f in fields(base) if f.name in vars(base)]
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise HamuError(f'{name} {value!r} is neither "gradient" nor a number') from None

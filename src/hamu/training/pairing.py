@@ -1,0 +1,100 @@
+"""Pairs of one retain and one forget record, made in the data set so that samplers and loaders need not know.
+
+One epoch is one pass over the retain data. The forget data are drawn round and round, each round in a new order, and
+go on where the last epoch ended. Which record stands where depends on the seed alone: not on the batch size, the
+number of processes, or whether the run was resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hamu.errors import HamuError
+
+Shuffle = Literal["epoch", "once"]
+
+
+class PairedDataset(Dataset[dict[str, Any]]):
+    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, with only the sides that are asked for.
+
+    Args:
+        retain: the data that stay; its length is the length of an epoch.
+        forget: the data that must go.
+        sides: which of "retain" and "forget" a method needs. The length is the same for all, so that every method
+            takes the same number of steps in an epoch.
+        seed: seed of every order.
+        shuffle: "epoch" for a new order each epoch, "once" for one order kept for the whole run (the paper).
+
+    Raises:
+        HamuError: if either side is empty.
+    """
+
+    def __init__(
+        self,
+        retain: Dataset[Any],
+        forget: Dataset[Any],
+        *,
+        sides: Sequence[str] = ("retain", "forget"),
+        seed: int = 42,
+        shuffle: Shuffle = "epoch",
+    ) -> None:
+        self._data = {"retain": retain, "forget": forget}
+        self._lengths = {side: len(data) for side, data in self._data.items()}  # type: ignore[arg-type]
+        for side, length in self._lengths.items():
+            if length == 0:
+                raise HamuError(f"the {side} set is empty; unlearning needs at least one record to {side}")
+        self._sides = tuple(sides)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._orders: dict[tuple[str, int], Tensor] = {}
+        self.set_epoch(0)
+
+    def __len__(self) -> int:
+        return self._lengths["retain"]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose pairs are given out; data loaders call this."""
+        self._epoch = 0 if self._shuffle == "once" else epoch
+        self._orders.clear()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {side: self._data[side][self._position(side, index)] for side in self._sides}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
+        """A batch: for each side a list of items, or what the side's own `__getitems__` returns."""
+        batch = {}
+        for side in self._sides:
+            data, positions = self._data[side], [self._position(side, i) for i in indices]
+            fetch = getattr(data, "__getitems__", None)
+            batch[side] = fetch(positions) if fetch else [data[i] for i in positions]
+        return batch
+
+    def _position(self, side: str, index: int) -> int:
+        length = self._lengths[side]
+        turn, place = divmod(self._epoch * len(self) + index, length)
+        return int(self._order(side, turn, length)[place])
+
+    def _order(self, side: str, turn: int, length: int) -> Tensor:
+        key = (side, turn)
+        if key not in self._orders:
+            sides = ("retain", "forget")
+            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + turn) * 2 + sides.index(side))
+            self._orders[key] = torch.randperm(length, generator=generator)
+        return self._orders[key]
+
+
+class PairCollator:
+    """Collates each side of a batch of pairs by the data's own collator; a side fetched whole stays as it is."""
+
+    def __init__(self, collate: Callable[[list[Any]], Mapping[str, Tensor]]) -> None:
+        self._collate = collate
+
+    def __call__(self, batch: Any) -> dict[str, Mapping[str, Tensor]]:
+        if not isinstance(batch, Mapping):  # a loader that fetches item by item
+            batch = {side: [item[side] for item in batch] for side in batch[0]}
+        return {side: items if isinstance(items, Mapping) else self._collate(items) for side, items in batch.items()}

@@ -1,0 +1,271 @@
+"""UnlearnTrainer: transformers' Trainer with a pair of backward passes in each step.
+
+Everything that the Trainer does stays as it is (optimizers, schedulers, accumulation, precision, checkpoints,
+callbacks); a step differs in three places: two batches are counted apart, two gradients are collected apart, and the
+combined one is what the optimizer sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler, SequentialSampler
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from hamu.errors import HamuError
+from hamu.evaluation.predictions import Predictions, predict
+from hamu.objectives import OriginalModel, build_objective, predict_logits
+from hamu.paired import Decision, PairedGradients, PairStep
+from hamu.training.config import UnlearnConfig
+from hamu.training.original import collate
+from hamu.training.pairing import PairCollator, PairedDataset
+
+SIDES = ("retain", "forget")
+
+
+class UnlearnTrainer(Trainer):
+    """Unlearn the forget set from a model.
+
+    Args:
+        model: a Hugging Face model, or any module that maps pixel values to logits; changed in place.
+        args: the settings.
+        retain_dataset, forget_dataset: training records that stay and that must go.
+        test_dataset: records that were never trained on, evaluated where given.
+        data_collator: makes a batch from a list of items of either data set.
+        kwargs: passed to `transformers.Trainer`.
+
+    Attributes:
+        pair: the `PairedGradients` behind the steps.
+        steps_taken: steps in which the weights were updated.
+        steps_skipped: steps that could not be taken.
+        stop_reason: why the run ended before its last epoch, "" if it did not.
+        predictions: by set, what the last evaluation predicted.
+        evaluated_step: the step after which that was, -1 before the first evaluation.
+
+    Raises:
+        HamuError: if a set is empty, the model cannot train, or the constraint cannot be met at the first step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: UnlearnConfig,
+        *,
+        retain_dataset: Dataset[Any],
+        forget_dataset: Dataset[Any],
+        test_dataset: Dataset[Any] | None = None,
+        data_collator: Callable[[list[Any]], Mapping[str, Tensor]] = collate,
+        **kwargs: Any,
+    ) -> None:
+        method = args.build_method()
+        self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
+        pairs = PairedDataset(
+            retain_dataset, forget_dataset, sides=self.sides, seed=args.data_seed or args.seed, shuffle=args.shuffle
+        )
+        if args.channels_last:
+            model.to(memory_format=torch.channels_last)
+        self.pair = PairedGradients(
+            model, method, blocks=args.blocks, max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None
+        )
+        names = {"retain": method.retain_objective, "forget": method.forget_objective}
+        self._objectives = {side: build_objective(names[side]) for side in self.sides}
+        needs_original = any(objective.needs_original for objective in self._objectives.values())
+        self._original = OriginalModel(model) if needs_original else None
+        self._frozen = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._eval_sets = {
+            name: _subset(data, args.max_eval_samples, args.seed)
+            for name, data in (("retain", retain_dataset), ("forget", forget_dataset), ("test", test_dataset))
+            if data is not None
+        }
+        self._collate = data_collator
+        self._start: dict[str, float] = {}
+        self._losses: dict[str, Tensor] = {}
+        self._step: PairStep | None = None
+        self._skips_in_a_row = 0
+        self.steps_taken = 0
+        self.steps_skipped = 0
+        self.stop_reason = ""
+        self.predictions: dict[str, Predictions] = {}
+        self.evaluated_step = -1
+        super().__init__(
+            model,
+            args,
+            data_collator=PairCollator(data_collator),
+            train_dataset=pairs,
+            eval_dataset=self._eval_sets["retain"],
+            **kwargs,
+        )
+        self.add_callback(_PairState(self))
+
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
+        """In order: the paired data set does the shuffling."""
+        return SequentialSampler(self.train_dataset)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, int]:
+        """Samples of a whole step, over all its accumulated batches, of each side apart."""
+        return {side: sum(len(batch[side]["labels"]) for batch in batch_samples) for side in self.sides}
+
+    def training_step(
+        self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Mapping[str, int] | None = None
+    ) -> Tensor:
+        """Both passes of one batch of pairs; the combine, once the step's batches are all in."""
+        model.train()
+        if self.args.freeze_batchnorm:
+            for module in self._frozen:
+                module.eval()
+        inputs = self._prepare_inputs(inputs)
+        for side in self.sides:
+            batch = inputs[side]
+            count = len(batch["labels"]) if num_items_in_batch is None else num_items_in_batch[side]
+            with getattr(self.pair, side)():
+                loss = self._side_total(model, side, batch) / count
+                self.accelerator.backward(loss)
+            self._losses[side] = self._losses.get(side, 0.0) + loss.detach()
+        total = torch.stack([self._losses[side] for side in self.sides]).sum()
+        if self.accelerator.sync_gradients:
+            scaler = self.accelerator.scaler
+            self._settle(self.pair.combine(1.0 if scaler is None else scaler.get_scale()))
+        return total
+
+    def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor]) -> Tensor:
+        objective = self._objectives[side]
+        original = self._original.logits(batch) if objective.needs_original and self._original else None
+        return objective.total(predict_logits(model, batch), batch["labels"], original)
+
+    def _settle(self, step: PairStep) -> None:
+        """Count the step, and end the run if it says so."""
+        self._step = step
+        decision: Decision = step.decision
+        if decision == "step":
+            self.steps_taken += 1
+            self._skips_in_a_row = 0
+            return
+        self.steps_skipped += 1
+        self._skips_in_a_row += 1
+        constraint = step.weights.constraint
+        if self.steps_taken == 0 and decision == "stop" and constraint is not None and not constraint.feasible:
+            raise HamuError(f"no step can be taken: {step.reason}")
+        if self._skips_in_a_row >= self.args.max_skips:
+            decision = "stop"
+        if decision == "stop":
+            self.stop_reason = step.reason
+            self.control.should_training_stop = True
+
+    def _clip_grad_norm(self, model: nn.Module) -> None:
+        """Each side was clipped before it was weighed; their combination is not clipped again."""
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
+        """‖g*‖, from the Gram: no pass over the gradients."""
+        assert self._step is not None
+        gram, weights = self._step.gram, self._step.weights
+        a, b = weights.retain, weights.forget
+        return (a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq).sum().clamp(min=0).sqrt()
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not counted: a pair of batches is not one model input."""
+        return 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Put the step's own figures in place of the summed loss."""
+        if "loss" in logs and self._step is not None:
+            del logs["loss"]
+            logs.update(self._step_figures())
+        super().log(logs, start_time)
+
+    def _step_figures(self) -> dict[str, Any]:
+        """What happened in the last step, read from the device at once."""
+        step = self._step
+        assert step is not None
+        tensors = {f"{side}_loss": loss for side, loss in self._losses.items()}
+        if len(self.sides) == 2:
+            tensors |= {"kappa": step.kappa, "cos": step.cos}
+        tensors |= {
+            "promised_retain_change": step.promised_retain_change,
+            "promised_forget_change": step.promised_forget_change,
+        }
+        constraint = step.weights.constraint
+        if constraint is not None:
+            tensors |= {
+                "direct_threshold": constraint.direct_threshold,
+                "stop_threshold": constraint.stop_threshold,
+                "demand": constraint.demand,
+                "sustainable": constraint.sustainable,
+                "capacity": constraint.capacity,
+                "direct_share": constraint.direct.double().mean(),
+            }
+        values = torch.stack([t.detach().double() for t in tensors.values()]).tolist()
+        return dict(zip(tensors, values, strict=True)) | {"decision": step.decision}
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Loss and accuracy on the retain, forget and test sets (means over samples), and the changes so far."""
+        self.predictions = {
+            name: predict(self.model, data, self.args.eval_batch_size, self._collate)
+            for name, data in self._eval_sets.items()
+        }
+        self.evaluated_step = self.state.global_step
+        metrics: dict[str, float] = {}
+        for name, predictions in self.predictions.items():
+            metrics[f"{name}_loss"] = predictions.losses.mean().item()
+            metrics[f"{name}_accuracy"] = predictions.correct.double().mean().item()
+        self._start = self._start or dict(metrics)
+        gains = {
+            "forget_gain": metrics["forget_loss"] - self._start["forget_loss"],
+            "retain_gain": self._start["retain_loss"] - metrics["retain_loss"],
+        }
+        metrics |= gains | {"joint_gain": min(gains.values())}
+        metrics = {f"{metric_key_prefix}_{key}": value for key, value in metrics.items()}
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+class _PairState(TrainerCallback, ExportableState):
+    """Empties the loss sums after each step, and carries the trainer's memory through checkpoints."""
+
+    def __init__(self, trainer: UnlearnTrainer | None = None, saved: dict[str, Any] | None = None) -> None:
+        self._trainer = trainer
+        self._saved = saved
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer is not None:
+            self._trainer._losses.clear()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        trainer = self._trainer
+        if saved and trainer is not None:
+            memory = saved["attributes"]
+            trainer.pair.load_state_dict(memory["pair"])
+            trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
+            trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        trainer = self._trainer
+        if trainer is None:
+            return {"args": {}, "attributes": {}}
+        return {
+            "args": {},
+            "attributes": {
+                "pair": trainer.pair.state_dict(),
+                "taken": trainer.steps_taken,
+                "skipped": trainer.steps_skipped,
+                "skips_in_a_row": trainer._skips_in_a_row,
+                "start": trainer._start,
+            },
+        }
+
+
+def _subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
+    """At most so many records, drawn once."""
+    length = len(data)  # type: ignore[arg-type]
+    if most is None or length <= most:
+        return data
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:most]
+    return torch.utils.data.Subset(data, order.tolist())
