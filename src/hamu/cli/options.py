@@ -72,7 +72,7 @@ class RunOptions:
     overwrite: bool = field(default=False, metadata={"help": "Replace an earlier run in --output_dir."})
 
 
-class _Parser(HfArgumentParser):
+class Parser(HfArgumentParser):
     """An argument parser whose mistakes are HamuErrors."""
 
     def error(self, message: str) -> NoReturn:
@@ -125,8 +125,8 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     return (*built, resolved)
 
 
-def _parser(command: str, description: str, types: tuple[type, ...]) -> _Parser:
-    parser = _Parser(prog=f"hamu {command}", description=description, allow_abbrev=False, add_help=False)
+def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:
+    parser = Parser(prog=f"hamu {command}", description=description, allow_abbrev=False, add_help=False)
     for cls in types:
         parser._add_dataclass_arguments(cls)
     for action in parser._actions:
@@ -135,7 +135,7 @@ def _parser(command: str, description: str, types: tuple[type, ...]) -> _Parser:
     return parser
 
 
-def _print_help(parser: _Parser, everything: bool) -> NoReturn:
+def _print_help(parser: Parser, everything: bool) -> NoReturn:
     inherited = {f.name for f in dataclasses.fields(TrainingArguments)} - _SHOWN - {"output_dir"}
     print(f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]\n\n{parser.description}\n")
     print("  --recipe NAME\n        Start from a bundled recipe: " + ", ".join(recipes()) + ".")

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from transformers import TrainerCallback
 
+_SECONDS_PER_LINE = 30.0
 _FIGURES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget", "kappa": "κ", "stop_threshold": "κ stop"}
 
 
+def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
+    """A progress bar with times; it stays silent where the output is not a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
 class ProgressBar(TrainerCallback):
-    """A rich progress bar for a Trainer; it stays silent where the output is not a terminal."""
+    """A progress bar for a Trainer, with its last figures; in a log file, a line every half minute."""
 
     def __init__(self, console: Console, title: str) -> None:
+        self._console = console
         self._title = title
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self._figures = ""
+        self._next_line = time.monotonic() + _SECONDS_PER_LINE
+        self._bar = task_bar(console, TextColumn("{task.fields[figures]}"))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the bar."""
@@ -35,12 +53,16 @@ class ProgressBar(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Move on."""
         self._bar.update(self._task, completed=state.global_step)
+        if not self._console.is_terminal and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _SECONDS_PER_LINE
+            self._console.print(f"{self._title}: step {state.global_step} of {state.max_steps}  {self._figures}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """Show the last figures."""
         shown = [f"{name} {logs[key]:.4g}" for key, name in _FIGURES.items() if key in logs]
         if shown:
-            self._bar.update(self._task, figures="  ".join(shown))
+            self._figures = "  ".join(shown)
+            self._bar.update(self._task, figures=self._figures)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the bar as it is."""

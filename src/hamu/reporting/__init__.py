@@ -1,0 +1,5 @@
+"""Pictures of what happened."""
+
+from hamu.reporting.plots import plot_trajectories
+
+__all__ = ["plot_trajectories"]
