@@ -111,7 +111,11 @@ def _assess(
         hardness = measure_hardness(model, problem.retain, problem.forget, collate=collate)
         found[f"{rho:g}"] = asdict(hardness)
         table.add_row(
-            f"{rho:g}", f"{hardness.kappa:+.4f}", f"{hardness.cos:+.3f}", f"{hardness.stop_threshold:.4f}", hardness.regime
+            f"{rho:g}",
+            f"{hardness.kappa:+.4f}",
+            f"{hardness.cos:+.3f}",
+            f"{hardness.stop_threshold:.4f}",
+            hardness.regime,
         )
     console.print(table)
     return found
@@ -126,7 +130,6 @@ def _unlearn_by_all(
             set_seed(options.seed)
             args = UnlearnConfig(output_dir=options.output_dir, method=name, seed=options.seed, **_UNLEARN)
             trainer = new_trainer(copy.deepcopy(original), problem, args, [])
-            trainer.evaluate()
             trainer.train()
             if trainer.evaluated_step != trainer.state.global_step:
                 trainer.evaluate()
@@ -142,7 +145,7 @@ def _unlearn_by_all(
                 "membership_auc": None if inference is None else inference["auc"],
                 "steps": trainer.steps_taken,
                 "criterion_met_at_step": _first_stop(trainer.state.log_history),
-                "trajectory": [(0.0, 0.0), *((entry["eval_retain_gain"], entry["eval_forget_gain"]) for entry in log)],
+                "trajectory": [(entry["eval_retain_gain"], entry["eval_forget_gain"]) for entry in log],
             }
     return results
 

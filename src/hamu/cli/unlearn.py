@@ -16,7 +16,7 @@ from hamu.cli.progress import ProgressBar
 from hamu.cli.tables import membership_line, reference_table, report_table
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
-from hamu.evaluation import classifier_report, predict_sets
+from hamu.evaluation import classifier_report
 from hamu.models import check_fits, load_classifier
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
@@ -46,14 +46,17 @@ def run(argv: list[str], console: Console) -> int:
     )
     set_seed(args.seed)
     trainer = new_trainer(model, problem, args, [StepLog(folder), ProgressBar(console, args.method)])
-    reports = {}
     try:
-        reports["before"] = _report(trainer, problem, reference)
         trainer.train()
     except HamuError:
         folder.discard_if_empty()
         raise
-    reports["after"] = _report(trainer, problem, reference)
+    if trainer.evaluated_step != trainer.state.global_step:
+        trainer.evaluate()
+    reports = {
+        name: classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
+        for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
+    }
     ended = trainer.stop_reason or "the last epoch is done"
     folder.write_config(resolved)
     folder.write_json(
@@ -82,9 +85,8 @@ def run(argv: list[str], console: Console) -> int:
 def new_trainer(
     model: Any, problem: UnlearningData, args: UnlearnConfig, callbacks: list[TrainerCallback]
 ) -> UnlearnTrainer:
-    """A trainer for this problem that prints nothing by itself and leaves the first evaluation to the caller."""
+    """A trainer for this problem that prints nothing by itself."""
     args.disable_tqdm = True
-    args.eval_on_start = False
     trainer = UnlearnTrainer(
         model,
         args,
@@ -109,13 +111,3 @@ class StepLog(TrainerCallback):
         if "decision" in logs:
             finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
             self._folder.append_line("steps.jsonl", {"step": state.global_step, **finite})
-
-
-def _report(trainer: UnlearnTrainer, problem: UnlearningData, reference: Any) -> dict[str, Any]:
-    """The full report of the model as it is, from the trainer's own predictions if they are of it and complete."""
-    if trainer.evaluated_step != trainer.state.global_step:
-        trainer.evaluate()
-    predictions = trainer.predictions
-    if trainer.args.max_eval_samples is not None:
-        predictions = predict_sets(trainer.model, problem, trainer.args.eval_batch_size, collate)
-    return classifier_report(predictions, problem.retain.classes, problem.target_class, reference, trainer.args.seed)

@@ -38,7 +38,7 @@ class Predictions:
 
     @cached_property
     def log_probabilities(self) -> Tensor:
-        """log p, [N, K] float64."""
+        """Log p, [N, K] float64."""
         return self.logits.double().log_softmax(-1)
 
 

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForImageClassification, PreTrainedModel
 from transformers.image_processing_base import ImageProcessingMixin
@@ -66,7 +67,7 @@ def load_classifier(source: str) -> PreTrainedModel:
         model = AutoModelForImageClassification.from_pretrained(
             source.removeprefix(HUB), local_files_only=not hub, use_safetensors=True, trust_remote_code=False
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise HamuError(f"the model {source} cannot be loaded: {first}") from error
     if getattr(model.config, "image_mean", None) is None:

@@ -67,7 +67,7 @@ class UnlearnConfig(TrainConfig):
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (a new one each epoch) or once (the paper).")
     freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics as they are; its weights still train.")
-    max_eval_samples: int | None = _option(None, "Evaluate during the run on at most so many records of a set.")
+    max_eval_samples: int | None = _option(None, "Evaluate on at most so many records of each set, drawn once.")
     max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")

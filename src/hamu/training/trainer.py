@@ -43,7 +43,7 @@ class UnlearnTrainer(Trainer):
         steps_taken: steps in which the weights were updated.
         steps_skipped: steps that could not be taken.
         stop_reason: why the run ended before its last epoch, "" if it did not.
-        predictions: by set, what the last evaluation predicted.
+        start_predictions, predictions: by set, what the first and the last evaluation predicted.
         evaluated_step: the step after which that was, -1 before the first evaluation.
 
     Raises:
@@ -89,6 +89,7 @@ class UnlearnTrainer(Trainer):
         self.steps_taken = 0
         self.steps_skipped = 0
         self.stop_reason = ""
+        self.start_predictions: dict[str, Predictions] = {}
         self.predictions: dict[str, Predictions] = {}
         self.evaluated_step = -1
         super().__init__(
@@ -208,6 +209,7 @@ class UnlearnTrainer(Trainer):
             name: predict(self.model, data, self.args.eval_batch_size, self._collate)
             for name, data in self._eval_sets.items()
         }
+        self.start_predictions = self.start_predictions or self.predictions
         self.evaluated_step = self.state.global_step
         metrics: dict[str, float] = {}
         for name, predictions in self.predictions.items():

@@ -1,0 +1,18 @@
+"""What all benchmarks share: the environment they ran in and the one JSON line that ends their output."""
+
+import json
+import platform
+from collections.abc import Mapping
+
+import torch
+
+
+def print_report(name: str, figures: Mapping[str, float]) -> None:
+    """Print the figures as the last line."""
+    environment = {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+    print(json.dumps({"name": name, "figures": dict(figures), "environment": environment}))

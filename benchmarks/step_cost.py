@@ -1,0 +1,140 @@
+"""What a paired step costs over its floor.
+
+Floor: two backward passes and the optimizer's step, no clipping, no combine. Ours: the same two passes collected
+apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one
+process on one model, and the ratio is the median over pairs. Host synchronisations are counted in one step.
+
+    python benchmarks/step_cost.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from _report import print_report
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hamu import HamuQ, PairedGradients
+from hamu.models import SmallResNet, SmallResNetConfig
+
+Loss = Callable[[], Tensor]
+_READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+
+
+def resnet20(batch: int) -> tuple[nn.Module, Loss, Loss]:
+    model = SmallResNet(SmallResNetConfig(num_labels=10)).train()
+    sides = [(torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))) for _ in range(2)]
+    retain, forget = (lambda s=s: nn.functional.cross_entropy(model(s[0]).logits, s[1]) for s in sides)
+    return model, retain, forget
+
+
+def llama_5m() -> tuple[nn.Module, Loss, Loss]:
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    )
+    model = LlamaForCausalLM(config).train()
+    sides = [torch.randint(0, 4096, (4, 64)) for _ in range(2)]
+    retain, forget = (lambda s=s: model(input_ids=s, labels=s).loss for s in sides)
+    return model, retain, forget
+
+
+def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], None], Callable[[], None]]:
+    """(the floor's step, the paired step), on one model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"), max_grad_norm=1.0)
+
+    def floor() -> None:
+        retain().backward()
+        forget().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def paired() -> None:
+        with pair.retain():
+            retain().backward()
+        with pair.forget():
+            forget().backward()
+        pair.combine()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return floor, paired
+
+
+def ratio(floor: Callable[[], None], paired: Callable[[], None], pairs: int) -> float:
+    """Median over pairs of time(paired) / time(floor); the order within a pair alternates."""
+    for _ in range(3):
+        floor()
+        paired()
+    ratios = []
+    for number in range(pairs):
+        times = {}
+        for step in (floor, paired) if number % 2 else (paired, floor):
+            begin = time.perf_counter()
+            step()
+            times[step] = time.perf_counter() - begin
+        ratios.append(times[paired] / times[floor])
+    return statistics.median(ratios)
+
+
+@contextlib.contextmanager
+def counted_reads() -> Iterator[list[str]]:
+    """Collects the name of every call that would make the host wait for the device."""
+    seen: list[str] = []
+    originals = {name: getattr(Tensor, name) for name in _READS}
+
+    def spy(name: str) -> Callable[..., object]:
+        def call(self: Tensor, *args: object, **kwargs: object) -> object:
+            seen.append(name)
+            return originals[name](self, *args, **kwargs)
+
+        return call
+
+    for name in _READS:
+        setattr(Tensor, name, spy(name))
+    try:
+        yield seen
+    finally:
+        for name, original in originals.items():
+            setattr(Tensor, name, original)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    figures: dict[str, float] = {}
+    cases = {
+        "resnet20_b128": (lambda: resnet20(128), 40),
+        "resnet20_b16": (lambda: resnet20(16), 200),
+        "llama_5m": (llama_5m, 100),
+    }
+    reads = 0
+    for name, (build, pairs) in cases.items():
+        floor, paired = steps(*build())
+        figures[name] = round(ratio(floor, paired, max(5, pairs // 10) if quick else pairs), 4)
+        with counted_reads() as of_floor:
+            floor()
+        with counted_reads() as of_paired:
+            paired()
+        reads = max(reads, len(of_paired) - len(of_floor))
+        print(f"{name}: {figures[name]:.3f} of the floor")
+    figures["host_syncs"] = reads
+    print_report("step_cost", figures)
+
+
+if __name__ == "__main__":
+    main()

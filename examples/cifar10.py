@@ -1,0 +1,147 @@
+"""Unlearning from a ResNet-20 on CIFAR-10 after the paper's protocol (App. E), as far as a small machine goes.
+
+Every method starts from the same model and takes the same steps: SGD without momentum, learning rate 1e-4, each side
+clipped to 1, Q = U = 0.5 lr, BatchNorm statistics frozen, the stopping criterion recorded but not enforced (as in the
+paper's comparisons). Two protocols: "paper", batches of 5,000 over 5 epochs (45 steps), and "small", 45 steps of 500.
+
+    python examples/cifar10.py --data_dir DIR --model runs/original/model [--output docs/results] [--quick]
+
+Finished runs are kept in OUTPUT/cifar10.json and not repeated. The original model is made by `hamu train`, see there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from hamu.assess import measure_hardness
+from hamu.cli.evaluate import normalized_for
+from hamu.cli.unlearn import new_trainer
+from hamu.data import forget_class, read_images
+from hamu.models import load_classifier
+from hamu.reporting import plot_trajectories
+from hamu.training import UnlearnConfig
+from hamu.training.original import collate
+
+METHODS = ("hamu-q", "hamu-u", "gdiff", "ft", "ga")
+RHOS = (0.0, 0.75)
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "paper": {"per_device_train_batch_size": 500, "gradient_accumulation_steps": 10, "num_train_epochs": 5},
+    "small": {"per_device_train_batch_size": 500, "max_steps": 45, "eval_strategy": "no"},
+}
+
+
+def unlearn(model_path: str, problem: Any, method: str, protocol: str) -> dict[str, Any]:
+    """One run: what was gained, step figures, and the trajectory."""
+    model = load_classifier(model_path)
+    args = UnlearnConfig(
+        output_dir="unused", method=method, learning_rate=1e-4, constraint=0.5, stopping="off", bf16=True,
+        **PROTOCOLS[protocol],
+    )  # fmt: skip
+    trainer = new_trainer(model, problem, args, [])
+    begin = time.perf_counter()
+    trainer.train()
+    seconds = time.perf_counter() - begin
+    if trainer.evaluated_step != trainer.state.global_step:
+        trainer.evaluate()
+    log = trainer.state.log_history
+    points = [e for e in log if "eval_forget_gain" in e]
+    steps = [e for e in log if "decision" in e]
+    last = points[-1]
+    kappas = [e["kappa"] for e in steps if "kappa" in e]
+    return {
+        "forget_gain": last["eval_forget_gain"],
+        "retain_gain": last["eval_retain_gain"],
+        "forget_accuracy": last["eval_forget_accuracy"],
+        "retain_accuracy": last["eval_retain_accuracy"],
+        "test_accuracy": last["eval_test_accuracy"],
+        "steps": trainer.steps_taken,
+        "skipped": trainer.steps_skipped,
+        "mean_kappa": sum(kappas) / len(kappas) if kappas else None,
+        "criterion_met": sum(e["demand"] > e["sustainable"] for e in steps if "demand" in e),
+        "ended": trainer.stop_reason or "last step",
+        "seconds": round(seconds, 1),
+        "trajectory": [(e["eval_retain_gain"], e["eval_forget_gain"]) for e in points],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", required=True, help="folder with train.parquet and test.parquet")
+    parser.add_argument("--model", required=True, help="the original model, made by hamu train")
+    parser.add_argument("--output", default="docs/results", help="where cifar10.json, .md and the pictures go")
+    parser.add_argument("--quick", action="store_true", help="the small protocol only")
+    options = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    output = Path(options.output)
+    output.mkdir(parents=True, exist_ok=True)
+    cache = output / "cifar10.json"
+    results: dict[str, Any] = json.loads(cache.read_text()) if cache.exists() else {"runs": {}, "hardness": {}}
+
+    def save() -> None:
+        cache.write_text(json.dumps(results, indent=1) + "\n")
+
+    train, test = read_images(options.data_dir), read_images(options.data_dir, "test")
+    model = load_classifier(options.model)
+    problems = {rho: normalized_for(model, forget_class(train, test, 0, rho)) for rho in RHOS}
+    for rho, problem in problems.items():
+        if f"{rho:g}" not in results["hardness"]:
+            hardness = measure_hardness(model, problem.retain, problem.forget, collate=collate)
+            results["hardness"][f"{rho:g}"] = {"kappa": hardness.kappa, "cos": hardness.cos, "regime": hardness.regime}
+            save()
+            print(f"rho {rho:g}: {results['hardness'][f'{rho:g}']}", flush=True)
+    for protocol in ("small",) if options.quick else ("small", "paper"):
+        for rho, problem in problems.items():
+            for method in METHODS:
+                key = f"{protocol}/{rho:g}/{method}"
+                if key not in results["runs"]:
+                    run = unlearn(options.model, problem, method, protocol)
+                    results["runs"][key] = run
+                    save()
+                    print(
+                        f"{key}: ΔL_f {run['forget_gain']:+.4f} -ΔL_r {run['retain_gain']:+.4f} ({run['seconds']} s)",
+                        flush=True,
+                    )
+    write_tables(results, output)
+
+
+def write_tables(results: dict[str, Any], output: Path) -> None:
+    """The tables as Markdown (to be included in cifar10.md) and a picture per protocol and ρ."""
+    lines = ["| ρ | κ (full gradients, clipped) | cosθ | regime |", "|---|---|---|---|"]
+    for rho, h in results["hardness"].items():
+        lines.append(f"| {rho} | {h['kappa']:+.3f} | {h['cos']:+.3f} | {h['regime']} |")
+    for protocol in PROTOCOLS:
+        for rho in RHOS:
+            runs = {m: results["runs"].get(f"{protocol}/{rho:g}/{m}") for m in METHODS}
+            runs = {m: run for m, run in runs.items() if run}
+            if not runs:
+                continue
+            lines += [
+                "",
+                f"Protocol {protocol}, ρ = {rho:g}:",
+                "",
+                "| method | ΔL_f | -ΔL_r | forget acc. | retain acc. | test acc. | mean κ | criterion met | steps |",
+                "|---|---|---|---|---|---|---|---|---|",
+            ]
+            for method, r in runs.items():
+                kappa = "-" if r["mean_kappa"] is None else f"{r['mean_kappa']:+.3f}"
+                lines.append(
+                    f"| {method} | {r['forget_gain']:+.4f} | {r['retain_gain']:+.4f} | {r['forget_accuracy']:.2%} | "
+                    f"{r['retain_accuracy']:.2%} | {r['test_accuracy']:.2%} | {kappa} | "
+                    f"{r['criterion_met'] if method.startswith('hamu') else '-'} | {r['steps']} |"
+                )
+            if protocol == "paper":
+                name = f"cifar10-rho{rho:g}.png"
+                title = f"CIFAR-10, ρ = {rho:g}: a marker per epoch"
+                plot_trajectories({m: r["trajectory"] for m, r in runs.items()}, output / name, title)
+                lines += ["", f"![trajectories at ρ = {rho:g}]({name})"]
+    (output / "cifar10-tables.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""Settings of every test: one thread, and the same random examples on every machine."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # for helpers.py, from every folder
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # scipy's solvers crawl when cores are shared
+
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("hamu", deadline=None, derandomize=True, database=None)
+settings.load_profile("hamu")

@@ -1,0 +1,97 @@
+"""What the tests of the core share: gradients at an angle, models that hold given gradients, the paper's updates."""
+
+import math
+
+import torch
+from torch import nn
+
+from hamu import PairedGradients
+from hamu.gram import GramMeter, PairGram
+
+EPS64 = torch.finfo(torch.float64).eps
+
+
+def pair_at_angle(size, angle, generator, retain_norm=1.0, forget_norm=1.0):
+    """Two random float64 vectors of the given norms and angle; one dimension has no angle but 0 and π."""
+    u = torch.randn(size, dtype=torch.float64, generator=generator)
+    u /= u.norm()
+    if size == 1:
+        return u * retain_norm, u * math.copysign(forget_norm, math.cos(angle))
+    v = torch.randn(size, dtype=torch.float64, generator=generator)
+    v -= u.dot(v) * u
+    v -= u.dot(v) * u
+    v /= v.norm()
+    return u * retain_norm, (math.cos(angle) * u + math.sin(angle) * v) * forget_norm
+
+
+def gram_at(retain_norm, forget_norm, cos):
+    """The float64 Gram of blocks with the given norms and cosines."""
+    r, f, c = (torch.as_tensor(x, dtype=torch.float64).reshape(-1) for x in (retain_norm, forget_norm, cos))
+    return PairGram(r * r, f * f, r * f * c, EPS64)
+
+
+def random_gram(seed, blocks=4):
+    """The Gram of random vectors, one pair per block, over some orders of magnitude."""
+    g = torch.Generator().manual_seed(seed)
+    norms = 10 ** (4 * torch.rand(2, blocks, dtype=torch.float64, generator=g) - 2)
+    return gram_at(norms[0], norms[1], 2 * torch.rand(blocks, dtype=torch.float64, generator=g) - 1)
+
+
+def measure(retain, forget):
+    """The Gram with one block per tensor."""
+    return GramMeter(
+        [r if r is not None else f for r, f in zip(retain, forget, strict=True)], range(len(retain))
+    ).measure(retain, forget)
+
+
+class Holder(nn.Module):
+    """A model of zeros, one parameter for each given tensor."""
+
+    def __init__(self, like):
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.zeros_like(t)) for t in like])
+
+
+def collect(pair, side, grads):
+    """Give one side its gradients, as a backward pass would."""
+    with getattr(pair, side)():
+        for parameter, grad in zip(pair.parameters, grads, strict=True):
+            parameter.grad = None if grad is None else grad.clone()
+
+
+def combine(method, retain, forget, grad_scale=1.0, **settings):
+    """One combine of given gradients: the step, and each parameter's `.grad`."""
+    pair = PairedGradients(
+        Holder([r if r is not None else f for r, f in zip(retain, forget, strict=True)]), method, **settings
+    )
+    if method.uses_retain:
+        collect(pair, "retain", retain)
+    if method.uses_forget:
+        collect(pair, "forget", forget)
+    step = pair.combine(grad_scale)
+    return step, [p.grad for p in pair.parameters]
+
+
+def flat(tensors):
+    """All tensors as one float64 vector."""
+    return torch.cat([t.detach().double().reshape(-1) for t in tensors])
+
+
+def hamu_q_update(g_r, g_f, Q, R):
+    """Δw* of Proposition 4.3 (paper, Eq. 6), and whether it is the direct one."""
+    kappa, kappa_1 = g_r.dot(g_f), -Q * g_r.norm() / R
+    if kappa <= kappa_1:
+        return -R / g_r.norm() * g_r, True
+    perpendicular = g_r - kappa / g_f.norm() ** 2 * g_f
+    root = (R**2 - Q**2 / g_f.norm() ** 2).sqrt()
+    return Q / g_f.norm() ** 2 * g_f - root * perpendicular / perpendicular.norm(), False
+
+
+def hamu_u_update(g_r, g_f, U, R):
+    """Δw* of the retain-constrained problem (paper, App. B.6), and whether it is the direct one."""
+    kappa, kappa_3 = g_r.dot(g_f), -U * g_f.norm() / R
+    if kappa <= kappa_3:
+        return R / g_f.norm() * g_f, True
+    perpendicular = g_f - kappa / g_r.norm() ** 2 * g_r
+    root = (R**2 - U**2 / g_r.norm() ** 2).sqrt()
+    return -U / g_r.norm() ** 2 * g_r + root * perpendicular / perpendicular.norm(), False

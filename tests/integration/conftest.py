@@ -1,0 +1,67 @@
+"""A small trained classifier, its problem, and a quiet trainer, shared by the tests of whole runs."""
+
+import pytest
+import torch
+import transformers
+from transformers import set_seed
+from transformers.trainer_callback import PrinterCallback
+
+from hamu import UnlearnConfig, UnlearnTrainer
+from hamu.data import forget_class, pixel_statistics, read_images
+from hamu.models import new_classifier
+from hamu.training import TrainConfig, train_classifier
+
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def digits():
+    train, test = read_images("digits"), read_images("digits", "test")
+    statistics = pixel_statistics(train)
+    return train.normalized(*statistics), test.normalized(*statistics)
+
+
+@pytest.fixture(scope="session")
+def problem(digits):
+    return forget_class(*digits, 3, 0.25)
+
+
+@pytest.fixture(scope="session")
+def saved_model(digits, tmp_path_factory):
+    """The folder of a ResNet-8 that was trained for one epoch."""
+    folder = tmp_path_factory.mktemp("original")
+    set_seed(0)
+    train = digits[0]
+    model = new_classifier("resnet8", train, list(train.mean), list(train.std))
+    args = TrainConfig(output_dir=str(folder), num_train_epochs=2, learning_rate=3e-3, optim="adamw_torch",
+                       lr_scheduler_type="linear", per_device_train_batch_size=64, disable_tqdm=True)  # fmt: skip
+    train_classifier(model, train, args).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(saved_model):
+    from hamu.models import load_classifier
+
+    return load_classifier(str(saved_model))
+
+
+@pytest.fixture
+def trainer_of(problem, tmp_path):
+    """Makes a quiet UnlearnTrainer for a model."""
+
+    def make(model, *, retain=problem.retain, forget=problem.forget, test=None, callbacks=None, **settings):
+        defaults = {"eval_strategy": "no", "eval_on_start": False, "per_device_train_batch_size": 256, "max_steps": 3,
+                    "constraint_mode": "relative", "stopping": "off", "disable_tqdm": True}  # fmt: skip
+        settings = {"output_dir": str(tmp_path / "run")} | defaults | settings
+        trainer = UnlearnTrainer(model, UnlearnConfig(**settings), retain_dataset=retain, forget_dataset=forget,
+                                 test_dataset=test, callbacks=callbacks)  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+    return make
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten().double() for p in model.parameters()])

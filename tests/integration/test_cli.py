@@ -1,0 +1,231 @@
+"""The command line: a whole job on real images, and every wrong input with one clear line and nothing written."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors.torch import load_file
+
+from hamu.cli import main
+
+FAST = ["--per_device_train_batch_size", "256", "--max_steps", "2"]
+
+
+@pytest.fixture
+def cli(capsys, tmp_path, monkeypatch):
+    """Runs a command in an empty folder; returns its exit code, its output and what it said on standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*argv):
+        code = main([str(a) for a in argv])
+        captured = capsys.readouterr()
+        return code, " ".join(captured.out.split()), captured.err
+
+    return call
+
+
+def test_train_unlearn_evaluate_from_end_to_end(cli, tmp_path):
+    original = ["--recipe", "digits", "--num_train_epochs", "1"]
+    assert cli("train", *original, "--output_dir", "original")[0] == 0
+    assert cli("train", *original, "--without_forget", "--output_dir", "retrained")[0] == 0
+    digest = (tmp_path / "original/model/model.safetensors").read_bytes()
+    code, out, err = cli("unlearn", "--recipe", "digits", "--model", "original/model", "--retain_model", "retrained/model",
+                         "--num_train_epochs", "2", "--output_dir", "unlearned")  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "forget 131 images (class 3), retain 1307, by hamu-q" in out
+    assert "22 steps taken, 0 not taken; the run ended because the last epoch is done" in out
+    run = tmp_path / "unlearned"
+    assert sorted(p.name for p in run.iterdir()) == ["config.yaml", "evaluation.json", "model", "steps.jsonl"]
+    report = json.loads((run / "evaluation.json").read_text())
+    assert report["after"]["forget"]["loss"] > report["before"]["forget"]["loss"]
+    assert set(report["after"]["against_retain_model"]) == {"retain", "forget", "test"}
+    assert [e["step"] for e in report["trajectory"]] == [0, 11, 22]
+    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    assert [s["step"] for s in steps] == list(range(1, 23))
+    assert (tmp_path / "original/model/model.safetensors").read_bytes() == digest, "the source is never written to"
+    before, after = (load_file(tmp_path / f"{n}/model/model.safetensors") for n in ("original", "unlearned"))
+    assert not torch.equal(before["conv.weight"], after["conv.weight"])
+
+    code, out, _ = cli("evaluate", "--recipe", "digits", "--model", "unlearned/model", "--output_dir", "check")
+    assert code == 0
+    assert "membership inference: accuracy" in out
+    again = json.loads((tmp_path / "check/evaluation.json").read_text())
+    assert again["forget"]["loss"] == pytest.approx(report["after"]["forget"]["loss"], rel=1e-5)
+    assert again["forget"]["per_class_accuracy"].keys() == {"3"}
+
+    # the resolved config repeats the run
+    assert cli("unlearn", "--config", "unlearned/config.yaml", "--output_dir", "repeated")[0] == 0
+    repeated = load_file(tmp_path / "repeated/model/model.safetensors")
+    assert all(torch.equal(after[n], repeated[n]) for n in after)
+
+
+def test_flags_win_over_the_config_and_the_config_over_the_recipe(cli, tmp_path, saved_model):
+    (tmp_path / "run.yaml").write_text("learning_rate: 0.3\nunlearn:\n  constraint: 0.25\n  max_steps: 1\n")
+    code, _, err = cli("unlearn", "--recipe", "digits", "--config", "run.yaml", "--model", saved_model,
+                       "--learning_rate", "0.07", "--output_dir", "out")  # fmt: skip
+    assert (code, err) == (0, "")
+    used = yaml.safe_load((tmp_path / "out/config.yaml").read_text())
+    assert used["learning_rate"] == 0.07
+    assert float(used["constraint"]) == 0.25
+    assert used["data"] == "digits"
+    assert used["max_steps"] == 1
+    line = json.loads((tmp_path / "out/steps.jsonl").read_text())
+    assert line["learning_rate"] == 0.07
+    assert line["demand"] == pytest.approx(0.25 * line["capacity"])
+
+
+def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        place = tmp_path / "images" / ("left", "right")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number:02}.png")
+    common = ["--data", "images", "--num_train_epochs", "1"]
+    assert cli("train", *common, "--model", "resnet8", "--output_dir", "original")[0] == 0
+    code, out, err = cli("unlearn", *common, "--model", "original/model", "--forget_rows", "0,7,33", "--output_dir", "u",
+                         "--constraint_mode", "relative", "--stopping", "off")  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "forget 3 images (3 named rows), retain 37" in out
+    assert "membership inference: not measured" in out
+
+
+def test_methods_prints_every_method(cli):
+    code, out, _ = cli("methods")
+    assert code == 0
+    for name in ("hamu-q", "hamu-u", "ft", "ga", "gdiff", "kl", "scrub", "gru", "pcgrad"):
+        assert f" {name} " in out
+
+
+@pytest.mark.parametrize("command", ["train", "unlearn", "evaluate"])
+def test_help_shows_what_matters_and_help_all_the_rest(cli, capsys, command):
+    for flag, hidden in (("--help", False), ("--help-all", True)):
+        with pytest.raises(SystemExit) as stop:
+            main([command, flag])
+        assert stop.value.code == 0
+        out = capsys.readouterr().out
+        assert "--forget_class" in out
+        assert "--learning_rate" in out
+        assert ("--adam_beta1" in out) == hidden
+
+
+def copy_of(saved_model, tmp_path):
+    return shutil.copytree(saved_model, tmp_path / "model")
+
+
+def nan_weights(saved_model, tmp_path):
+    from hamu.models import load_classifier
+
+    model = load_classifier(str(saved_model))
+    with torch.no_grad():
+        model.conv.weight[0, 0, 0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def occupied(saved_model, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    return saved_model
+
+
+def colour_images(saved_model, tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((20, 8, 8, 3), np.uint8), labels=np.arange(20) % 10)
+    return saved_model
+
+
+def too_many_classes(saved_model, tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.zeros((24, 8, 8), np.uint8), labels=np.arange(24) % 12)
+    return saved_model
+
+
+def unreadable_image(saved_model, tmp_path):
+    for name in "ab":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "images" / name / "1.png")
+    (tmp_path / "images" / "b" / "2.png").write_bytes(b"\x89PNG")
+    return saved_model
+
+
+def bad_yaml(saved_model, tmp_path):
+    (tmp_path / "run.yaml").write_text("constraint: [")
+    return saved_model
+
+
+def misspelt_yaml(saved_model, tmp_path):
+    (tmp_path / "run.yaml").write_text("constrant: 0.5")
+    return saved_model
+
+
+def as_it_is(saved_model, tmp_path):
+    return saved_model
+
+
+DIGITS = ["--data", "digits"]
+CLASS = [*DIGITS, "--forget_class", "3"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "flags", "message"),
+    [
+        (as_it_is, ["--data", "nowhere", "--forget_class", "3"], "nowhere is neither a file nor a folder"),
+        (as_it_is, [*CLASS, "--model", "nowhere"], "nowhere is not a saved model"),
+        (as_it_is, ["--forget_class", "3"], "name the training data with --data"),
+        (as_it_is, DIGITS, "say what to forget with one of --forget_class"),
+        (as_it_is, [*CLASS, "--forget_rows", "1"], "got --forget_class and --forget_rows"),
+        (as_it_is, [*DIGITS, "--forget_class", "cow"], "class 'cow' does not exist in digits"),
+        (as_it_is, [*DIGITS, "--forget_rows", ""], "the forget set is empty"),
+        (as_it_is, [*DIGITS, "--forget_rows", "4,4"], "row 4 is named twice"),
+        (as_it_is, [*DIGITS, "--forget_rows", "1438"], "row 1438 is not in digits, which has rows 0 to 1437"),
+        (as_it_is, [*DIGITS, "--forget_data", "digits"], "nothing is left to retain"),
+        (as_it_is, [*CLASS, "--constraint", "0"], "constraint 0.0 must be a positive number"),
+        (as_it_is, [*CLASS, "--constraint", "-1"], "constraint -1.0 must be a positive number"),
+        (as_it_is, [*CLASS, "--constraint", "50"], "no step can be taken: the constraint 50 cannot be met"),
+        (as_it_is, [*CLASS, "--method", "magic"], "method 'magic' is unknown"),
+        (as_it_is, [*CLASS, "--recipe", "magic"], "recipe 'magic' is unknown; choose one of cifar10-resnet20, digits"),
+        (as_it_is, [*CLASS, "--config", "magic.yaml"], "the config file magic.yaml does not exist"),
+        (as_it_is, [*CLASS, "--learning_rate", "fast"], "invalid float value: 'fast'"),
+        (as_it_is, [*CLASS, "--magic", "1"], "--magic"),
+        (as_it_is, [*CLASS, "--optim", "magic"], "magic"),
+        (bad_yaml, [*CLASS, "--config", "run.yaml"], "run.yaml is not valid YAML"),
+        (misspelt_yaml, [*CLASS, "--config", "run.yaml"], "unknown setting 'constrant'; did you mean constraint?"),
+        (nan_weights, CLASS, "weights that are not finite, first in conv.weight"),
+        (occupied, CLASS, "the output folder out is in use"),
+        (occupied, [*CLASS, "--overwrite"], "holds thesis.txt, which is not of a run"),
+        (colour_images, ["--data", "a.npz", "--forget_class", "3"], "1 channels, those of a.npz have 3"),
+        (too_many_classes, ["--data", "a.npz", "--forget_class", "3"], "label 11 of a.npz is out of range"),
+        (unreadable_image, ["--data", "images", "--forget_class", "a"], "2.png of images is not a readable image"),
+        (copy_of, [*CLASS, "--output_dir", "model/inside"], "the source model overlap"),
+    ],
+)
+def test_a_wrong_input_ends_in_one_clear_line_and_writes_nothing(cli, tmp_path, saved_model, prepare, flags, message):
+    model = prepare(saved_model, tmp_path)
+    model = model.relative_to(tmp_path) if model.is_relative_to(tmp_path) else model
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = cli("unlearn", "--model", model, "--output_dir", "out", *FAST, *flags)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_earlier_run_is_replaced_only_on_request(cli, tmp_path, saved_model):
+    job = ["unlearn", "--recipe", "digits", "--model", saved_model, "--output_dir", "out", *FAST]
+    assert cli(*job)[0] == 0
+    assert cli(*job)[0] == 2
+    code, _, _ = cli(*job, "--overwrite", "--max_steps", "1")
+    assert code == 0
+    assert len((tmp_path / "out/steps.jsonl").read_text().splitlines()) == 1
+
+
+def test_an_unknown_command_is_named(cli):
+    code, _, err = cli("forget")
+    assert code == 2
+    assert "command 'forget' is unknown; choose one of demo" in err
+    assert cli()[0] == 0
+    assert cli("--version")[1].startswith("hamu 0.")

@@ -1,0 +1,243 @@
+"""UnlearnTrainer: the same steps as one's own loop, and everything around them."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from hamu import HamuError, HamuQ, PairedGradients, build_method
+from hamu.training import PairedDataset
+
+from .conftest import weights
+
+
+def own_loop(model, problem, method, steps, batch_size=256, lr=1e-4):
+    """The trainer's run written out by hand."""
+    pairs = PairedDataset(problem.retain, problem.forget, seed=42)
+    pair = PairedGradients(model, method, max_grad_norm=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    model.eval()  # the ResNet has no dropout: frozen BatchNorm is all that the mode decides
+    for step in range(steps):
+        batch = pairs.__getitems__(range(step * batch_size, min((step + 1) * batch_size, len(pairs))))
+        for side in ("retain", "forget"):
+            with getattr(pair, side)():
+                logits = model(batch[side]["pixel_values"].double()).logits
+                nn.functional.cross_entropy(logits, batch[side]["labels"]).backward()
+        pair.combine()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["hamu-q", "hamu-u", "gdiff", "gru", "pcgrad"])
+@pytest.mark.usefixtures("float64_pixels")
+def test_a_run_takes_the_steps_of_ones_own_loop(model, problem, trainer_of, name):
+    twin, start = copy.deepcopy(model).double(), weights(model)
+    trainer = trainer_of(model.double(), method=name, max_steps=3)
+    trainer.train()
+    method = build_method(name, constraint=0.5, constraint_mode="relative", stopping="off")
+    own_loop(twin, problem, method, 3)
+    moved = (weights(twin) - start).norm()
+    assert moved > 0
+    assert (weights(model) - weights(twin)).norm() < 1e-9 * moved
+
+
+@pytest.fixture
+def float64_pixels(monkeypatch):
+    """Lets the trainer feed models in float64."""
+    monkeypatch.setattr("hamu.training.trainer.predict_logits", lambda m, b: m(b["pixel_values"].double()).logits)
+
+
+@pytest.mark.parametrize(("accumulation", "batch_size"), [(2, 150), (4, 80), (5, 64)])
+@pytest.mark.usefixtures("float64_pixels")
+def test_accumulated_and_unequal_batches_weigh_every_sample_alike(model, trainer_of, accumulation, batch_size):
+    """300 pairs in one batch, or in parts of which the last is short: the same step."""
+    twin = copy.deepcopy(model).double()
+    trainer_of(model.double(), per_device_train_batch_size=300, max_steps=1).train()
+    trainer = trainer_of(
+        twin, per_device_train_batch_size=batch_size, gradient_accumulation_steps=accumulation, max_steps=1
+    )
+    trainer.train_dataset = torch.utils.data.Subset(trainer.train_dataset, range(300))
+    trainer.train()
+    assert trainer.steps_taken == 1
+    assert (weights(model) - weights(twin)).abs().max() < 1e-12
+
+
+def test_the_trainers_own_clip_is_off(model, trainer_of):
+    """A combined gradient longer than max_grad_norm reaches the optimizer whole."""
+    norms = []
+
+    class Watch(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            norms.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
+
+    trainer = trainer_of(model, method="gru", max_grad_norm=0.01, max_steps=2, callbacks=[Watch()])
+    trainer.train()
+    logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+    assert norms == pytest.approx(logged, rel=1e-4), "the logged norm comes from the Gram"
+    assert max(norms) <= 0.0201
+    trainer = trainer_of(model, method="hamu-q", radius="0.5", max_grad_norm=0.01, max_steps=1, callbacks=[Watch()])
+    trainer.train()
+    assert norms[-1] > 0.4, "each of the 23 blocks has radius 0.5, far above the clip"
+
+
+@pytest.mark.parametrize(("method", "passes"), [("ft", 1), ("ga", 1), ("gdiff", 2), ("hamu-q", 2), ("kl", 2)])
+def test_a_method_that_needs_one_side_runs_one_pass(model, trainer_of, method, passes):
+    backwards = []
+    handle = model.classifier.register_full_backward_hook(lambda *_: backwards.append(1))
+    trainer_of(model, method=method, max_steps=2).train()
+    handle.remove()
+    assert len(backwards) == 2 * passes
+
+
+def test_batchnorm_statistics_stay_and_its_weights_move(model, trainer_of):
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    trainer_of(model, learning_rate=1e-2).train()
+    after = model.state_dict()
+    assert all(torch.equal(before[n], after[n]) for n in before if "running" in n or "tracked" in n)
+    assert all(not torch.equal(before[n], after[n]) for n, _ in model.named_parameters())
+    trainer_of(model, freeze_batchnorm=False).train()
+    assert not torch.equal(before["norm.running_mean"], model.state_dict()["norm.running_mean"])
+
+
+@pytest.mark.parametrize("method", ["kl", "scrub"])
+def test_methods_that_compare_with_the_original_start_from_no_difference(model, trainer_of, method):
+    trainer = trainer_of(model, method=method, max_steps=1)
+    trainer.train()
+    first = next(e for e in trainer.state.log_history if "decision" in e)
+    assert first["retain_loss" if method == "kl" else "forget_loss"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", ["hamu-q", "scrub"])
+def test_a_resumed_run_ends_where_the_uninterrupted_one_does(saved_model, trainer_of, method):
+    from hamu.models import load_classifier
+
+    settings = {"method": method, "max_steps": 8, "save_strategy": "steps", "save_steps": 3, "optim": "adamw_torch",
+                "learning_rate": 1e-3, "stopping": "aggregate", "stopping_patience": 50}  # fmt: skip
+    whole = load_classifier(str(saved_model))
+    trainer = trainer_of(whole, **settings)
+    trainer.train()
+    checkpoint = f"{trainer.args.output_dir}/checkpoint-3"
+    resumed = load_classifier(str(saved_model))
+    again = trainer_of(resumed, **settings)
+    again.train(resume_from_checkpoint=checkpoint)
+    assert torch.equal(weights(whole), weights(resumed))
+    assert again.pair.state_dict() == trainer.pair.state_dict()
+    assert again.steps_taken == trainer.steps_taken == 8
+
+
+def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, trainer_of):
+    start = weights(model)
+    with pytest.raises(
+        HamuError, match=r"no step can be taken: the constraint 50 cannot be met: the gradients allow at"
+    ):
+        trainer_of(model, constraint=50, constraint_mode="absolute").train()
+    assert torch.equal(weights(model), start)
+
+
+def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, problem):
+    """Forget and retain are the same records: the hardest case there is (paper, Sec. 4.3)."""
+    start = weights(model)
+    everything = len(problem.retain)
+    trainer = trainer_of(
+        model,
+        retain=problem.retain,
+        forget=problem.retain,
+        stopping="aggregate",
+        per_device_train_batch_size=everything,
+    )
+    trainer.train()
+    assert "the aggregate stopping criterion is met" in trainer.stop_reason
+    assert trainer.state.global_step == 1
+    assert trainer.steps_taken == 0
+    assert torch.equal(weights(model), start), "the step that must hurt is not taken"
+
+
+def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(model, trainer_of, problem, monkeypatch):
+    import hamu.training.trainer as module
+
+    real = module.predict_logits
+    poisoned = iter([False, False, True, True, False, False])
+
+    def sometimes_nan(model, batch):
+        return real(model, batch) * (torch.nan if next(poisoned, False) else 1.0)
+
+    monkeypatch.setattr(module, "predict_logits", sometimes_nan)
+    trainer = trainer_of(model, max_steps=3)
+    trainer.train()
+    assert (trainer.steps_taken, trainer.steps_skipped) == (2, 1)
+    assert torch.isfinite(weights(model)).all()
+    monkeypatch.setattr(module, "predict_logits", lambda m, b: real(m, b) * torch.nan)
+    start = weights(model)
+    trainer = trainer_of(model, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert trainer.stop_reason == "a gradient is not finite"
+    assert torch.equal(weights(model), start)
+
+
+def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model, trainer_of, problem):
+    trainer = trainer_of(model, test=problem.test, eval_strategy="steps", eval_steps=2, eval_on_start=True, max_steps=4,
+                         learning_rate=1e-2, per_device_eval_batch_size=100)  # fmt: skip
+    trainer.train()
+    entries = [e for e in trainer.state.log_history if "eval_forget_gain" in e]
+    assert [e["step"] for e in entries] == [0, 2, 4]
+    assert entries[0]["eval_joint_gain"] == 0
+    gain = entries[-1]["eval_forget_loss"] - entries[0]["eval_forget_loss"]
+    assert entries[-1]["eval_forget_gain"] == pytest.approx(gain)
+    batch = problem.forget.__getitems__(range(len(problem.forget)))
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model.eval()(batch["pixel_values"]).logits, batch["labels"])
+    assert entries[-1]["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, trainer_of):
+    trainer = trainer_of(model, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, max_steps=6,
+                         load_best_model_at_end=True, method="ga", learning_rate=0.05)  # fmt: skip
+    trainer.train()
+    gains = {e["step"]: e["eval_joint_gain"] for e in trainer.state.log_history if "eval_joint_gain" in e and e["step"]}
+    best = max(gains, key=gains.get)
+    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
+    saved = json.load(open(f"{trainer.state.best_model_checkpoint}/trainer_state.json"))
+    assert saved["best_metric"] == pytest.approx(gains[best])
+
+
+def test_ones_own_module_and_data_set_can_be_unlearned_from(trainer_of):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    items = [{"pixel_values": torch.randn(1, 2, 2), "labels": i % 3} for i in range(30)]
+    trainer = trainer_of(net, retain=items[:20], forget=items[20:], per_device_train_batch_size=10)
+    start = weights(net)
+    trainer.train()
+    assert trainer.steps_taken == 3
+    assert not torch.equal(weights(net), start)
+
+
+def test_every_log_line_has_the_figures_of_its_step(model, trainer_of):
+    trainer = trainer_of(model, max_steps=2)
+    trainer.train()
+    lines = [e for e in trainer.state.log_history if "decision" in e]
+    assert [e["step"] for e in lines] == [1, 2]
+    for line in lines:
+        assert line["demand"] == pytest.approx(0.5 * line["capacity"])
+        assert line["promised_forget_change"] >= line["demand"] * (1 - 1e-9)
+        assert -1 <= line["cos"] <= 1
+        assert line["direct_threshold"] < 0 < line["stop_threshold"]
+
+
+def test_settings_out_of_range_are_errors_before_anything_runs(tmp_path):
+    from hamu import UnlearnConfig
+
+    for settings, message in [
+        ({"method": "magic"}, "method 'magic' is unknown; choose one of hamu-q"),
+        ({"constraint": 0.0}, "constraint 0.0 must be a positive number"),
+        ({"constraint": 1.5, "constraint_mode": "relative"}, r"in \(0, 1\]; got 1.5"),
+        ({"blocks": "layer"}, "blocks 'layer' is unknown"),
+        ({"shuffle": "never"}, "shuffle 'never' is unknown"),
+        ({"radius": "large"}, 'neither "gradient" nor a number'),
+        ({"stopping": "later"}, "stopping criterion 'later' is unknown"),
+        ({"learning_rate": 0.0}, "learning_rate 0.0 must be positive"),
+    ]:
+        with pytest.raises(HamuError, match=message):
+            UnlearnConfig(output_dir=str(tmp_path / "run"), **settings)
+    assert isinstance(UnlearnConfig(output_dir=str(tmp_path / "run")).build_method(), HamuQ)

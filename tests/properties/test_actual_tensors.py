@@ -1,0 +1,151 @@
+"""The promise holds on the tensors themselves: g_c·Δw >= Q_i and ‖Δw‖ <= R_i for what `.grad` really contains."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from helpers import combine, flat, pair_at_angle
+from torch import nn
+
+from hamu import HamuQ, HamuU, PairedGradients
+
+NEAR = [10.0**-k for k in range(1, 8)]
+ANGLES = [0.0, *reversed(NEAR), 2e-3, 1e-3 * 0.98, 0.5, math.pi / 2, 2.5, *(math.pi - a for a in NEAR), math.pi]
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-4}
+LARGEST_SCALE = {torch.float32: 12, torch.bfloat16: 6, torch.float64: 12}
+SHARES = (0.01, 0.3, 0.9, 1.0)
+
+
+def check(retain, forget, method, max_grad_norm, blocks, dtype):
+    """Combine, then verify every block in float64 from the stored gradients; return how many blocks were checked."""
+    step, grads = combine(method, retain, forget, blocks=blocks, max_grad_norm=max_grad_norm)
+
+    groups = [range(len(retain))] if blocks == "model" else [[i] for i in range(len(retain))]
+    clipped = []
+    for side in (retain, forget):
+        norm = flat(side).norm()
+        factor = 1.0 if max_grad_norm is None else (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+        clipped.append([factor * flat([side[i] for i in group]) for group in groups])
+    sides = zip(*clipped, strict=True)
+    sides = [(r, f) if isinstance(method, HamuQ) else (-f, -r) for r, f in sides]
+    reach = [g_o.norm() * g_c.norm() for g_o, g_c in sides]
+    total = method.constraint * (sum(reach) if method.constraint_mode == "relative" else 1.0)
+    if total > sum(reach) * (1 + 1e-12):
+        assert step.decision == "stop"
+        assert grads == [None] * len(retain)
+        return 0
+    assert step.decision == "step"
+
+    tolerance = TOLERANCE[dtype]
+    for (g_o, g_c), most, group in zip(sides, reach, groups, strict=True):
+        R, dw = g_o.norm(), -flat([grads[i] for i in group])
+        demand = total * most / sum(reach)
+        assert torch.isfinite(dw).all()
+        assert g_c.dot(dw) >= demand - tolerance * most, f"short by {(demand - g_c.dot(dw)) / most:.2g} of the reach"
+        assert dw.norm() <= R * (1 + tolerance), f"too long by {dw.norm() / R - 1:.2g}"
+        # Near collinearity the perpendicular gain is given up; it is smaller than the tolerance on the angle.
+        cos = (g_o.dot(g_c) / most).clamp(-1, 1) if most > 0 else torch.zeros(())
+        share = min(demand / most, 1.0) if most > 0 else 0.0
+        best = -1.0 if cos <= -share else share * cos - ((1 - cos**2) * (1 - share**2)).sqrt()
+        assert g_o.dot(dw) <= (best + 2 * tolerance) * R * g_o.norm()
+    return len(groups)
+
+
+def scaled_pair(size, angle, dtype, draw, generator):
+    exponents = [draw.uniform(-1, 1) * LARGEST_SCALE[dtype] for _ in range(2)]
+    if draw.random() < 0.3:
+        exponents = [draw.choice([-1, 1]) * LARGEST_SCALE[dtype]] * 2
+    return [side.to(dtype) for side in pair_at_angle(size, angle, generator, *(10**e for e in exponents))]
+
+
+def random_method(retain, forget, max_grad_norm, draw):
+    variant = draw.choice([HamuQ, HamuU])
+    if draw.random() < 0.7:
+        return variant(draw.choice(SHARES), constraint_mode="relative", stopping="off")
+    norms = [flat(side).norm().item() for side in (retain, forget)]
+    norms = [min(n, max_grad_norm or n) for n in norms]
+    return variant(draw.choice([0.05, 0.5, 0.95, 2.0]) * norms[0] * norms[1], stopping="off")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 1000, 10**6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_promise_holds_at_every_angle_scale_and_size(dtype, size):
+    draw, generator = random.Random(size), torch.Generator().manual_seed(size)
+    repeats = 1 if size == 10**6 else 12
+    checked = 0
+    for angle in [0.0, math.pi] * 5 if size == 1 else [*ANGLES, *(draw.uniform(0, math.pi) for _ in range(4))]:
+        for _ in range(repeats):
+            r, f = scaled_pair(size, angle, dtype, draw, generator)
+            clip = draw.choice([None, 1.0])
+            checked += check(
+                [r], [f], random_method([r], [f], clip, draw), clip, draw.choice(["tensor", "model"]), dtype
+            )
+    assert checked >= (10 if size in (1, 10**6) else 100)
+
+
+@pytest.mark.parametrize("blocks", ["tensor", "model"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_promise_holds_for_several_tensors_at_once(dtype, blocks):
+    draw, generator = random.Random(3), torch.Generator().manual_seed(3)
+    checked = 0
+    for _ in range(150):
+        pairs = [
+            scaled_pair(n, draw.choice(ANGLES), dtype, draw, generator) for n in draw.sample([2, 3, 10, 70, 1000], 3)
+        ]
+        retain, forget = [list(side) for side in zip(*pairs, strict=True)]
+        clip = draw.choice([None, 1.0])
+        checked += check(retain, forget, random_method(retain, forget, clip, draw), clip, blocks, dtype)
+    assert checked > 100
+
+
+@pytest.mark.parametrize("variant", [HamuQ, HamuU])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_promise_holds_when_one_element_dominates(dtype, variant):
+    generator = torch.Generator().manual_seed(5)
+    checked = 0
+    for size, dominance, share, sign in itertools.product((3, 1000), (1e1, 1e3, 1e6), SHARES, (1, -1)):
+        r, f = torch.randn(2, size, generator=generator)
+        r[0], f[0] = dominance, sign * dominance
+        method = variant(share, constraint_mode="relative", stopping="off")
+        checked += check([r.to(dtype)], [f.to(dtype)], method, None, "tensor", dtype)
+    assert checked == 48
+
+
+@pytest.mark.parametrize("variant", [HamuQ, HamuU])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_promise_holds_for_exactly_collinear_tensors(dtype, variant):
+    generator = torch.Generator().manual_seed(6)
+    checked = 0
+    for size, factor, share, clip in itertools.product((1, 3, 1000), (1.0, -1.0, 3.0, -0.1), SHARES, (None, 1.0)):
+        r = torch.randn(size, generator=generator).to(dtype)
+        method = variant(share, constraint_mode="relative", stopping="off")
+        checked += check([r], [factor * r], method, clip, "tensor", dtype)
+    assert checked == 96
+
+
+@pytest.mark.parametrize("size", [2, 1000, 60_000, 10**6])
+def test_the_promise_holds_near_collinearity_in_double_precision(size):
+    draw, generator = random.Random(size), torch.Generator().manual_seed(size)
+    for exponent in (-4, -5, -6, -6.5, -7, -7.3, -8):
+        for angle in (10**exponent, math.pi - 10**exponent):
+            r, f = pair_at_angle(size, angle, generator, 10 ** draw.uniform(-3, 3), 10 ** draw.uniform(-3, 3))
+            for share in (0.3, 0.999):
+                check([r], [f], HamuQ(share, constraint_mode="relative", stopping="off"), None, "tensor", torch.float64)
+
+
+def test_the_promise_holds_for_gradients_of_a_backward_pass():
+    generator = torch.Generator().manual_seed(7)
+    p = nn.Parameter(torch.zeros(50))
+    model = nn.Module()
+    model.p = p
+    r, f = (g.float() for g in pair_at_angle(50, 0.4, generator))
+    pair = PairedGradients(model, HamuQ(0.3, constraint_mode="relative", stopping="off"))
+    with pair.retain():
+        (p * r).sum().backward()
+    with pair.forget():
+        (p * f).sum().backward()
+    pair.combine()
+    assert -p.grad.dot(f) == pytest.approx(0.3, rel=1e-5)
+    assert p.grad.norm() == pytest.approx(1.0, rel=1e-5)

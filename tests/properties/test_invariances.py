@@ -1,0 +1,191 @@
+"""What must not change the weights: units, the order of blocks, memory layout, packing, and the variant's sign."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import EPS64, combine, flat, hamu_q_update, hamu_u_update, measure, pair_at_angle, random_gram
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hamu import HamuQ, HamuU, PairGram, StoppingRule, build_method
+from hamu.gram import GramMeter
+from hamu.methods import method_classes
+
+seeds = st.integers(0, 10**6)
+scales = st.floats(-12, 12).map(lambda e: 10**e)
+variants = pytest.mark.parametrize("method", [HamuQ, HamuU])
+distributions = pytest.mark.parametrize("distribution", ["norm_product", "uniform", (1.0, 2.0, 0.0, 4.0)])
+
+
+def assert_same_weights(ours, theirs, rtol=1e-9):
+    torch.testing.assert_close(ours.retain, theirs.retain, rtol=rtol, atol=0)
+    torch.testing.assert_close(ours.forget, theirs.forget, rtol=rtol, atol=0)
+
+
+@distributions
+@variants
+@given(seed=seeds, scale=scales, share=st.floats(0.01, 0.99))
+def test_units_of_the_gradients_do_not_matter(method, distribution, seed, scale, share):
+    gram = random_gram(seed)
+    relative = method(share, constraint_mode="relative", distribution=distribution)
+    assert_same_weights(relative.weigh(gram), relative.weigh(gram.scaled(scale, scale)))
+    demand = share * gram.retain_norm.dot(gram.forget_norm).item()
+    ours = method(demand, distribution=distribution).weigh(gram)
+    theirs = method(demand * scale**2, distribution=distribution).weigh(gram.scaled(scale, scale))
+    assert_same_weights(ours, theirs)
+    assert (ours.retain.abs() + ours.forget.abs() > 0).all()
+
+
+@distributions
+@variants
+@given(seed=seeds, order=st.permutations(range(4)))
+def test_permuting_the_blocks_permutes_the_weights(method, distribution, seed, order):
+    gram = random_gram(seed)
+    permuted = PairGram(gram.retain_sq[order], gram.forget_sq[order], gram.dot[order], EPS64)
+    shares = distribution if isinstance(distribution, str) else tuple(distribution[i] for i in order)
+    ours = method(0.3, constraint_mode="relative", distribution=distribution).weigh(gram)
+    theirs = method(0.3, constraint_mode="relative", distribution=shares).weigh(permuted)
+    torch.testing.assert_close(ours.retain[order], theirs.retain, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours.forget[order], theirs.forget, rtol=1e-12, atol=0)
+
+
+@distributions
+@given(seed=seeds, share=st.floats(0.01, 1.0))
+def test_hamu_u_is_hamu_q_with_the_negated_sides_exchanged(distribution, seed, share):
+    gram = random_gram(seed)
+    exchanged = PairGram(gram.forget_sq, gram.retain_sq, gram.dot, EPS64)
+    settings = {"constraint_mode": "relative", "distribution": distribution}
+    u, q = HamuU(share, **settings).weigh(gram), HamuQ(share, **settings).weigh(exchanged)
+    assert torch.equal(u.retain, -q.forget)
+    assert torch.equal(u.forget, -q.retain)
+
+
+@distributions
+@variants
+@given(seed=seeds, demand=scales)
+def test_the_parts_of_the_demand_add_up_to_it(method, distribution, seed, demand):
+    gram = random_gram(seed)
+    status = method(demand, distribution=distribution).weigh(gram).constraint
+    parts = status.fraction * gram.retain_norm * gram.forget_norm
+    assert parts.sum() == pytest.approx(demand, rel=1e-12)
+    assert status.demand == pytest.approx(demand, rel=1e-12)
+    expected = gram.retain_norm * gram.forget_norm
+    if distribution == "uniform":
+        expected = torch.ones(4)
+    elif not isinstance(distribution, str):
+        expected = torch.tensor(distribution)
+    torch.testing.assert_close(parts / demand, (expected / expected.sum()).double(), rtol=1e-6, atol=1e-15)
+
+
+@variants
+@given(seed=seeds, share=st.floats(0.01, 0.99))
+def test_whole_model_mode_is_the_closed_form_on_the_concatenated_vector(method, seed, share):
+    g = torch.Generator().manual_seed(seed)
+    pairs = [pair_at_angle(n, 3 * torch.rand((), generator=g).item(), g) for n in (2, 7, 30)]
+    retain, forget = [list(side) for side in zip(*pairs, strict=True)]
+    r, f = flat(retain), flat(forget)
+    assume(r.norm() * f.norm() - abs(r.dot(f)) > 1e-6)
+    demand = share * (r.norm() * f.norm()).item()
+    update, norm = (hamu_q_update, r.norm()) if method is HamuQ else (hamu_u_update, f.norm())
+    dw, _ = update(r, f, demand, norm)
+    _, grads = combine(method(demand, stopping="off"), retain, forget, blocks="model", max_grad_norm=None)
+    torch.testing.assert_close(-flat(grads), dw, rtol=0, atol=1e-9)
+
+
+class _NoHostRead(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a value was read on the host"
+        return func(*args, **(kwargs or {}))
+
+
+def every_method():
+    methods = [build_method(name) for name in method_classes()]
+    settings = itertools.product(
+        (HamuQ, HamuU), ("absolute", "relative"), ("norm_product", "uniform", (1, 2, 3, 4)), ("gradient", 0.5)
+    )
+    methods += [cls(0.5, constraint_mode=m, distribution=d, radius=r) for cls, m, d, r in settings]
+    return methods + [HamuQ(stopping=criterion) for criterion in ("any", "global", "off")]
+
+
+@pytest.mark.parametrize("method", every_method(), ids=str)
+def test_methods_decide_nothing_on_the_host(method):
+    gram = random_gram(0)
+    with _NoHostRead():
+        method.weigh(gram.scaled(*gram.clip_factors(1.0))), gram.is_finite()
+    abstract = PairGram(*(torch.empty(4, dtype=torch.float64, device="meta") for _ in range(3)))
+    weights = method.weigh(abstract.scaled(*abstract.clip_factors(1.0)))
+    assert weights.retain.shape == weights.forget.shape == (4,)
+    assert weights.retain.dtype == weights.forget.dtype == torch.float64
+
+
+def test_reading_a_value_on_the_host_would_be_noticed():
+    with pytest.raises(AssertionError, match="read on the host"), _NoHostRead():
+        bool(torch.ones(()) > 0)
+
+
+def assert_measured(gram, i, r, f, rtol=1e-14):
+    r, f = r.double().contiguous(), f.double().contiguous()
+    rr, ff, rf = (r * r).sum(), (f * f).sum(), (r * f).sum()
+    assert abs(gram.retain_sq[i] - rr) <= rtol * rr
+    assert abs(gram.forget_sq[i] - ff) <= rtol * ff
+    assert abs(gram.dot[i] - rf) <= rtol * (rr * ff).sqrt()
+
+
+LAYOUTS = {
+    "scalar": lambda g: torch.randn((), generator=g),
+    "small": lambda g: torch.randn(3, 43, generator=g),
+    "largest packed": lambda g: torch.randn(1 << 16, generator=g),
+    "smallest large": lambda g: torch.randn((1 << 16) + 1, generator=g),
+    "several pieces": lambda g: torch.randn(1300, 1100, generator=g),
+    "one long row": lambda g: torch.randn(1, (1 << 20) + 7, generator=g),
+    "transposed": lambda g: torch.randn(300, 400, generator=g).t(),
+    "small transposed": lambda g: torch.randn(30, 40, generator=g).t(),
+    "strided": lambda g: torch.randn(300, 800, generator=g)[:, ::2],
+    "channels last": lambda g: torch.randn(80, 64, 5, 5, generator=g).contiguous(memory_format=torch.channels_last),
+    "half": lambda g: torch.randn(400, 400, generator=g).bfloat16(),
+}
+
+
+def test_every_layout_is_measured_as_a_plain_double_dot():
+    g = torch.Generator().manual_seed(0)
+    retain = [make(g) for make in LAYOUTS.values()]
+    forget = [0.3 * r + make(g).to(r.dtype) for r, make in zip(retain, LAYOUTS.values(), strict=True)]
+    forget = [f.contiguous() if i % 2 else f for i, f in enumerate(forget)]  # the two sides may differ in layout
+    gram = measure(retain, forget)
+    for i, (r, f) in enumerate(zip(retain, forget, strict=True)):
+        assert_measured(gram, i, r, f)
+
+
+def test_a_missing_gradient_counts_as_zeros_even_after_a_present_one():
+    g = torch.Generator().manual_seed(1)
+    r, f = ([torch.randn(shape, generator=g) for shape in (5, 70_000, 9)] for _ in range(2))
+    meter = GramMeter(r, [0, 1, 2])
+    meter.measure(r, f)  # what the packed buffer holds from an earlier step must not leak
+    for missing in (r, f, None):
+        retain, forget = ([None if missing is side or i == 2 else t for i, t in enumerate(side)] for side in (r, f))
+        zeros = [
+            [torch.zeros_like(t) if given is None else given for given, t in zip(side, r, strict=True)]
+            for side in (retain, forget)
+        ]
+        ours, theirs = meter.measure(retain, forget), meter.measure(*zeros)
+        for field in ("retain_sq", "forget_sq", "dot"):
+            assert torch.equal(getattr(ours, field), getattr(theirs, field))
+        assert ours.retain_sq[2] == ours.forget_sq[2] == ours.dot[2] == 0
+
+
+def test_tensors_of_one_block_are_measured_together():
+    g = torch.Generator().manual_seed(2)
+    r, f = ([torch.randn(shape, generator=g) for shape in (5, 70_000, 9)] for _ in range(2))
+    gram = GramMeter(r, [0, 1, 0]).measure(r, f)
+    assert_measured(gram, 0, torch.cat([r[0], r[2]]), torch.cat([f[0], f[2]]))
+    assert_measured(gram, 1, r[1], f[1])
+
+
+def test_every_stopping_criterion_is_unaffected_by_units():
+    gram = random_gram(5)
+    for criterion in ("aggregate", "any", "global"):
+        method = HamuQ(0.6, constraint_mode="relative", stopping=StoppingRule(criterion))
+        ours, theirs = (method.weigh(x).constraint for x in (gram, gram.scaled(1e-9, 1e-9)))
+        assert ours.sustainable / ours.demand == pytest.approx((theirs.sustainable / theirs.demand).item(), rel=1e-9)

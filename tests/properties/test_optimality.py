@@ -1,0 +1,126 @@
+"""The closed form solves the paper's problem: against SLSQP, Theorem 4.1's value, the corollary and Theorem 4.4."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import gram_at, measure, pair_at_angle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from hamu import HamuQ, HamuU, PairStep
+
+angles = st.floats(1e-5, math.pi - 1e-5) | st.sampled_from([1e-5, 1e-3, math.pi / 2, math.pi - 1e-3])
+log_norms = st.floats(-9, 9)
+block = st.tuples(st.integers(2, 20), angles, log_norms, log_norms)
+blocks = st.lists(block, min_size=1, max_size=3)
+seeds = st.integers(0, 2**32 - 1)
+# Beyond 0.999 the solver's own constraint error of 1e-9 buys it more than the 1e-7 that is compared.
+shares_of_reach = st.floats(1e-4, 0.999)
+
+
+def problem(specs, seed, forget_constrained):
+    """Gradients per block, and of each block (g_o, g_c): minimise g_o·Δw subject to g_c·Δw >= Q, ‖Δw‖ <= R."""
+    g = torch.Generator().manual_seed(seed)
+    pairs = [pair_at_angle(n, angle, g, 10**r, 10**f) for n, angle, r, f in specs]
+    retain, forget = [list(side) for side in zip(*pairs, strict=True)]
+    return retain, forget, [(r, f) if forget_constrained else (-f, -r) for r, f in pairs]
+
+
+def solver_optimum(g_o, g_c, phi):
+    """The best that SLSQP finds for unit vectors and R = 1, from several starts; None if it finds nothing feasible."""
+    cone = {"type": "ineq", "fun": lambda x: g_c @ x - phi, "jac": lambda x: g_c}
+    ball = {"type": "ineq", "fun": lambda x: 1 - x @ x, "jac": lambda x: -2 * x}
+    found = []
+    for start in (g_c, phi * g_c, -g_o, 0.5 * (g_c - g_o), 0 * g_c):
+        options = {"ftol": 1e-14, "maxiter": 300}
+        result = minimize(
+            lambda x: g_o @ x, start, jac=lambda x: g_o, constraints=[cone, ball], method="SLSQP", options=options
+        )
+        if g_c @ result.x >= phi - 1e-9 and result.x @ result.x <= 1 + 1e-9:
+            found.append(result.fun)
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize("distribution", ["norm_product", "uniform", "custom"])
+@pytest.mark.parametrize("radius", ["gradient", 0.37])
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+@settings(max_examples=60)
+@given(specs=blocks, seed=seeds, share=shares_of_reach)
+def test_no_solver_finds_a_better_step_and_both_constraints_hold(method, radius, distribution, specs, seed, share):
+    retain, forget, sides = problem(specs, seed, method is HamuQ)
+    radii = [g_o.norm().item() if radius == "gradient" else radius for g_o, _ in sides]
+    reach = [R * g_c.norm().item() for R, (_, g_c) in zip(radii, sides, strict=True)]
+    parts = {"norm_product": reach, "uniform": [1.0] * len(reach), "custom": list(range(1, len(reach) + 1))}[
+        distribution
+    ]
+    parts = [part / sum(parts) for part in parts]
+    total = share * min(most / part for most, part in zip(reach, parts, strict=True))
+    distribution = parts if distribution == "custom" else distribution
+    weights = method(total, distribution=distribution, radius=radius).weigh(measure(retain, forget))
+    assert weights.constraint.feasible
+
+    for i, (g_o, g_c) in enumerate(sides):
+        dw = -(weights.retain[i] * retain[i] + weights.forget[i] * forget[i])
+        demand, R = total * parts[i], radii[i]
+        assert g_c.dot(dw) >= demand - 1e-9 * reach[i]
+        assert dw.norm() <= R * (1 + 1e-9)
+        ours = (g_o.dot(dw) / (R * g_o.norm())).item()
+        best = solver_optimum(*(np.asarray(g / g.norm()) for g in (g_o, g_c)), demand / reach[i])
+        assert best is not None, "the solver failed, so nothing was compared"
+        assert ours <= best + 1e-7
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+@given(spec=block, seed=seeds, share=st.floats(1e-4, 1.0))
+def test_the_promised_change_is_the_optimal_value_of_theorem_1(method, spec, seed, share):
+    retain, forget, [(g_o, g_c)] = problem([spec], seed, method is HamuQ)
+    gram = measure(retain, forget)
+    R = g_o.norm()
+    Q = share * R * g_c.norm()
+    step = PairStep(gram, method(Q.item()).weigh(gram), gram.clip_factors(None), "step")
+    kappa, kappa_1 = g_o.dot(g_c), -Q * g_o.norm() / R
+    g_perpendicular = g_o - kappa / g_c.norm() ** 2 * g_c
+    rectified = (
+        kappa * Q / g_c.norm() ** 2 - g_perpendicular.norm() * (R**2 - Q**2 / g_c.norm() ** 2).clamp(min=0).sqrt()
+    )
+    optimum = torch.where(kappa <= kappa_1, -R * g_o.norm(), rectified)
+    promised = step.promised_retain_change if method is HamuQ else -step.promised_forget_change
+    # At a share of 1 the root above turns the rounding of its argument, 1e-16, into 1e-8.
+    assert abs(promised - optimum) <= 1e-7 * R * g_o.norm()
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+@given(share=st.floats(1e-4, 1.0), log_retain=log_norms, log_forget=log_norms)
+def test_the_cost_never_falls_as_kappa_grows(method, share, log_retain, log_forget):
+    cosines = torch.linspace(-1, 1, 401, dtype=torch.float64)
+    norms = torch.full_like(cosines, 10**log_retain), torch.full_like(cosines, 10**log_forget)
+    gram = gram_at(*norms, cosines)
+    weights = method(share, constraint_mode="relative").weigh(gram)
+    retain_change = -(weights.retain * gram.retain_sq + weights.forget * gram.dot)
+    forget_change = -(weights.retain * gram.dot + weights.forget * gram.forget_sq)
+    cost = retain_change / gram.retain_sq if method is HamuQ else -forget_change / gram.forget_sq
+    assert (cost.diff() >= -1e-7).all()
+    assert cost[-1] > cost[0] + 1e-3 * share
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+@given(cos=st.floats(-0.999, 0.999), share=st.floats(1e-3, 0.999), log_retain=log_norms, log_forget=log_norms)
+def test_above_kappa_2_the_objective_must_be_hurt_and_below_it_need_not(method, cos, share, log_retain, log_forget):
+    gram = gram_at(10**log_retain, 10**log_forget, cos)
+    weights = method(share, constraint_mode="relative", stopping="global").weigh(gram)
+    status = weights.constraint
+    if method is HamuQ:
+        cost = -(weights.retain * gram.retain_sq + weights.forget * gram.dot) / gram.retain_sq
+    else:
+        cost = (weights.retain * gram.dot + weights.forget * gram.forget_sq) / gram.forget_sq
+    norms = 10 ** (log_retain + log_forget)
+    assert status.direct_threshold == pytest.approx(-share * norms)
+    assert status.stop_threshold == pytest.approx(math.sqrt(1 - share**2) * norms)
+    if abs(cost) > 1e-9:
+        assert (cost > 0) == (status.kappa > status.stop_threshold)
+        assert (cost > 0) == (status.demand > status.sustainable)
+    if abs(cos + share) > 1e-9:
+        assert status.direct == (status.kappa <= status.direct_threshold) == (cos <= -share)

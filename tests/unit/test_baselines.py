@@ -1,0 +1,115 @@
+"""The baselines against explicit vectors: who is projected, onto what, and on which sign of the conflict."""
+
+import pytest
+import torch
+from helpers import combine, flat, gram_at, pair_at_angle
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hamu import build_method
+from hamu.methods import HamuQ, method_classes
+
+
+def vectors(angle, seed=0):
+    return pair_at_angle(12, angle, torch.Generator().manual_seed(seed), 3.0, 0.5)
+
+
+def combined(name, g_r, g_f):
+    """g* of a baseline on a model of three blocks."""
+    parts = [[v[:5], v[5:6], v[6:]] for v in (g_r, g_f)]
+    _, grads = combine(build_method(name), *parts, max_grad_norm=None)
+    return flat(grads)
+
+
+def off(vector, direction):
+    """`vector` without its part along `direction`."""
+    return vector - vector.dot(direction) / direction.dot(direction) * direction
+
+
+@given(angle=st.floats(0.05, 3.1), seed=st.integers(0, 1000))
+def test_gru_projects_the_negated_forget_gradient_off_the_retain_gradient_on_conflict(angle, seed):
+    g_r, g_f = vectors(angle, seed)
+    ascent = -g_f
+    expected = off(ascent, g_r) if ascent.dot(g_r) < 0 else ascent
+    torch.testing.assert_close(combined("gru", g_r, g_f), expected, rtol=0, atol=1e-12)
+
+
+@given(angle=st.floats(0.05, 3.1), seed=st.integers(0, 1000))
+def test_pcgrad_is_the_mean_of_both_descents_each_projected_off_the_other_on_conflict(angle, seed):
+    g_r, g_f = vectors(angle, seed)
+    ascent = -g_f
+    retain, forget = (off(g_r, ascent), off(ascent, g_r)) if ascent.dot(g_r) < 0 else (g_r, ascent)
+    torch.testing.assert_close(combined("pcgrad", g_r, g_f), (retain + forget) / 2, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("angle", "projects"), [(0.5, True), (2.5, False)])
+def test_projection_happens_exactly_when_the_gradients_point_the_same_way(angle, projects):
+    g_r, g_f = vectors(angle)
+    assert (g_r.dot(g_f) > 0) == projects
+    assert (abs(combined("gru", g_r, g_f).dot(g_r)) < 1e-12) == projects
+    assert torch.equal(combined("gru", g_r, g_f), -g_f) != projects
+    halves = (g_r - g_f) / 2
+    assert torch.allclose(combined("pcgrad", g_r, g_f), halves, rtol=0, atol=1e-12) != projects
+
+
+@pytest.mark.parametrize("name", ["gru", "pcgrad"])
+def test_the_conflict_is_the_whole_models_not_a_blocks(name):
+    gram = gram_at([1.0, 1.0], [1.0, 1.0], [0.9, -0.95])  # one block conflicts, the model does not
+    weights = build_method(name).weigh(gram)
+    assert weights.retain.tolist() == pytest.approx([0.0, 0.0] if name == "gru" else [0.5, 0.5])
+    gram = gram_at([1.0, 2.0], [1.0, 1.0], [0.9, -0.05])  # κ = 0.8 in all, ‖g_r‖² = 5, ‖g_f‖² = 2
+    weights = build_method(name).weigh(gram)
+    assert weights.retain.tolist() == pytest.approx([0.16] * 2 if name == "gru" else [0.58] * 2)
+    assert weights.forget.tolist() == pytest.approx([-1.0] * 2 if name == "gru" else [-0.7] * 2)
+
+
+@pytest.mark.parametrize("name", ["gru", "pcgrad"])
+def test_a_zero_gradient_projects_nothing(name):
+    g_r, g_f = vectors(0.5)
+    mean = 0.5 if name == "pcgrad" else 1.0
+    torch.testing.assert_close(combined(name, 0 * g_r, g_f), -mean * g_f)
+    torch.testing.assert_close(combined(name, g_r, 0 * g_f), 0.5 * g_r if name == "pcgrad" else 0 * g_r)
+
+
+@pytest.mark.parametrize(
+    ("name", "retain", "forget"),
+    [("ft", 1, 0), ("ga", 0, -1), ("gdiff", 0.5, -0.5), ("kl", 0.5, -0.5), ("scrub", 0.5, -0.5)],
+)
+def test_constant_weights(name, retain, forget):
+    g_r, g_f = vectors(1.0)
+    torch.testing.assert_close(combined(name, g_r, g_f), retain * g_r + forget * g_f)
+
+
+@pytest.mark.parametrize(
+    ("name", "retain", "forget"),
+    [
+        ("ft", "cross_entropy", None),
+        ("ga", None, "cross_entropy"),
+        ("gdiff", "cross_entropy", "cross_entropy"),
+        ("kl", "kl_to_original", "cross_entropy"),
+        ("scrub", "scrub_retain", "kl_to_original"),
+        ("gru", "cross_entropy", "cross_entropy"),
+        ("pcgrad", "cross_entropy", "cross_entropy"),
+    ],
+)
+def test_objectives_follow_the_table(name, retain, forget):
+    method = build_method(name)
+    assert (method.retain_objective, method.forget_objective) == (retain, forget)
+    assert (method.uses_retain, method.uses_forget) == (retain is not None, forget is not None)
+
+
+def test_baselines_never_ask_to_stop():
+    for name, cls in method_classes().items():
+        if not issubclass(cls, HamuQ) and name != "hamu-u":
+            g_r, g_f = vectors(0.01)
+            step, _ = combine(build_method(name), [g_r], [g_f])
+            assert step.decision == "step"
+            assert step.regime is None
+            assert step.direct_share is None
+
+
+def test_every_method_tells_its_name_summary_and_source():
+    for name, cls in method_classes().items():
+        assert cls.name == name
+        assert cls.summary
+        assert cls.source

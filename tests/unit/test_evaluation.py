@@ -1,0 +1,98 @@
+"""The figures of a classifier against a slow, obvious twin; membership inference where the answer is known."""
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from hamu.evaluation import Predictions, classifier_report, membership_inference, predict
+from hamu.evaluation.membership import _matched
+
+
+def random_predictions(n, seed, classes=3):
+    g = torch.Generator().manual_seed(seed)
+    return Predictions(torch.randn(n, classes, generator=g) * 2, torch.randint(0, classes, (n,), generator=g))
+
+
+def test_the_report_matches_a_loop_over_samples():
+    sets = {"retain": random_predictions(50, 0), "forget": random_predictions(20, 1), "test": random_predictions(40, 2)}
+    others = {name: random_predictions(len(p.labels), 9) for name, p in sets.items()}
+    others = {n: Predictions(o.logits, sets[n].labels) for n, o in others.items()}
+    report = classifier_report(sets, ("a", "b", "c"), target_class=1, reference=others)
+    for name, predictions in sets.items():
+        losses, hits, per_class, kls, agree = [], [], {}, [], []
+        rows = zip(predictions.logits.double(), predictions.labels.tolist(), others[name].logits.double(), strict=True)
+        for logits, label, other in rows:
+            p, q = logits.exp() / logits.exp().sum(), other.exp() / other.exp().sum()
+            losses.append(-math.log(p[label]))
+            hits.append(float(p.argmax() == label))
+            per_class.setdefault("abc"[label], []).append(hits[-1])
+            kls.append(sum(q[k] * math.log(q[k] / p[k]) for k in range(3)))
+            agree.append(float(p.argmax() == q.argmax()))
+        n = len(losses)
+        assert report[name]["loss"] == pytest.approx(sum(losses) / n, rel=1e-12)
+        assert report[name]["accuracy"] == pytest.approx(sum(hits) / n)
+        assert report[name]["per_class_accuracy"] == pytest.approx({k: sum(v) / len(v) for k, v in per_class.items()})
+        against = report["against_retain_model"][name]
+        assert against["kl"] == pytest.approx(float(sum(kls)) / n, rel=1e-9)
+        assert against["agreement"] == pytest.approx(sum(agree) / n)
+        assert against["loss_difference"] == pytest.approx(
+            report[name]["loss"] - others[name].losses.mean().item(), rel=1e-9
+        )
+    rest = sets["test"].labels != 1
+    assert report["test_without_class"]["accuracy"] == sets["test"].correct[rest].double().mean().item()
+    assert report["test_without_class"]["samples"] == rest.sum()
+
+
+def with_losses(losses, labels):
+    """Predictions of two classes that have exactly these losses."""
+    p = torch.exp(-torch.as_tensor(losses, dtype=torch.float64))
+    logits = torch.zeros(len(p), 2, dtype=torch.float64)
+    labels = torch.as_tensor(labels)
+    logits[torch.arange(len(p)), labels] = torch.log(p / (1 - p))
+    return Predictions(logits, labels)
+
+
+def test_membership_inference_is_chance_for_equal_losses_and_sure_for_separate_ones():
+    g = torch.Generator().manual_seed(0)
+    same = [with_losses(torch.rand(400, generator=g) + 0.1, torch.arange(400) % 2) for _ in range(2)]
+    assert membership_inference(*same).accuracy == pytest.approx(0.5, abs=0.06)
+    assert membership_inference(*same).auc == pytest.approx(0.5, abs=0.06)
+    low = with_losses(torch.rand(400, generator=g) * 0.02 + 0.01, torch.arange(400) % 2)
+    found = membership_inference(low, same[0])
+    assert found.accuracy > 0.95
+    assert found.auc > 0.99
+
+
+def test_the_auc_is_that_of_the_loss_itself():
+    g = torch.Generator().manual_seed(1)
+    forget, test = (
+        with_losses(torch.rand(300, generator=g) * s + 0.1, torch.zeros(300, dtype=torch.long)) for s in (1, 2)
+    )
+    losses = torch.cat([forget.losses, test.losses])
+    direct = roc_auc_score([1] * 300 + [0] * 300, -losses)
+    assert membership_inference(forget, test).auc == pytest.approx(direct, abs=0.02)
+
+
+def test_classes_are_matched_so_that_they_cannot_give_the_attack_away():
+    forget, test = torch.tensor([0] * 30 + [1] * 5), torch.tensor([0] * 10 + [1] * 20 + [2] * 9)
+    members, strangers = _matched(forget, test, torch.Generator().manual_seed(0))
+    assert forget[members].bincount().tolist() == test[strangers].bincount().tolist() == [10, 5]
+
+
+def test_too_few_records_to_match_give_no_figure():
+    forget = with_losses([0.5] * 20, [0] * 20)
+    assert membership_inference(forget, with_losses([0.5] * 20, [1] * 20)) is None
+    report = classifier_report({"retain": forget, "forget": forget}, ("a", "b"))
+    assert report["membership_inference"] is None
+
+
+def test_predictions_do_not_depend_on_the_batch_size_and_leave_the_mode_alone():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)).train()
+    model.append(torch.nn.Linear(4, 2))
+    data = [{"pixel_values": torch.randn(1, 2, 2), "labels": torch.tensor(i % 2)} for i in range(7)]
+    collate = torch.utils.data.default_collate
+    one, all_at_once = predict(model, data, 1, collate), predict(model, data, 7, collate)
+    torch.testing.assert_close(one.logits, all_at_once.logits)
+    assert all(module.training for module in model.modules())

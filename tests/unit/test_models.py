@@ -1,0 +1,84 @@
+"""The ResNet of the paper, and loading of classifiers."""
+
+import pytest
+import torch
+from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification
+
+from hamu import HamuError
+from hamu.data import read_images
+from hamu.models import SmallResNet, SmallResNetConfig, check_fits, load_classifier, new_classifier
+
+
+def test_resnet20_has_the_parameters_of_he_et_al():
+    model = SmallResNet(SmallResNetConfig(depth=20, num_labels=10))
+    assert sum(p.numel() for p in model.parameters()) == 269_722
+    assert model(torch.zeros(2, 3, 32, 32)).logits.shape == (2, 10)
+
+
+def test_the_shortcut_subsamples_and_pads_with_zeros():
+    model = SmallResNet(SmallResNetConfig(depth=8, num_labels=10)).eval()
+    block = model.blocks[1]
+    for parameter in block.parameters():
+        torch.nn.init.zeros_(parameter)
+    x = torch.rand(1, 16, 8, 8)
+    out = block(x)
+    assert torch.equal(out[:, 8:24], x[:, :, ::2, ::2])
+    assert not out[:, :8].any()
+    assert not out[:, 24:].any()
+
+
+@pytest.mark.parametrize("load", [SmallResNet.from_pretrained, AutoModelForImageClassification.from_pretrained])
+def test_a_saved_model_comes_back_the_same(tmp_path, load):
+    data = read_images("digits")
+    model = new_classifier("resnet8", data, [0.5], [0.25]).eval()
+    model.save_pretrained(tmp_path)
+    back = load(tmp_path).eval()
+    x = data[0]["pixel_values"][None]
+    assert all(torch.equal(a, b) for a, b in zip(back.state_dict().values(), model.state_dict().values(), strict=True))
+    torch.testing.assert_close(back(x).logits, model(x).logits)
+    assert back.config.image_mean == [0.5]
+    assert back.config.id2label[3] == "3"
+    assert {f.suffix for f in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+def test_any_hugging_face_classifier_loads(tmp_path):
+    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8,
+                       patch_size=4, num_channels=1, num_labels=10)  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(tmp_path)
+    check_fits(load_classifier(str(tmp_path)), read_images("digits"))
+
+
+def saved(path, **config):
+    model = SmallResNet(SmallResNetConfig(**{"depth": 8, "num_labels": 10, "num_channels": 1} | config))
+    model.save_pretrained(path)
+    return model
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    model = saved(tmp_path)
+    with torch.no_grad():
+        model.conv.weight[0] = torch.nan
+    model.save_pretrained(tmp_path)
+    with pytest.raises(HamuError, match=r"weights that are not finite, first in conv\.weight"):
+        load_classifier(str(tmp_path))
+
+
+def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(HamuError, match=r"nowhere is not a saved model: it has no config\.json"):
+        load_classifier("nowhere")
+    saved(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(HamuError, match="cannot be loaded"):
+        load_classifier(str(tmp_path))
+
+
+def test_a_model_that_does_not_fit_the_data_is_an_error(tmp_path):
+    data = read_images("digits")
+    with pytest.raises(HamuError, match="label 9 of digits is out of range: the model has 5 classes"):
+        check_fits(saved(tmp_path, num_labels=5), data)
+    with pytest.raises(HamuError, match="3 channels, those of digits have 1; give --num_channels 3"):
+        check_fits(saved(tmp_path, num_channels=3), data)
+    with pytest.raises(HamuError, match="no trainable parameter"):
+        check_fits(saved(tmp_path).requires_grad_(False), data)
+    with pytest.raises(HamuError, match=r"depth 6n\+2 .*; got 9"):
+        new_classifier("resnet9", data, [0.5], [0.5])

@@ -1,0 +1,74 @@
+"""Objectives against their formulas, and the original model against a true second copy."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hamu import HamuError
+from hamu.objectives import OriginalModel, build_objective, logits_of, predict_logits
+
+G = torch.Generator().manual_seed(0)
+LOGITS, ORIGINAL = torch.randn(5, 4, generator=G).double(), torch.randn(5, 4, generator=G).double()
+LABELS = torch.tensor([0, 3, 1, 1, 2])
+
+
+def kl(p, q):
+    return sum(pi * (pi / qi).log() for pi, qi in zip(p, q, strict=True))
+
+
+def test_sums_over_samples_match_the_formulas():
+    p, o = LOGITS.softmax(-1), ORIGINAL.softmax(-1)
+    cross_entropy = sum(-p[i, y].log() for i, y in enumerate(LABELS))
+    divergence = sum(kl(o[i], p[i]) for i in range(5))
+    expected = {
+        "cross_entropy": cross_entropy,
+        "kl_to_original": divergence,
+        "scrub_retain": 0.99 * cross_entropy + 0.001 * divergence,
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(build_objective(name).total(LOGITS, LABELS, ORIGINAL), value)
+
+
+def test_the_divergence_vanishes_with_its_gradient_at_the_original():
+    logits = ORIGINAL.clone().requires_grad_()
+    build_objective("kl_to_original").total(logits, LABELS, ORIGINAL).backward()
+    assert logits.grad.abs().max() < 1e-15
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    assert build_objective("cross_entropy").total(LOGITS.bfloat16(), LABELS, None).dtype == torch.float32
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+        self[1].bias.requires_grad_(False)
+
+
+def test_the_original_predicts_as_a_copy_made_before_training_would():
+    model = Net().train()
+    batch = {"pixel_values": torch.randn(6, 1, 2, 2), "labels": torch.zeros(6)}
+    twin = copy.deepcopy(model).eval()
+    original = OriginalModel(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter))
+    statistics = model[2].running_mean.clone()
+    torch.testing.assert_close(original.logits(batch), twin(batch["pixel_values"]).detach())
+    assert torch.equal(model[2].running_mean, statistics), "no batch statistics were taken"
+    assert model.training
+    assert model[3].training
+    assert set(original._original) == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+def test_what_is_not_understood_is_an_error():
+    with pytest.raises(HamuError, match="objective 'mse' is unknown; choose one of cross_entropy"):
+        build_objective("mse")
+    with pytest.raises(HamuError, match="needs the original model"):
+        build_objective("kl_to_original").total(LOGITS, LABELS, None)
+    with pytest.raises(HamuError, match=r"the model returned dict; expected logits"):
+        logits_of({})
+    assert predict_logits(nn.Flatten(), {"pixel_values": torch.ones(2, 1, 2), "labels": LABELS}).shape == (2, 2)

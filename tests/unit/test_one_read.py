@@ -1,0 +1,105 @@
+"""combine() reads from the device exactly once, whatever it decides."""
+
+import math
+
+import pytest
+import torch
+from helpers import Holder, collect, pair_at_angle
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hamu import HamuQ, HamuU, PairedGradients, build_method
+from hamu.methods import method_classes
+
+READS = ["item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "__array__", "nonzero"]
+
+
+class _Dispatched(TorchDispatchMode):
+    """Counts reads that no method of Tensor announces."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            self.reads += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of the Tensor methods that read on the host, in the order of their calls."""
+    calls = []
+
+    def counting(name, original):
+        def read(self, *args, **kwargs):
+            calls.append(name)
+            return original(self, *args, **kwargs)
+
+        return read
+
+    for name in READS:
+        monkeypatch.setattr(torch.Tensor, name, counting(name, getattr(torch.Tensor, name)))
+    return calls
+
+
+def prepared(method, forget_factor=1.0, device="cpu", **settings):
+    g = torch.Generator().manual_seed(0)
+    pairs = [pair_at_angle(n, 1.0, g) for n in (3, 70_000, 9, 1)]
+    retain, forget = [[g.float().to(device) for g in side] for side in zip(*pairs, strict=True)]
+    pair = PairedGradients(Holder(retain), method, **settings)
+    if method.uses_retain:
+        collect(pair, "retain", retain)
+    if method.uses_forget:
+        collect(pair, "forget", [forget_factor * f for f in forget])
+    return pair
+
+
+CASES = {
+    **{name: (build_method(name, constraint=0.3, constraint_mode="relative"), {}, "step") for name in method_classes()},
+    "whole model": (HamuU(0.3, constraint_mode="relative"), {"blocks": "model"}, "step"),
+    "own shares": (HamuQ(0.3, constraint_mode="relative", distribution=[3, 1, 1, 0], stopping="off"), {}, "step"),
+    "no clipping": (HamuQ(0.3, constraint_mode="relative"), {"max_grad_norm": None}, "step"),
+    "criterion any": (HamuQ(0.3, constraint_mode="relative", stopping="any"), {}, "stop"),
+    "infeasible": (HamuQ(1e9), {}, "stop"),
+    "clamped": (HamuQ(1e9, on_infeasible="clamp", stopping="off"), {}, "step"),
+    "not finite": (HamuQ(), {"forget_factor": math.nan}, "skip"),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, torch.tensor(8.0)], ids=["plain", "scaled"])
+@pytest.mark.parametrize(("method", "settings", "decision"), CASES.values(), ids=CASES)
+def test_combine_reads_from_the_device_once(reads, method, settings, decision, scale):
+    pair = prepared(method, **settings)
+    del reads[:]
+    with _Dispatched() as dispatched:
+        step = pair.combine(scale)
+    assert step.decision == decision
+    assert reads == ["tolist"]
+    assert dispatched.reads == 0
+
+
+def test_collecting_reads_nothing(reads):
+    pair = PairedGradients(torch.nn.Linear(3, 2), HamuQ())
+    x = torch.ones(4, 3)
+    loss = pair.parameters[0].sum() + x.sum()
+    del reads[:]
+    with _Dispatched() as dispatched, pair.retain():
+        loss.backward()
+    assert reads == []
+    assert dispatched.reads == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_combine_synchronises_a_cuda_device_once(recwarn):
+    for method, settings, decision in CASES.values():
+        pair = prepared(method, device="cuda", **settings)
+        torch.cuda.synchronize()
+        recwarn.clear()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step = pair.combine()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert step.decision == decision
+        assert sum("synchroniz" in str(w.message) for w in recwarn) == 1, [str(w.message) for w in recwarn]

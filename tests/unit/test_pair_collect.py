@@ -1,0 +1,315 @@
+"""Collecting the two gradients: accumulation, parameters that a side does not use, and every misuse."""
+
+import pytest
+import torch
+from helpers import Holder, collect, combine
+from torch import nn
+
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
+
+RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+
+
+@pytest.fixture
+def pair(model):
+    return PairedGradients(model, HamuQ(0.3, **RELATIVE))
+
+
+def loss(model, seed):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(5, 4, dtype=torch.float64, generator=g)
+    return nn.functional.cross_entropy(model(x), torch.randint(2, (5,), generator=g))
+
+
+def grads_of(pair):
+    return [p.grad.clone() for p in pair.parameters]
+
+
+def assert_clean(pair, model):
+    """Nothing is left over: the pair starts anew and gives what a fresh pair gives."""
+    assert all(p.grad is None for p in pair.parameters)
+    fresh = PairedGradients(model, pair.method)
+    results = []
+    for each in (pair, fresh):
+        with each.retain():
+            loss(model, 8).backward()
+        with each.forget():
+            loss(model, 9).backward()
+        each.combine()
+        results.append(grads_of(each))
+        each.discard()
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_several_passes_of_a_side_equal_one_pass_on_the_sum(model, pair):
+    with pair.retain():
+        (loss(model, 1) + loss(model, 2) + loss(model, 3)).backward()
+    with pair.forget():
+        (loss(model, 4) + loss(model, 5)).backward()
+    pair.combine()
+    expected = grads_of(pair)
+
+    with pair.retain():
+        loss(model, 1).backward()
+        loss(model, 2).backward()
+    with pair.forget():
+        loss(model, 4).backward()
+    with pair.retain():
+        loss(model, 3).backward()
+    with pair.forget():
+        loss(model, 5).backward()
+    pair.combine()
+    for ours, theirs in zip(grads_of(pair), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
+
+
+def test_the_order_of_the_sides_does_not_matter(model, pair):
+    results = []
+    for order in (("retain", "forget"), ("forget", "retain")):
+        for side in order:
+            with getattr(pair, side)():
+                loss(model, {"retain": 1, "forget": 2}[side]).backward()
+        pair.combine()
+        results.append(grads_of(pair))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_gradients_left_from_before_do_not_leak_in(model, pair):
+    loss(model, 7).backward()
+    with pair.retain():
+        assert all(p.grad is None for p in pair.parameters)
+        loss(model, 1).backward()
+    pair.discard()
+    assert_clean(pair, model)
+
+
+@pytest.mark.parametrize("method", [HamuQ(), HamuU(), build_method("gdiff")])
+def test_a_missing_side_is_named(model, method):
+    pair = PairedGradients(model, method)
+    with pytest.raises(HamuError, match=f"{method.name} needs a retain and a forget gradient"):
+        pair.combine()
+    with pair.retain():
+        loss(model, 1).backward()
+    with pytest.raises(HamuError, match=r"needs a forget gradient for this step; run backward inside pair.forget\(\)"):
+        pair.combine()
+    pair.discard()
+    with pair.forget():
+        loss(model, 1).backward()
+    with pytest.raises(HamuError, match=r"needs a retain gradient for this step; run backward inside pair.retain\(\)"):
+        pair.combine()
+
+
+def test_a_side_that_was_missing_can_still_be_added(model, pair):
+    with pair.retain():
+        loss(model, 8).backward()
+    with pytest.raises(HamuError, match="needs a forget gradient"):
+        pair.combine()
+    with pair.forget():
+        loss(model, 9).backward()
+    pair.combine()
+    ours = grads_of(pair)
+    pair.discard()
+    with pair.retain():
+        loss(model, 8).backward()
+    with pair.forget():
+        loss(model, 9).backward()
+    pair.combine()
+    assert all(torch.equal(a, b) for a, b in zip(ours, grads_of(pair), strict=True))
+
+
+@pytest.mark.parametrize(("name", "side"), [("ft", "retain"), ("ga", "forget")])
+def test_a_method_of_one_side_needs_only_that_one(model, name, side):
+    pair = PairedGradients(model, build_method(name), max_grad_norm=None)
+    with getattr(pair, side)():
+        loss(model, 1).backward()
+    pair.combine()
+    sign = 1 if side == "retain" else -1
+    for ours, theirs in zip(grads_of(pair), torch.autograd.grad(loss(model, 1), list(model.parameters())), strict=True):
+        torch.testing.assert_close(ours, sign * theirs)
+
+
+def test_combine_twice_is_an_error(model, pair):
+    with pair.retain():
+        loss(model, 1).backward()
+    with pair.forget():
+        loss(model, 2).backward()
+    pair.combine()
+    with pytest.raises(HamuError, match="needs a retain and a forget gradient"):
+        pair.combine()
+
+
+def test_weights_changed_between_the_passes_make_the_first_stale(model, pair):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pair.retain():
+        loss(model, 1).backward()
+        optimizer.step()
+    with (
+        pytest.raises(HamuError, match=r"weights changed after the retain gradient was collected, .* stale"),
+        pair.forget(),
+    ):
+        pytest.fail("the context must not open")
+    assert_clean(pair, model)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_weights_changed_before_combine_make_both_stale(model, pair, make):
+    optimizer = make(model.parameters(), lr=0.1)
+    with pair.retain():
+        loss(model, 1).backward()
+    with pair.forget():
+        loss(model, 2).backward()
+        optimizer.step()
+    with pytest.raises(HamuError, match="weights changed after the retain and forget gradient was collected"):
+        pair.combine()
+    assert_clean(pair, model)
+
+
+def test_backward_outside_the_contexts_is_an_error_that_names_the_side(model, pair):
+    with pair.retain():
+        loss(model, 1).backward()
+    loss(model, 2).backward()
+    with pytest.raises(HamuError, match=r"run backward inside pair.forget\(\)"):
+        pair.combine()
+
+
+def test_a_context_without_backward_is_an_error(model, pair):
+    message = r"no gradient reached any trainable parameter inside forget\(\); call backward"
+    with pytest.raises(HamuError, match=message), pair.forget():
+        pass
+    assert_clean(pair, model)
+
+
+@pytest.mark.parametrize("side", ["retain", "forget"])
+def test_an_exception_inside_a_context_leaves_a_clean_state(model, pair, side):
+    with pair.retain():
+        loss(model, 1).backward()
+
+    def interrupted():
+        with getattr(pair, side)():
+            loss(model, 2).backward()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        interrupted()
+    assert_clean(pair, model)
+    with pytest.raises(HamuError, match="needs a retain and a forget gradient"):
+        pair.combine()
+
+
+def test_contexts_do_not_nest(model, pair):
+    message = r"forget\(\) was entered inside retain\(\); close the one"
+    with pytest.raises(HamuError, match=message), pair.retain(), pair.forget():
+        pytest.fail("the inner context must not open")
+    assert_clean(pair, model)
+
+
+def test_combine_inside_a_context_is_an_error(model, pair):
+    with pair.retain():
+        loss(model, 1).backward()
+    with pair.forget():
+        loss(model, 2).backward()
+    with pytest.raises(HamuError, match=r"inside forget\(\)"), pair.forget():
+        pair.combine()
+
+
+def test_sparse_gradients_are_refused():
+    embedding = nn.Embedding(5, 3, sparse=True)
+    pair = PairedGradients(embedding, HamuQ())
+    for side in ("retain", "forget"):
+        with getattr(pair, side)():
+            embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(HamuError, match="sparse gradients cannot be combined; build the embedding with sparse=False"):
+        pair.combine()
+
+
+def test_a_frozen_parameter_takes_no_part(model):
+    model[0].weight.requires_grad_(False)
+    pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
+    assert pair.block_names == ["0.bias", "2.weight", "2.bias"]
+    with pair.retain():
+        loss(model, 1).backward()
+    with pair.forget():
+        loss(model, 2).backward()
+    pair.combine()
+    assert model[0].weight.grad is None
+    assert all(p.grad.norm() > 0 for p in pair.parameters)
+
+
+def vector(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+@pytest.mark.parametrize("blocks", ["tensor", "model"])
+def test_a_parameter_that_no_side_uses_keeps_no_gradient(method, blocks):
+    pair = PairedGradients(
+        Holder([vector(0, 0), vector(0)]), method(0.3, **RELATIVE), blocks=blocks, max_grad_norm=None
+    )
+    collect(pair, "retain", [vector(1, 0), None])
+    collect(pair, "forget", [vector(0, 1), None])
+    step = pair.combine()
+    assert pair.parameters[1].grad is None
+    assert torch.isfinite(step.weights.retain).all()
+    expected = vector(0.91**0.5, -0.3) if method is HamuQ else vector(0.3, -(0.91**0.5))
+    torch.testing.assert_close(pair.parameters[0].grad, expected)
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+def test_a_block_that_only_one_side_uses_follows_the_objective_alone(method):
+    retain, forget = [vector(3, 4), None, vector(1, 0)], [None, vector(5, 12), vector(0, 1)]
+    step, grads = combine(method(0.3, **RELATIVE), retain, forget, max_grad_norm=None)
+    assert step.decision == "step"
+    if method is HamuQ:  # the retain side descends freely; with R = η‖g_r‖ = 0 the forget side cannot move
+        assert torch.equal(grads[0], retain[0])
+        assert torch.equal(grads[1], vector(0, 0))
+    else:
+        assert torch.equal(grads[0], vector(0, 0))
+        assert torch.equal(grads[1], -forget[1])
+    assert grads[2].norm() == pytest.approx(1.0)
+
+
+def test_with_a_fixed_radius_a_block_of_the_constrained_side_alone_meets_its_part():
+    method = HamuQ(0.3, radius=2.0, **RELATIVE)
+    _, grads = combine(method, [vector(3, 4), None], [None, vector(5, 12)], max_grad_norm=None)
+    torch.testing.assert_close(grads[0], 2 * vector(3, 4) / 5)
+    torch.testing.assert_close(grads[1], -0.3 * 2 * vector(5, 12) / 13)
+
+
+def test_a_zero_gradient_on_the_constrained_side_cannot_meet_an_absolute_demand():
+    step, grads = combine(HamuQ(0.5), [vector(1, 0)], [vector(0, 0)])
+    assert step.decision == "stop"
+    assert step.reason.startswith("the constraint 0.5 cannot be met: the gradients allow at most 0; lower it")
+    assert grads == [None]
+
+
+def test_a_zero_gradient_on_the_constrained_side_leaves_plain_descent_in_relative_mode():
+    _, grads = combine(HamuQ(0.5, constraint_mode="relative"), [vector(3, 4)], [vector(0, 0)], max_grad_norm=None)
+    assert torch.equal(grads[0], vector(3, 4))
+
+
+@pytest.mark.parametrize("radius", ["gradient", 2.0])
+def test_a_zero_gradient_on_the_objectives_side_is_defined(radius):
+    method = HamuQ(0.5, radius=radius, **RELATIVE)
+    step, grads = combine(method, [vector(0, 0)], [vector(3, 4)], max_grad_norm=None)
+    assert step.decision == "step"
+    expected = vector(0, 0) if radius == "gradient" else -0.5 * 2.0 * vector(3, 4) / 5
+    torch.testing.assert_close(grads[0], expected)
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+def test_both_sides_zero_moves_nothing(method):
+    _, grads = combine(method(0.5, constraint_mode="relative"), [vector(0, 0)], [vector(0, 0)])
+    assert torch.equal(grads[0], vector(0, 0))
+
+
+def test_an_empty_and_a_scalar_parameter_take_part():
+    retain, forget = [torch.zeros(0), torch.tensor(1.0)], [torch.zeros(0), torch.tensor(-2.0)]
+    _, grads = combine(HamuQ(0.5, **RELATIVE), retain, forget, max_grad_norm=None)
+    assert grads[0].numel() == 0
+    assert grads[1] == 1.0

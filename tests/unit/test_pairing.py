@@ -1,0 +1,72 @@
+"""Pairs: who stands beside whom, and that it depends on the seed alone."""
+
+import pytest
+from torch.utils.data import DataLoader
+
+from hamu import HamuError
+from hamu.training import PairCollator, PairedDataset
+
+RETAIN, FORGET = list(range(10)), list(range(100, 104))
+
+
+def epoch(pairs, number, batch_size=3):
+    pairs.set_epoch(number)
+    loader = DataLoader(pairs, batch_size=batch_size, collate_fn=lambda batch: batch)
+    batches = list(loader)
+    return [r for b in batches for r in b["retain"]], [f for b in batches for f in b["forget"]]
+
+
+def test_an_epoch_is_one_pass_over_the_retain_data():
+    for number in range(3):
+        retain, _ = epoch(PairedDataset(RETAIN, FORGET), number)
+        assert sorted(retain) == RETAIN
+
+
+def test_every_round_draws_each_forget_record_once_also_across_epochs():
+    pairs = PairedDataset(RETAIN, FORGET)
+    drawn = [f for number in range(4) for f in epoch(pairs, number)[1]]
+    rounds = [drawn[i : i + len(FORGET)] for i in range(0, len(drawn), len(FORGET))]
+    assert all(sorted(one) == FORGET for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 1, "rounds are reshuffled"
+
+
+def test_a_forget_set_larger_than_the_retain_set_is_used_up_before_it_repeats():
+    pairs = PairedDataset(FORGET, RETAIN)
+    drawn = [f for number in range(5) for f in epoch(pairs, number)[1]]
+    assert sorted(drawn[:10]) == RETAIN
+    assert sorted(drawn[10:20]) == RETAIN
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10])
+def test_the_order_does_not_depend_on_the_batch_size(batch_size):
+    assert epoch(PairedDataset(RETAIN, FORGET), 2, batch_size) == epoch(PairedDataset(RETAIN, FORGET), 2)
+
+
+def test_the_order_is_new_each_epoch_and_fixed_when_shuffled_once():
+    fresh, once = PairedDataset(RETAIN, FORGET), PairedDataset(RETAIN, FORGET, shuffle="once")
+    assert epoch(fresh, 0)[0] != epoch(fresh, 1)[0]
+    assert epoch(once, 0) == epoch(once, 1)
+    assert epoch(once, 0)[0] != RETAIN, "once still means shuffled"
+
+
+def test_the_seed_decides():
+    assert epoch(PairedDataset(RETAIN, FORGET, seed=1), 0) != epoch(PairedDataset(RETAIN, FORGET, seed=2), 0)
+
+
+def test_only_the_sides_asked_for_are_fetched_and_the_length_stays():
+    pairs = PairedDataset(RETAIN, FORGET, sides=["forget"])
+    assert len(pairs) == len(RETAIN)
+    assert set(pairs[0]) == {"forget"}
+
+
+def test_items_fetched_one_by_one_are_the_batch_fetched_at_once():
+    pairs = PairedDataset(RETAIN, FORGET)
+    collate = PairCollator(lambda items: {"values": items})
+    one_by_one = collate([pairs[i] for i in range(5)])
+    assert one_by_one == collate(pairs.__getitems__(list(range(5))))
+
+
+@pytest.mark.parametrize(("retain", "forget", "side"), [([], FORGET, "retain"), (RETAIN, [], "forget")])
+def test_an_empty_side_is_an_error_that_names_it(retain, forget, side):
+    with pytest.raises(HamuError, match=f"the {side} set is empty"):
+        PairedDataset(retain, forget)

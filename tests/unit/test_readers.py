@@ -1,0 +1,119 @@
+"""Reading images: every source gives the same pixels, and every damaged one a clear error."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hamu import HamuError
+from hamu.data import pixel_statistics, read_images
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
+LABELS = np.array([0, 1, 0, 1, 0, 1])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i, (pixels, label) in enumerate(zip(PIXELS, LABELS, strict=True)):
+        place = tmp_path / "images" / ("cat", "dog")[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{i}.png")
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"img": [Image.fromarray(p) for p in PIXELS], "label": LABELS.tolist()}
+    datasets.Dataset.from_dict(rows, features).to_parquet(str(tmp_path / "train.parquet"))
+    return tmp_path / "train.parquet"
+
+
+def save_npz(path, **arrays):
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path):
+    by_class = np.argsort(LABELS, kind="stable")
+    npz = read_images(save_npz(tmp_path / "a.npz", images=PIXELS, labels=LABELS))
+    assert torch.equal(npz.pixels, torch.from_numpy(PIXELS).permute(0, 3, 1, 2))
+    assert torch.equal(read_images(str(parquet)).pixels, npz.pixels)
+    assert torch.equal(read_images(str(folder)).pixels, npz.pixels[by_class])
+    assert read_images(str(folder)).classes == read_images(str(parquet)).classes == ("cat", "dog")
+
+
+def test_a_folder_with_train_and_test_has_both_splits(parquet):
+    parquet.with_name("test.parquet").write_bytes(parquet.read_bytes())
+    assert len(read_images(str(parquet.parent), "test")) == 6
+
+
+def test_nothing_is_left_in_a_cache_folder(parquet, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+    read_images(str(parquet))
+    assert not cache.exists()
+
+
+def test_the_bundled_digits_are_split_four_to_one_and_disjoint():
+    train, test = read_images("digits"), read_images("digits", "test")
+    assert (len(train), len(test)) == (1438, 359)
+    assert not set(train.rows.tolist()) & set(test.rows.tolist())
+    assert train.pixels.dtype == torch.uint8
+    assert train.pixels.max() == 255
+
+
+def test_normalised_batches_have_mean_zero_and_deviation_one():
+    train = read_images("digits")
+    batch = train.normalized(*pixel_statistics(train)).__getitems__(range(len(train)))["pixel_values"]
+    assert batch.mean().abs() < 1e-5
+    assert (batch.std() - 1).abs() < 1e-3
+
+
+def test_images_are_resized_and_converted_on_request(folder):
+    data = read_images(str(folder), image_size=8, num_channels=1)
+    assert data.pixels.shape == (6, 1, 8, 8)
+
+
+def broken_image(folder):
+    (folder / "cat" / "0.png").write_bytes(b"no image")
+    return str(folder), {}
+
+
+def odd_size(folder):
+    Image.new("RGB", (9, 9)).save(folder / "cat" / "9.png")
+    return str(folder), {}
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda f: (str(f / "nowhere"), {}), "is neither a file nor a folder"),
+        (broken_image, r"0\.png of .* is not a readable image"),
+        (odd_size, "differ in size .*; give --image_size"),
+        (lambda f: (str(f / "cat" / "0.png"), {}), "is not a data set that can be read"),
+        (lambda f: (str(f / "cat"), {}), "holds no images"),
+        (lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS[:3]), {}), "6 images but 3 labels"),
+        (lambda f: (save_npz(f / "a.npz", images=PIXELS / 255, labels=LABELS), {}), "type float64"),
+        (lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS - 1), {}), "label -1 of .* is out of range"),
+        (lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS / 2), {}), "expected whole numbers"),
+        (
+            lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS), {"label_column": "kind"}),
+            "no label column 'kind'",
+        ),
+        (lambda f: (save_npz(f / "a.npz", pictures=PIXELS), {}), "has no image column"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_an_error_that_names_it(folder, prepare, message):
+    source, options = prepare(folder)
+    with pytest.raises(HamuError, match=message):
+        read_images(source, **options)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path, suffix):
+    path = tmp_path / f"train{suffix}"
+    path.write_bytes(b"PAR1 damaged")
+    with pytest.raises(HamuError, match=f"train\\{suffix} cannot be read"):
+        read_images(str(path))

@@ -1,0 +1,156 @@
+"""Settings out of range are refused with a message that says what to do; the registry builds and names methods."""
+
+import math
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import Holder, random_gram
+from torch import nn
+
+from hamu import HamuError, HamuQ, HamuU, Method, PairedGradients, StoppingRule, build_method
+from hamu.methods import method_classes, registry
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"constraint": 0.0}, "constraint 0.0 must be a positive number"),
+        ({"constraint": -1.0}, "constraint -1.0 must be a positive number"),
+        ({"constraint": math.nan}, "constraint nan must be a positive number"),
+        ({"constraint": math.inf}, "constraint inf must be a positive number"),
+        ({"constraint_mode": "share"}, "constraint_mode 'share' is unknown; choose absolute or relative"),
+        ({"constraint": 1.5, "constraint_mode": "relative"}, r"share of what is possible, in \(0, 1\]; got 1.5"),
+        ({"radius": "large"}, "radius 'large' is unknown"),
+        ({"radius": 0.0}, r"radius 0.0 must be positive \(R/η\)"),
+        ({"radius": math.inf}, "radius inf must be positive"),
+        ({"on_infeasible": "ignore"}, "on_infeasible 'ignore' is unknown; choose stop, clamp or skip"),
+        ({"distribution": "fair"}, "distribution 'fair' is unknown; choose norm_product, uniform"),
+        ({"distribution": [1.0, -1.0]}, "shares of the constraint must be non-negative and not all zero"),
+        ({"distribution": [0.0, 0.0]}, "non-negative and not all zero"),
+        ({"distribution": [1.0, math.nan]}, "non-negative and not all zero"),
+        ({"distribution": [1.0, math.inf]}, "shares of the constraint"),
+        ({"stopping": "sometimes"}, "stopping criterion 'sometimes' is unknown"),
+    ],
+)
+def test_a_method_refuses(method, settings, message):
+    with pytest.raises(HamuError, match=message):
+        method(**settings)
+
+
+def test_shares_must_match_the_blocks():
+    with pytest.raises(HamuError, match="the constraint has 3 shares, but there are 4 blocks; give one each"):
+        HamuQ(distribution=[1, 1, 1]).weigh(random_gram(0, blocks=4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_grad_norm": 0.0}, "max_grad_norm 0.0 must be positive, or None for no clipping"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm nan must be positive"),
+        ({"blocks": "layer"}, "blocks 'layer' is unknown; choose tensor, module, model, or give a function"),
+    ],
+)
+def test_paired_gradients_refuse(settings, message):
+    with pytest.raises(HamuError, match=message):
+        PairedGradients(nn.Linear(2, 2), HamuQ(), **settings)
+
+
+def test_a_model_without_trainable_parameters_is_refused():
+    with pytest.raises(HamuError, match="no trainable parameter; set requires_grad on those that may change"):
+        PairedGradients(nn.Linear(2, 2).requires_grad_(False), HamuQ())
+
+
+def test_a_hamu_error_is_a_value_error():
+    assert issubclass(HamuError, ValueError)
+
+
+def test_every_method_is_built_by_its_name():
+    assert list(method_classes()) == ["hamu-q", "hamu-u", "ft", "ga", "gdiff", "kl", "scrub", "gru", "pcgrad"]
+    for name, cls in method_classes().items():
+        assert type(build_method(name, constraint=0.25, nothing_of_the_kind=1)) is cls
+    assert build_method("hamu-u", constraint=0.25).constraint == 0.25
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(HamuError, match="method 'hamu' is unknown; choose one of hamu-q, hamu-u, ft, ga"):
+        build_method("hamu")
+
+
+class Third(Method):
+    name, summary, source = "third", "a method of somebody else", "them"
+
+    def weigh(self, gram):
+        raise NotImplementedError
+
+
+def install(monkeypatch, cls):
+    point = SimpleNamespace(load=lambda: cls, value="them:Third")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "hamu.methods" else [])
+
+
+def test_an_installed_package_adds_a_method(monkeypatch):
+    install(monkeypatch, Third)
+    assert isinstance(build_method("third"), Third)
+
+
+def test_an_installed_method_may_not_take_a_known_name(monkeypatch):
+    install(monkeypatch, type("Usurper", (Third,), {"name": "hamu-q"}))
+    with pytest.raises(HamuError, match=re.escape("'hamu-q' of them:Third has a name that is taken; rename it")):
+        method_classes()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "names"),
+    [
+        ("tensor", ["0.weight", "0.bias", "1.weight", "1.bias"]),
+        ("module", ["0", "1"]),
+        ("model", ["model"]),
+        (lambda name: name.endswith("bias"), ["False", "True"]),
+    ],
+)
+def test_blocks_group_the_parameters(blocks, names):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"), blocks=blocks)
+    assert pair.block_names == names
+    x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+    with pair.retain():
+        model(x).square().sum().backward()
+    with pair.forget():
+        model(x).sin().sum().backward()
+    step = pair.combine()
+    assert step.weights.retain.shape == (len(names),)
+
+
+def test_settings_survive_a_checkpoint_and_others_are_refused_by_name():
+    model = Holder([torch.zeros(3)])
+    state = PairedGradients(model, HamuQ(0.5)).state_dict()
+    PairedGradients(model, HamuQ(0.5)).load_state_dict(state)
+    changed = {
+        r"constraint 0.5 \(now 0.7\)": PairedGradients(model, HamuQ(0.7)),
+        r"method 'hamu-q' \(now 'hamu-u'\)": PairedGradients(model, HamuU(0.5)),
+        r"max_grad_norm 1.0 \(now None\)": PairedGradients(model, HamuQ(0.5), max_grad_norm=None),
+        r"blocks 1 \(now 2\)": PairedGradients(Holder([torch.zeros(3)] * 2), HamuQ(0.5)),
+        r"stopping 'aggregate' \(now .*patience": PairedGradients(model, HamuQ(0.5, stopping=StoppingRule(patience=2))),
+    }
+    for message, pair in changed.items():
+        with pytest.raises(HamuError, match=message):
+            pair.load_state_dict(state)
+
+
+def test_importing_hamu_loads_torch_and_nothing_heavier():
+    heavy = ["transformers", "datasets", "accelerate", "matplotlib", "sklearn", "pandas", "PIL", "rich"]
+    code = f"import hamu, sys; assert 'torch' in sys.modules; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    import hamu
+
+    with pytest.raises(AttributeError, match="no attribute 'HamuX'"):
+        _ = hamu.HamuX

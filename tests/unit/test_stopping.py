@@ -1,0 +1,143 @@
+"""When to stop: the criteria, margin, patience, window, and that a run without conflict is never stopped."""
+
+import math
+
+import pytest
+import torch
+from helpers import Holder, collect, gram_at
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, StoppingRule
+from hamu.methods import StoppingMemory
+
+
+def stops(rule, headrooms):
+    memory = StoppingMemory(rule)
+    return [memory.update(h) for h in headrooms]
+
+
+def test_it_stops_below_one_and_not_at_one():
+    assert stops(StoppingRule(), [1.5, 1.0, 0.999, 1.2]) == [False, False, True, False]
+
+
+def test_margin_stops_earlier():
+    assert stops(StoppingRule(margin=0.5), [1.6, 1.5, 1.49]) == [False, False, True]
+
+
+def test_patience_counts_only_steps_in_a_row():
+    headrooms = [0.5, 0.5, 2.0, 0.5, 0.5, 0.5]
+    assert stops(StoppingRule(patience=3), headrooms) == [False] * 5 + [True]
+
+
+def test_window_averages_and_waits_until_it_is_full():
+    headrooms = [0.1, 0.1, 2.5, 0.3, 0.3]  # means over three: 0.9, 0.97, 1.03
+    assert stops(StoppingRule(window=3), headrooms) == [False, False, True, True, False]
+
+
+def test_off_never_stops():
+    assert stops(StoppingRule("off"), [0.0, 0.0]) == [False, False]
+
+
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=12), st.integers(0, 11))
+def test_saved_and_restored_memory_decides_as_the_uninterrupted_one(headrooms, cut):
+    rule = StoppingRule(patience=2, window=3)
+    first, second = StoppingMemory(rule), StoppingMemory(rule)
+    before = [first.update(h) for h in headrooms[:cut]]
+    second.load_state_dict(first.state_dict())
+    assert before + [second.update(h) for h in headrooms[cut:]] == stops(rule, headrooms)
+
+
+def headroom(cosines, criterion, share=0.5, norms=None, method=HamuQ, **settings):
+    norms = norms or [1.0] * len(cosines)
+    gram = gram_at(norms, [1.0] * len(cosines), cosines)
+    status = method(share, constraint_mode="relative", stopping=criterion, **settings).weigh(gram).constraint
+    return (status.sustainable / status.demand).item()
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+def test_aggregate_is_the_sum_over_blocks_any_the_worst_and_global_the_whole_model(method):
+    cosines, sines = [0.95, 0.6], [math.sqrt(1 - 0.95**2), 0.8]
+    assert headroom(cosines, "aggregate", method=method) == pytest.approx(sum(sines) / 2 / 0.5)
+    assert headroom(cosines, "any", method=method) == pytest.approx(min(sines) / 0.5)
+    assert headroom(cosines, "global", method=method) == pytest.approx(math.sqrt(1 - (1.55 / 2) ** 2) / 0.5)
+
+
+@pytest.mark.parametrize("criterion", ["aggregate", "global"])
+def test_without_conflict_all_that_can_be_reached_is_sustainable(criterion):
+    assert headroom([-0.9, -0.9], criterion) == pytest.approx(1 / 0.5)
+
+
+def test_aggregate_weighs_blocks_by_what_they_can_reach():
+    sines = [math.sqrt(1 - 0.95**2), 0.8]
+    expected = (3 * sines[0] + sines[1]) / 4 / 0.5
+    assert headroom([0.95, 0.6], "aggregate", norms=[3.0, 1.0]) == pytest.approx(expected)
+
+
+def test_any_does_not_count_blocks_without_conflict():
+    assert headroom([-0.99, 0.6], "any") == pytest.approx(0.8 / 0.5)
+
+
+def run(method, cosines, steps=1):
+    """Decisions of a pair fed with one two-dimensional block per cosine, again and again."""
+    retain = [torch.tensor([1.0, 0.0], dtype=torch.float64)] * len(cosines)
+    forget = [torch.tensor([c, math.sqrt(1 - c * c)], dtype=torch.float64) for c in cosines]
+    pair = PairedGradients(Holder(retain), method, max_grad_norm=None)
+    decisions = []
+    for _ in range(steps):
+        collect(pair, "retain", retain)
+        collect(pair, "forget", forget)
+        decisions.append(pair.combine())
+    return decisions
+
+
+@pytest.mark.parametrize(("criterion", "decision"), [("aggregate", "step"), ("any", "stop"), ("off", "step")])
+def test_the_criterion_decides_whether_the_step_is_taken(criterion, decision):
+    [step] = run(HamuQ(0.5, constraint_mode="relative", stopping=criterion), [0.95, 0.0])
+    assert step.decision == decision
+    assert step.should_stop == (decision == "stop")
+
+
+def test_the_reason_names_the_criterion_and_both_figures():
+    [step] = run(HamuQ(0.5, constraint_mode="absolute"), [0.95])
+    assert step.should_stop
+    assert step.reason.startswith("the aggregate stopping criterion is met: the constraint 0.5 exceeds 0.3122")
+
+
+def test_patience_of_a_method_is_obeyed_across_steps():
+    rule = StoppingRule("aggregate", patience=3)
+    steps = run(HamuQ(0.5, stopping=rule), [0.95], steps=3)
+    assert [s.decision for s in steps] == ["step", "step", "stop"]
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.1])
+@pytest.mark.parametrize("criterion", ["aggregate", "global"])
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+@settings(max_examples=60)
+@given(cosines=st.lists(st.floats(-1, 0), min_size=1, max_size=5), share=st.sampled_from([0.01, 0.7, 0.999, 1.0]))
+def test_while_kappa_is_not_positive_it_never_stops(method, criterion, margin, cosines, share):
+    rule = StoppingRule(criterion, margin=margin)
+    [step] = run(method(share, constraint_mode="relative", stopping=rule), cosines)
+    assert step.kappa <= 0
+    assert step.decision == "step", step.reason
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+def test_a_clamped_demand_without_conflict_is_no_reason_to_stop(method):
+    [step] = run(method(5.0, on_infeasible="clamp"), [-0.5])
+    assert step.decision == "step", step.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"criterion": "sometimes"}, "stopping criterion 'sometimes' is unknown; choose aggregate, any, global or off"),
+        ({"margin": -0.1}, "stopping margin -0.1 is negative; use 0 or more"),
+        ({"margin": math.nan}, "stopping margin nan"),
+        ({"patience": 0}, "patience 0 and window 1 must be at least 1 step"),
+        ({"window": 0}, "patience 1 and window 0 must be at least 1 step"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(HamuError, match=message):
+        StoppingRule(**settings)
