@@ -59,7 +59,7 @@ def collect(pair, side, grads):
             parameter.grad = None if grad is None else grad.clone()
 
 
-def combine(method, retain, forget, grad_scale=1.0, **settings):
+def combine(method, retain, forget, **settings):
     """One combine of given gradients: the step, and each parameter's `.grad`."""
     pair = PairedGradients(
         Holder([r if r is not None else f for r, f in zip(retain, forget, strict=True)]), method, **settings
@@ -68,7 +68,7 @@ def combine(method, retain, forget, grad_scale=1.0, **settings):
         collect(pair, "retain", retain)
     if method.uses_forget:
         collect(pair, "forget", forget)
-    step = pair.combine(grad_scale)
+    step = pair.combine()
     return step, [p.grad for p in pair.parameters]
 
 
@@ -95,3 +95,8 @@ def hamu_u_update(g_r, g_f, U, R):
     perpendicular = g_f - kappa / g_r.norm() ** 2 * g_r
     root = (R**2 - U**2 / g_r.norm() ** 2).sqrt()
     return -U / g_r.norm() ** 2 * g_r + root * perpendicular / perpendicular.norm(), False
+
+
+def weights(model):
+    """All parameters of a model as one float64 vector."""
+    return flat(model.parameters())

@@ -9,6 +9,8 @@ The first side's gradients are kept by pointer, never copied; the combine writes
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -59,6 +61,11 @@ class PairStep:
     def cos(self) -> Tensor:
         """cosθ between the whole model's gradients, 0-dim."""
         return self.gram.total().cos[0]
+
+    @property
+    def gradient_norms(self) -> tuple[Tensor, Tensor]:
+        """‖g_r‖ and ‖g_f‖ of the whole model before clipping, 0-dim."""
+        return self.gram.retain_sq.sum().sqrt() / self.clip[0], self.gram.forget_sq.sum().sqrt() / self.clip[1]
 
     @property
     def promised_retain_change(self) -> Tensor:
@@ -177,15 +184,15 @@ class PairedGradients:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def combine(self, grad_scale: float | Tensor = 1.0) -> PairStep:
+    def combine(self, scaler: torch.amp.GradScaler | None = None) -> PairStep:
         """Weigh the two gradients and leave g* in `.grad`; both sides are used up.
 
         If the step must not be taken (a non-finite gradient, an infeasible constraint, the stopping criterion),
         every `.grad` is None instead, so that an optimizer's step changes nothing, neither weights nor its state.
 
         Args:
-            grad_scale: the factor by which the losses were scaled, e.g. a `GradScaler`'s `get_scale()`. g* keeps the
-                scale, for the scaler to remove; a non-finite pair leaves non-finite gradients, for it to see.
+            scaler: the `GradScaler` that scaled both losses. g* keeps its scale, for `scaler.step` to remove; a step
+                that must not be taken leaves NaN instead of None, at which the scaler passes over the step.
 
         Returns:
             The `PairStep`.
@@ -193,9 +200,14 @@ class PairedGradients:
         Raises:
             HamuError: if a side that the method needs is missing, or was collected before the weights changed.
         """
+        if self._inside:
+            raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
         grads = self._take()
         retain, forget = grads["retain"], grads["forget"]
-        gram = self._meter.measure(retain, forget).scaled(1.0 / grad_scale, 1.0 / grad_scale)
+        gram = self._meter.measure(retain, forget)
+        scaled = scaler is not None and scaler.is_enabled()
+        if scaler is not None and scaled:
+            gram = gram.scaled(1.0 / scaler.get_scale(), 1.0 / scaler.get_scale())
         clip = gram.clip_factors(self.max_grad_norm)
         gram = gram.scaled(*clip)
         weights = self.method.weigh(gram)
@@ -203,7 +215,7 @@ class PairedGradients:
         decision, reason = self._decide(finite, figures)
         if decision == "step":
             self._write(retain, forget, a, b)
-        elif not finite and not (isinstance(grad_scale, float) and grad_scale == 1.0):
+        elif scaled:
             for parameter, r, f in zip(self.parameters, retain, forget, strict=True):
                 kept = r if r is not None else f
                 parameter.grad = None if kept is None else kept.fill_(math.nan)
@@ -227,15 +239,16 @@ class PairedGradients:
         self._memory.load_state_dict(state["stopping"])
 
     def _settings(self) -> dict[str, Any]:
-        method: dict[str, Any] = (
-            asdict(self.method) if is_dataclass(self.method) and not isinstance(self.method, type) else {}
-        )
-        return {
-            "method": self.method.name,
-            **method,
+        method = self.method
+        fields: dict[str, Any] = asdict(method) if is_dataclass(method) and not isinstance(method, type) else {}
+        settings = fields | {
+            "method": method.name,
+            "stopping": asdict(method.stopping_rule),
             "max_grad_norm": self.max_grad_norm,
-            "blocks": len(self.block_names),
+            "blocks": f"{len(self.block_names)} ({_digest((self.block_names, self._block_of))})",
         }
+        plain: dict[str, Any] = json.loads(json.dumps(settings))  # as it comes back from a file
+        return plain
 
     def _take(self) -> dict[str, list[Tensor | None]]:
         needed = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
@@ -249,7 +262,7 @@ class PairedGradients:
             self._raise_stale()
         none: list[Tensor | None] = [None] * len(self.parameters)
         grads = {side: self._grads.get(side, none) for side in needed}
-        self._grads = {}
+        self.discard()
         for grad in (*grads["retain"], *grads["forget"]):
             if grad is not None and grad.is_sparse:
                 raise HamuError("sparse gradients cannot be combined; build the embedding with sparse=False")
@@ -274,7 +287,9 @@ class PairedGradients:
                 constraint.feasible.to(gram.dot.dtype),
                 constraint.demand,
                 constraint.capacity,
+                constraint.granted,
                 constraint.sustainable,
+                constraint.conflict.to(gram.dot.dtype),
             ]
         packed = torch.cat([torch.stack(figures), weights.retain * clip[0], weights.forget * clip[1]])
         values = packed.tolist()
@@ -287,18 +302,15 @@ class PairedGradients:
             return "skip", "a gradient is not finite"
         if not figures:
             return "step", ""
-        feasible, demand, capacity, sustainable = figures
+        feasible, demand, capacity, granted, sustainable, conflict = figures
         if not feasible and self.method.on_infeasible != "clamp":
             reason = (
                 f"the constraint {demand:.4g} cannot be met: the gradients allow at most {capacity:.4g}; lower it or "
                 f'use constraint_mode="relative"'
             )
             return self.method.on_infeasible, reason
-        if self._memory.update(sustainable / demand if demand > 0 else math.inf):
-            return "stop", (
-                f"the {self._memory.rule.criterion} stopping criterion is met: the constraint {demand:.4g} exceeds "
-                f"{sustainable:.4g}, the most that both objectives can sustain, so every further step must hurt"
-            )
+        if self._memory.update(sustainable / granted if granted > 0 else math.inf, bool(conflict)):
+            return "stop", f"the stopping criterion is met: {self._memory.explain(granted, sustainable)}"
         return "step", ""
 
     def _write(self, retain: list[Tensor | None], forget: list[Tensor | None], a: list[float], b: list[float]) -> None:
@@ -317,6 +329,10 @@ def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, d
     if retain.dtype == dtype:
         return retain.mul_(a).add_(forget, alpha=b)
     return retain.copy_(retain.to(dtype).mul_(a).add_(forget, alpha=b))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
 
 
 def _group(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]]:

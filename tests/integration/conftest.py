@@ -1,7 +1,6 @@
 """A small trained classifier, its problem, and a quiet trainer, shared by the tests of whole runs."""
 
 import pytest
-import torch
 import transformers
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
@@ -61,7 +60,3 @@ def trainer_of(problem, tmp_path):
         return trainer
 
     return make
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten().double() for p in model.parameters()])

@@ -67,13 +67,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("scale", [1.0, torch.tensor(8.0)], ids=["plain", "scaled"])
 @pytest.mark.parametrize(("method", "settings", "decision"), CASES.values(), ids=CASES)
-def test_combine_reads_from_the_device_once(reads, method, settings, decision, scale):
+def test_combine_reads_from_the_device_once(reads, method, settings, decision):
     pair = prepared(method, **settings)
     del reads[:]
     with _Dispatched() as dispatched:
-        step = pair.combine(scale)
+        step = pair.combine()
     assert step.decision == decision
     assert reads == ["tolist"]
     assert dispatched.reads == 0

@@ -89,6 +89,12 @@ def test_gradients_left_from_before_do_not_leak_in(model, pair):
     assert_clean(pair, model)
 
 
+def test_between_the_contexts_no_optimizer_can_step_on_one_side_alone(model, pair):
+    with pair.retain():
+        loss(model, 1).backward()
+    assert all(p.grad is None for p in pair.parameters)
+
+
 @pytest.mark.parametrize("method", [HamuQ(), HamuU(), build_method("gdiff")])
 def test_a_missing_side_is_named(model, method):
     pair = PairedGradients(model, method)

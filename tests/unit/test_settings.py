@@ -30,7 +30,7 @@ from hamu.methods import method_classes, registry
         ({"radius": math.inf}, "radius inf must be positive"),
         ({"on_infeasible": "ignore"}, "on_infeasible 'ignore' is unknown; choose stop, clamp or skip"),
         ({"distribution": "fair"}, "distribution 'fair' is unknown; choose norm_product, uniform"),
-        ({"distribution": [1.0, -1.0]}, "shares of the constraint must be non-negative and not all zero"),
+        ({"distribution": [1.0, -1.0]}, "shares of the constraint must be finite, non-negative and not all zero"),
         ({"distribution": [0.0, 0.0]}, "non-negative and not all zero"),
         ({"distribution": [1.0, math.nan]}, "non-negative and not all zero"),
         ({"distribution": [1.0, math.inf]}, "shares of the constraint"),
@@ -134,7 +134,7 @@ def test_settings_survive_a_checkpoint_and_others_are_refused_by_name():
         r"constraint 0.5 \(now 0.7\)": PairedGradients(model, HamuQ(0.7)),
         r"method 'hamu-q' \(now 'hamu-u'\)": PairedGradients(model, HamuU(0.5)),
         r"max_grad_norm 1.0 \(now None\)": PairedGradients(model, HamuQ(0.5), max_grad_norm=None),
-        r"blocks 1 \(now 2\)": PairedGradients(Holder([torch.zeros(3)] * 2), HamuQ(0.5)),
+        r"blocks '1 \(\w+\)' \(now '2 \(\w+\)'\)": PairedGradients(Holder([torch.zeros(3)] * 2), HamuQ(0.5)),
         r"stopping 'aggregate' \(now .*patience": PairedGradients(model, HamuQ(0.5, stopping=StoppingRule(patience=2))),
     }
     for message, pair in changed.items():

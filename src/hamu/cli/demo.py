@@ -152,7 +152,7 @@ def _unlearn_by_all(
 
 def _first_stop(log: list[dict[str, Any]]) -> int | None:
     """The step at which the aggregate stopping criterion was first met, None if never (or if there is none)."""
-    return next((e["step"] for e in log if "demand" in e and e["demand"] > e["sustainable"]), None)
+    return next((e["step"] for e in log if e.get("criterion_met")), None)
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Any:

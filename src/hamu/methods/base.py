@@ -29,9 +29,12 @@ class ConstraintStatus:
         fraction: φ_i, the demanded share of what block i can reach, [L]; above 1 it is infeasible.
         direct: [L] bool, where the objective's own gradient already meets the constraint (κ ≤ κ1).
         demand: 0-dim, the demanded loss change q = Q/η (or U/η).
+        granted: 0-dim, the demand cut in each block to what it can reach, as on_infeasible="clamp" does.
         capacity: 0-dim, the largest demand that the gradients allow, Σ R_i/η ‖g_c,i‖.
         sustainable: 0-dim, the largest demand that costs the other objective nothing, by the stopping
-            criterion in use (App. C); beyond it every step must hurt.
+            criterion in use (the right-hand side in App. C); beyond it every step must hurt.
+        conflict: 0-dim bool, whether the objectives are in conflict: κ > 0. If not, whatever is feasible costs
+            nothing (App. B.4), and the criterion cannot be met.
         feasible: 0-dim bool, whether every block can meet its share.
         kappa: 0-dim, κ = g_r·g_f of the whole model (Theorem 4.1).
         direct_threshold: 0-dim, κ1 (HAMU-Q) or κ3 (HAMU-U) of the whole model.
@@ -41,8 +44,10 @@ class ConstraintStatus:
     fraction: Tensor
     direct: Tensor
     demand: Tensor
+    granted: Tensor
     capacity: Tensor
     sustainable: Tensor
+    conflict: Tensor
     feasible: Tensor
     kappa: Tensor
     direct_threshold: Tensor

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import torch
@@ -29,6 +29,7 @@ from hamu.methods.stopping import Criterion, StoppingRule
 
 ConstraintMode = Literal["absolute", "relative"]
 _FLOAT64_EPS = torch.finfo(torch.float64).eps
+_UNBOUNDED = 1e300  # finite, so that times a demand of 0 it is 0
 _FEASIBLE_SLACK = 1e-12  # rounding of a sum of shares is not infeasibility
 
 
@@ -55,7 +56,7 @@ class _Hamu(Method):
 
     constraint: float = 0.5
     constraint_mode: ConstraintMode = "absolute"
-    distribution: Literal["norm_product", "uniform"] | Sequence[float] = "norm_product"
+    distribution: Literal["norm_product", "uniform"] | tuple[float, ...] = "norm_product"
     radius: Literal["gradient"] | float = "gradient"
     on_infeasible: OnInfeasible = "stop"
     stopping: StoppingRule | Criterion = "aggregate"
@@ -84,8 +85,10 @@ class _Hamu(Method):
                     f"distribution {self.distribution!r} is unknown; choose norm_product, uniform or give one "
                     f"share per block"
                 )
-        elif not all(share >= 0 for share in self.distribution) or not sum(self.distribution) > 0:
-            raise HamuError("the shares of the constraint must be non-negative and not all zero")
+        elif not all(0 <= share < math.inf for share in self.distribution) or not sum(self.distribution) > 0:
+            raise HamuError("the shares of the constraint must be finite, non-negative and not all zero")
+        else:
+            object.__setattr__(self, "distribution", tuple(self.distribution))
 
     @property
     def stopping_rule(self) -> StoppingRule:
@@ -132,7 +135,7 @@ class _Hamu(Method):
         """q_i: the demand on each block, [L]."""
         total = self.constraint * (reach.sum() if self.constraint_mode == "relative" else 1.0)
         if not isinstance(self.distribution, str):
-            shares = torch.as_tensor(self.distribution, dtype=reach.dtype, device=reach.device)
+            shares = _constant(self.distribution, reach.device)
             if shares.shape != reach.shape:
                 raise HamuError(
                     f"the constraint has {shares.numel()} shares, but there are {reach.numel()} blocks; give one each"
@@ -150,33 +153,44 @@ class _Hamu(Method):
     ) -> ConstraintStatus:
         whole = gram.total()
         objective_norm, constrained_norm = (norm[0] for norm in self._sides(whole))
-        kappa, cos, sin = whole.dot[0], whole.cos[0], whole.sin[0]
+        kappa, sin = whole.dot[0], whole.sin[0]
         total_demand = demand.sum()
         whole_radius = (radius * radius).sum().sqrt()
         whole_reach = whole_radius * constrained_norm
         share = torch.where(total_demand > 0, total_demand / whole_reach, torch.zeros_like(total_demand)).clamp(max=1.0)
         norms = objective_norm * constrained_norm
+        granted = torch.minimum(demand, reach)
         criterion = self.stopping_rule.criterion
         if criterion == "global":
-            sustainable = torch.where(cos > 0, whole_reach * sin, whole_reach)
+            sustainable = whole_reach * sin
         elif criterion == "any":
             free = torch.where(gram.cos > 0, reach * gram.sin, reach)
-            tightest = torch.where(demand > 0, free / demand, torch.full_like(demand, math.inf)).min()
-            sustainable = tightest * total_demand
+            tightest = torch.where(granted > 0, free / granted, torch.full_like(demand, _UNBOUNDED)).min()
+            sustainable = tightest * granted.sum()
         else:
-            # App. C's sum follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4).
-            sustainable = torch.where(kappa > 0, (reach * gram.sin).sum(), reach.sum())
+            sustainable = (reach * gram.sin).sum()
+        # The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4).
+        conflict = (gram.cos > 0).any() if criterion == "any" else kappa > 0
+        sustainable = torch.where(conflict, sustainable, reach.sum())
         return ConstraintStatus(
             fraction=fraction,
             direct=direct,
             demand=total_demand,
+            granted=granted.sum(),
             capacity=reach.sum(),
             sustainable=sustainable,
+            conflict=conflict,
             feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all(),
             kappa=kappa,
             direct_threshold=-share * norms,
             stop_threshold=((1.0 - share) * (1.0 + share)).sqrt() * norms,
         )
+
+
+@lru_cache(maxsize=8)
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The same numbers every step, sent to the device once."""
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -53,16 +53,33 @@ class StoppingMemory:
         self._headrooms: deque[float] = deque(maxlen=rule.window)
         self._met_in_a_row = 0
 
-    def update(self, headroom: float) -> bool:
-        """Take one step's headroom; return whether to stop before that step is taken."""
+    def update(self, headroom: float, conflict: bool = True) -> bool:
+        """Take one step's headroom; return whether to stop before that step is taken.
+
+        Args:
+            headroom: the largest sustainable demand over the demand made.
+            conflict: whether the objectives are in conflict at all (κ > 0); without it nothing must hurt.
+        """
         if self.rule.criterion == "off":
             return False
         self._headrooms.append(headroom)
         mean = sum(self._headrooms) / len(self._headrooms)
         full = len(self._headrooms) == self.rule.window
-        met = full and mean < 1.0 + self.rule.margin
+        met = conflict and full and mean < 1.0 + self.rule.margin
         self._met_in_a_row = self._met_in_a_row + 1 if met else 0
         return self._met_in_a_row >= self.rule.patience
+
+    def explain(self, demand: float, sustainable: float) -> str:
+        """Which rule was met, with its figures, in words."""
+        rule = self.rule
+        text = (
+            f"the constraint {demand:.4g} exceeds {sustainable:.4g}, the most that both objectives can sustain "
+            f"({rule.criterion}"
+        )
+        text += f", margin {rule.margin:g}" if rule.margin else ""
+        text += f", mean of {rule.window} steps" if rule.window > 1 else ""
+        text += f", {rule.patience} steps in a row" if rule.patience > 1 else ""
+        return text + "), so every further step must hurt"
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""

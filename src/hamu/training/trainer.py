@@ -128,8 +128,7 @@ class UnlearnTrainer(Trainer):
             self._losses[side] = self._losses.get(side, 0.0) + loss.detach()
         total = torch.stack([self._losses[side] for side in self.sides]).sum()
         if self.accelerator.sync_gradients:
-            scaler = self.accelerator.scaler
-            self._settle(self.pair.combine(1.0 if scaler is None else scaler.get_scale()))
+            self._settle(self.pair.combine(self.accelerator.scaler))
         return total
 
     def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor]) -> Tensor:
@@ -182,6 +181,8 @@ class UnlearnTrainer(Trainer):
         step = self._step
         assert step is not None
         tensors = {f"{side}_loss": loss for side, loss in self._losses.items()}
+        norms = step.gradient_norms
+        tensors |= {f"{side}_norm": norms[SIDES.index(side)] for side in self.sides}
         if len(self.sides) == 2:
             tensors |= {"kappa": step.kappa, "cos": step.cos}
         tensors |= {
@@ -197,6 +198,7 @@ class UnlearnTrainer(Trainer):
                 "sustainable": constraint.sustainable,
                 "capacity": constraint.capacity,
                 "direct_share": constraint.direct.double().mean(),
+                "criterion_met": constraint.conflict & (constraint.granted > constraint.sustainable),
             }
         values = torch.stack([t.detach().double() for t in tensors.values()]).tolist()
         return dict(zip(tensors, values, strict=True)) | {"decision": step.decision}
