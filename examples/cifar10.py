@@ -62,7 +62,7 @@ def unlearn(model_path: str, problem: Any, method: str, protocol: str) -> dict[s
         "test_accuracy": last["eval_test_accuracy"],
         "steps": trainer.steps_taken,
         "skipped": trainer.steps_skipped,
-        "mean_norms": {s: sum(e[k] for e in steps) / len(steps) for s in trainer.sides for k in (f"{s}_norm",)},
+        "mean_norms": {side: sum(e[f"{side}_norm"] for e in steps) / len(steps) for side in trainer.sides},
         "mean_kappa": sum(kappas) / len(kappas) if kappas else None,
         "criterion_met": sum(e["criterion_met"] for e in steps if "criterion_met" in e),
         "ended": trainer.stop_reason or "last step",
@@ -126,7 +126,8 @@ def write_tables(results: dict[str, Any], output: Path) -> None:
                 "",
                 f"Protocol {protocol}, ρ = {rho:g}:",
                 "",
-                "| method | ΔL_f | -ΔL_r | forget acc. | retain acc. | test acc. | mean κ | ‖g_r‖ | ‖g_f‖ | criterion met | steps |",
+                "| method | ΔL_f | -ΔL_r | forget acc. | retain acc. | test acc. | mean κ | ‖g_r‖ | ‖g_f‖ | "
+                "criterion met | steps |",
                 "|---|---|---|---|---|---|---|---|---|---|---|",
             ]
             for method, r in runs.items():

@@ -33,8 +33,8 @@ def test_train_unlearn_evaluate_from_end_to_end(cli, tmp_path):
     assert cli("train", *original, "--output_dir", "original")[0] == 0
     assert cli("train", *original, "--without_forget", "--output_dir", "retrained")[0] == 0
     digest = (tmp_path / "original/model/model.safetensors").read_bytes()
-    code, out, err = cli("unlearn", "--recipe", "digits", "--model", "original/model", "--retain_model", "retrained/model",
-                         "--num_train_epochs", "2", "--output_dir", "unlearned")  # fmt: skip
+    models = ["--model", "original/model", "--retain_model", "retrained/model"]
+    code, out, err = cli("unlearn", "--recipe", "digits", *models, "--num_train_epochs", 2, "--output_dir", "unlearned")
     assert (code, err) == (0, "")
     assert "forget 131 images (class 3), retain 1307, by hamu-q" in out
     assert "22 steps taken, 0 not taken; the run ended because the last epoch is done" in out
@@ -87,8 +87,8 @@ def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
         Image.fromarray(pixels).save(place / f"{number:02}.png")
     common = ["--data", "images", "--num_train_epochs", "1"]
     assert cli("train", *common, "--model", "resnet8", "--output_dir", "original")[0] == 0
-    code, out, err = cli("unlearn", *common, "--model", "original/model", "--forget_rows", "0,7,33", "--output_dir", "u",
-                         "--constraint_mode", "relative", "--stopping", "off")  # fmt: skip
+    settings = ["--constraint_mode", "relative", "--stopping", "off", "--output_dir", "unlearned"]
+    code, out, err = cli("unlearn", *common, "--model", "original/model", "--forget_rows", "0,7,33", *settings)
     assert (code, err) == (0, "")
     assert "forget 3 images (3 named rows), retain 37" in out
     assert "membership inference: not measured" in out

@@ -2,16 +2,16 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from helpers import weights
 from torch import nn
 from transformers import TrainerCallback
 
 from hamu import HamuError, HamuQ, PairedGradients, build_method
 from hamu.training import PairedDataset
-
-from helpers import weights
 
 
 def own_loop(model, problem, method, steps, batch_size=256, lr=1e-4):
@@ -199,7 +199,7 @@ def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, traine
     gains = {e["step"]: e["eval_joint_gain"] for e in trainer.state.log_history if "eval_joint_gain" in e and e["step"]}
     best = max(gains, key=gains.get)
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
-    saved = json.load(open(f"{trainer.state.best_model_checkpoint}/trainer_state.json"))
+    saved = json.loads(Path(trainer.state.best_model_checkpoint, "trainer_state.json").read_text())
     assert saved["best_metric"] == pytest.approx(gains[best])
 
 

@@ -135,7 +135,9 @@ def test_settings_survive_a_checkpoint_and_others_are_refused_by_name():
         r"method 'hamu-q' \(now 'hamu-u'\)": PairedGradients(model, HamuU(0.5)),
         r"max_grad_norm 1.0 \(now None\)": PairedGradients(model, HamuQ(0.5), max_grad_norm=None),
         r"blocks '1 \(\w+\)' \(now '2 \(\w+\)'\)": PairedGradients(Holder([torch.zeros(3)] * 2), HamuQ(0.5)),
-        r"stopping 'aggregate' \(now .*patience": PairedGradients(model, HamuQ(0.5, stopping=StoppingRule(patience=2))),
+        r"stopping .*'patience': 1.* \(now .*'patience': 2": PairedGradients(
+            model, HamuQ(0.5, stopping=StoppingRule(patience=2))
+        ),
     }
     for message, pair in changed.items():
         with pytest.raises(HamuError, match=message):

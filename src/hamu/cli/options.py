@@ -41,7 +41,8 @@ class DataOptions:
     rho: float = field(
         default=0.0,
         metadata={
-            "help": "Similarity mixing ratio of --forget_class: this share of the forget set is drawn from everything else (paper, App. E.1)."
+            "help": "Similarity mixing ratio of --forget_class: this share of the forget set is drawn from "
+            "everything else (paper, App. E.1)."
         },
     )
     forget_rows: str | None = field(
@@ -76,6 +77,7 @@ class Parser(HfArgumentParser):
     """An argument parser whose mistakes are HamuErrors."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise instead of leaving the program."""
         raise HamuError(message)
 
 

@@ -91,15 +91,15 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
     channels = getattr(config, "num_channels", None)
     if channels is not None and channels != data.pixels.shape[1]:
         raise HamuError(
-            f"the model takes images with {channels} channels, those of {data.source} have {data.pixels.shape[1]}; give "
-            f"--num_channels {channels} to convert them"
+            f"the model takes images with {channels} channels, those of {data.source} have {data.pixels.shape[1]}; "
+            f"give --num_channels {channels} to convert them"
         )
     classes = getattr(config, "num_labels", None)
     highest = int(data.labels.max())
     if classes is not None and highest >= classes:
         raise HamuError(
-            f"label {highest} of {data.source} is out of range: the model has {classes} classes (0 to {classes - 1}); use "
-            f"the data it was trained on, or a model with at least {highest + 1} classes"
+            f"label {highest} of {data.source} is out of range: the model has {classes} classes (0 to {classes - 1}); "
+            f"use the data it was trained on, or a model with at least {highest + 1} classes"
         )
 
 

@@ -1,0 +1,1 @@
+"""The bundled recipes, one YAML file each."""

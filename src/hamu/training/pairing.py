@@ -95,6 +95,7 @@ class PairCollator:
         self._collate = collate
 
     def __call__(self, batch: Any) -> dict[str, Mapping[str, Tensor]]:
+        """For each side, what the data's collator makes of its items."""
         if not isinstance(batch, Mapping):  # a loader that fetches item by item
             batch = {side: [item[side] for item in batch] for side in batch[0]}
         return {side: items if isinstance(items, Mapping) else self._collate(items) for side, items in batch.items()}

@@ -1,0 +1,59 @@
+"""What the README tells a newcomer to type, typed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hamu.cli import main
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_loop_unlearns():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3)
+    loss = torch.nn.functional.cross_entropy
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    names = {
+        "model": model,
+        "loss": loss,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "retain_batches": [(x[:30], y[:30])] * 5,
+        "forget_batches": [(x[30:], y[30:])] * 5,
+    }
+    before = loss(model(x[30:]), y[30:]).item()
+    [block] = blocks("python")
+    exec(block, names)
+    assert names["step"].decision == "step"
+    assert loss(model(x[30:]), y[30:]).item() > before
+
+
+def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        place = tmp_path / "images" / ("cat", "dog")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    [block] = blocks("sh")
+    for line in block.strip().splitlines():
+        program, *argv = shlex.split(line)
+        assert program == "hamu"
+        shorter = [] if argv[0] == "evaluate" else ["--max_steps", "2"]
+        assert main([*argv, *shorter]) == 0, capsys.readouterr().err
+    assert (tmp_path / "runs/check/evaluation.json").is_file()
+
+
+def test_the_table_of_methods_is_complete():
+    from hamu.methods import method_classes
+
+    listed = re.findall(r"^\| `([\w-]+)` \|", README, re.MULTILINE)
+    assert listed == list(method_classes())
