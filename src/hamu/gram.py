@@ -9,7 +9,7 @@ The sums are exact products of the stored values accumulated in float64: near-co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 _ROW = 128  # elements of a packed row
 _SMALL = 1 << 16  # tensors up to this many elements are packed together
-_PIECE = 1 << 20  # larger tensors are widened to float64 this many elements at a time
+_PIECE = 1 << 18  # larger tensors are widened to float64 this many elements at a time
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class PairGram:
 class GramMeter:
     """Measures the `PairGram` of two gradient lists of fixed shapes.
 
-    Small tensors are packed into zero-padded rows of one float64 buffer, so that a network with hundreds
-    of them costs a handful of kernels; large ones are widened a piece at a time, so that nothing larger
-    than a piece is ever held twice.
+    Small tensors are packed into zero-padded rows of one float64 buffer, so that a network with hundreds of them costs
+    a handful of kernels; large ones are widened a piece at a time into another. Both buffers are kept: memory that is
+    taken anew in every step costs more than the sums.
 
     Args:
         parameters: the tensors whose gradients will be measured, in order.
@@ -106,16 +106,17 @@ class GramMeter:
     """
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
-        self._device = parameters[0].device
-        self._blocks = torch.tensor(block_of, device=self._device)
+        self.device = parameters[0].device
+        self._blocks = torch.tensor(block_of, device=self.device)
         self._num_blocks = int(max(block_of)) + 1
         self._count = len(parameters)
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
-        self._large = [i for i, p in enumerate(parameters) if p.numel() > _SMALL]
-        self._packs = [
-            _Pack(device, [(i, p) for i, p in enumerate(parameters) if p.numel() <= _SMALL and p.device == device])
-            for device in dict.fromkeys(p.device for p in parameters if p.numel() <= _SMALL)
-        ]
+        self._parts: list[_Pack | _Large] = []
+        for device in dict.fromkeys(p.device for p in parameters):
+            small = [(i, p) for i, p in enumerate(parameters) if p.device == device and p.numel() <= _SMALL]
+            large = [i for i, p in enumerate(parameters) if p.device == device and p.numel() > _SMALL]
+            self._parts += [_Pack(device, small)] if small else []
+            self._parts += [_Large(device, large)] if large else []
 
     def measure(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]) -> PairGram:
         """Measure the Gram; None stands for a parameter that the side does not use (a zero gradient).
@@ -127,12 +128,9 @@ class GramMeter:
         Returns:
             The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
         """
-        sums = torch.zeros(3, self._count, dtype=torch.float64, device=self._device)
-        for pack in self._packs:
-            sums[:, pack.members] = pack.sums(retain, forget).to(self._device)
-        for i in self._large:
-            large = _large_sums(retain[i], forget[i])
-            sums[:, i] = large.to(self._device) if isinstance(large, Tensor) else large
+        sums = torch.zeros(3, self._count, dtype=torch.float64, device=self.device)
+        for part in self._parts:
+            sums[:, part.members] = part.sums(retain, forget).to(self.device)
         blocks = sums.new_zeros(3, self._num_blocks).index_add_(1, self._blocks, sums)
         return PairGram(blocks[0], blocks[1], blocks[2], self._eps)
 
@@ -144,8 +142,9 @@ class _Pack:
         rows = [-(-p.numel() // _ROW) for _, p in members]
         starts = [sum(rows[:k]) for k in range(len(rows))]
         self._buffer = torch.zeros(2, sum(rows), _ROW, dtype=torch.float64, device=device)
-        self.members = torch.tensor([i for i, _ in members], device=device)
+        self._product = torch.empty_like(self._buffer[0])
         self._indices = [i for i, _ in members]
+        self.members = torch.tensor(self._indices, device=device)
         self._row_owner = torch.repeat_interleave(
             torch.arange(len(rows), device=device), torch.tensor(rows, device=device)
         )
@@ -164,35 +163,48 @@ class _Pack:
             if present:
                 torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
         r, f = self._buffer
-        rows = torch.stack([torch.linalg.vecdot(r, r), torch.linalg.vecdot(f, f), torch.linalg.vecdot(r, f)])
+        rows = torch.stack([torch.mul(x, y, out=self._product).sum(1) for x, y in ((r, r), (f, f), (r, f))])
         return rows.new_zeros(3, len(self._indices)).index_add_(1, self._row_owner, rows)
 
 
-def _large_sums(retain: Tensor | None, forget: Tensor | None) -> Tensor | float:
-    """Shape [3]: ‖g_r‖², ‖g_f‖², g_r·g_f of one large tensor, widened a piece at a time."""
-    present = [g for g in (retain, forget) if g is not None]
-    if not present:
-        return 0.0
-    if all(g.is_contiguous() for g in present):
-        step = _PIECE
-        retain, forget = (None if g is None else g.view(-1) for g in (retain, forget))
-    else:  # pieces along the first dimension are the same elements whatever the strides
-        step = max(1, _PIECE * present[0].shape[0] // present[0].numel())
-    # torch.dot keeps one long running sum, exact to 1e-12: plenty for float32, too little for float64 gradients.
-    dot = _dot_by_rows if present[0].dtype == torch.float64 else torch.dot
-    zero = torch.zeros((), dtype=torch.float64, device=present[0].device)
-    total = zero.new_zeros(3)
-    for start in range(0, present[0].numel() if step == _PIECE else present[0].shape[0], step):
-        r = None if retain is None else retain[start : start + step].double().reshape(-1)
-        f = None if forget is None else forget[start : start + step].double().reshape(-1)
-        total += torch.stack(
-            [
-                zero if r is None else dot(r, r),
-                zero if f is None else dot(f, f),
-                zero if r is None or f is None else dot(r, f),
-            ]
-        )
-    return total
+class _Large:
+    """Large parameters of one device, each widened to float64 a piece at a time."""
+
+    def __init__(self, device: torch.device, members: list[int]) -> None:
+        self._indices = members
+        self.members = torch.tensor(members, device=device)
+        self._buffer = torch.empty(2, _PIECE, dtype=torch.float64, device=device)
+
+    def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]) -> Tensor:
+        """Shape [3, members]: ‖g_r‖², ‖g_f‖², g_r·g_f of each member."""
+        return torch.stack([self._of_one(retain[i], forget[i]) for i in self._indices], dim=1)
+
+    def _of_one(self, retain: Tensor | None, forget: Tensor | None) -> Tensor:
+        zero = self._buffer.new_zeros(())
+        if retain is None or forget is None:
+            only = retain if retain is not None else forget
+            square = zero if only is None else torch.stack([dot(x, x) for (x,), dot in self._pieces(only)]).sum()
+            return torch.stack([zero if retain is None else square, zero if forget is None else square, zero])
+        sums = [torch.stack([dot(r, r), dot(f, f), dot(r, f)]) for (r, f), dot in self._pieces(retain, forget)]
+        return torch.stack(sums).sum(0)
+
+    def _pieces(self, *grads: Tensor) -> Iterator[tuple[list[Tensor], Callable[[Tensor, Tensor], Tensor]]]:
+        """The gradients' pieces as flat float64 tensors, valid until the next, and how to take their dot products."""
+        # torch.dot keeps one long running sum, exact to 1e-12: plenty for float32, too little for float64 gradients.
+        dot = _dot_by_rows if grads[0].dtype == torch.float64 else torch.dot
+        if all(g.is_contiguous() for g in grads):
+            grads, step = tuple(g.view(-1) for g in grads), _PIECE
+        else:  # pieces along the first dimension are the same elements whatever the strides
+            step = max(1, _PIECE * grads[0].shape[0] // grads[0].numel())
+        for start in range(0, grads[0].shape[0], step):
+            pieces = [g[start : start + step] for g in grads]
+            if pieces[0].numel() > _PIECE:  # one row of a strided matrix can be longer than the buffer
+                yield [p.double().reshape(-1) for p in pieces], dot
+            else:
+                flat = [b[: p.numel()] for b, p in zip(self._buffer, pieces, strict=False)]
+                for widened, piece in zip(flat, pieces, strict=True):
+                    widened.view(piece.shape).copy_(piece)
+                yield flat, dot
 
 
 def _dot_by_rows(x: Tensor, y: Tensor) -> Tensor:

@@ -98,7 +98,8 @@ def predict_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     A Hugging Face model is called by keyword; any other module gets the pixel values as its one argument. Its output
     is the logits, or has them as `.logits`.
     """
-    return logits_of(model(*_arguments(model, inputs)[0], **_arguments(model, inputs)[1]))
+    positional, named = _arguments(model, inputs)
+    return logits_of(model(*positional, **named))
 
 
 def logits_of(output: Any) -> Tensor:
@@ -112,7 +113,8 @@ def logits_of(output: Any) -> Tensor:
 class OriginalModel:
     """The model as it was before unlearning: the same module, run with its original trainable tensors swapped in.
 
-    Frozen parameters and buffers are shared, so the cost is one copy of what is trained: with an adapter, the adapter.
+    Frozen parameters are shared (BatchNorm statistics are not), so the cost is one copy of what is trained: with an
+    adapter, the adapter.
 
     Args:
         model: the module, before its first step.
@@ -121,6 +123,9 @@ class OriginalModel:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._original = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):  # statistics that may move with the run
+                self._original |= {f"{name}.{n}".lstrip("."): b.clone() for n, b in module.named_buffers()}
 
     @torch.no_grad()
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -134,15 +139,11 @@ class OriginalModel:
             for module, training in modes:
                 module.training = training
 
-    def parameter_change(self) -> Tensor:
-        """‖w - w_0‖ over the trainable parameters, 0-dim."""
-        now = dict(self._model.named_parameters())
-        return torch.stack([(now[n].detach() - p).double().norm() for n, p in self._original.items()]).norm()
-
 
 def _arguments(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     features = {key: value for key, value in inputs.items() if key != "labels"}
-    inner = getattr(model, "module", model)
+    wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = model.module if wrapped else model
     if hasattr(inner, "main_input_name") or set(features) != {"pixel_values"}:
         return (), features
     return (features["pixel_values"],), {}

@@ -207,7 +207,8 @@ class PairedGradients:
         gram = self._meter.measure(retain, forget)
         scaled = scaler is not None and scaler.is_enabled()
         if scaler is not None and scaled:
-            gram = gram.scaled(1.0 / scaler.get_scale(), 1.0 / scaler.get_scale())
+            unscale = 1.0 / scaler.get_scale()
+            gram = gram.scaled(unscale, unscale)
         clip = gram.clip_factors(self.max_grad_norm)
         gram = gram.scaled(*clip)
         weights = self.method.weigh(gram)

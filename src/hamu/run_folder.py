@@ -19,6 +19,8 @@ from hamu.errors import HamuError
 
 _OWN = ("model", "config.yaml", "steps.jsonl", "evaluation.json", "summary.json", "trajectories.png")
 
+_OWN_PREFIXES = ("checkpoint-", *(f".{name}." for name in _OWN))  # the latter are what an interrupted write leaves
+
 
 class RunFolder:
     """An output folder, checked at once and made when the first file is written.
@@ -48,7 +50,7 @@ class RunFolder:
             if not overwrite:
                 raise HamuError(f"the output folder {path} is in use; choose another --output_dir, or give --overwrite")
             foreign = [
-                p.name for p in self.path.iterdir() if p.name not in _OWN and not p.name.startswith("checkpoint-")
+                p.name for p in self.path.iterdir() if p.name not in _OWN and not p.name.startswith(_OWN_PREFIXES)
             ]
             if foreign:
                 raise HamuError(
@@ -65,7 +67,10 @@ class RunFolder:
     def prepare(self) -> Path:
         """Make the folder, and clear an earlier run out of it."""
         for stale in self._stale:
-            shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
+            if stale.is_dir():
+                shutil.rmtree(stale)
+            else:
+                stale.unlink(missing_ok=True)
         self._stale = []
         self.path.mkdir(parents=True, exist_ok=True)
         return self.path

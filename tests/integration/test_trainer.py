@@ -105,7 +105,7 @@ def test_batchnorm_statistics_stay_and_its_weights_move(model, trainer_of):
 def test_methods_that_compare_with_the_original_start_from_no_difference(model, trainer_of, method):
     trainer = trainer_of(model, method=method, max_steps=1)
     trainer.train()
-    first = next(e for e in trainer.state.log_history if "decision" in e)
+    first = next(e for e in trainer.state.log_history if "taken" in e)
     assert first["retain_loss" if method == "kl" else "forget_loss"] == pytest.approx(0, abs=1e-6)
 
 
@@ -216,7 +216,7 @@ def test_ones_own_module_and_data_set_can_be_unlearned_from(trainer_of):
 def test_every_log_line_has_the_figures_of_its_step(model, trainer_of):
     trainer = trainer_of(model, max_steps=2)
     trainer.train()
-    lines = [e for e in trainer.state.log_history if "decision" in e]
+    lines = [e for e in trainer.state.log_history if "taken" in e]
     assert [e["step"] for e in lines] == [1, 2]
     for line in lines:
         assert line["demand"] == pytest.approx(0.5 * line["capacity"])

@@ -61,7 +61,8 @@ def test_the_original_predicts_as_a_copy_made_before_training_would():
     assert torch.equal(model[2].running_mean, statistics), "no batch statistics were taken"
     assert model.training
     assert model[3].training
-    assert set(original._original) == {n for n, p in model.named_parameters() if p.requires_grad}
+    trainable = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert set(original._original) == trainable | {f"2.{n}" for n, _ in model[2].named_buffers()}
 
 
 def test_what_is_not_understood_is_an_error():

@@ -16,7 +16,7 @@ COMMANDS = {
     "evaluate": "measure a model: losses, accuracy, membership inference",
     "methods": "list the methods",
 }
-_USAGE = "usage: hamu COMMAND [--help] [options]\n\ncommands:\n" + "\n".join(
+_USAGE = "usage: hamu COMMAND [--help] [--debug] [options]\n\ncommands:\n" + "\n".join(
     f"  {n:10} {t}" for n, t in COMMANDS.items()
 )
 
@@ -46,6 +46,22 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"hamu {command}: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a full disk, a folder that may not be written, a file that vanished
+        if debug:
+            raise
+        print(f"hamu {command}: {error}", file=sys.stderr)
+        return 2
+    except (
+        ValueError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+    ) as error:  # from a library: not foreseen, so say where to look
+        if debug:
+            raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        print(f"hamu {command}: {type(error).__name__}: {first} (--debug shows where)", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"hamu {command}: interrupted", file=sys.stderr)
         return 130
@@ -66,5 +82,6 @@ def _quiet() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    for name in ("accelerate", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")

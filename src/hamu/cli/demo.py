@@ -51,7 +51,8 @@ _UNLEARN = {
 _NEXT = """\
 What next, on your own data:
   hamu train    --data IMAGES/ --model resnet20 --output_dir runs/original
-  hamu unlearn  --data IMAGES/ --model runs/original/model --forget_class NAME --output_dir runs/unlearned
+  hamu unlearn  --data IMAGES/ --model runs/original/model --forget_class NAME --constraint_mode relative \\
+                --output_dir runs/unlearned
   hamu evaluate --data IMAGES/ --model runs/unlearned/model --forget_class NAME --output_dir runs/check
 IMAGES/ has one subfolder of images per class; .parquet, .npz and hub:OWNER/NAME do as well. To forget single
 records, use --forget_rows 3,17,25. `hamu unlearn --help` shows the settings, `hamu methods` the methods."""

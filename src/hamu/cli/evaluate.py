@@ -9,11 +9,12 @@ from hamu.cli.problem import read_problem, sources
 from hamu.cli.tables import membership_line, reference_table, report_table
 from hamu.data import UnlearningData, pixel_statistics
 from hamu.errors import HamuError
-from hamu.evaluation import Predictions, classifier_report, predict_sets
+from hamu.evaluation import Predictions, classifier_report, predict
 from hamu.models import check_fits, load_classifier
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 from hamu.training.original import collate
+from hamu.training.pairing import subset
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -26,10 +27,10 @@ def run(argv: list[str], console: Console) -> int:
     used = (*sources(data_options), *filter(None, (run_options.model, run_options.retain_model)))
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=used)
     problem = read_problem(data_options)
-    predictions = predictions_of(run_options.model, problem, args.eval_batch_size)
+    predictions = predictions_of(run_options.model, problem, args)
     reference = None
     if run_options.retain_model is not None:
-        reference = predictions_of(run_options.retain_model, problem, args.eval_batch_size)
+        reference = predictions_of(run_options.retain_model, problem, args)
     report = classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
     console.print(f"forget set: {problem.forget_name}")
     console.print(report_table({"": report}))
@@ -42,13 +43,21 @@ def run(argv: list[str], console: Console) -> int:
     return 0
 
 
-def predictions_of(source: str, problem: UnlearningData, batch_size: int) -> dict[str, Predictions]:
-    """A saved model's predictions for every set, normalised as that model was trained."""
-    model = load_classifier(source)
+def predictions_of(
+    source: str, problem: UnlearningData, args: TrainConfig, most: int | None = None
+) -> dict[str, Predictions]:
+    """A saved model's predictions for every set (at most so many of each), normalised as that model was trained."""
+    model = load_classifier(source).to(args.device)
     for data in (problem.retain, problem.forget, problem.test):
         if data is not None:
             check_fits(model, data)
-    return predict_sets(model, normalized_for(model, problem), batch_size, collate)
+    problem = normalized_for(model, problem)
+    sets = {"retain": problem.retain, "forget": problem.forget, "test": problem.test}
+    return {
+        name: predict(model, subset(data, most, args.seed), args.eval_batch_size, collate)
+        for name, data in sets.items()
+        if data is not None
+    }
 
 
 def normalized_for(model: object, problem: UnlearningData) -> UnlearningData:

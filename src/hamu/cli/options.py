@@ -17,6 +17,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from hamu.errors import HamuError
 
 _SECTIONS = ("train", "unlearn", "evaluate")
+_TEXT = ("forget_class", "forget_rows", "radius")  # texts that look like numbers in YAML
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
 _SHOWN = {
     "num_train_epochs", "max_steps", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay",
@@ -96,7 +97,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     Raises:
         HamuError: if a flag or key is unknown, or a value does not fit.
     """
-    files = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    files = Parser((), prog=f"hamu {command}", add_help=False, allow_abbrev=False)
     files.add_argument("--recipe")
     files.add_argument("--config")
     named, rest = files.parse_known_args(argv)
@@ -122,7 +123,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
             built.append(cls(**{key: value for key, value in values.items() if key in names}))
         except HamuError:
             raise
-        except (ValueError, TypeError, ImportError, NotImplementedError) as error:
+        except (ValueError, TypeError, ImportError, NotImplementedError, RuntimeError, KeyError) as error:
             raise HamuError(f"the settings do not fit together: {str(error).strip().splitlines()[0]}") from error
     return (*built, resolved)
 
@@ -173,7 +174,10 @@ def _files(named: argparse.Namespace) -> list[tuple[str, str]]:
         path = Path(named.config)
         if not path.is_file():
             raise HamuError(f"the config file {named.config} does not exist")
-        found.append((named.config, path.read_text(encoding="utf-8")))
+        try:
+            found.append((named.config, path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            raise HamuError(f"{named.config} is not a text file; expected YAML") from None
     return found
 
 
@@ -186,6 +190,9 @@ def _flatten(name: str, text: str, command: str, known: set[str]) -> dict[str, A
     if not isinstance(content, dict):
         raise HamuError(f"{name} holds a {type(content).__name__}; expected settings as `key: value`")
     sections = {key: content.pop(key) or {} for key in _SECTIONS if key in content}
+    for key, section in sections.items():
+        if not isinstance(section, dict):
+            raise HamuError(f"{name} has {section!r} under {key}; expected settings as `key: value`")
     everywhere = _every_key()
     for key in (*content, *(key for section in sections.values() for key in section)):
         if key not in everywhere:
@@ -193,7 +200,16 @@ def _flatten(name: str, text: str, command: str, known: set[str]) -> dict[str, A
             hint = f"; did you mean {close[0]}?" if close else ""
             raise HamuError(f"{name} has the unknown setting {key!r}{hint}")
     merged = content | sections.get(command, {})
-    return {key: str(value) if isinstance(value, float) else value for key, value in merged.items() if key in known}
+    return {key: _as_flag(key, value) for key, value in merged.items() if key in known}
+
+
+def _as_flag(key: str, value: Any) -> Any:
+    """A YAML value as the parser takes it from a flag, so that it is checked alike."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, float) or (isinstance(value, int) and key in _TEXT):
+        return str(value)
+    return value
 
 
 def _every_key() -> set[str]:

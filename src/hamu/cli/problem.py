@@ -38,11 +38,7 @@ def read_train_and_test(options: DataOptions) -> tuple[ImageData, ImageData | No
         test = _read(options, options.test_data, "test")
     elif has_test_split(_located(options, options.data)):
         test = _read(options, options.data, "test")
-    if test is not None and test.classes != train.classes:
-        raise HamuError(
-            f"the test data have classes {test.classes}, the training data {train.classes}; they must agree"
-        )
-    return train, test
+    return train, None if test is None else test.with_classes(train.classes)
 
 
 def sources(options: DataOptions) -> tuple[str, ...]:

@@ -31,7 +31,8 @@ def run(argv: list[str], console: Console) -> int:
     )
     if run_options.model is None:
         raise HamuError("name the model with --model: resnet20, a folder, or hub:OWNER/NAME")
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=sources(data_options))
+    used = (*sources(data_options), run_options.model)
+    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=used)
     if run_options.without_forget:
         problem = read_problem(data_options)
         train, test = problem.retain, problem.test
@@ -42,11 +43,16 @@ def run(argv: list[str], console: Console) -> int:
     set_seed(args.seed)
     mean, std = pixel_statistics(train)
     model = new_classifier(run_options.model, train, mean, std)
-    mean, std = model.config.image_mean or mean, model.config.image_std or std
+    mean, std = model.config.image_mean, model.config.image_std
     check_fits(model, train)
     args.disable_tqdm = True
+    folder.prepare()
     begin = time.perf_counter()
-    train_classifier(model, train.normalized(mean, std), args, [ProgressBar(console, "train")])
+    eval_data = None if test is None else test.normalized(mean, std)
+    try:
+        train_classifier(model, train.normalized(mean, std), args, [ProgressBar(console, "train")], eval_data)
+    finally:
+        folder.discard_if_empty()
     seconds = time.perf_counter() - begin
     figures = {"seconds": round(seconds, 1)}
     for name, data in (("train", train), ("test", test)):

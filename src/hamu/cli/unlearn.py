@@ -17,7 +17,7 @@ from hamu.cli.tables import membership_line, reference_table, report_table
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import classifier_report
-from hamu.models import check_fits, load_classifier
+from hamu.models import check_finite, check_fits, load_classifier
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.original import collate
@@ -40,25 +40,29 @@ def run(argv: list[str], console: Console) -> int:
     problem = normalized_for(model, problem)
     reference = None
     if run_options.retain_model is not None:
-        reference = predictions_of(run_options.retain_model, problem, args.eval_batch_size)
+        reference = predictions_of(run_options.retain_model, problem, args, args.max_eval_samples)
     console.print(
         f"forget {len(problem.forget)} images ({problem.forget_name}), retain {len(problem.retain)}, by {args.method}"
     )
+    if args.resume_from_checkpoint:
+        raise HamuError("resuming from the command line is not supported yet; use UnlearnTrainer.train in Python")
     set_seed(args.seed)
     trainer = new_trainer(model, problem, args, [StepLog(folder), ProgressBar(console, args.method)])
+    folder.prepare()
     try:
         trainer.train()
-    except HamuError:
+    finally:
         folder.discard_if_empty()
-        raise
-    if trainer.evaluated_step != trainer.state.global_step:
+    check_finite(model, f"unlearning diverged; lower --learning_rate {args.learning_rate} or choose another method")
+    path = folder.save_model(model)
+    folder.write_config(resolved)
+    if trainer.evaluated_step != trainer.state.global_step or args.load_best_model_at_end:
         trainer.evaluate()
     reports = {
         name: classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
         for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
     }
     ended = trainer.stop_reason or "the last epoch is done"
-    folder.write_config(resolved)
     folder.write_json(
         "evaluation.json",
         reports
@@ -69,7 +73,6 @@ def run(argv: list[str], console: Console) -> int:
             "ended": ended,
         },
     )
-    path = folder.save_model(model)
     console.print(report_table(reports))
     for name, report in reports.items():
         console.print(f"{name}: {membership_line(report)}")
@@ -108,6 +111,6 @@ class StepLog(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """Append the figures of a step; figures that are not finite become null, which JSON can hold."""
-        if "decision" in logs:
+        if "taken" in logs:
             finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
             self._folder.append_line("steps.jsonl", {"step": state.global_step, **finite})

@@ -78,16 +78,14 @@ def forget_data(train: ImageData, test: ImageData | None, forget: ImageData) -> 
             f"images of {forget.source} have shape {tuple(forget.pixels.shape[1:])}, those of {train.source} "
             f"{tuple(train.pixels.shape[1:])}; give both --image_size"
         )
-    if forget.classes != train.classes:
-        raise HamuError(
-            f"{forget.source} has classes {', '.join(forget.classes[:5])}..., {train.source} has "
-            f"{', '.join(train.classes[:5])}...; both need the same classes in the same order"
-        )
+    forget = forget.with_classes(train.classes)
     gone = set(forget.digests())
     kept = torch.tensor([i for i, digest in enumerate(train.digests()) if digest not in gone], dtype=torch.long)
     if not len(kept):
         raise HamuError(_EVERYTHING)
-    return UnlearningData(train.select(kept), forget, test, f"{len(forget)} records of {Path(forget.source).name}")
+    found = len(train) - len(kept)
+    name = f"{len(forget)} records of {Path(forget.source).name}, {found or 'none'} of them found in the training data"
+    return UnlearningData(train.select(kept), forget, test, name)
 
 
 def parse_rows(value: str) -> list[int]:
@@ -101,7 +99,10 @@ def parse_rows(value: str) -> list[int]:
         path = Path(value)
         if not path.is_file():
             raise HamuError(f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name a file")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise HamuError(f"{value} is not a text file; expected one row number per line") from None
     rows = []
     for part in text.replace("[", " ").replace("]", " ").replace(",", " ").split():
         try:

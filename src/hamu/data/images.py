@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hamu.errors import HamuError
+
 
 @dataclass(frozen=True, eq=False)
 class ImageData(Dataset[dict[str, Tensor]]):
@@ -56,6 +58,21 @@ class ImageData(Dataset[dict[str, Tensor]]):
         """The images at these positions, in this order."""
         index = torch.as_tensor(positions, dtype=torch.long)
         return replace(self, pixels=self.pixels[index], labels=self.labels[index], rows=self.rows[index])
+
+    def with_classes(self, classes: tuple[str, ...]) -> ImageData:
+        """The same images, their labels numbered as in another data set's classes.
+
+        Raises:
+            HamuError: if one of the classes does not occur there.
+        """
+        unknown = [name for name in self.classes if name not in classes]
+        if unknown:
+            raise HamuError(
+                f"class {unknown[0]} of {self.source} is not among the classes {', '.join(classes[:8])}; name the "
+                f"classes of both alike"
+            )
+        numbers = torch.tensor([classes.index(name) for name in self.classes])
+        return replace(self, labels=numbers[self.labels], classes=classes)
 
     def digests(self) -> list[bytes]:
         """A digest of each image's pixels and label, by which equal records are recognised."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from hamu.data.images import ImageData
 from hamu.errors import HamuError
@@ -47,8 +48,12 @@ def read_images(
         HamuError: if the source is missing or empty, an image cannot be read (it is named), or the sizes differ.
     """
     columns = {"image": image_column, "label": label_column}
+    if image_size is not None and image_size < 1:
+        raise HamuError(f"image_size {image_size} must be at least 1 pixel")
+    if num_channels not in (None, 1, 3):
+        raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
     if source == DIGITS:
-        return _digits(split)
+        return _digits(split, image_size, num_channels)
     if source.startswith(HUB):
         return _hub(source, split, columns, image_size, num_channels)
     path = Path(source)
@@ -73,11 +78,7 @@ def read_images(
 
 def has_test_split(source: str) -> bool:
     """Whether `read_images(source, "test")` reads something other than the training data."""
-    return (
-        source == DIGITS
-        or source.startswith(HUB)
-        or (Path(source).is_dir() and _inner(Path(source), "test") is not None)
-    )
+    return source == DIGITS or (Path(source).is_dir() and _inner(Path(source), "test") is not None)
 
 
 def _inner(folder: Path, split: str) -> Path | None:
@@ -87,31 +88,37 @@ def _inner(folder: Path, split: str) -> Path | None:
     return None
 
 
-def _digits(split: str) -> ImageData:
+def _digits(split: str, size: int | None, channels: int | None) -> ImageData:
     """scikit-learn's 1,797 digits of 8x8 pixels: every fifth record is test data."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     rows = np.arange(len(digits.target))
     rows = rows[rows % 5 == 4] if split == "test" else rows[rows % 5 != 4]
-    pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)[:, None]
-    return _image_data(pixels, digits.target[rows], tuple("0123456789"), DIGITS, rows)
+    pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
+    pictures = ((f"digit {row}", Image.fromarray(image)) for row, image in zip(rows, pixels, strict=True))
+    data = _decoded(pictures, digits.target[rows], tuple("0123456789"), DIGITS, size, channels)
+    return replace(data, rows=torch.from_numpy(rows))
 
 
 def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
     try:
         with np.load(path, allow_pickle=False) as arrays:
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise HamuError(f"{path} holds a single array; expected an npz with images and labels")
             names = {role: _column(arrays.files, role, columns[role], path) for role in columns}
             images, labels = arrays[names["image"]], arrays[names["label"]]
-    except (OSError, ValueError) as error:
-        if isinstance(error, HamuError):
-            raise
-        raise HamuError(f"{path} cannot be read as npz: {error}") from error
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+    except HamuError:
+        raise
+    except Exception as error:  # numpy raises many kinds for a damaged archive; the cause is kept
+        raise HamuError(f"{path} cannot be read as npz: {_first_line(error)}") from error
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)):
         raise HamuError(
             f"the images in {path} have type {images.dtype} and shape {images.shape}; expected uint8 [N, H, W] or "
-            f"[N, H, W, C]"
+            f"[N, H, W, C] with 1, 3 or 4 channels last"
         )
+    if labels.ndim != 1:
+        raise HamuError(f"the labels in {path} have shape {labels.shape}; expected one number per image, [N]")
     if len(images) != len(labels):
         raise HamuError(f"{path} has {len(images)} images but {len(labels)} labels; they must be as many")
     pictures = (
@@ -171,8 +178,15 @@ def _table(
     feature = table.features[label]
     classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
     raw = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
-    items = ((f"row {i}", io.BytesIO(v["bytes"]) if v["bytes"] else v["path"]) for i, v in enumerate(raw))
+    items = ((f"row {i}", _encoded(value)) for i, value in enumerate(raw))
     return _decoded(items, np.asarray(table[label]), classes, source, size, channels)
+
+
+def _encoded(value: Any) -> Any:
+    """The bytes or the path of an image cell; whatever else stands there, decoding will name."""
+    if isinstance(value, dict):
+        return io.BytesIO(value["bytes"]) if value.get("bytes") else value.get("path")
+    return value
 
 
 def _column(names: Iterable[str], role: str, wanted: str | None, source: object) -> str:
@@ -198,9 +212,11 @@ def _decoded(
         name, raw = item
         try:
             picture = raw if isinstance(raw, Image.Image) else Image.open(raw)
-            grey = picture.mode in ("1", "L", "I;16")
+            if picture.mode in ("I;16", "I"):  # 16 bits a pixel: keep the upper 8
+                picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+            grey = picture.mode in ("1", "L")
             picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
-        except (UnidentifiedImageError, OSError, TypeError, AttributeError) as error:
+        except Exception as error:  # a damaged picture can raise anything in its decoder; the cause is kept
             raise HamuError(
                 f"{name} of {source} is not a readable image: {_first_line(error)}; remove or repair it"
             ) from None

@@ -1,6 +1,6 @@
 """Measuring a model: losses, accuracy, membership inference, and the distance to a retain model."""
 
-from hamu.evaluation.classifier import classifier_report, predict_sets
+from hamu.evaluation.classifier import classifier_report
 from hamu.evaluation.membership import MembershipInference, membership_inference
 from hamu.evaluation.predictions import Predictions, predict
 
@@ -10,5 +10,4 @@ __all__ = [
     "classifier_report",
     "membership_inference",
     "predict",
-    "predict_sets",
 ]

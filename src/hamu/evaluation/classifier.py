@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hamu.data import UnlearningData
 from hamu.evaluation.membership import membership_inference
-from hamu.evaluation.predictions import Predictions, predict
-
-
-def predict_sets(
-    model: nn.Module,
-    problem: UnlearningData,
-    batch_size: int,
-    collate: Callable[[Any], Mapping[str, Tensor]],
-) -> dict[str, Predictions]:
-    """Predictions for "retain", "forget" and, where there are test data, "test"."""
-    sets = {"retain": problem.retain, "forget": problem.forget, "test": problem.test}
-    return {name: predict(model, data, batch_size, collate) for name, data in sets.items() if data is not None}
+from hamu.evaluation.predictions import Predictions
 
 
 def classifier_report(

@@ -41,7 +41,7 @@ def membership_inference(forget: Predictions, test: Predictions, seed: int = 42)
         seed: seed of the draw and of the folds.
 
     Returns:
-        The figures, or None if fewer than 5 records can be matched by class.
+        The figures, or None if fewer than 5 records can be matched by class, or a loss is not finite.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import roc_auc_score
@@ -55,6 +55,8 @@ def membership_inference(forget: Predictions, test: Predictions, seed: int = 42)
     if count < _FOLDS:
         return None
     losses = torch.cat([forget.losses[members], test.losses[strangers]]).numpy()[:, None]
+    if not np.isfinite(losses).all():
+        return None
     is_member = np.repeat([1, 0], count)
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
     attack = make_pipeline(StandardScaler(), LogisticRegression())

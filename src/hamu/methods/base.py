@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from hamu.gram import PairGram
@@ -25,6 +27,8 @@ OnInfeasible = Literal["stop", "clamp", "skip"]
 class ConstraintStatus:
     """How the constraint stands at this step. Units: loss change per unit of learning rate.
 
+    The whole model's κ and thresholds are computed when they are read.
+
     Attributes:
         fraction: φ_i, the demanded share of what block i can reach, [L]; above 1 it is infeasible.
         direct: [L] bool, where the objective's own gradient already meets the constraint (κ ≤ κ1).
@@ -36,9 +40,9 @@ class ConstraintStatus:
         conflict: 0-dim bool, whether the objectives are in conflict: κ > 0. If not, whatever is feasible costs
             nothing (App. B.4), and the criterion cannot be met.
         feasible: 0-dim bool, whether every block can meet its share.
-        kappa: 0-dim, κ = g_r·g_f of the whole model (Theorem 4.1).
-        direct_threshold: 0-dim, κ1 (HAMU-Q) or κ3 (HAMU-U) of the whole model.
-        stop_threshold: 0-dim, κ2 (HAMU-Q, Theorem 4.4) or κ4 (HAMU-U, App. B.6) of the whole model.
+        gram: the Gram it was computed from.
+        radius: R_i/η, [L].
+        swapped: whether the retain side is the constrained one (HAMU-U).
     """
 
     fraction: Tensor
@@ -49,9 +53,35 @@ class ConstraintStatus:
     sustainable: Tensor
     conflict: Tensor
     feasible: Tensor
-    kappa: Tensor
-    direct_threshold: Tensor
-    stop_threshold: Tensor
+    gram: PairGram
+    radius: Tensor
+    swapped: bool
+
+    @cached_property
+    def kappa(self) -> Tensor:
+        """κ = g_r·g_f of the whole model, 0-dim (Theorem 4.1)."""
+        return self.gram.dot.sum()
+
+    @cached_property
+    def direct_threshold(self) -> Tensor:
+        """κ1 (HAMU-Q, Theorem 4.1) or κ3 (HAMU-U, App. B.6) of the whole model, 0-dim."""
+        return -self._share * self._norms
+
+    @cached_property
+    def stop_threshold(self) -> Tensor:
+        """κ2 (HAMU-Q, Theorem 4.4) or κ4 (HAMU-U, App. B.6) of the whole model, 0-dim."""
+        return ((1.0 - self._share) * (1.0 + self._share)).sqrt() * self._norms
+
+    @cached_property
+    def _norms(self) -> Tensor:
+        return (self.gram.retain_sq.sum() * self.gram.forget_sq.sum()).sqrt()
+
+    @cached_property
+    def _share(self) -> Tensor:
+        """The demanded share of the whole model's reach, at most 1."""
+        constrained = (self.gram.retain_sq if self.swapped else self.gram.forget_sq).sum().sqrt()
+        reach = (self.radius * self.radius).sum().sqrt() * constrained
+        return torch.where(self.demand > 0, self.demand / reach, torch.zeros_like(reach)).clamp(max=1.0)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ class _Hamu(Method):
         """The rule behind `stopping`."""
         return StoppingRule(self.stopping) if isinstance(self.stopping, str) else self.stopping
 
+    _swapped: ClassVar[bool]
+
     @staticmethod
     @abstractmethod
     def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:
@@ -151,18 +153,11 @@ class _Hamu(Method):
     def _status(
         self, gram: PairGram, radius: Tensor, reach: Tensor, demand: Tensor, fraction: Tensor, direct: Tensor
     ) -> ConstraintStatus:
-        whole = gram.total()
-        objective_norm, constrained_norm = (norm[0] for norm in self._sides(whole))
-        kappa, sin = whole.dot[0], whole.sin[0]
-        total_demand = demand.sum()
-        whole_radius = (radius * radius).sum().sqrt()
-        whole_reach = whole_radius * constrained_norm
-        share = torch.where(total_demand > 0, total_demand / whole_reach, torch.zeros_like(total_demand)).clamp(max=1.0)
-        norms = objective_norm * constrained_norm
         granted = torch.minimum(demand, reach)
         criterion = self.stopping_rule.criterion
         if criterion == "global":
-            sustainable = whole_reach * sin
+            whole = gram.total()
+            sustainable = (radius * radius).sum().sqrt() * self._sides(whole)[1][0] * whole.sin[0]
         elif criterion == "any":
             free = torch.where(gram.cos > 0, reach * gram.sin, reach)
             tightest = torch.where(granted > 0, free / granted, torch.full_like(demand, _UNBOUNDED)).min()
@@ -170,20 +165,20 @@ class _Hamu(Method):
         else:
             sustainable = (reach * gram.sin).sum()
         # The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4).
-        conflict = (gram.cos > 0).any() if criterion == "any" else kappa > 0
-        sustainable = torch.where(conflict, sustainable, reach.sum())
+        conflict = (gram.cos > 0).any() if criterion == "any" else gram.dot.sum() > 0
+        capacity = reach.sum()
         return ConstraintStatus(
             fraction=fraction,
             direct=direct,
-            demand=total_demand,
+            demand=demand.sum(),
             granted=granted.sum(),
-            capacity=reach.sum(),
-            sustainable=sustainable,
+            capacity=capacity,
+            sustainable=torch.where(conflict, sustainable, capacity),
             conflict=conflict,
             feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all(),
-            kappa=kappa,
-            direct_threshold=-share * norms,
-            stop_threshold=((1.0 - share) * (1.0 + share)).sqrt() * norms,
+            gram=gram,
+            radius=radius,
+            swapped=self._swapped,
         )
 
 
@@ -206,6 +201,7 @@ class HamuQ(_Hamu):
     name: ClassVar[str] = "hamu-q"
     summary: ClassVar[str] = "raise the forget loss by Q per step at the least retain cost"
     source: ClassVar[str] = "HAMU, Alg. 1"
+    _swapped: ClassVar[bool] = False
 
     @staticmethod
     def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:
@@ -224,6 +220,7 @@ class HamuU(_Hamu):
     name: ClassVar[str] = "hamu-u"
     summary: ClassVar[str] = "lower the retain loss by U per step, forget as much as that allows"
     source: ClassVar[str] = "HAMU, Alg. 2"
+    _swapped: ClassVar[bool] = True
 
     @staticmethod
     def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:

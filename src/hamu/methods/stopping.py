@@ -72,8 +72,9 @@ class StoppingMemory:
     def explain(self, demand: float, sustainable: float) -> str:
         """Which rule was met, with its figures, in words."""
         rule = self.rule
+        relation = "exceeds" if demand > sustainable else "comes too near to"
         text = (
-            f"the constraint {demand:.4g} exceeds {sustainable:.4g}, the most that both objectives can sustain "
+            f"the constraint {demand:.4g} {relation} {sustainable:.4g}, the most that both objectives can sustain "
             f"({rule.criterion}"
         )
         text += f", margin {rule.margin:g}" if rule.margin else ""

@@ -18,6 +18,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 from hamu.data import ImageData
 from hamu.errors import HamuError
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
+from hamu.objectives import predict_logits
 
 HUB = "hub:"
 
@@ -35,7 +36,10 @@ def new_classifier(name: str, data: ImageData, mean: list[float], std: list[floa
     """
     match = re.fullmatch(r"resnet(\d+)", name)
     if match is None:
-        return load_classifier(name)
+        model = load_classifier(name)
+        if model.config.image_mean is None:
+            model.config.image_mean, model.config.image_std = mean, std
+        return model
     return SmallResNet(
         SmallResNetConfig(
             depth=int(match[1]),
@@ -65,26 +69,37 @@ def load_classifier(source: str) -> PreTrainedModel:
         )
     try:
         model = AutoModelForImageClassification.from_pretrained(
-            source.removeprefix(HUB), local_files_only=not hub, use_safetensors=True, trust_remote_code=False
+            source.removeprefix(HUB),
+            local_files_only=not hub,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,  # "auto" would train a half-precision copy in half precision
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise HamuError(f"the model {source} cannot be loaded: {first}") from error
     if getattr(model.config, "image_mean", None) is None:
         model.config.image_mean, model.config.image_std = _processor_statistics(source)
-    broken = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
-    if broken:
-        raise HamuError(
-            f"the model {source} has weights that are not finite, first in {broken[0]}; start from an undamaged copy"
-        )
+    check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
     return model
 
 
-def check_fits(model: nn.Module, data: ImageData) -> None:
-    """Check that the model can classify this data, on one image.
+def check_finite(model: nn.Module, advice: str) -> None:
+    """Check that every weight is finite.
 
     Raises:
-        HamuError: if the model has no trainable parameter, the channels do not fit, or a label is beyond its classes.
+        HamuError: if one is not; the message names its parameter and gives the advice.
+    """
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise HamuError(f"the model has weights that are not finite, first in {name}: {advice}")
+
+
+def check_fits(model: nn.Module, data: ImageData) -> None:
+    """Check that the model can classify this data, in the end by trying one image.
+
+    Raises:
+        HamuError: if the model has no trainable parameter, channels, classes or image size do not fit.
     """
     trainable_parameters(model)
     config = getattr(model, "config", None)
@@ -101,6 +116,27 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"label {highest} of {data.source} is out of range: the model has {classes} classes (0 to {classes - 1}); "
             f"use the data it was trained on, or a model with at least {highest + 1} classes"
         )
+    names = getattr(config, "id2label", None) or {}
+    order = [str(names.get(number, "")) for number in range(len(data.classes))]
+    named = not all(name.startswith("LABEL_") or name.isdigit() for name in (*order, *data.classes))
+    if named and order != list(data.classes) and set(order) & set(data.classes):
+        raise HamuError(
+            f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
+            f"both need the same classes in the same order"
+        )
+    training = model.training
+    try:
+        with torch.no_grad():
+            predict_logits(model.eval(), {"pixel_values": data[0]["pixel_values"][None]})
+    except (ValueError, RuntimeError) as error:
+        size = getattr(config, "image_size", None)
+        remedy = f"give --image_size {size}" if size else "give --image_size"
+        raise HamuError(
+            f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
+            f"{str(error).splitlines()[0]}; {remedy} to resize them"
+        ) from error
+    finally:
+        model.train(training)
 
 
 def trainable_parameters(model: nn.Module) -> int:
@@ -123,4 +159,6 @@ def _processor_statistics(source: str) -> tuple[list[float] | None, list[float] 
         )
     except OSError:
         return None, None
+    if not settings.get("do_normalize", True):
+        return [0.0], [1.0]
     return settings.get("image_mean"), settings.get("image_std")

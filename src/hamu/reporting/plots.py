@@ -71,7 +71,7 @@ def _draw(axes: Axes, name: str, points: Trajectory, number: int, limits: tuple[
 
 
 def _limits(trajectories: Mapping[str, Trajectory]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Limits that show everything but what ran off: points beyond 3 times the second largest end are cut."""
+    """Limits that show two thirds of the methods whole, with room to spare; what runs farther off is cut."""
     limits = []
     for axis in (0, 1):
         ends = sorted(max(abs(point[axis]) for point in points) for points in trajectories.values())

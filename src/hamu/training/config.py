@@ -38,6 +38,12 @@ class TrainConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Where there is no accelerator, say so to transformers: it refuses bf16 otherwise."""
+        for name in ("learning_rate", "per_device_train_batch_size", "per_device_eval_batch_size"):
+            value = getattr(self, name)
+            if not 0 < value < float("inf"):
+                raise HamuError(f"{name} {value} must be positive")
+        if self.seed < 0:
+            raise HamuError(f"seed {self.seed} must not be negative")
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         super().__post_init__()
 
@@ -90,10 +96,10 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"shuffle {self.shuffle!r} is unknown; choose epoch or once")
         if self.blocks not in ("tensor", "module", "model"):
             raise HamuError(f"blocks {self.blocks!r} is unknown; choose tensor, module or model")
-        if not self.learning_rate > 0:
-            raise HamuError(f"learning_rate {self.learning_rate} must be positive")
         if self.max_eval_samples is not None and self.max_eval_samples < 1:
             raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
+        if self.dataloader_persistent_workers:
+            raise HamuError("dataloader_persistent_workers would repeat the first epoch's order; leave it off")
         super().__post_init__()
 
     def build_method(self) -> Method:

@@ -6,16 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, Trainer, TrainerCallback, default_data_collator
+from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
 from hamu.errors import HamuError
+from hamu.models import check_finite
 from hamu.training.config import TrainConfig
 
 
 def train_classifier(
-    model: PreTrainedModel, data: Dataset[Any], args: TrainConfig, callbacks: list[TrainerCallback] | None = None
+    model: PreTrainedModel,
+    data: Dataset[Any],
+    args: TrainConfig,
+    callbacks: list[TrainerCallback] | None = None,
+    eval_data: Dataset[Any] | None = None,
 ) -> PreTrainedModel:
     """Train a classifier by cross-entropy, in place.
 
@@ -24,21 +30,41 @@ def train_classifier(
         data: items with pixel_values and labels, e.g. `ImageData`.
         args: the settings.
         callbacks: transformers callbacks.
+        eval_data: what --eval_strategy evaluates on, by loss and accuracy.
 
     Returns:
         The same model, in evaluation mode.
 
     Raises:
-        HamuError: if training ended with weights that are not finite.
+        HamuError: if an evaluation is asked for without data, or training ended with weights that are not finite.
     """
+    if args.eval_strategy != "no" and eval_data is None:
+        raise HamuError(f"eval_strategy {args.eval_strategy} needs test data; give --test_data, or leave it at no")
     if args.channels_last:
-        model.to(memory_format=torch.channels_last)
-    trainer = Trainer(model, args, data_collator=collate, train_dataset=data, callbacks=callbacks)
+        to_channels_last(model)
+    trainer = Trainer(
+        model,
+        args,
+        data_collator=collate,
+        train_dataset=data,
+        eval_dataset=eval_data,
+        compute_metrics=_accuracy,
+        callbacks=callbacks,
+    )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    if not all(torch.isfinite(p).all() for p in model.parameters()):
-        raise HamuError(f"training diverged: the weights are not finite; lower --learning_rate {args.learning_rate}")
+    check_finite(model, f"training diverged; lower --learning_rate {args.learning_rate}")
     return model.eval()
+
+
+def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def to_channels_last(model: nn.Module) -> None:
+    """Put two-dimensional convolutions in channels-last order; a model with higher dimensions stays as it is."""
+    if all(p.dim() <= 4 for p in model.parameters()):
+        model.to(memory_format=torch.channels_last)
 
 
 def collate(items: Any) -> Mapping[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from hamu.errors import HamuError
 
@@ -99,3 +99,12 @@ class PairCollator:
         if not isinstance(batch, Mapping):  # a loader that fetches item by item
             batch = {side: [item[side] for item in batch] for side in batch[0]}
         return {side: items if isinstance(items, Mapping) else self._collate(items) for side, items in batch.items()}
+
+
+def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
+    """At most so many records of a data set, drawn once; all of them if `most` is None."""
+    length = len(data)  # type: ignore[arg-type]
+    if most is None or length <= most:
+        return data
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:most]
+    return Subset(data, order.tolist())

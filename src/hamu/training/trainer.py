@@ -21,8 +21,8 @@ from hamu.evaluation.predictions import Predictions, predict
 from hamu.objectives import OriginalModel, build_objective, predict_logits
 from hamu.paired import Decision, PairedGradients, PairStep
 from hamu.training.config import UnlearnConfig
-from hamu.training.original import collate
-from hamu.training.pairing import PairCollator, PairedDataset
+from hamu.training.original import collate, to_channels_last
+from hamu.training.pairing import PairCollator, PairedDataset, subset
 
 SIDES = ("retain", "forget")
 
@@ -64,10 +64,17 @@ class UnlearnTrainer(Trainer):
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         pairs = PairedDataset(
-            retain_dataset, forget_dataset, sides=self.sides, seed=args.data_seed or args.seed, shuffle=args.shuffle
+            retain_dataset,
+            forget_dataset,
+            sides=self.sides,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            shuffle=args.shuffle,
         )
+        # The gradients' meter and the original's weights live where the model will: move it before they are made.
+        if not hasattr(model, "hf_device_map"):
+            model.to(args.device)
         if args.channels_last:
-            model.to(memory_format=torch.channels_last)
+            to_channels_last(model)
         self.pair = PairedGradients(
             model, method, blocks=args.blocks, max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None
         )
@@ -75,9 +82,9 @@ class UnlearnTrainer(Trainer):
         self._objectives = {side: build_objective(names[side]) for side in self.sides}
         needs_original = any(objective.needs_original for objective in self._objectives.values())
         self._original = OriginalModel(model) if needs_original else None
-        self._frozen = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._batchnorms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._eval_sets = {
-            name: _subset(data, args.max_eval_samples, args.seed)
+            name: subset(data, args.max_eval_samples, args.seed)
             for name, data in (("retain", retain_dataset), ("forget", forget_dataset), ("test", test_dataset))
             if data is not None
         }
@@ -116,20 +123,21 @@ class UnlearnTrainer(Trainer):
         """Both passes of one batch of pairs; the combine, once the step's batches are all in."""
         model.train()
         if self.args.freeze_batchnorm:
-            for module in self._frozen:
+            for module in self._batchnorms:
                 module.eval()
         inputs = self._prepare_inputs(inputs)
+        losses: dict[str, Tensor] = {}
         for side in self.sides:
             batch = inputs[side]
             count = len(batch["labels"]) if num_items_in_batch is None else num_items_in_batch[side]
             with getattr(self.pair, side)():
                 loss = self._side_total(model, side, batch) / count
                 self.accelerator.backward(loss)
-            self._losses[side] = self._losses.get(side, 0.0) + loss.detach()
-        total = torch.stack([self._losses[side] for side in self.sides]).sum()
+            losses[side] = loss.detach()
+            self._losses[side] = self._losses.get(side, 0.0) + losses[side]
         if self.accelerator.sync_gradients:
             self._settle(self.pair.combine(self.accelerator.scaler))
-        return total
+        return torch.stack(list(losses.values())).sum()
 
     def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor]) -> Tensor:
         objective = self._objectives[side]
@@ -147,7 +155,8 @@ class UnlearnTrainer(Trainer):
         self.steps_skipped += 1
         self._skips_in_a_row += 1
         constraint = step.weights.constraint
-        if self.steps_taken == 0 and decision == "stop" and constraint is not None and not constraint.feasible:
+        infeasible = constraint is not None and not constraint.feasible and self.pair.method.on_infeasible == "stop"
+        if self.steps_taken == 0 and decision == "stop" and infeasible:
             raise HamuError(f"no step can be taken: {step.reason}")
         if self._skips_in_a_row >= self.args.max_skips:
             decision = "stop"
@@ -201,7 +210,7 @@ class UnlearnTrainer(Trainer):
                 "criterion_met": constraint.conflict & (constraint.granted > constraint.sustainable),
             }
         values = torch.stack([t.detach().double() for t in tensors.values()]).tolist()
-        return dict(zip(tensors, values, strict=True)) | {"decision": step.decision}
+        return dict(zip(tensors, values, strict=True)) | {"taken": float(step.decision == "step")}
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -264,12 +273,3 @@ class _PairState(TrainerCallback, ExportableState):
                 "start": trainer._start,
             },
         }
-
-
-def _subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
-    """At most so many records, drawn once."""
-    length = len(data)  # type: ignore[arg-type]
-    if most is None or length <= most:
-        return data
-    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:most]
-    return torch.utils.data.Subset(data, order.tolist())
