@@ -118,7 +118,7 @@ def main() -> None:
     torch.manual_seed(0)
     figures: dict[str, float] = {}
     cases = {
-        "resnet20_b128": (lambda: resnet20(128), 40),
+        "resnet20_b128": (lambda: resnet20(128), 80),
         "resnet20_b16": (lambda: resnet20(16), 200),
         "llama_5m": (llama_5m, 100),
     }

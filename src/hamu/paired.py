@@ -4,7 +4,8 @@ In:  a model, a method, and the user's own losses and optimizer.
 Out: after `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i, which any optimizer may step on.
 
 The first side's gradients are kept by pointer, never copied; the combine writes into the retain side's own memory.
-`combine` reads from the device once: the decision and the 2·L weights come in a single transfer.
+`combine` reads from the device once: the decision and the 2·L weights come in a single transfer. (A second time only if
+large tensors turn out to be nearly collinear, and have to be measured more exactly.)
 """
 
 from __future__ import annotations
@@ -204,15 +205,16 @@ class PairedGradients:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
         grads = self._take()
         retain, forget = grads["retain"], grads["forget"]
-        gram = self._meter.measure(retain, forget)
         scaled = scaler is not None and scaler.is_enabled()
-        if scaler is not None and scaled:
-            unscale = 1.0 / scaler.get_scale()
-            gram = gram.scaled(unscale, unscale)
-        clip = gram.clip_factors(self.max_grad_norm)
-        gram = gram.scaled(*clip)
-        weights = self.method.weigh(gram)
-        finite, a, b, figures = self._read(gram, weights, clip)
+        unscale = 1.0 / scaler.get_scale() if scaler is not None and scaled else 1.0
+        for exact in (False, True):
+            gram = self._meter.measure(retain, forget, exact=exact).scaled(unscale, unscale)
+            clip = gram.clip_factors(self.max_grad_norm)
+            gram = gram.scaled(*clip)
+            weights = self.method.weigh(gram)
+            finite, too_coarse, a, b, figures = self._read(gram, weights, clip)
+            if not (finite and too_coarse):
+                break
         decision, reason = self._decide(finite, figures)
         if decision == "step":
             self._write(retain, forget, a, b)
@@ -279,10 +281,10 @@ class PairedGradients:
 
     def _read(
         self, gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor]
-    ) -> tuple[bool, list[float], list[float], list[float]]:
-        """The one transfer of a step: whether all is finite, the weights of the raw gradients, the constraint."""
+    ) -> tuple[bool, bool, list[float], list[float], list[float]]:
+        """The one transfer of a step: all finite? Gram too coarse? The raw gradients' weights, the constraint."""
         constraint = weights.constraint
-        figures = [gram.is_finite().to(gram.dot.dtype)]
+        figures = [gram.is_finite().to(gram.dot.dtype), self._meter.too_coarse(gram).to(gram.dot.dtype)]
         if constraint is not None:
             figures += [
                 constraint.feasible.to(gram.dot.dtype),
@@ -296,7 +298,7 @@ class PairedGradients:
         values = packed.tolist()
         head, rest = values[: len(figures)], values[len(figures) :]
         half = len(rest) // 2
-        return head[0] == 1.0, rest[:half], rest[half:], head[1:]
+        return head[0] == 1.0, head[1] == 1.0, rest[:half], rest[half:], head[2:]
 
     def _decide(self, finite: bool, figures: list[float]) -> tuple[Decision, str]:
         if not finite:
