@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -208,7 +209,8 @@ class PairedGradients:
         scaled = scaler is not None and scaler.is_enabled()
         unscale = 1.0 / scaler.get_scale() if scaler is not None and scaled else 1.0
         for exact in (False, True):
-            gram = self._meter.measure(retain, forget, exact=exact).scaled(unscale, unscale)
+            gram = self._meter.measure(retain, forget, exact=exact)
+            gram = gram.scaled(unscale, unscale) if scaled else gram
             clip = gram.clip_factors(self.max_grad_norm)
             gram = gram.scaled(*clip)
             weights = self.method.weigh(gram)
@@ -329,9 +331,18 @@ def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, d
         return None if only is None else only.mul_(weight)
     if b == 0.0:
         return retain if a == 1.0 else retain.mul_(a)
+    if retain.dtype == dtype and retain.is_contiguous() and forget.is_contiguous():
+        # The outer product with [1] is a·retain + b·forget in one pass over memory, which mul_ and add_ are not.
+        retain.view(-1, 1).addr_(forget.view(-1), _one(dtype, retain.device), beta=a, alpha=b)
+        return retain
     if retain.dtype == dtype:
         return retain.mul_(a).add_(forget, alpha=b)
     return retain.copy_(retain.to(dtype).mul_(a).add_(forget, alpha=b))
+
+
+@lru_cache(maxsize=16)
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(1, dtype=dtype, device=device)
 
 
 def _digest(value: object) -> str:
