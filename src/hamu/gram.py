@@ -55,8 +55,7 @@ class PairGram:
     def cos(self) -> Tensor:
         """cosθ_i in [-1, 1], shape [L]; 0 where either gradient vanishes."""
         norms = self.retain_norm * self.forget_norm
-        cos = torch.where(norms > 0, self.dot / norms, torch.zeros_like(norms))
-        return cos.clamp(-1.0, 1.0)
+        return (self.dot / norms).masked_fill(norms == 0, 0.0).clamp(-1.0, 1.0)
 
     @cached_property
     def sin(self) -> Tensor:

@@ -113,7 +113,7 @@ class _Hamu(Method):
         radius = objective_norm if isinstance(self.radius, str) else torch.full_like(objective_norm, self.radius)
         reach = radius * constrained_norm
         demand = self._distribute(reach)
-        fraction = torch.where(demand > 0, demand / reach, torch.zeros_like(demand))
+        fraction = (demand / reach).masked_fill(demand == 0, 0.0)
         phi = fraction.clamp(max=1.0)
 
         cos, sin = gram.cos, gram.sin
@@ -123,13 +123,12 @@ class _Hamu(Method):
         # the root covers the rounding of the Gram itself and keeps the step from exceeding its radius.
         collinear = sin < math.sqrt(8 * gram.eps)
         perpendicular = ((1.0 - phi) * (1.0 + phi)).sqrt() / (sin * sin + 8 * _FLOAT64_EPS).sqrt()
-        perpendicular = torch.where(collinear, torch.zeros_like(sin), perpendicular)
+        perpendicular = perpendicular.masked_fill(collinear, 0.0)
 
         per_objective = _ratio(radius, objective_norm)
         per_constrained = _ratio(radius, constrained_norm)
-        objective = per_objective * torch.where(direct, torch.ones_like(sin), perpendicular)
-        constrained = -per_constrained * (phi + perpendicular * cos)
-        constrained = torch.where(direct, torch.zeros_like(sin), constrained)
+        objective = per_objective * perpendicular.masked_fill(direct, 1.0)
+        constrained = (-per_constrained * (phi + perpendicular * cos)).masked_fill(direct, 0.0)
         retain, forget = self._assign(objective, constrained)
         return Weights(retain, forget, self._status(gram, radius, reach, demand, fraction, direct))
 
@@ -190,7 +189,7 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """numerator/denominator, 0 where the denominator is 0."""
-    return torch.where(denominator > 0, numerator / denominator, torch.zeros_like(denominator))
+    return (numerator / denominator).masked_fill(denominator == 0, 0.0)
 
 
 @dataclass(frozen=True)
