@@ -45,6 +45,7 @@ class RunFolder:
                 )
         if self.path.exists() and not self.path.is_dir():
             raise HamuError(f"the output folder {path} is a file; choose another --output_dir")
+        self._absent = [p for p in (self.path, *self.path.parents) if not p.exists()]
         self._stale: list[Path] = []
         if self.path.is_dir() and any(self.path.iterdir()):
             if not overwrite:
@@ -76,9 +77,12 @@ class RunFolder:
         return self.path
 
     def discard_if_empty(self) -> None:
-        """Remove the folder if nothing was written into it."""
-        if self.path.is_dir() and not any(self.path.iterdir()):
-            self.path.rmdir()
+        """Remove the folders that were made for the run, if nothing was written into them."""
+        for made in self._absent:
+            if made.is_dir():
+                if any(made.iterdir()):
+                    return
+                made.rmdir()
 
     def write_text(self, name: str, text: str) -> Path:
         """Write one file whole: beside its place first, then renamed."""

@@ -223,6 +223,30 @@ def test_an_earlier_run_is_replaced_only_on_request(cli, tmp_path, saved_model):
     assert len((tmp_path / "out/steps.jsonl").read_text().splitlines()) == 1
 
 
+def test_an_earlier_run_outlives_a_replacement_that_cannot_take_a_step(cli, tmp_path, saved_model):
+    job = [
+        "unlearn",
+        "--data",
+        "digits",
+        "--forget_class",
+        "3",
+        "--model",
+        saved_model,
+        "--output_dir",
+        "runs/out",
+        *FAST,
+    ]
+    impossible = ["--constraint", "50"]
+    assert cli(*job, *impossible)[0] == 2
+    assert list(tmp_path.iterdir()) == [], "not even an empty folder stays"
+    assert cli(*job, "--constraint_mode", "relative")[0] == 0
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    code, _, err = cli(*job, *impossible, "--overwrite")
+    assert code == 2
+    assert "cannot be met" in err
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
 def test_an_unknown_command_is_named(cli):
     code, _, err = cli("forget")
     assert code == 2

@@ -123,7 +123,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
             built.append(cls(**{key: value for key, value in values.items() if key in names}))
         except HamuError:
             raise
-        except (ValueError, TypeError, ImportError, NotImplementedError, RuntimeError, KeyError) as error:
+        except (ValueError, TypeError, ImportError, RuntimeError, KeyError) as error:
             raise HamuError(f"the settings do not fit together: {str(error).strip().splitlines()[0]}") from error
     return (*built, resolved)
 

@@ -48,7 +48,6 @@ def run(argv: list[str], console: Console) -> int:
         raise HamuError("resuming from the command line is not supported yet; use UnlearnTrainer.train in Python")
     set_seed(args.seed)
     trainer = new_trainer(model, problem, args, [StepLog(folder), ProgressBar(console, args.method)])
-    folder.prepare()
     try:
         trainer.train()
     finally:
@@ -108,6 +107,10 @@ class StepLog(TrainerCallback):
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A first step was possible: only now may an earlier run give way, and before a checkpoint comes."""
+        self._folder.prepare()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """Append the figures of a step; figures that are not finite become null, which JSON can hold."""
