@@ -2,7 +2,9 @@
 
 Floor: two backward passes and the optimizer's step, no clipping, no combine. Ours: the same two passes collected
 apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one
-process on one model, and the ratio is the median over pairs. Host synchronisations are counted in one step.
+process on one model, and the ratio is the median over pairs; the model is made anew every so often, because where
+its tensors happen to lie in memory moves the ratio as much as the step does. Host synchronisations are counted in one
+step.
 
     python benchmarks/step_cost.py [--quick]
 """
@@ -24,6 +26,7 @@ from hamu import HamuQ, PairedGradients
 from hamu.models import SmallResNet, SmallResNetConfig
 
 Loss = Callable[[], Tensor]
+_ROUNDS = 4
 _READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
 
 
@@ -72,20 +75,20 @@ def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], No
     return floor, paired
 
 
-def ratio(floor: Callable[[], None], paired: Callable[[], None], pairs: int) -> float:
-    """Median over pairs of time(paired) / time(floor); the order within a pair alternates."""
+def ratios(floor: Callable[[], None], paired: Callable[[], None], pairs: int) -> list[float]:
+    """time(paired) / time(floor) of each pair; the order within a pair alternates."""
     for _ in range(3):
         floor()
         paired()
-    ratios = []
+    found = []
     for number in range(pairs):
         times = {}
         for step in (floor, paired) if number % 2 else (paired, floor):
             begin = time.perf_counter()
             step()
             times[step] = time.perf_counter() - begin
-        ratios.append(times[paired] / times[floor])
-    return statistics.median(ratios)
+        found.append(times[paired] / times[floor])
+    return found
 
 
 @contextlib.contextmanager
@@ -124,8 +127,11 @@ def main() -> None:
     }
     reads = 0
     for name, (build, pairs) in cases.items():
-        floor, paired = steps(*build())
-        figures[name] = round(ratio(floor, paired, max(5, pairs // 10) if quick else pairs), 4)
+        found: list[float] = []
+        for _ in range(_ROUNDS):
+            floor, paired = steps(*build())
+            found += ratios(floor, paired, max(2, pairs // (10 if quick else 1) // _ROUNDS))
+        figures[name] = round(statistics.median(found), 4)
         with counted_reads() as of_floor:
             floor()
         with counted_reads() as of_paired:

@@ -92,7 +92,7 @@ class PairGram:
 
     def is_finite(self) -> Tensor:
         """0-dim bool: whether every gradient value that went in was finite."""
-        return torch.isfinite(torch.stack([self.retain_sq, self.forget_sq, self.dot])).all()
+        return torch.isfinite((self.retain_sq + self.forget_sq + self.dot).sum())
 
 
 class GramMeter:
@@ -109,20 +109,19 @@ class GramMeter:
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
         self.device = parameters[0].device
-        self._blocks = torch.tensor(block_of, device=self.device)
         self._num_blocks = int(max(block_of)) + 1
-        self._count = len(parameters)
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         has_large = torch.zeros(self._num_blocks, dtype=torch.bool)
         for block, parameter in zip(block_of, parameters, strict=True):
             has_large[block] |= parameter.numel() > _SMALL
-        self._has_large = has_large.to(self.device)
+        self._has_large = has_large.to(self.device) if has_large.any() else None
+        self._never = torch.zeros((), dtype=torch.bool, device=self.device)
         self._parts: list[_Pack | _Large] = []
         for device in dict.fromkeys(p.device for p in parameters):
             small = [(i, p) for i, p in enumerate(parameters) if p.device == device and p.numel() <= _SMALL]
             large = [i for i, p in enumerate(parameters) if p.device == device and p.numel() > _SMALL]
-            self._parts += [_Pack(device, small)] if small else []
-            self._parts += [_Large(device, large)] if large else []
+            self._parts += [_Pack(device, small, block_of, self._num_blocks)] if small else []
+            self._parts += [_Large(device, large, block_of, self._num_blocks)] if large else []
 
     def measure(
         self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], *, exact: bool = True
@@ -137,29 +136,29 @@ class GramMeter:
         Returns:
             The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
         """
-        sums = torch.zeros(3, self._count, dtype=torch.float64, device=self.device)
-        for part in self._parts:
-            sums[:, part.members] = part.sums(retain, forget, exact).to(self.device)
-        blocks = sums.new_zeros(3, self._num_blocks).index_add_(1, self._blocks, sums)
-        return PairGram(blocks[0], blocks[1], blocks[2], self._eps)
+        blocks = self._parts[0].sums(retain, forget, exact).to(self.device)
+        for part in self._parts[1:]:
+            blocks += part.sums(retain, forget, exact).to(self.device)
+        return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
     def too_coarse(self, gram: PairGram) -> Tensor:
         """0-dim bool: whether a Gram that was not measured exactly has an angle too small for float32 sums."""
-        return (self._has_large & (gram.sin < _COARSE_SINE)).any()
+        return self._never if self._has_large is None else (self._has_large & (gram.sin < _COARSE_SINE)).any()
 
 
 class _Pack:
     """Small parameters of one device, each starting on a row of its own in a shared float64 buffer."""
 
-    def __init__(self, device: torch.device, members: list[tuple[int, Tensor]]) -> None:
+    def __init__(
+        self, device: torch.device, members: list[tuple[int, Tensor]], block_of: Sequence[int], num_blocks: int
+    ) -> None:
         rows = [-(-p.numel() // _ROW) for _, p in members]
         starts = [sum(rows[:k]) for k in range(len(rows))]
         self._buffer = torch.zeros(2, sum(rows), _ROW, dtype=torch.float64, device=device)
-        self._product = torch.empty_like(self._buffer[0])
         self._indices = [i for i, _ in members]
-        self.members = torch.tensor(self._indices, device=device)
-        self._row_owner = torch.repeat_interleave(
-            torch.arange(len(rows), device=device), torch.tensor(rows, device=device)
+        self._num_blocks = num_blocks
+        self._row_block = torch.repeat_interleave(
+            torch.tensor([block_of[i] for i in self._indices], device=device), torch.tensor(rows, device=device)
         )
         self._views = [
             [side[s * _ROW : s * _ROW + p.numel()].view(p.shape) for s, (_, p) in zip(starts, members, strict=True)]
@@ -167,7 +166,7 @@ class _Pack:
         ]
 
     def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool) -> Tensor:
-        """Shape [3, members]: ‖g_r‖², ‖g_f‖², g_r·g_f of each member; always exact."""
+        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]; always exact."""
         for views, side in zip(self._views, (retain, forget), strict=True):
             grads = [side[i] for i in self._indices]
             present = [(v, g) for v, g in zip(views, grads, strict=True) if g is not None]
@@ -175,35 +174,37 @@ class _Pack:
                 torch._foreach_zero_([v for v, g in zip(views, grads, strict=True) if g is None])
             if present:
                 torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
-        r, f = self._buffer
-        rows = torch.stack([torch.mul(x, y, out=self._product).sum(1) for x, y in ((r, r), (f, f), (r, f))])
-        return rows.new_zeros(3, len(self._indices)).index_add_(1, self._row_owner, rows)
+        pairs = self._buffer.transpose(0, 1)  # [rows, 2, _ROW]
+        rows = torch.bmm(pairs, pairs.transpose(1, 2))
+        return rows.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._row_block, rows)
 
 
 class _Large:
     """Large parameters of one device, each widened to float64 a piece at a time."""
 
-    def __init__(self, device: torch.device, members: list[int]) -> None:
+    def __init__(self, device: torch.device, members: list[int], block_of: Sequence[int], num_blocks: int) -> None:
         self._indices = members
-        self.members = torch.tensor(members, device=device)
+        self._num_blocks = num_blocks
+        self._blocks = torch.tensor([block_of[i] for i in members], device=device)
         self._buffer = torch.empty(2, _PIECE, dtype=torch.float64, device=device)
 
     def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool) -> Tensor:
-        """Shape [3, members]: ‖g_r‖², ‖g_f‖², g_r·g_f of each member."""
-        return torch.stack([self._of_one(retain[i], forget[i], exact) for i in self._indices], dim=1)
+        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]."""
+        sums = torch.stack([self._of_one(retain[i], forget[i], exact) for i in self._indices])
+        return sums.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._blocks, sums.view(-1, 2, 2))
 
     def _of_one(self, retain: Tensor | None, forget: Tensor | None, exact: bool) -> Tensor:
         zero = self._buffer.new_zeros(())
         if not exact and retain is not None and forget is not None and _sums_in_float32(retain, forget):
             pairs = list(zip(*(torch.split(g.view(-1), _COARSE_PIECE) for g in (retain, forget)), strict=True))
-            sums = [torch.dot(x, y) for r, f in pairs for x, y in ((r, r), (f, f), (r, f))]
-            return torch.stack(sums).view(-1, 3).double().sum(0)
+            sums = [entry for r, f in pairs for entry in _gram_matrix(torch.dot, r, f)]
+            return torch.stack(sums).view(-1, 4).double().sum(0)
         if retain is None or forget is None:
             only = retain if retain is not None else forget
             square = zero if only is None else torch.stack([dot(x, x) for (x,), dot in self._pieces(only)]).sum()
-            return torch.stack([zero if retain is None else square, zero if forget is None else square, zero])
-        sums = [torch.stack([dot(r, r), dot(f, f), dot(r, f)]) for (r, f), dot in self._pieces(retain, forget)]
-        return torch.stack(sums).sum(0)
+            return torch.stack([zero if retain is None else square, zero, zero, zero if forget is None else square])
+        sums = [entry for (r, f), dot in self._pieces(retain, forget) for entry in _gram_matrix(dot, r, f)]
+        return torch.stack(sums).view(-1, 4).sum(0)
 
     def _pieces(self, *grads: Tensor) -> Iterator[tuple[list[Tensor], Callable[[Tensor, Tensor], Tensor]]]:
         """The gradients' pieces as flat float64 tensors, valid until the next, and how to take their dot products."""
@@ -222,6 +223,12 @@ class _Large:
                 for widened, piece in zip(flat, pieces, strict=True):
                     widened.view(piece.shape).copy_(piece)
                 yield flat, dot
+
+
+def _gram_matrix(dot: Callable[[Tensor, Tensor], Tensor], r: Tensor, f: Tensor) -> list[Tensor]:
+    """Its four entries, row by row."""
+    product = dot(r, f)
+    return [dot(r, r), product, product, dot(f, f)]
 
 
 def _sums_in_float32(*grads: Tensor) -> bool:

@@ -186,6 +186,7 @@ class PairedGradients:
         for parameter in self.parameters:
             parameter.grad = None
 
+    @torch.no_grad()
     def combine(self, scaler: torch.amp.GradScaler | None = None) -> PairStep:
         """Weigh the two gradients and leave g* in `.grad`; both sides are used up.
 
@@ -286,15 +287,15 @@ class PairedGradients:
     ) -> tuple[bool, bool, list[float], list[float], list[float]]:
         """The one transfer of a step: all finite? Gram too coarse? The raw gradients' weights, the constraint."""
         constraint = weights.constraint
-        figures = [gram.is_finite().to(gram.dot.dtype), self._meter.too_coarse(gram).to(gram.dot.dtype)]
+        figures = [gram.is_finite(), self._meter.too_coarse(gram)]
         if constraint is not None:
             figures += [
-                constraint.feasible.to(gram.dot.dtype),
+                constraint.feasible,
                 constraint.demand,
                 constraint.capacity,
                 constraint.granted,
                 constraint.sustainable,
-                constraint.conflict.to(gram.dot.dtype),
+                constraint.conflict,
             ]
         packed = torch.cat([torch.stack(figures), weights.retain * clip[0], weights.forget * clip[1]])
         values = packed.tolist()
@@ -323,7 +324,6 @@ class PairedGradients:
             parameter.grad = _combine(r, f, a[block], b[block], combine_dtype(parameter))
 
 
-@torch.no_grad()
 def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, dtype: torch.dtype) -> Tensor | None:
     """a·retain + b·forget, in the memory of one of them; rounded once, in the end, for half precisions."""
     if retain is None or forget is None:

@@ -122,13 +122,14 @@ class _Hamu(Method):
         # step, so only the part along g_c, which alone meets the demand, is kept. Above it, the small term in
         # the root covers the rounding of the Gram itself and keeps the step from exceeding its radius.
         collinear = sin < math.sqrt(8 * gram.eps)
-        perpendicular = ((1.0 - phi) * (1.0 + phi)).sqrt() / (sin * sin + 8 * _FLOAT64_EPS).sqrt()
+        perpendicular = ((1.0 - phi) * (1.0 + phi) / (sin * sin + 8 * _FLOAT64_EPS)).sqrt()
         perpendicular = perpendicular.masked_fill(collinear, 0.0)
 
-        per_objective = _ratio(radius, objective_norm)
-        per_constrained = _ratio(radius, constrained_norm)
-        objective = per_objective * perpendicular.masked_fill(direct, 1.0)
-        constrained = (-per_constrained * (phi + perpendicular * cos)).masked_fill(direct, 0.0)
+        objective = perpendicular.masked_fill(direct, 1.0)
+        if radius is not objective_norm:
+            objective = _ratio(radius, objective_norm) * objective
+        constrained = (_ratio(radius, constrained_norm) * torch.addcmul(phi, perpendicular, cos)).neg()
+        constrained = constrained.masked_fill(direct, 0.0)
         retain, forget = self._assign(objective, constrained)
         return Weights(retain, forget, self._status(gram, radius, reach, demand, fraction, direct))
 
@@ -146,8 +147,8 @@ class _Hamu(Method):
         else:
             shares = reach
         # With no reach anywhere (a zero gradient) the demand stays whole, on every block: it cannot be met.
-        shares = torch.where(shares.sum() > 0, shares, torch.ones_like(shares))
-        return total * shares / shares.sum()
+        whole = shares.sum()
+        return torch.where(whole > 0, total * shares / whole, total / shares.numel())
 
     def _status(
         self, gram: PairGram, radius: Tensor, reach: Tensor, demand: Tensor, fraction: Tensor, direct: Tensor
