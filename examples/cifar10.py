@@ -22,7 +22,6 @@ from typing import Any
 import transformers
 
 from hamu.assess import measure_hardness
-from hamu.cli.evaluate import normalized_for
 from hamu.cli.unlearn import new_trainer
 from hamu.data import forget_class, read_images
 from hamu.evaluation import predict
@@ -61,7 +60,7 @@ def unlearn(model_path: str, problem: Any, method: str, protocol: str, before: d
         eval_on_start=False,
         **PROTOCOLS[protocol],
     )  # fmt: skip
-    trainer = new_trainer(model, problem, args, [])
+    trainer = new_trainer(model, problem, args, [], collate)
     begin = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - begin
@@ -102,7 +101,8 @@ def main() -> None:
 
     train, test = read_images(options.data_dir), read_images(options.data_dir, "test")
     model = load_classifier(options.model)
-    problems = {rho: normalized_for(model, forget_class(train, test, 0, rho)) for rho in RHOS}
+    statistics = model.config.image_mean, model.config.image_std
+    problems = {rho: forget_class(train, test, 0, rho).normalized(*statistics) for rho in RHOS}
     for rho, problem in problems.items():
         if f"{rho:g}" not in results["hardness"]:
             hardness = measure_hardness(model, problem.retain, problem.forget, collate=collate)

@@ -1,8 +1,9 @@
-"""What a backward pass is taken of: losses of a model's predictions, summed over samples.
+"""What a backward pass is taken of: losses of a model's predictions, summed.
 
-In:  logits of the model, the labels, and where the objective asks for them the original model's logits.
-Out: the sum of the per-sample losses, so that the caller's division by the number of samples is exact over unequal
-     batches, accumulation and processes.
+In:  what the model predicted where there is a label (for an image its class, for a text each answer token), and where
+     the objective asks for it what the original model predicted there.
+Out: the sum over predictions, or over records for objectives of whole records, so that the caller's division by their
+     number is exact over unequal batches, accumulation and processes.
 
 Signs: a retain objective is lowered, a forget objective is raised.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,25 +21,80 @@ from torch.nn import functional as F
 
 from hamu.errors import HamuError
 
+IGNORED = -100  # the label of what is not scored, transformers' convention
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A batch's predictions where there is a label.
+
+    Attributes:
+        logits: [N, K].
+        labels: [N], int64.
+        record: [N], the batch row that each belongs to.
+        records: the number of batch rows.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    record: Tensor
+    records: int
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor) -> Scored:
+        """From a model's output and a batch's labels.
+
+        Args:
+            logits: [B, K] of a classifier, or [B, T, K] of a language model.
+            labels: [B], or [B, T] with -100 where nothing is scored; there position t is predicted at t-1.
+        """
+        if labels.dim() == 1:
+            return cls(logits, labels, torch.arange(len(labels), device=labels.device), len(labels))
+        scored = labels[:, 1:] != IGNORED
+        record = scored.nonzero()[:, 0]
+        return cls(logits[:, :-1][scored], labels[:, 1:][scored], record, len(labels))
+
+    def detached(self) -> Scored:
+        """The same, without a graph."""
+        return replace(self, logits=self.logits.detach())
+
+    def per_record(self, values: Tensor) -> Tensor:
+        """Sums of [N] values over each record, [records]."""
+        return values.new_zeros(self.records).index_add(0, self.record, values)
+
+
+def count_predictions(labels: Tensor) -> Tensor | int:
+    """How many predictions are scored in a batch with these labels; nothing waits for it."""
+    return len(labels) if labels.dim() == 1 else (labels[:, 1:] != IGNORED).sum()
+
 
 class Objective(ABC):
-    """One loss. `name` is what methods and the command line call it."""
+    """One loss. `name` is what methods and the command line call it.
+
+    Class attributes:
+        needs_original: whether it compares with the original model.
+        per_record: whether its sum is over records; otherwise it is over predictions.
+    """
 
     name: ClassVar[str]
     needs_original: ClassVar[bool] = False
+    per_record: ClassVar[bool] = False
 
     @abstractmethod
-    def total(self, logits: Tensor, labels: Tensor, original: Tensor | None) -> Tensor:
-        """The loss summed over samples.
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        """The loss, summed.
 
         Args:
-            logits: [B, K] of the model.
-            labels: [B], int64.
-            original: [B, K] logits of the model before unlearning, where `needs_original`.
+            scored: the model's predictions.
+            original: [N, K] logits of the model before unlearning at the same places, where `needs_original`.
 
         Returns:
             0-dim, float32 or wider.
         """
+
+    def count(self, labels: Tensor) -> Tensor | int:
+        """The number of terms of the sum in a batch with these labels."""
+        return len(labels) if self.per_record else count_predictions(labels)
 
 
 class CrossEntropy(Objective):
@@ -45,9 +102,9 @@ class CrossEntropy(Objective):
 
     name = "cross_entropy"
 
-    def total(self, logits: Tensor, labels: Tensor, original: Tensor | None) -> Tensor:
-        """Sum of -log p_y over samples."""
-        return F.cross_entropy(_wide(logits), labels, reduction="sum")
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        """Sum of -log p_y over predictions."""
+        return F.cross_entropy(_wide(scored.logits), scored.labels, reduction="sum")
 
 
 class KLToOriginal(Objective):
@@ -56,9 +113,9 @@ class KLToOriginal(Objective):
     name = "kl_to_original"
     needs_original = True
 
-    def total(self, logits: Tensor, labels: Tensor, original: Tensor | None) -> Tensor:
-        """Sum of KL(p_original ‖ p_model) over samples."""
-        return _kl(original, logits)
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        """Sum of KL(p_original ‖ p_model) over predictions."""
+        return _kl(original, scored.logits)
 
 
 class ScrubRetain(Objective):
@@ -72,13 +129,50 @@ class ScrubRetain(Objective):
     alpha: ClassVar[float] = 0.001
     gamma: ClassVar[float] = 0.99
 
-    def total(self, logits: Tensor, labels: Tensor, original: Tensor | None) -> Tensor:
-        """Sum of γ·CE + α·KL over samples."""
-        cross_entropy = F.cross_entropy(_wide(logits), labels, reduction="sum")
-        return self.gamma * cross_entropy + self.alpha * _kl(original, logits)
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        """Sum of γ·CE + α·KL over predictions."""
+        return self.gamma * CrossEntropy().total(scored, None) + self.alpha * _kl(original, scored.logits)
 
 
-_OBJECTIVES: dict[str, type[Objective]] = {cls.name: cls for cls in (CrossEntropy, KLToOriginal, ScrubRetain)}
+class NegativePreference(Objective):
+    """(2/β)·log σ(-β·log(π/π_original)), to be raised: the negative of the NPO loss (Zhang et al. 2024), β = 0.1.
+
+    π is the probability of a record's whole answer. While π = π_original its gradient is that of the answer's
+    negative log-likelihood; it fades as the record is forgotten.
+    """
+
+    name = "npo"
+    needs_original = True
+    per_record = True
+    beta: ClassVar[float] = 0.1
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        """Sum over records."""
+        ratio = _log_likelihood(_required(original), scored.labels) - _log_likelihood(scored.logits, scored.labels)
+        return 2.0 / self.beta * F.logsigmoid(self.beta * scored.per_record(ratio)).sum()
+
+
+class SimpleNegativePreference(Objective):
+    """(2/β)·log σ(-(β/|y|)·log π - γ), to be raised: the negative of SimNPO's loss (Fan et al. 2024), β = 2.5, γ = 0.
+
+    |y| is the number of the answer's tokens.
+    """
+
+    name = "simnpo"
+    per_record = True
+    beta: ClassVar[float] = 2.5
+    gamma: ClassVar[float] = 0.0
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        """Sum over records."""
+        likelihood = _log_likelihood(scored.logits, scored.labels)
+        mean = scored.per_record(likelihood) / scored.per_record(torch.ones_like(likelihood)).clamp(min=1)
+        return 2.0 / self.beta * F.logsigmoid(-self.beta * mean - self.gamma).sum()
+
+
+_OBJECTIVES: dict[str, type[Objective]] = {
+    cls.name: cls for cls in (CrossEntropy, KLToOriginal, ScrubRetain, NegativePreference, SimpleNegativePreference)
+}
 
 
 def build_objective(name: str) -> Objective:
@@ -93,7 +187,7 @@ def build_objective(name: str) -> Objective:
 
 
 def predict_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The model's logits for a batch; labels are not shown to it.
+    """The model's logits for a batch, [B, K] or [B, T, K]; labels are not shown to it.
 
     A Hugging Face model is called by keyword; any other module gets the pixel values as its one argument. Its output
     is the logits, or has them as `.logits`.
@@ -153,7 +247,17 @@ def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
+def _required(original: Tensor | None) -> Tensor:
     if original is None:
         raise HamuError("this objective needs the original model's predictions")
-    return F.kl_div(_wide(logits).log_softmax(-1), _wide(original).log_softmax(-1), reduction="sum", log_target=True)
+    return original
+
+
+def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
+    target = _wide(_required(original)).log_softmax(-1)
+    return F.kl_div(_wide(logits).log_softmax(-1), target, reduction="sum", log_target=True)
+
+
+def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """Log p_y of each prediction, [N]."""
+    return -F.cross_entropy(_wide(logits), labels, reduction="none")

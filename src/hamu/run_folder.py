@@ -17,7 +17,17 @@ import yaml
 
 from hamu.errors import HamuError
 
-_OWN = ("model", "config.yaml", "steps.jsonl", "evaluation.json", "summary.json", "trajectories.png")
+_OWN = (
+    "model",
+    "merged",
+    "config.yaml",
+    "steps.jsonl",
+    "evaluation.json",
+    "answers.html",
+    "answers.jsonl",
+    "summary.json",
+    "trajectories.png",
+)
 
 _OWN_PREFIXES = ("checkpoint-", *(f".{name}." for name in _OWN))  # the latter are what an interrupted write leaves
 
@@ -105,11 +115,13 @@ class RunFolder:
         """Write the resolved settings as YAML, in a form that --config reads."""
         return self.write_text("config.yaml", yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))
 
-    def save_model(self, model: Any) -> Path:
-        """Save a model with its own `save_pretrained`, whole or not at all."""
-        target = self.prepare() / "model"
-        beside = Path(tempfile.mkdtemp(dir=self.path, prefix=".model."))
+    def save_model(self, model: Any, *beside_it: Any, name: str = "model") -> Path:
+        """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all."""
+        target = self.prepare() / name
+        beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
         model.save_pretrained(beside, safe_serialization=True)
+        for other in beside_it:
+            other.save_pretrained(beside)
         os.chmod(beside, 0o755)
         if target.exists():
             shutil.rmtree(target)

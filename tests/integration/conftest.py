@@ -8,7 +8,7 @@ from transformers.trainer_callback import PrinterCallback
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import forget_class, pixel_statistics, read_images
 from hamu.models import new_classifier
-from hamu.training import TrainConfig, train_classifier
+from hamu.training import TrainConfig, train_original
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -35,7 +35,7 @@ def saved_model(digits, tmp_path_factory):
     model = new_classifier("resnet8", train, list(train.mean), list(train.std))
     args = TrainConfig(output_dir=str(folder), num_train_epochs=2, learning_rate=3e-3, optim="adamw_torch",
                        lr_scheduler_type="linear", per_device_train_batch_size=64, disable_tqdm=True)  # fmt: skip
-    train_classifier(model, train, args).save_pretrained(folder)
+    train_original(model, train, args).save_pretrained(folder)
     return folder
 
 

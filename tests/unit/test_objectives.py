@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hamu import HamuError
-from hamu.objectives import OriginalModel, build_objective, logits_of, predict_logits
+from hamu.objectives import OriginalModel, Scored, build_objective, logits_of, predict_logits
 
 G = torch.Generator().manual_seed(0)
 LOGITS, ORIGINAL = torch.randn(5, 4, generator=G).double(), torch.randn(5, 4, generator=G).double()
@@ -28,17 +28,17 @@ def test_sums_over_samples_match_the_formulas():
         "scrub_retain": 0.99 * cross_entropy + 0.001 * divergence,
     }
     for name, value in expected.items():
-        torch.testing.assert_close(build_objective(name).total(LOGITS, LABELS, ORIGINAL), value)
+        torch.testing.assert_close(build_objective(name).total(Scored.of(LOGITS, LABELS), ORIGINAL), value)
 
 
 def test_the_divergence_vanishes_with_its_gradient_at_the_original():
     logits = ORIGINAL.clone().requires_grad_()
-    build_objective("kl_to_original").total(logits, LABELS, ORIGINAL).backward()
+    build_objective("kl_to_original").total(Scored.of(logits, LABELS), ORIGINAL).backward()
     assert logits.grad.abs().max() < 1e-15
 
 
 def test_half_precision_logits_are_summed_in_float32():
-    assert build_objective("cross_entropy").total(LOGITS.bfloat16(), LABELS, None).dtype == torch.float32
+    assert build_objective("cross_entropy").total(Scored.of(LOGITS.bfloat16(), LABELS), None).dtype == torch.float32
 
 
 class Net(nn.Sequential):
@@ -69,7 +69,7 @@ def test_what_is_not_understood_is_an_error():
     with pytest.raises(HamuError, match="objective 'mse' is unknown; choose one of cross_entropy"):
         build_objective("mse")
     with pytest.raises(HamuError, match="needs the original model"):
-        build_objective("kl_to_original").total(LOGITS, LABELS, None)
+        build_objective("kl_to_original").total(Scored.of(LOGITS, LABELS), None)
     with pytest.raises(HamuError, match=r"the model returned dict; expected logits"):
         logits_of({})
     assert predict_logits(nn.Flatten(), {"pixel_values": torch.ones(2, 1, 2), "labels": LABELS}).shape == (2, 2)

@@ -70,7 +70,19 @@ def test_a_hamu_error_is_a_value_error():
 
 
 def test_every_method_is_built_by_its_name():
-    assert list(method_classes()) == ["hamu-q", "hamu-u", "ft", "ga", "gdiff", "kl", "scrub", "gru", "pcgrad"]
+    assert list(method_classes()) == [
+        "hamu-q",
+        "hamu-u",
+        "ft",
+        "ga",
+        "gdiff",
+        "kl",
+        "scrub",
+        "gru",
+        "pcgrad",
+        "npo",
+        "simnpo",
+    ]
     for name, cls in method_classes().items():
         assert type(build_method(name, constraint=0.25, nothing_of_the_kind=1)) is cls
     assert build_method("hamu-u", constraint=0.25).constraint == 0.25

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hamu.methods import HamuQ, Method
-from hamu.objectives import CrossEntropy, predict_logits
+from hamu.objectives import CrossEntropy, Scored, predict_logits
 from hamu.paired import PairedGradients
 
 REGIMES = ("direct", "rectified", "unavoidable")
@@ -67,10 +68,13 @@ def measure_hardness(
     try:
         for context, data in ((pair.retain, retain), (pair.forget, forget)):
             with context():
+                count = 0
                 for batch in DataLoader(data, batch_size=batch_size, collate_fn=collate):
                     moved = {key: value.to(device) for key, value in batch.items()}
-                    total = objective.total(predict_logits(model, moved), moved["labels"], None)
-                    (total / len(data)).backward()  # type: ignore[arg-type]
+                    scored = Scored.of(predict_logits(model, moved), moved["labels"])
+                    count += len(scored.labels)
+                    objective.total(scored, None).backward()
+                torch._foreach_div_([p.grad for p in pair.parameters if p.grad is not None], float(count))
         step = pair.combine()
     finally:
         for module, training in modes:

@@ -85,3 +85,4 @@ def _quiet() -> None:
     for name in ("accelerate", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -26,7 +26,7 @@ from hamu.methods import method_classes
 from hamu.models import new_classifier
 from hamu.reporting import plot_trajectories
 from hamu.run_folder import RunFolder
-from hamu.training import TrainConfig, UnlearnConfig, train_classifier
+from hamu.training import TrainConfig, UnlearnConfig, train_original
 from hamu.training.original import collate
 
 _FORGET = 3
@@ -75,7 +75,7 @@ def run(argv: list[str], console: Console) -> int:
     set_seed(options.seed)
     config = TrainConfig(output_dir=options.output_dir, seed=options.seed, disable_tqdm=True, **_TRAIN)
     original = new_classifier("resnet8", train, mean, std)
-    train_classifier(original, train, config, [ProgressBar(console, "train")])
+    train_original(original, train, config, [ProgressBar(console, "train")])
 
     console.print(f"2. How hard is it to forget digit {_FORGET}? The more alike forget and retain data, the harder.")
     hardness = _assess(original, train, test, options.seed, console)
@@ -130,7 +130,7 @@ def _unlearn_by_all(
         for name in bar.track(list(method_classes()), description="unlearn"):
             set_seed(options.seed)
             args = UnlearnConfig(output_dir=options.output_dir, method=name, seed=options.seed, **_UNLEARN)
-            trainer = new_trainer(copy.deepcopy(original), problem, args, [])
+            trainer = new_trainer(copy.deepcopy(original), problem, args, [], collate)
             trainer.train()
             if trainer.evaluated_step != trainer.state.global_step:
                 trainer.evaluate()

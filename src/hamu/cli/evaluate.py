@@ -2,68 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 
-from hamu.cli.options import DataOptions, RunOptions, parse
-from hamu.cli.problem import read_problem, sources
-from hamu.cli.tables import membership_line, reference_table, report_table
-from hamu.data import UnlearningData, pixel_statistics
+from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions, parse
+from hamu.cli.tasks import Task, choose_task, fitted_problem
+from hamu.data import UnlearningData
 from hamu.errors import HamuError
-from hamu.evaluation import Predictions, classifier_report, predict
-from hamu.models import check_fits, load_classifier
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
-from hamu.training.original import collate
 from hamu.training.pairing import subset
 
 
 def run(argv: list[str], console: Console) -> int:
     """Measure, print, save evaluation.json."""
-    data_options, run_options, args, resolved = parse(
-        "evaluate", "Measure a model on the retain, forget and test data.", argv, DataOptions, RunOptions, TrainConfig
+    data_options, run_options, further, args, resolved = parse(
+        "evaluate",
+        "Measure a model on the retain, forget and test data.",
+        argv,
+        DataOptions,
+        RunOptions,
+        EvaluateOptions,
+        TrainConfig,
     )
-    if run_options.model is None:
-        raise HamuError("name the model with --model: a folder, or hub:OWNER/NAME")
-    used = (*sources(data_options), *filter(None, (run_options.model, run_options.retain_model)))
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=used)
-    problem = read_problem(data_options)
-    predictions = predictions_of(run_options.model, problem, args)
+    task, folder, problem = opened(data_options, run_options, args, console)
     reference = None
     if run_options.retain_model is not None:
-        reference = predictions_of(run_options.retain_model, problem, args)
-    report = classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
+        reference = predictions_of(task, run_options.retain_model, problem, args)[1]
+    model, predictions = predictions_of(task, run_options.model, problem, args)
+    report = task.report(predictions, problem, reference, args)
     console.print(f"forget set: {problem.forget_name}")
-    console.print(report_table({"": report}))
-    console.print(membership_line(report))
-    if reference is not None:
-        console.print(reference_table(report))
+    task.show({"": report})
+    files = task.evaluate_further(model, problem, args, further, report)
     folder.write_config(resolved)
+    for name, text in files.items():
+        folder.write_text(name, text)
     path = folder.write_json("evaluation.json", report)
-    console.print(f"all figures, per class too, are in {path}")
+    console.print(f"all figures are in {path}")
     return 0
 
 
+def opened(
+    data_options: DataOptions, run_options: RunOptions, args: TrainConfig, console: Console
+) -> tuple[Task, RunFolder, UnlearningData[Any]]:
+    """What every command that has a model starts with: the task, the output folder, the problem read."""
+    if run_options.model is None:
+        raise HamuError("name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME")
+    task = choose_task(data_options, run_options, console)
+    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=task.sources())
+    return task, folder, task.problem()
+
+
 def predictions_of(
-    source: str, problem: UnlearningData, args: TrainConfig, most: int | None = None
-) -> dict[str, Predictions]:
-    """A saved model's predictions for every set (at most so many of each), normalised as that model was trained."""
-    model = load_classifier(source).to(args.device)
-    for data in (problem.retain, problem.forget, problem.test):
-        if data is not None:
-            check_fits(model, data)
-    problem = normalized_for(model, problem)
-    sets = {"retain": problem.retain, "forget": problem.forget, "test": problem.test}
-    return {
-        name: predict(model, subset(data, most, args.seed), args.eval_batch_size, collate)
-        for name, data in sets.items()
-        if data is not None
+    task: Task, source: str, problem: UnlearningData[Any], args: TrainConfig, most: int | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """A saved model, and its predictions for every set (at most so many of each), in the form that it takes."""
+    model = task.load_model(source).to(args.device)
+    fitted = fitted_problem(task, model, problem)
+    return model, {
+        name: task.predict(model, subset(data, most, args.seed), args) for name, data in fitted.sets().items()
     }
-
-
-def normalized_for(model: object, problem: UnlearningData) -> UnlearningData:
-    """The problem's images, normalised as the model expects; by the retain set's statistics if it does not say."""
-    config = getattr(model, "config", None)
-    mean, std = getattr(config, "image_mean", None), getattr(config, "image_std", None)
-    if mean is None or std is None:
-        mean, std = pixel_statistics(problem.retain)
-    return problem.normalized(mean, std)

@@ -14,16 +14,18 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
+from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
 
 _SECTIONS = ("train", "unlearn", "evaluate")
-_TEXT = ("forget_class", "forget_rows", "radius")  # texts that look like numbers in YAML
+_TEXT = ("forget_class", "forget_rows", "radius", "answer_prefix")  # texts that look like numbers in YAML
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
 _SHOWN = {
     "num_train_epochs", "max_steps", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay",
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_grad_norm",
     "seed", "bf16", "fp16", "use_cpu", "eval_strategy", "eval_steps", "logging_steps", "save_strategy", "save_steps",
     "save_total_limit", "load_best_model_at_end", "metric_for_best_model", "report_to", "channels_last",
+    "gradient_checkpointing",
 }  # fmt: skip
 
 
@@ -32,7 +34,14 @@ class DataOptions:
     """Where the data are, and which of them to forget."""
 
     data: str | None = field(
-        default=None, metadata={"help": "Training data: digits, a .parquet or .npz file, a folder, or hub:OWNER/NAME."}
+        default=None,
+        metadata={
+            "help": "Training data: a file (images: .parquet, .npz; text: .jsonl, .json, .csv, .parquet), a folder, "
+            "hub:OWNER/NAME, or bundled: digits (images), miniature (text)."
+        },
+    )
+    task: str = field(
+        default="auto", metadata={"help": "image, text, or auto: text if --data is JSON or CSV, image otherwise."}
     )
     test_data: str | None = field(
         default=None, metadata={"help": "Data never trained on; by default the test split of --data, if it has one."}
@@ -50,11 +59,27 @@ class DataOptions:
         default=None, metadata={"help": "Forget these rows of --data: 3,17,25 or a file of row numbers."}
     )
     forget_data: str | None = field(default=None, metadata={"help": "Forget the records of this second data set."})
+    forget_filter: str | None = field(
+        default=None,
+        metadata={"help": "Text: forget the records with COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX."},
+    )
     forget_seed: int = field(default=42, metadata={"help": "Seed of the draw of --forget_class."})
     image_size: int | None = field(default=None, metadata={"help": "Resize images to this many pixels squared."})
     num_channels: int | None = field(default=None, metadata={"help": "Convert images to 1 (grey) or 3 (RGB) channels."})
     image_column: str | None = field(default=None, metadata={"help": "Name of the image column, if not a usual one."})
     label_column: str | None = field(default=None, metadata={"help": "Name of the label column, if not a usual one."})
+    prompt_column: str | None = field(default=None, metadata={"help": "Text: name of the column of questions."})
+    answer_column: str | None = field(default=None, metadata={"help": "Text: name of the column of answers."})
+    question_template: str = field(
+        default=QUESTION_TEMPLATE, metadata={"help": "Text: how a question becomes a prompt; {question} stands for it."}
+    )
+    answer_prefix: str = field(default=" ", metadata={"help": "Text: what stands between a question and its answer."})
+    loss_on: str = field(default="answer", metadata={"help": "Text: what the loss is taken of: answer, or all."})
+    expected_retain: int | None = field(
+        default=None, metadata={"help": "Text: how many records stay, for a --dry_run without the data."}
+    )
+    expected_forget: int | None = field(default=None, metadata={"help": "Text: how many are forgotten, likewise."})
+    max_length: int = field(default=512, metadata={"help": "Text: cut longer records, in tokens."})
 
 
 @dataclass
@@ -64,14 +89,54 @@ class RunOptions:
     model: str | None = field(
         default=None,
         metadata={
-            "help": "A folder written by `hamu train` or save_pretrained, resnet20 (for train), or hub:OWNER/NAME."
+            "help": "A folder written by `hamu train` or save_pretrained (a PEFT adapter too), or hub:OWNER/NAME; for "
+            "train also resnet20 or tiny-llama, which are new."
         },
+    )
+    base_model: str | None = field(
+        default=None, metadata={"help": "Text: where an adapter's base model is, if not where the adapter says."}
+    )
+    model_dtype: str = field(
+        default="float32", metadata={"help": "Text: load the model in float32, bfloat16, float16, or auto (its own)."}
+    )
+    lora: bool = field(
+        default=False, metadata={"help": "Text: train a LoRA adapter alone: that of --model, or a new one."}
+    )
+    lora_rank: int = field(default=8, metadata={"help": "Rank of the new adapter."})
+    lora_alpha: float = field(default=16.0, metadata={"help": "Scale of the new adapter, over its rank."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout of the new adapter."})
+    lora_targets: str = field(
+        default="", metadata={"help": "Layers to adapt, such as q_proj,v_proj; by default what PEFT knows."}
+    )
+    merge: bool = field(default=False, metadata={"help": "Save the adapter merged into its model too, in merged/."})
+    dry_run: bool = field(
+        default=False,
+        metadata={"help": "Text: only resolve the settings, count parameters and steps, estimate memory."},
     )
     retain_model: str | None = field(
         default=None, metadata={"help": "A model retrained without the forget set, to compare with."}
     )
     without_forget: bool = field(default=False, metadata={"help": "Train on the retain set alone: the retain model."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an earlier run in --output_dir."})
+
+
+@dataclass
+class EvaluateOptions:
+    """What `hamu evaluate` measures of a language model beyond its losses."""
+
+    generate: int = field(
+        default=200, metadata={"help": "Text: let the model answer so many prompts of each set, greedily; 0 for none."}
+    )
+    original_model: str | None = field(
+        default=None, metadata={"help": "Text: the model before unlearning, whose answers are shown beside."}
+    )
+    forget_perturbed: str | None = field(
+        default=None,
+        metadata={"help": "TOFU: forget records with paraphrased_answer and perturbed_answer, for the truth ratio."},
+    )
+    retain_perturbed: str | None = field(default=None, metadata={"help": "TOFU: retain records with the same."})
+    real_authors: str | None = field(default=None, metadata={"help": "TOFU: real authors, with perturbed_answer."})
+    world_facts: str | None = field(default=None, metadata={"help": "TOFU: world facts, with perturbed_answer."})
 
 
 class Parser(HfArgumentParser):
@@ -215,4 +280,5 @@ def _as_flag(key: str, value: Any) -> Any:
 def _every_key() -> set[str]:
     from hamu.training import UnlearnConfig
 
-    return {f.name for cls in (DataOptions, RunOptions, UnlearnConfig) for f in dataclasses.fields(cls)}
+    types = (DataOptions, RunOptions, EvaluateOptions, UnlearnConfig)
+    return {f.name for cls in types for f in dataclasses.fields(cls)}

@@ -59,3 +59,42 @@ def reference_table(report: dict[str, Any]) -> Table:
             f"{row['agreement']:.2%}",
         )
     return table
+
+
+def text_table(reports: dict[str, dict[str, Any]]) -> Table:
+    """Loss, token accuracy and probability of each set of texts, a group of columns for each report."""
+    figures = {"loss": "{:.4f}", "accuracy": "{:.2%}", "probability": "{:.4f}"}
+    columns = [f"{figure} {name}".strip() for figure in figures for name in reports]
+    table = plain_table("set", "records", *columns, right=tuple(range(1, 2 + len(columns))))
+    first = next(iter(reports.values()))
+    for key in ("retain", "forget", "test"):
+        if key in first:
+            cells = [
+                form.format(report[key][figure]) for figure, form in figures.items() for report in reports.values()
+            ]
+            table.add_row(key, str(first[key]["records"]), *cells)
+    return table
+
+
+def text_membership_line(report: dict[str, Any]) -> str:
+    """One line on membership inference of the forget records."""
+    inference = report["membership_inference"]
+    if inference is None:
+        return "membership inference: not measured (it needs --test_data that was never trained on)"
+    return "membership inference, AUC (0.5 is ideal): " + ", ".join(
+        f"{name.replace('_', ' ')} {value:.3f}" for name, value in inference.items()
+    )
+
+
+def tofu_table(report: dict[str, Any]) -> Table:
+    """TOFU's figures, a row for each set, and below them what is computed from all."""
+    table = plain_table("TOFU", "records", "probability", "ROUGE-L", "truth ratio", right=(1, 2, 3, 4))
+    for name in ("forget", "retain", "real_authors", "world_facts"):
+        if name in report:
+            row = report[name]
+            cells = ["-" if row[key] is None else f"{row[key]:.4f}" for key in ("probability", "rouge", "truth_ratio")]
+            table.add_row(name.replace("_", " "), str(row["records"]), *cells)
+    for key in ("model_utility", "model_utility_probability", "forget_quality", "privleak"):
+        if report.get(key) is not None:
+            table.add_row(key.replace("_", " "), "", f"{report[key]:.4g}", "", "")
+    return table

@@ -7,16 +7,13 @@ import time
 from rich.console import Console
 from transformers import set_seed
 
+from hamu.cli.dry_run import show_plan
 from hamu.cli.options import DataOptions, RunOptions, parse
-from hamu.cli.problem import read_problem, read_train_and_test, sources
 from hamu.cli.progress import ProgressBar
-from hamu.data import pixel_statistics
+from hamu.cli.tasks import choose_task
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import predict
-from hamu.models import check_fits, new_classifier
 from hamu.run_folder import RunFolder
-from hamu.training import TrainConfig, train_classifier
-from hamu.training.original import collate
+from hamu.training import TrainConfig, train_original
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -30,39 +27,37 @@ def run(argv: list[str], console: Console) -> int:
         TrainConfig,
     )
     if run_options.model is None:
-        raise HamuError("name the model with --model: resnet20, a folder, or hub:OWNER/NAME")
-    used = (*sources(data_options), run_options.model)
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=used)
+        raise HamuError("name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME")
+    if run_options.dry_run:
+        return show_plan(console, data_options, run_options, args)
+    task = choose_task(data_options, run_options, console)
+    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=task.sources())
     if run_options.without_forget:
-        problem = read_problem(data_options)
+        problem = task.problem()
         train, test = problem.retain, problem.test
-        console.print(f"{len(train)} training images, {len(problem.forget)} left out ({problem.forget_name})")
+        console.print(f"{len(train)} training {task.noun}, {len(problem.forget)} left out ({problem.forget_name})")
     else:
-        train, test = read_train_and_test(data_options)
-        console.print(f"{len(train)} training images of {train.source}")
+        train, test = task.train_and_test()
+        console.print(f"{len(train)} training {task.noun} of {train.source}")
     set_seed(args.seed)
-    mean, std = pixel_statistics(train)
-    model = new_classifier(run_options.model, train, mean, std)
-    mean, std = model.config.image_mean, model.config.image_std
-    check_fits(model, train)
+    model = task.new_model(run_options.model, train)
+    train, test = task.fitted(model, train, test)
     args.disable_tqdm = True
     folder.prepare()
     begin = time.perf_counter()
-    eval_data = None if test is None else test.normalized(mean, std)
     try:
-        train_classifier(model, train.normalized(mean, std), args, [ProgressBar(console, "train")], eval_data)
+        train_original(model, train, args, task.collator(), [ProgressBar(console, "train")], test)
     finally:
         folder.discard_if_empty()
-    seconds = time.perf_counter() - begin
-    figures = {"seconds": round(seconds, 1)}
+    figures = {"seconds": round(time.perf_counter() - begin, 1)}
     for name, data in (("train", train), ("test", test)):
         if data is not None:
-            predictions = predict(model, data.normalized(mean, std), args.eval_batch_size, collate)
+            predictions = task.predict(model, data, args)
             figures[f"{name}_loss"] = predictions.losses.mean().item()
             figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
             console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
     folder.write_config(resolved)
     folder.write_json("evaluation.json", figures)
-    path = folder.save_model(model)
+    path = task.save_model(folder, model)
     console.print(f"the model is in {path}")
     return 0

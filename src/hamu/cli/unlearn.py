@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from hamu.cli.evaluate import normalized_for, predictions_of
+from hamu.cli.dry_run import show_plan
+from hamu.cli.evaluate import opened, predictions_of
 from hamu.cli.options import DataOptions, RunOptions, parse
-from hamu.cli.problem import read_problem, sources
 from hamu.cli.progress import ProgressBar
-from hamu.cli.tables import membership_line, reference_table, report_table
+from hamu.cli.tasks import fitted_problem
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
-from hamu.evaluation import classifier_report
-from hamu.models import check_finite, check_fits, load_classifier
+from hamu.models import check_finite
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
-from hamu.training.original import collate
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -28,37 +27,33 @@ def run(argv: list[str], console: Console) -> int:
     data_options, run_options, args, resolved = parse(
         "unlearn", "Unlearn the forget set from a model.", argv, DataOptions, RunOptions, UnlearnConfig
     )
-    if run_options.model is None:
-        raise HamuError("name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME")
-    used = (*sources(data_options), *filter(None, (run_options.model, run_options.retain_model)))
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=used)
-    problem = read_problem(data_options)
-    model = load_classifier(run_options.model)
-    for data in (problem.retain, problem.forget, problem.test):
-        if data is not None:
-            check_fits(model, data)
-    problem = normalized_for(model, problem)
-    reference = None
-    if run_options.retain_model is not None:
-        reference = predictions_of(run_options.retain_model, problem, args, args.max_eval_samples)
-    console.print(
-        f"forget {len(problem.forget)} images ({problem.forget_name}), retain {len(problem.retain)}, by {args.method}"
-    )
     if args.resume_from_checkpoint:
         raise HamuError("resuming from the command line is not supported yet; use UnlearnTrainer.train in Python")
+    if run_options.dry_run:
+        return show_plan(console, data_options, run_options, args)
+    task, folder, problem = opened(data_options, run_options, args, console)
+    reference = None
+    if run_options.retain_model is not None:
+        reference = predictions_of(task, run_options.retain_model, problem, args, args.max_eval_samples)[1]
     set_seed(args.seed)
-    trainer = new_trainer(model, problem, args, [StepLog(folder), ProgressBar(console, args.method)])
+    model = task.load_model(str(run_options.model))
+    problem = fitted_problem(task, model, problem)
+    console.print(
+        f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "
+        f"by {args.method}"
+    )
+    trainer = new_trainer(model, problem, args, [StepLog(folder), ProgressBar(console, args.method)], task.collator())
     try:
         trainer.train()
     finally:
         folder.discard_if_empty()
     check_finite(model, f"unlearning diverged; lower --learning_rate {args.learning_rate} or choose another method")
-    path = folder.save_model(model)
-    folder.write_config(resolved)
     if trainer.evaluated_step != trainer.state.global_step or args.load_best_model_at_end:
         trainer.evaluate()
+    path = task.save_model(folder, model)
+    folder.write_config(resolved)
     reports = {
-        name: classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
+        name: task.report(predictions, problem, reference, args)
         for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
     }
     ended = trainer.stop_reason or "the last epoch is done"
@@ -72,11 +67,7 @@ def run(argv: list[str], console: Console) -> int:
             "ended": ended,
         },
     )
-    console.print(report_table(reports))
-    for name, report in reports.items():
-        console.print(f"{name}: {membership_line(report)}")
-    if reference is not None:
-        console.print(reference_table(reports["after"]))
+    task.show(reports)
     console.print(
         f"{trainer.steps_taken} steps taken, {trainer.steps_skipped} not taken; the run ended because {ended}"
     )
@@ -85,7 +76,11 @@ def run(argv: list[str], console: Console) -> int:
 
 
 def new_trainer(
-    model: Any, problem: UnlearningData, args: UnlearnConfig, callbacks: list[TrainerCallback]
+    model: Any,
+    problem: UnlearningData[Any],
+    args: UnlearnConfig,
+    callbacks: list[TrainerCallback],
+    collator: Callable[[Any], Mapping[str, Any]],
 ) -> UnlearnTrainer:
     """A trainer for this problem that prints nothing by itself."""
     args.disable_tqdm = True
@@ -95,7 +90,7 @@ def new_trainer(
         retain_dataset=problem.retain,
         forget_dataset=problem.forget,
         test_dataset=problem.test,
-        data_collator=collate,
+        data_collator=collator,
         callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)

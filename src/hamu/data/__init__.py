@@ -4,14 +4,23 @@ from hamu.data.forget_sets import forget_class, forget_data, forget_rows, parse_
 from hamu.data.images import ImageData, pixel_statistics
 from hamu.data.readers import read_images
 from hamu.data.split import UnlearningData
+from hamu.data.text import TextCollator, TextData, TextRecord, TextRecords, encode
+from hamu.data.text_readers import matching, read_text
 
 __all__ = [
     "ImageData",
+    "TextCollator",
+    "TextData",
+    "TextRecord",
+    "TextRecords",
     "UnlearningData",
+    "encode",
     "forget_class",
     "forget_data",
     "forget_rows",
+    "matching",
     "parse_rows",
     "pixel_statistics",
     "read_images",
+    "read_text",
 ]

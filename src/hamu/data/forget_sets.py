@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hamu.data.images import ImageData
-from hamu.data.split import UnlearningData
+from hamu.data.split import Records, UnlearningData
 from hamu.errors import HamuError
 
 
@@ -49,7 +49,7 @@ def forget_class(
     return _split(train, test, torch.cat([own, others]), name, number)
 
 
-def forget_rows(train: ImageData, test: ImageData | None, rows: list[int]) -> UnlearningData:
+def forget_rows(train: Records, test: Records | None, rows: list[int]) -> UnlearningData:
     """Forget the records in these rows of the training data.
 
     Raises:
@@ -67,18 +67,13 @@ def forget_rows(train: ImageData, test: ImageData | None, rows: list[int]) -> Un
     return _split(train, test, torch.tensor(rows), f"{len(rows)} named rows", None)
 
 
-def forget_data(train: ImageData, test: ImageData | None, forget: ImageData) -> UnlearningData:
+def forget_data(train: Records, test: Records | None, forget: Records) -> UnlearningData:
     """Forget the records of a second data set; where the training data hold the same records, they leave it.
 
     Raises:
         HamuError: if the two do not fit together, or nothing is left to retain.
     """
-    if forget.pixels.shape[1:] != train.pixels.shape[1:]:
-        raise HamuError(
-            f"images of {forget.source} have shape {tuple(forget.pixels.shape[1:])}, those of {train.source} "
-            f"{tuple(train.pixels.shape[1:])}; give both --image_size"
-        )
-    forget = forget.with_classes(train.classes)
+    forget = train.matched(forget)
     gone = set(forget.digests())
     kept = torch.tensor([i for i, digest in enumerate(train.digests()) if digest not in gone], dtype=torch.long)
     if not len(kept):
@@ -115,7 +110,7 @@ def parse_rows(value: str) -> list[int]:
 _EVERYTHING = "the forget set is the whole training set: nothing is left to retain; delete the model instead"
 
 
-def _split(train: ImageData, test: ImageData | None, forget: Tensor, name: str, target: int | None) -> UnlearningData:
+def _split(train: Records, test: Records | None, forget: Tensor, name: str, target: int | None) -> UnlearningData:
     stays = torch.ones(len(train), dtype=torch.bool)
     stays[forget] = False
     retain = stays.nonzero().flatten()

@@ -59,6 +59,19 @@ class ImageData(Dataset[dict[str, Tensor]]):
         index = torch.as_tensor(positions, dtype=torch.long)
         return replace(self, pixels=self.pixels[index], labels=self.labels[index], rows=self.rows[index])
 
+    def matched(self, other: ImageData) -> ImageData:
+        """A second data set in a form that fits this one: the same shape, labels numbered by these classes.
+
+        Raises:
+            HamuError: if the shapes differ, or it has a class that does not occur here.
+        """
+        if other.pixels.shape[1:] != self.pixels.shape[1:]:
+            raise HamuError(
+                f"images of {other.source} have shape {tuple(other.pixels.shape[1:])}, those of {self.source} "
+                f"{tuple(self.pixels.shape[1:])}; give both --image_size"
+            )
+        return other.with_classes(self.classes)
+
     def with_classes(self, classes: tuple[str, ...]) -> ImageData:
         """The same images, their labels numbered as in another data set's classes.
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from hamu.data.images import ImageData
+from hamu.data.text import TextData, TextRecords
+
+Records = TypeVar("Records", ImageData, TextRecords, TextData)
 
 
 @dataclass(frozen=True)
-class UnlearningData:
+class UnlearningData(Generic[Records]):
     """The three sets of an unlearning problem.
 
     Attributes:
@@ -19,15 +23,18 @@ class UnlearningData:
         target_class: the class that is being forgotten, None if the forget set is not built on one.
     """
 
-    retain: ImageData
-    forget: ImageData
-    test: ImageData | None
+    retain: Records
+    forget: Records
+    test: Records | None
     forget_name: str
     target_class: int | None = None
 
-    def normalized(self, mean: list[float], std: list[float]) -> UnlearningData:
-        """All sets, normalised by the same statistics."""
-        test = None if self.test is None else self.test.normalized(mean, std)
-        return replace(
-            self, retain=self.retain.normalized(mean, std), forget=self.forget.normalized(mean, std), test=test
-        )
+    def sets(self) -> dict[str, Records]:
+        """The sets that there are, by name."""
+        named = {"retain": self.retain, "forget": self.forget, "test": self.test}
+        return {name: data for name, data in named.items() if data is not None}
+
+    def normalized(self, mean: list[float], std: list[float]) -> UnlearningData[ImageData]:
+        """All sets of images, normalised by the same statistics."""
+        changed = {name: data.normalized(mean, std) for name, data in self.sets().items()}
+        return replace(self, **changed)

@@ -1,13 +1,41 @@
-"""Measuring a model: losses, accuracy, membership inference, and the distance to a retain model."""
+"""Measuring a model: losses, accuracy, membership inference, and the distance to a retain model; TOFU for texts."""
 
 from hamu.evaluation.classifier import classifier_report
+from hamu.evaluation.generation import generate_answers, rouge_l_recall
+from hamu.evaluation.language import text_report
+from hamu.evaluation.likelihood import (
+    forget_quality,
+    model_utility,
+    normalized_probabilities,
+    probabilities,
+    truth_ratio_scores,
+    truth_ratios,
+)
 from hamu.evaluation.membership import MembershipInference, membership_inference
-from hamu.evaluation.predictions import Predictions, predict
+from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
+from hamu.evaluation.text_membership import membership_scores, privleak, text_membership
+from hamu.evaluation.tofu import TofuSets, tofu_report
 
 __all__ = [
     "MembershipInference",
     "Predictions",
+    "TofuSets",
+    "TokenPredictions",
     "classifier_report",
+    "forget_quality",
+    "generate_answers",
     "membership_inference",
+    "membership_scores",
+    "model_utility",
+    "normalized_probabilities",
     "predict",
+    "predict_tokens",
+    "privleak",
+    "probabilities",
+    "rouge_l_recall",
+    "text_membership",
+    "text_report",
+    "tofu_report",
+    "truth_ratio_scores",
+    "truth_ratios",
 ]

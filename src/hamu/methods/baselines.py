@@ -73,6 +73,24 @@ class Scrub(GradientDifference):
     forget_objective: ClassVar[str | None] = "kl_to_original"
 
 
+class NegativePreferenceOptimization(GradientDifference):
+    """NPO with a retain loss (NPO-RT): the mean of retain descent and of NPO's bounded forgetting."""
+
+    name = "npo"
+    summary = "mean of retain descent and negative preference optimization"
+    source = "Zhang et al. 2024"
+    forget_objective: ClassVar[str | None] = "npo"
+
+
+class SimpleNegativePreferenceOptimization(GradientDifference):
+    """SimNPO with a retain loss: as NPO, without the original model and normalised by length."""
+
+    name = "simnpo"
+    summary = "mean of retain descent and length-normalised NPO, without the original"
+    source = "Fan et al. 2024"
+    forget_objective: ClassVar[str | None] = "simnpo"
+
+
 def _conflict_over_square(gram: PairGram, square: Tensor) -> Tensor:
     """The projection coefficient κ/‖g‖² where the descent directions g_r and -g_f conflict (κ > 0), else 0.
 

@@ -14,8 +14,10 @@ from hamu.methods.baselines import (
     GradientDifference,
     GradientRectified,
     KLMinimization,
+    NegativePreferenceOptimization,
     ProjectConflicting,
     Scrub,
+    SimpleNegativePreferenceOptimization,
 )
 from hamu.methods.hamu import HamuQ, HamuU
 
@@ -29,6 +31,8 @@ _OURS: tuple[type[Method], ...] = (
     Scrub,
     GradientRectified,
     ProjectConflicting,
+    NegativePreferenceOptimization,
+    SimpleNegativePreferenceOptimization,
 )
 
 

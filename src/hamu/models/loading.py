@@ -76,8 +76,7 @@ def load_classifier(source: str) -> PreTrainedModel:
             dtype=torch.float32,  # "auto" would train a half-precision copy in half precision
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise HamuError(f"the model {source} cannot be loaded: {first}") from error
+        raise HamuError(f"the model {source} cannot be loaded: {first_line(error)}") from error
     if getattr(model.config, "image_mean", None) is None:
         model.config.image_mean, model.config.image_std = _processor_statistics(source)
     check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
@@ -149,6 +148,11 @@ def trainable_parameters(model: nn.Module) -> int:
     if not count:
         raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
     return count
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says first."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _processor_statistics(source: str) -> tuple[list[float] | None, list[float] | None]:

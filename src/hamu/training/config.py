@@ -13,6 +13,7 @@ from transformers import TrainingArguments
 
 from hamu.errors import HamuError
 from hamu.methods import Method, StoppingRule, build_method
+from hamu.objectives import build_objective
 
 
 def _option(default: Any, text: str, **metadata: Any) -> Any:
@@ -74,6 +75,16 @@ class UnlearnConfig(TrainConfig):
     shuffle: str = _option("epoch", "Order of the data: epoch (a new one each epoch) or once (the paper).")
     freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics as they are; its weights still train.")
     max_eval_samples: int | None = _option(None, "Evaluate on at most so many records of each set, drawn once.")
+    forget_objective: str | None = _option(
+        None, "What a forget pass raises, in place of the method's own: cross_entropy, kl_to_original, npo, simnpo."
+    )
+    min_forget_loss: float | None = _option(
+        None, "End when the forget loss of a step is below this: it does not unlearn (the paper: 0.1)."
+    )
+    max_retain_loss: float | None = _option(
+        None, "End when the retain loss of a step is above this: it unlearns too much (the paper: 0.4)."
+    )
+    target_forget_loss: float | None = _option(None, "End when the forget loss of a step has reached this.")
     max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")
@@ -98,6 +109,12 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"blocks {self.blocks!r} is unknown; choose tensor, module or model")
         if self.max_eval_samples is not None and self.max_eval_samples < 1:
             raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
+        if self.forget_objective is not None:
+            build_objective(self.forget_objective)
+        for name in ("min_forget_loss", "max_retain_loss", "target_forget_loss"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise HamuError(f"{name} {value} must be a positive number")
         if self.dataloader_persistent_workers:
             raise HamuError("dataloader_persistent_workers would repeat the first epoch's order; leave it off")
         super().__post_init__()
@@ -118,6 +135,11 @@ class UnlearnConfig(TrainConfig):
                 self.stopping_window,
             ),
         )
+
+
+def checkpoints_activations(args: TrainingArguments) -> bool:
+    """Whether activations are recomputed, by either of the names that transformers has had for it."""
+    return bool(getattr(args, "gradient_checkpointing", False) or getattr(args, "activation_checkpointing", False))
 
 
 def own_options(cls: type) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,24 +13,26 @@ from transformers.trainer_callback import PrinterCallback
 
 from hamu.errors import HamuError
 from hamu.models import check_finite
-from hamu.training.config import TrainConfig
+from hamu.training.config import TrainConfig, checkpoints_activations
 
 
-def train_classifier(
+def train_original(
     model: PreTrainedModel,
     data: Dataset[Any],
     args: TrainConfig,
+    collator: Callable[[Any], Mapping[str, Any]] | None = None,
     callbacks: list[TrainerCallback] | None = None,
     eval_data: Dataset[Any] | None = None,
 ) -> PreTrainedModel:
-    """Train a classifier by cross-entropy, in place.
+    """Train a classifier or a language model by cross-entropy, in place.
 
     Args:
-        model: the classifier; its forward returns a loss when given labels.
-        data: items with pixel_values and labels, e.g. `ImageData`.
+        model: its forward returns a loss when given labels.
+        data: items with labels, e.g. `ImageData` or `TextData`.
         args: the settings.
+        collator: makes a batch of items; by default what images need.
         callbacks: transformers callbacks.
-        eval_data: what --eval_strategy evaluates on, by loss and accuracy.
+        eval_data: what --eval_strategy evaluates on, by loss (and accuracy, for a classifier).
 
     Returns:
         The same model, in evaluation mode.
@@ -42,13 +44,17 @@ def train_classifier(
         raise HamuError(f"eval_strategy {args.eval_strategy} needs test data; give --test_data, or leave it at no")
     if args.channels_last:
         to_channels_last(model)
+    if checkpoints_activations(args):
+        let_gradients_through(model)
+    is_text = "input_ids" in data[0]
+    args.prediction_loss_only = is_text  # the logits of every token of a data set would not fit in memory
     trainer = Trainer(
         model,
         args,
-        data_collator=collate,
+        data_collator=collator or collate,
         train_dataset=data,
         eval_dataset=eval_data,
-        compute_metrics=_accuracy,
+        compute_metrics=None if is_text else _accuracy,
         callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)
@@ -65,6 +71,12 @@ def to_channels_last(model: nn.Module) -> None:
     """Put two-dimensional convolutions in channels-last order; a model with higher dimensions stays as it is."""
     if all(p.dim() <= 4 for p in model.parameters()):
         model.to(memory_format=torch.channels_last)
+
+
+def let_gradients_through(model: nn.Module) -> None:
+    """With an adapter, let gradients pass checkpointed layers: else they end at the frozen embeddings, silently."""
+    if hasattr(model, "peft_config"):
+        model.enable_input_require_grads()
 
 
 def collate(items: Any) -> Mapping[str, torch.Tensor]:

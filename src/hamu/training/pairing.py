@@ -103,8 +103,13 @@ class PairCollator:
 
 def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
     """At most so many records of a data set, drawn once; all of them if `most` is None."""
-    length = len(data)  # type: ignore[arg-type]
+    positions = chosen_positions(len(data), most, seed)  # type: ignore[arg-type]
+    return data if positions is None else Subset(data, positions)
+
+
+def chosen_positions(length: int, most: int | None, seed: int) -> list[int] | None:
+    """The positions that `subset` draws; None for all of them."""
     if most is None or length <= most:
-        return data
-    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:most]
-    return Subset(data, order.tolist())
+        return None
+    drawn: list[int] = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:most].tolist()
+    return drawn

@@ -17,11 +17,12 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import Predictions, predict
-from hamu.objectives import OriginalModel, build_objective, predict_logits
+from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
+from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
 from hamu.paired import Decision, PairedGradients, PairStep
-from hamu.training.config import UnlearnConfig
-from hamu.training.original import collate, to_channels_last
+from hamu.training.config import UnlearnConfig, checkpoints_activations
+from hamu.training.early_ends import EarlyEnds
+from hamu.training.original import collate, let_gradients_through, to_channels_last
 from hamu.training.pairing import PairCollator, PairedDataset, subset
 
 SIDES = ("retain", "forget")
@@ -75,10 +76,12 @@ class UnlearnTrainer(Trainer):
             model.to(args.device)
         if args.channels_last:
             to_channels_last(model)
+        if checkpoints_activations(args):
+            let_gradients_through(model)
         self.pair = PairedGradients(
             model, method, blocks=args.blocks, max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None
         )
-        names = {"retain": method.retain_objective, "forget": method.forget_objective}
+        names = {"retain": method.retain_objective, "forget": args.forget_objective or method.forget_objective}
         self._objectives = {side: build_objective(names[side]) for side in self.sides}
         needs_original = any(objective.needs_original for objective in self._objectives.values())
         self._original = OriginalModel(model) if needs_original else None
@@ -89,6 +92,8 @@ class UnlearnTrainer(Trainer):
             if data is not None
         }
         self._collate = data_collator
+        self._is_text = "input_ids" in retain_dataset[0]
+        self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, args.target_forget_loss)
         self._start: dict[str, float] = {}
         self._losses: dict[str, Tensor] = {}
         self._step: PairStep | None = None
@@ -96,8 +101,8 @@ class UnlearnTrainer(Trainer):
         self.steps_taken = 0
         self.steps_skipped = 0
         self.stop_reason = ""
-        self.start_predictions: dict[str, Predictions] = {}
-        self.predictions: dict[str, Predictions] = {}
+        self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
+        self.predictions: dict[str, Predictions | TokenPredictions] = {}
         self.evaluated_step = -1
         super().__init__(
             model,
@@ -113,9 +118,12 @@ class UnlearnTrainer(Trainer):
         """In order: the paired data set does the shuffling."""
         return SequentialSampler(self.train_dataset)
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, int]:
-        """Samples of a whole step, over all its accumulated batches, of each side apart."""
-        return {side: sum(len(batch[side]["labels"]) for batch in batch_samples) for side in self.sides}
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, Tensor | int]:
+        """Images or scored tokens of a whole step, over all its accumulated batches, of each side apart."""
+        return {side: sum(self._count(side, batch[side]) for batch in batch_samples) for side in self.sides}
+
+    def _count(self, side: str, batch: Mapping[str, Tensor]) -> Tensor | int:
+        return self._objectives[side].count(batch["labels"])
 
     def training_step(
         self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Mapping[str, int] | None = None
@@ -129,20 +137,37 @@ class UnlearnTrainer(Trainer):
         losses: dict[str, Tensor] = {}
         for side in self.sides:
             batch = inputs[side]
-            count = len(batch["labels"]) if num_items_in_batch is None else num_items_in_batch[side]
+            count = self._count(side, batch) if num_items_in_batch is None else num_items_in_batch[side]
             with getattr(self.pair, side)():
                 loss = self._side_total(model, side, batch) / count
                 self.accelerator.backward(loss)
             losses[side] = loss.detach()
             self._losses[side] = self._losses.get(side, 0.0) + losses[side]
         if self.accelerator.sync_gradients:
-            self._settle(self.pair.combine(self.accelerator.scaler))
+            self._end_step()
         return torch.stack(list(losses.values())).sum()
 
     def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor]) -> Tensor:
         objective = self._objectives[side]
-        original = self._original.logits(batch) if objective.needs_original and self._original else None
-        return objective.total(predict_logits(model, batch), batch["labels"], original)
+        labels = batch["labels"]
+        original = None
+        if objective.needs_original and self._original is not None:
+            original = Scored.of(self._original.logits(batch), labels).logits
+        scored = Scored.of(predict_logits(model, batch), labels)
+        if self._early_ends:
+            self._early_ends.add(side, scored)
+        return objective.total(scored, original)
+
+    def _end_step(self) -> None:
+        """Combine, unless the losses say that the run is over."""
+        reason = self._early_ends.reason() if self._early_ends else ""
+        if not reason:
+            self._settle(self.pair.combine(self.accelerator.scaler))
+            return
+        self.pair.discard()
+        self._step = None
+        self.stop_reason = reason
+        self.control.should_training_stop = True
 
     def _settle(self, step: PairStep) -> None:
         """Count the step, and end the run if it says so."""
@@ -169,7 +194,8 @@ class UnlearnTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """‖g*‖, from the Gram: no pass over the gradients."""
-        assert self._step is not None
+        if self._step is None:  # the run ended before this step
+            return torch.zeros(())
         gram, weights = self._step.gram, self._step.weights
         a, b = weights.retain, weights.forget
         return (a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq).sum().clamp(min=0).sqrt()
@@ -180,7 +206,7 @@ class UnlearnTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Put the step's own figures in place of the summed loss."""
-        if "loss" in logs and self._step is not None:
+        if "loss" in logs and self._losses:
             del logs["loss"]
             logs.update(self._step_figures())
         super().log(logs, start_time)
@@ -188,8 +214,9 @@ class UnlearnTrainer(Trainer):
     def _step_figures(self) -> dict[str, Any]:
         """What happened in the last step, read from the device at once."""
         step = self._step
-        assert step is not None
         tensors = {f"{side}_loss": loss for side, loss in self._losses.items()}
+        if step is None:  # the run ended before this step
+            return {name: loss.item() for name, loss in tensors.items()} | {"taken": 0.0}
         norms = step.gradient_norms
         tensors |= {f"{side}_norm": norms[SIDES.index(side)] for side in self.sides}
         if len(self.sides) == 2:
@@ -215,9 +242,13 @@ class UnlearnTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Loss and accuracy on the retain, forget and test sets (means over samples), and the changes so far."""
+        """Loss and accuracy on the retain, forget and test sets, and the changes so far.
+
+        They are means over images, or over the scored tokens of all texts.
+        """
+        measure = predict_tokens if self._is_text else predict
         self.predictions = {
-            name: predict(self.model, data, self.args.eval_batch_size, self._collate)
+            name: measure(self.model, data, self.args.eval_batch_size, self._collate)
             for name, data in self._eval_sets.items()
         }
         self.start_predictions = self.start_predictions or self.predictions

@@ -1,0 +1,98 @@
+"""Images: reading, loading, normalising, reporting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hamu.cli.options import EvaluateOptions
+from hamu.cli.tables import membership_line, reference_table, report_table
+from hamu.cli.tasks import Task
+from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
+from hamu.data.readers import DIGITS, has_test_split
+from hamu.evaluation import Predictions, classifier_report, predict
+from hamu.models import check_fits, load_classifier, new_classifier
+from hamu.training import TrainConfig
+from hamu.training.original import collate
+
+
+class ImageTask(Task):
+    """Image classification."""
+
+    noun = "images"
+    ways = ("forget_class", "forget_rows", "forget_data")
+    bundled = DIGITS
+
+    def read(self, source: str, split: str) -> ImageData:
+        """See `read_images`."""
+        options = self.data_options
+        return read_images(
+            source,
+            split,
+            image_size=options.image_size,
+            num_channels=options.num_channels,
+            image_column=options.image_column,
+            label_column=options.label_column,
+        )
+
+    def has_test_split(self, source: str) -> bool:
+        """See `hamu.data.readers`."""
+        return has_test_split(source)
+
+    def forget(self, train: ImageData, test: ImageData | None) -> UnlearningData[ImageData]:
+        """A class, with ρ."""
+        options = self.data_options
+        return forget_class(train, test, str(options.forget_class), options.rho, options.forget_seed)
+
+    def new_model(self, name: str, train: ImageData) -> Any:
+        """A new classifier, normalising by this data's statistics."""
+        return new_classifier(name, train, *pixel_statistics(train))
+
+    def load_model(self, source: str) -> Any:
+        """A saved classifier."""
+        return load_classifier(source)
+
+    def fitted(self, model: Any, *sets: ImageData | None) -> list[ImageData | None]:
+        """Checked, and normalised as the model expects; by the first set's statistics if the model does not say."""
+        for data in sets:
+            if data is not None:
+                check_fits(model, data)
+        mean, std = getattr(model.config, "image_mean", None), getattr(model.config, "image_std", None)
+        if mean is None or std is None:
+            assert sets[0] is not None
+            mean, std = pixel_statistics(sets[0])
+        return [None if data is None else data.normalized(mean, std) for data in sets]
+
+    def collator(self) -> Callable[[Any], Mapping[str, Any]]:
+        """Batches are fetched whole."""
+        return collate
+
+    def predict(self, model: Any, data: Any, args: TrainConfig) -> Predictions:
+        """See `predict`."""
+        return predict(model, data, args.eval_batch_size, collate)
+
+    def report(
+        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
+    ) -> dict[str, Any]:
+        """See `classifier_report`."""
+        return classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
+
+    def show(self, reports: dict[str, dict[str, Any]]) -> None:
+        """Losses and accuracies, membership inference, and the distance to the retain model."""
+        self.console.print(report_table(reports))
+        for name, report in reports.items():
+            self.console.print(f"{name}: {membership_line(report)}" if name else membership_line(report))
+        last = list(reports.values())[-1]
+        if "against_retain_model" in last:
+            self.console.print(reference_table(last))
+
+    def evaluate_further(
+        self,
+        model: Any,
+        problem: UnlearningData[Any],
+        args: TrainConfig,
+        options: EvaluateOptions,
+        report: dict[str, Any],
+    ) -> dict[str, str]:
+        """Nothing more."""
+        return {}

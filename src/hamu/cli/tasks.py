@@ -1,0 +1,169 @@
+"""What the commands do with images and with text: the same steps, in other words.
+
+A task reads the problem, loads the model, brings the data into the form that the model takes, and reports.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.data import UnlearningData, forget_data, forget_rows, parse_rows
+from hamu.data.text_readers import is_text
+from hamu.errors import HamuError
+from hamu.run_folder import RunFolder
+from hamu.training import TrainConfig
+
+HUB = "hub:"
+
+
+class Task(ABC):
+    """One kind of data and model.
+
+    Class attributes:
+        noun: what its records are called.
+        ways: the options that say what to forget.
+        bundled: names of data that come with this package.
+    """
+
+    noun: str
+    ways: tuple[str, ...]
+    bundled: str
+
+    def __init__(self, data: DataOptions, run: RunOptions, console: Console) -> None:
+        self.data_options = data
+        self.run_options = run
+        self.console = console
+
+    @abstractmethod
+    def read(self, source: str, split: str) -> Any:
+        """Read one data set."""
+
+    @abstractmethod
+    def has_test_split(self, source: str) -> bool:
+        """Whether the test data can be read from the same source."""
+
+    @abstractmethod
+    def forget(self, train: Any, test: Any) -> UnlearningData[Any]:
+        """Divide by an option that only this task has."""
+
+    @abstractmethod
+    def new_model(self, name: str, train: Any) -> Any:
+        """A model to be trained on these records."""
+
+    @abstractmethod
+    def load_model(self, source: str) -> Any:
+        """A saved model, ready to be changed."""
+
+    @abstractmethod
+    def fitted(self, model: Any, *sets: Any) -> list[Any]:
+        """Data sets (None stays None) in the form that the model takes, once it is sure that it can."""
+
+    @abstractmethod
+    def collator(self) -> Callable[[Any], Mapping[str, Any]]:
+        """What makes a batch of them."""
+
+    @abstractmethod
+    def predict(self, model: Any, data: Any, args: TrainConfig) -> Any:
+        """The model's predictions for a data set."""
+
+    @abstractmethod
+    def report(
+        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
+    ) -> dict[str, Any]:
+        """The figures of a model, from its predictions for each set and a retain model's."""
+
+    @abstractmethod
+    def show(self, reports: dict[str, dict[str, Any]]) -> None:
+        """Print reports side by side."""
+
+    @abstractmethod
+    def evaluate_further(
+        self,
+        model: Any,
+        problem: UnlearningData[Any],
+        args: TrainConfig,
+        options: EvaluateOptions,
+        report: dict[str, Any],
+    ) -> dict[str, str]:
+        """What only `hamu evaluate` measures: adds to the report; returns further files to write, by name."""
+
+    def save_model(self, folder: RunFolder, model: Any) -> Path:
+        """Save the model with what belongs to it."""
+        return folder.save_model(model)
+
+    def problem(self) -> UnlearningData[Any]:
+        """Read the training and test data and divide them as the options say.
+
+        Raises:
+            HamuError: if something is missing or does not fit; nothing has been written then.
+        """
+        options = self.data_options
+        chosen = [name for name in self.ways if getattr(options, name) is not None]
+        if len(chosen) != 1:
+            given = " and ".join(f"--{name}" for name in chosen) or "nothing"
+            raise HamuError(
+                f"say what to forget with one of {', '.join(f'--{name}' for name in self.ways)}; got {given}"
+            )
+        train, test = self.train_and_test()
+        if options.forget_rows is not None:
+            return forget_rows(train, test, parse_rows(options.forget_rows))
+        if options.forget_data is not None:
+            return forget_data(train, test, self.read(self.located(options.forget_data), "train"))
+        return self.forget(train, test)
+
+    def train_and_test(self) -> tuple[Any, Any]:
+        """The training data, and the test data if there are any."""
+        options = self.data_options
+        if options.data is None:
+            raise HamuError(f"name the training data with --data: {self.bundled}, a file, a folder, or hub:OWNER/NAME")
+        source = self.located(options.data)
+        train = self.read(source, "train")
+        if options.test_data is not None:
+            return train, train.matched(self.read(self.located(options.test_data), "test"))
+        return train, train.matched(self.read(source, "test")) if self.has_test_split(source) else None
+
+    def sources(self) -> tuple[str, ...]:
+        """The local files and folders that are read."""
+        data, run = self.data_options, self.run_options
+        named = [self.located(n) for n in (data.data, data.test_data, data.forget_data) if n is not None]
+        named += [n for n in (run.model, run.retain_model, run.base_model) if n is not None]
+        return tuple(n for n in named if not self._is_elsewhere(n))
+
+    def located(self, source: str) -> str:
+        """Where a data set is: relative to --data_dir, unless it is bundled or of the hub."""
+        folder = self.data_options.data_dir
+        return source if self._is_elsewhere(source) or folder is None else str(Path(folder) / source)
+
+    def _is_elsewhere(self, source: str) -> bool:
+        return source == self.bundled or source.startswith(HUB)
+
+
+def fitted_problem(task: Task, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:
+    """All sets of a problem in the form that the model takes."""
+    retain, forget, test = task.fitted(model, problem.retain, problem.forget, problem.test)
+    return replace(problem, retain=retain, forget=forget, test=test)
+
+
+def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:
+    """The task that --task names, or that the data's name shows.
+
+    Raises:
+        HamuError: if the name is unknown.
+    """
+    from hamu.cli.image_task import ImageTask
+    from hamu.cli.text_task import TextTask
+
+    tasks: dict[str, type[Task]] = {"image": ImageTask, "text": TextTask}
+    name = data.task
+    if name == "auto":
+        name = "text" if is_text(data.data or "") else "image"
+    if name not in tasks:
+        raise HamuError(f"task {name!r} is unknown; choose image, text or auto")
+    return tasks[name](data, run, console)

@@ -1,0 +1,229 @@
+"""Text: reading, loading with tokenizer and adapter, turning into tokens, reporting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hamu.cli.options import EvaluateOptions
+from hamu.cli.tables import text_membership_line, text_table, tofu_table
+from hamu.cli.tasks import Task
+from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
+from hamu.data.text_readers import MINIATURE, has_test_split
+from hamu.errors import HamuError
+from hamu.evaluation import (
+    TofuSets,
+    TokenPredictions,
+    forget_quality,
+    generate_answers,
+    predict_tokens,
+    privleak,
+    rouge_l_recall,
+    text_report,
+    tofu_report,
+)
+from hamu.models.language import (
+    TINY,
+    AdapterSettings,
+    check_reads,
+    load_language_model,
+    load_tokenizer,
+    longest_text,
+    new_language_model,
+    new_tokenizer,
+)
+from hamu.reporting.answers import AnsweredRecord, answers_page
+from hamu.run_folder import RunFolder
+from hamu.training import TrainConfig
+from hamu.training.pairing import chosen_positions
+
+_TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts")
+
+
+class TextTask(Task):
+    """Causal language models."""
+
+    noun = "records"
+    ways = ("forget_data", "forget_rows", "forget_filter")
+    bundled = MINIATURE
+    tokenizer: Any = None
+
+    def read(self, source: str, split: str) -> TextRecords:
+        """See `read_text`."""
+        options = self.data_options
+        return read_text(
+            source,
+            split,
+            question_template=options.question_template,
+            answer_prefix=options.answer_prefix,
+            prompt_column=options.prompt_column,
+            answer_column=options.answer_column,
+        )
+
+    def has_test_split(self, source: str) -> bool:
+        """See `hamu.data.text_readers`."""
+        return has_test_split(source)
+
+    def forget(self, train: TextRecords, test: TextRecords | None) -> UnlearningData[TextRecords]:
+        """What a filter finds."""
+        rows = matching(train, str(self.data_options.forget_filter))
+        if not rows:
+            raise HamuError(f"the forget set is empty: no record has {self.data_options.forget_filter}")
+        return forget_rows(train, test, rows)
+
+    def new_model(self, name: str, train: TextRecords) -> Any:
+        """A new tiny model with a tokenizer of its own, or a saved one to go on with."""
+        if name != TINY:
+            return self.load_model(name)
+        self.tokenizer = new_tokenizer(record.prompt + record.answer for record in train.records)
+        return new_language_model(self.tokenizer, max_length=self.data_options.max_length)
+
+    def load_model(self, source: str) -> Any:
+        """A saved model with its adapter, if it has or is to have one; its tokenizer is kept."""
+        options = self.run_options
+        self.tokenizer = load_tokenizer(source)
+        adapter = AdapterSettings(options.lora_rank, options.lora_alpha, options.lora_dropout, options.lora_targets)
+        model = load_language_model(
+            source,
+            base_model=options.base_model,
+            adapter=adapter if options.lora else None,
+            dtype=options.model_dtype,
+        )
+        if options.merge and not hasattr(model, "peft_config"):
+            raise HamuError("there is no adapter to merge; leave --merge out, or train one with --lora")
+        return model
+
+    def fitted(self, model: Any, *sets: TextRecords | None) -> list[TextData | None]:
+        """As tokens; checked."""
+        longest = min(self.data_options.max_length, longest_text(model) or self.data_options.max_length)
+        encoded = []
+        for data in sets:
+            tokens = None if data is None else encode(data, self.tokenizer, longest, self.data_options.loss_on)  # type: ignore[arg-type]
+            if tokens is not None:
+                check_reads(model, tokens)
+                if tokens.truncated:
+                    self.console.print(
+                        f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source} are longer than "
+                        f"{longest} tokens and were cut; --max_length sets it"
+                    )
+            encoded.append(tokens)
+        return encoded
+
+    def collator(self) -> Callable[[Any], Mapping[str, Any]]:
+        """Pads batches."""
+        return TextCollator(self.tokenizer.pad_token_id)
+
+    def predict(self, model: Any, data: Any, args: TrainConfig) -> TokenPredictions:
+        """See `predict_tokens`."""
+        return predict_tokens(model, data, args.eval_batch_size, self.collator())
+
+    def report(
+        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
+    ) -> dict[str, Any]:
+        """See `text_report`; with a retain model its own figures beside ours."""
+        texts = {
+            name: [record.answer.strip() for record in evaluated(data, args).records]
+            for name, data in problem.sets().items()
+        }
+        report = text_report(predictions, texts=texts)
+        if reference is not None:
+            report["retain_model"] = text_report(reference, texts=texts)
+        return report
+
+    def show(self, reports: dict[str, dict[str, Any]]) -> None:
+        """Losses, accuracies and probabilities; membership inference."""
+        last = list(reports.values())[-1]
+        shown = reports | ({"retain model": last["retain_model"]} if "retain_model" in last else {})
+        self.console.print(text_table(shown))
+        for name, report in shown.items():
+            self.console.print(f"{name}: {text_membership_line(report)}" if name else text_membership_line(report))
+
+    def evaluate_further(
+        self,
+        model: Any,
+        problem: UnlearningData[Any],
+        args: TrainConfig,
+        options: EvaluateOptions,
+        report: dict[str, Any],
+    ) -> dict[str, str]:
+        """Answers side by side, and TOFU's figures where their data are given."""
+        sets = {name: self._read_named(getattr(options, name)) for name in _TOFU_SETS}
+        batch, most = args.eval_batch_size, options.generate or None
+        if any(sets.values()):
+            tofu = TofuSets(
+                sets["forget_perturbed"], sets["retain_perturbed"], sets["real_authors"], sets["world_facts"]
+            )
+            length = self.data_options.max_length
+            report["tofu"] = tofu_report(
+                model, self.tokenizer, tofu, batch, length, most, args.seed, generate=options.generate > 0
+            )
+            if self.run_options.retain_model is not None and sets["forget_perturbed"] is not None:
+                self._compare_with_retain_model(report, sets["forget_perturbed"], args)
+            self.console.print(tofu_table(report["tofu"]))
+        return self._answers(model, problem, args, options) if options.generate else {}
+
+    def _read_named(self, source: str | None) -> TextRecords | None:
+        return None if source is None else self.read(self.located(source), "train")
+
+    def _compare_with_retain_model(self, report: dict[str, Any], forget: TextRecords, args: TrainConfig) -> None:
+        """Forget quality and PrivLeak, which need a model that never saw the forget set."""
+        source = str(self.run_options.retain_model)
+        tokenizer, model = load_tokenizer(source), self.load_model(source).to(args.device)
+        length = self.data_options.max_length
+        theirs = tofu_report(model, tokenizer, TofuSets(forget=forget), args.eval_batch_size, length, generate=False)
+        ours = report["tofu"]
+        ours["forget_quality"] = forget_quality(ours["forget"]["truth_ratios"], theirs["forget"]["truth_ratios"])
+        inference = report["membership_inference"]
+        if inference is not None and "retain_model" in report:
+            reference = report["retain_model"]["membership_inference"]
+            ours["privleak"] = privleak(inference["min_k"], reference["min_k"])
+
+    def _answers(
+        self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions
+    ) -> dict[str, str]:
+        """The page of answers, and the same as JSON lines."""
+        models = {"after" if options.original_model else "answer": (model, self.tokenizer)}
+        if options.original_model:
+            original = self.load_model(options.original_model).to(args.device)
+            models = {"before": (original, self.tokenizer)} | models
+        pages: dict[str, list[AnsweredRecord]] = {}
+        lines = []
+        length = self.data_options.max_length
+        for name in ("forget", "retain"):
+            texts = _some(problem.sets()[name], options.generate, args.seed)
+            expected = [record.answer.strip() for record in texts.records]
+            found = []
+            for label, (one, tokenizer) in models.items():
+                answers = generate_answers(one, tokenizer, encode(texts, tokenizer, length), args.eval_batch_size)
+                found.append(
+                    [(label, a, s) for a, s in zip(answers, rouge_l_recall(answers, expected).tolist(), strict=True)]
+                )
+            pages[name] = [
+                AnsweredRecord(record.prompt.strip(), right, answers)
+                for record, right, answers in zip(texts.records, expected, zip(*found, strict=True), strict=True)
+            ]
+            for row in pages[name]:
+                answered = {label: {"answer": answer, "rouge": score} for label, answer, score in row.answers}
+                line = {"set": name, "prompt": row.prompt, "expected": row.expected} | answered
+                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        return {"answers.html": answers_page(pages), "answers.jsonl": "".join(lines)}
+
+    def save_model(self, folder: RunFolder, model: Any) -> Path:
+        """The model (or its adapter) and its tokenizer; merged too, if asked for."""
+        path = folder.save_model(model, self.tokenizer)
+        if self.run_options.merge:
+            folder.save_model(model.merge_and_unload(), self.tokenizer, name="merged")
+        return path
+
+
+def evaluated(data: TextData | TextRecords, args: TrainConfig) -> TextRecords:
+    """The records of a set that an evaluation looks at, in its order."""
+    return _some(data, getattr(args, "max_eval_samples", None), args.seed)
+
+
+def _some(data: TextData | TextRecords, most: int | None, seed: int) -> TextRecords:
+    texts = data.texts if isinstance(data, TextData) else data
+    positions = chosen_positions(len(texts), most, seed)
+    return texts if positions is None else texts.select(positions)

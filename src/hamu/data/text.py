@@ -1,0 +1,211 @@
+"""Texts to learn and unlearn: records with a prompt and an answer, and their tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hamu.errors import HamuError
+from hamu.objectives import IGNORED
+
+LossOn = Literal["answer", "all"]
+
+
+@dataclass(frozen=True)
+class TextRecord:
+    """One record.
+
+    Attributes:
+        prompt: what the model is given, "" for plain text.
+        answer: what it is to say.
+        fields: everything that the source says about the record, by column.
+        messages: a conversation whose last message is the answer; the tokenizer's chat template turns it into prompt
+            and answer, which are the plain texts of the two until then.
+    """
+
+    prompt: str
+    answer: str
+    fields: Mapping[str, Any]
+    messages: tuple[Mapping[str, str], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class TextRecords:
+    """Records as they were read, before a tokenizer is known.
+
+    Attributes:
+        records: the records.
+        source: where they come from, for messages.
+        rows: [N], int64, the row of each record in its source.
+    """
+
+    records: tuple[TextRecord, ...]
+    source: str
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def select(self, positions: Tensor | Sequence[int]) -> TextRecords:
+        """The records at these positions, in this order."""
+        index = torch.as_tensor(positions, dtype=torch.long)
+        return replace(self, records=tuple(self.records[i] for i in index.tolist()), rows=self.rows[index])
+
+    def matched(self, other: TextRecords) -> TextRecords:
+        """A second data set in a form that fits this one: any text does."""
+        return other
+
+    def digests(self) -> list[bytes]:
+        """A digest of each record's prompt and answer, by which equal records are recognised."""
+        return [
+            hashlib.blake2b(f"{len(r.prompt)} {r.prompt}{r.answer}".encode(), digest_size=16).digest()
+            for r in self.records
+        ]
+
+    def answering(self, column: str) -> TextRecords:
+        """The same prompts with other answers, those of a column; a list there makes as many records.
+
+        Raises:
+            HamuError: if a record has no such column.
+        """
+        found, rows = [], []
+        for row, record in zip(self.rows.tolist(), self.records, strict=True):
+            value = record.fields.get(column)
+            if not value:
+                raise HamuError(f"row {row} of {self.source} has no {column}; this figure needs one for each record")
+            lead = record.answer[: len(record.answer) - len(record.answer.lstrip())]
+            for answer in [value] if isinstance(value, str) else value:
+                found.append(replace(record, answer=lead + answer, messages=()))
+                rows.append(row)
+        return TextRecords(tuple(found), self.source, torch.tensor(rows))
+
+
+@dataclass(frozen=True, eq=False)
+class TextData(Dataset[dict[str, Tensor]]):
+    """Records as tokens.
+
+    Attributes:
+        texts: the records.
+        tokens: for each record its token ids, prompt first, int32.
+        scored_from: for each record the place of the first token that counts for the loss.
+        truncated: how many records were cut to the maximal length.
+    """
+
+    texts: TextRecords
+    tokens: tuple[Tensor, ...]
+    scored_from: tuple[int, ...]
+    truncated: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """input_ids [T] and labels [T], where what is not scored is -100."""
+        ids = self.tokens[index].long()
+        labels = ids.clone()
+        labels[: self.scored_from[index]] = IGNORED
+        return {"input_ids": ids, "labels": labels}
+
+    def prompt(self, index: int) -> Tensor:
+        """The tokens of the prompt alone, [T], as a generation is begun."""
+        return self.tokens[index][: self.scored_from[index]].long()
+
+    def select(self, positions: Tensor | Sequence[int]) -> TextData:
+        """The records at these positions, in this order."""
+        index = torch.as_tensor(positions, dtype=torch.long).tolist()
+        return replace(
+            self,
+            texts=self.texts.select(index),
+            tokens=tuple(self.tokens[i] for i in index),
+            scored_from=tuple(self.scored_from[i] for i in index),
+        )
+
+
+def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: LossOn = "answer") -> TextData:
+    """Turn records into tokens.
+
+    Prompt and answer are tokenized apart, so that the answer's first token is the same in training, scoring and
+    generation; the end-of-sequence token follows the answer.
+
+    Args:
+        texts: the records.
+        tokenizer: the model's tokenizer.
+        max_length: longer records are cut at their end.
+        loss_on: "answer", or "all" to score the prompt too.
+
+    Raises:
+        HamuError: if a record has no answer token left, or a conversation meets a tokenizer without a chat template.
+    """
+    if loss_on not in ("answer", "all"):
+        raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")
+    if max_length < 2:
+        raise HamuError(f"max_length {max_length} must be at least 2 tokens")
+    pairs = [_as_text(record, tokenizer, texts.source) for record in texts.records]
+    bare = {"add_special_tokens": False, "return_attention_mask": False}
+    answers = tokenizer([answer for _, answer in pairs], **bare)["input_ids"] if pairs else []
+    prompts = [_prompt_ids(record, prompt, tokenizer) for record, (prompt, _) in zip(texts.records, pairs, strict=True)]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    tokens, starts, truncated = [], [], 0
+    for row, prompt, answer in zip(texts.rows.tolist(), prompts, answers, strict=True):
+        ids = [*prompt, *answer, *([] if answer[-1:] == end else end)]
+        truncated += len(ids) > max_length
+        if len(prompt) >= max_length or not answer:
+            raise HamuError(
+                f"row {row} of {texts.source} has no answer token among its first {max_length} tokens (the prompt has "
+                f"{len(prompt)}); give a larger --max_length, or leave the record out"
+            )
+        tokens.append(torch.tensor(ids[:max_length], dtype=torch.int32))
+        starts.append(len(prompt) if loss_on == "answer" else min(1, len(prompt)))
+    return TextData(texts, tuple(tokens), tuple(starts), truncated)
+
+
+class TextCollator:
+    """Pads a list of items at their right end: input_ids, attention_mask and labels, [B, T] each.
+
+    Args:
+        pad_token_id: what stands in input_ids there; it is masked, and its label is -100.
+    """
+
+    def __init__(self, pad_token_id: int) -> None:
+        self._pad = pad_token_id
+
+    def __call__(self, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The batch."""
+        pad = torch.nn.utils.rnn.pad_sequence
+        ids = [item["input_ids"] for item in items]
+        return {
+            "input_ids": pad(ids, batch_first=True, padding_value=self._pad),
+            "attention_mask": pad([torch.ones_like(i) for i in ids], batch_first=True, padding_value=0),
+            "labels": pad([item["labels"] for item in items], batch_first=True, padding_value=IGNORED),
+        }
+
+
+def _as_text(record: TextRecord, tokenizer: Any, source: str) -> tuple[str, str]:
+    """Prompt and answer as the model is to see them."""
+    if not record.messages:
+        return record.prompt, record.answer
+    if not tokenizer.chat_template:
+        raise HamuError(f"{source} holds conversations, but the model's tokenizer has no chat template to write them")
+    before, whole = (
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=start)
+        for messages, start in ((record.messages[:-1], True), (record.messages, False))
+    )
+    if not whole.startswith(before):
+        raise HamuError("the tokenizer's chat template does not put the last message behind what comes before it")
+    return before, whole[len(before) :]
+
+
+def _prompt_ids(record: TextRecord, prompt: str, tokenizer: Any) -> list[int]:
+    """The prompt's tokens, with the special tokens that start a text (a chat template writes its own)."""
+    ids = list(tokenizer(prompt, add_special_tokens=not record.messages)["input_ids"])
+    while ids and ids[-1] == tokenizer.eos_token_id and tokenizer.eos_token_id != tokenizer.bos_token_id:
+        ids.pop()
+    if not ids and tokenizer.bos_token_id is not None:
+        ids = [tokenizer.bos_token_id]
+    return ids

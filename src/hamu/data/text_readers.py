@@ -1,0 +1,223 @@
+"""Reading texts: JSON, JSON lines, CSV, parquet, or a data set of the hub, in the usual shapes.
+
+A record is a conversation (`messages`), a `prompt` with its `completion`, a `question` with its `answer`, or `text`.
+Only a source that starts with "hub:" may use the network.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hamu.data.text import TextRecord, TextRecords
+from hamu.errors import HamuError
+
+HUB = "hub:"
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
+MINIATURE = "miniature"
+QUESTION_TEMPLATE = "Question: {question}\nAnswer:"
+_PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), ("instruction", "output"))
+_CONVERSATIONS = ("messages", "conversations")
+
+
+def read_text(
+    source: str,
+    split: str = "train",
+    *,
+    question_template: str = QUESTION_TEMPLATE,
+    answer_prefix: str = " ",
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+) -> TextRecords:
+    r"""Read records of text.
+
+    Args:
+        source: a .jsonl, .json (a list, or a record per line), .csv or .parquet file, a folder that holds train and
+            test as such files, "miniature" (bundled, fictitious), or "hub:OWNER/NAME", "hub:OWNER/NAME:CONFIG",
+            either with "@SPLIT" at its end.
+        split: "train" or "test", for sources that have both.
+        question_template: how a question becomes a prompt; has "{question}" in it.
+        answer_prefix: what stands between prompt and answer; it belongs to the answer.
+        prompt_column, answer_column: names of the columns, if they are not the usual ones.
+
+    Raises:
+        HamuError: if the source is missing, empty or damaged, or a record has no such text; the row is named.
+    """
+    if "{question}" not in question_template:
+        raise HamuError(f"question_template {question_template!r} must have {{question}} in it")
+    rows = list(_rows(source, split))
+    if not rows:
+        raise HamuError(f"{source} is empty: it has no records")
+    numbers = list(range(len(rows)))
+    if source == MINIATURE:
+        numbers = [i for i in numbers if rows[i]["split"] == ("train" if split == "train" else "holdout")]
+    make = _shape(rows[0], source, prompt_column, answer_column, question_template, answer_prefix)
+    records = []
+    for number in numbers:
+        if not isinstance(rows[number], dict):
+            raise HamuError(f"row {number} of {source} is a {type(rows[number]).__name__}; expected a record")
+        records.append(make(number, rows[number]))
+    return TextRecords(tuple(records), source, torch.tensor(numbers))
+
+
+def is_text(source: str) -> bool:
+    """Whether a source can only be text; parquet files, folders and hub data sets can be either."""
+    return source == MINIATURE or source.endswith((".jsonl", ".json", ".csv"))
+
+
+def has_test_split(source: str) -> bool:
+    """Whether `read_text(source, "test")` reads something other than the training data."""
+    return source == MINIATURE or (Path(source).is_dir() and _inner(Path(source), "test") is not None)
+
+
+def matching(texts: TextRecords, expression: str) -> list[int]:
+    """The positions of the records that a filter chooses.
+
+    It is "COLUMN=VALUE", "COLUMN!=VALUE" or "COLUMN~REGEX"; the last looks anywhere in the column.
+
+    Raises:
+        HamuError: if the expression cannot be read, or names a column that is not there.
+    """
+    parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
+    if parsed is None:
+        raise HamuError(f"the filter {expression!r} cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX")
+    column, operator, value = parsed.groups()
+    try:
+        found = re.compile(value).search if operator == "~" else None
+    except re.error as error:
+        raise HamuError(f"{value!r} in the filter is not a regular expression: {error}") from error
+    chosen = []
+    for position, record in enumerate(texts.records):
+        if column not in record.fields:
+            has = ", ".join(map(str, record.fields))
+            raise HamuError(f"record {position} of {texts.source} has no column {column}; it has {has}")
+        cell = str(record.fields[column])
+        if bool(found(cell)) if found else (cell == value) == (operator == "="):
+            chosen.append(position)
+    return chosen
+
+
+def _rows(source: str, split: str) -> Iterable[Any]:
+    if source.startswith(HUB):
+        return _hub(source, split)
+    path = _MINIATURE if source == MINIATURE else Path(source)
+    if not path.exists():
+        raise HamuError(
+            f"{source} is neither a file nor a folder; check the path (--data_dir sets the folder that it is relative "
+            f"to), or write hub:OWNER/NAME for a data set of the Hugging Face hub"
+        )
+    if path.is_dir():
+        inner = _inner(path, split)
+        if inner is None:
+            raise HamuError(f"{path} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
+        path = inner
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    if path.suffix not in SUFFIXES:
+        raise HamuError(f"{path} is not text that can be read; give .jsonl, .json, .csv or .parquet")
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HamuError(f"{path} is not UTF-8 text: {error}") from error
+    return list(csv.DictReader(content.splitlines())) if path.suffix == ".csv" else _json(content, path)
+
+
+def _inner(folder: Path, split: str) -> Path | None:
+    return next((folder / f"{split}{s}" for s in SUFFIXES if (folder / f"{split}{s}").is_file()), None)
+
+
+def _json(content: str, path: Path) -> list[Any]:
+    """One JSON list, or a JSON value per line."""
+    if content.lstrip()[:1] == "[":
+        try:
+            return list(json.loads(content))
+        except json.JSONDecodeError as error:
+            raise HamuError(f"{path} cannot be read as JSON: {error}") from error
+    rows = []
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise HamuError(f"line {number} of {path} cannot be read as JSON: {error.msg}") from error
+    return rows
+
+
+def _parquet(path: Path) -> list[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return list(parquet.read_table(path).to_pylist())
+    except (pyarrow.ArrowException, OSError) as error:
+        raise HamuError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from error
+
+
+def _hub(source: str, split: str) -> list[Any]:
+    import datasets
+
+    name, _, wanted = source.removeprefix(HUB).partition("@")
+    name, _, config = name.partition(":")
+    try:
+        return list(datasets.load_dataset(name, config or None, split=wanted or split))
+    except Exception as error:  # offline, unknown name, no such split: the hub's own words say which
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise HamuError(f"{source} cannot be loaded: {first}; without network, name a local file") from error
+
+
+def _shape(
+    first: Any, source: str, prompt_column: str | None, answer_column: str | None, template: str, prefix: str
+) -> Callable[[int, dict[str, Any]], TextRecord]:
+    """How a row of this source becomes a record, judged by its first row."""
+    columns = list(first) if isinstance(first, dict) else []
+
+    def cell(number: int, row: dict[str, Any], column: str, may_be_empty: bool = False) -> str:
+        value = row.get(column)
+        if not isinstance(value, str) or not (may_be_empty or value.strip()):
+            raise HamuError(f"row {number} of {source} has no text in {column}: {str(value)[:40]!r}")
+        return value
+
+    if prompt_column or answer_column:
+        pair = (prompt_column or "question", answer_column or "answer")
+        missing = [name for name in pair if name not in columns]
+        if missing:
+            raise HamuError(f"{source} has no column {missing[0]}; it has {', '.join(map(str, columns))}")
+    else:
+        conversation = next((name for name in _CONVERSATIONS if name in columns), None)
+        if conversation:
+            return lambda number, row: _conversation(number, row, conversation, source)
+        found = next((pair for pair in _PAIRS if set(pair) <= set(columns)), None)
+        if found is None and "text" in columns:
+            return lambda number, row: TextRecord("", cell(number, row, "text"), row)
+        if found is None:
+            raise HamuError(
+                f"{source} has the columns {', '.join(map(str, columns)) or 'none'}; expected question and answer, "
+                f"prompt and completion, messages, or text; name others with --prompt_column and --answer_column"
+            )
+        pair = found
+    if pair[0] == "question" or prompt_column:
+        return lambda number, row: TextRecord(
+            template.replace("{question}", cell(number, row, pair[0])), prefix + cell(number, row, pair[1]), row
+        )
+    return lambda number, row: TextRecord(cell(number, row, pair[0], True), cell(number, row, pair[1]), row)
+
+
+def _conversation(number: int, row: dict[str, Any], column: str, source: str) -> TextRecord:
+    messages = row.get(column)
+    well_formed = isinstance(messages, list) and all(
+        isinstance(m, dict) and isinstance(m.get("content"), str) and "role" in m for m in messages
+    )
+    if not messages or not well_formed or messages[-1]["role"] != "assistant":
+        raise HamuError(
+            f"row {number} of {source} is not a conversation; {column} must be a list of messages with role and "
+            f"content, the last one the assistant's"
+        )
+    prompt = "\n".join(m["content"] for m in messages[:-1])
+    return TextRecord(prompt, messages[-1]["content"], row, tuple(messages))

@@ -1,0 +1,91 @@
+"""What a language model answers when it is asked, and how much of the right answer is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hamu.errors import HamuError
+from hamu.evaluation.predictions import evaluating
+
+if TYPE_CHECKING:
+    from hamu.data import TextData
+
+
+@torch.no_grad()
+def generate_answers(
+    model: Any, tokenizer: Any, data: TextData, batch_size: int = 64, max_new_tokens: int | None = None
+) -> list[str]:
+    """The answer to each prompt, greedily: the most likely token at every step, until the end-of-sequence token.
+
+    Prompts of like length are taken together and padded at their left; what stands in a batch with a prompt does not
+    change its answer. A repetition penalty of the model's own generation settings is not applied.
+
+    Args:
+        model: a causal language model with `generate`.
+        tokenizer: the model's tokenizer, with a padding token.
+        data: records that were encoded with loss_on="answer".
+        batch_size: prompts per batch.
+        max_new_tokens: the longest answer; by default the longest of the data.
+
+    Returns:
+        The answers in the data's order, without special tokens and without space around them.
+
+    Raises:
+        HamuError: if a record has no prompt.
+    """
+    prompts = [data.prompt(i) for i in range(len(data))]
+    for row, prompt in zip(data.texts.rows.tolist(), prompts, strict=True):
+        if not len(prompt):
+            raise HamuError(f"row {row} of {data.texts.source} has no prompt to answer; give questions, not plain text")
+    if max_new_tokens is None:
+        max_new_tokens = max((len(data.tokens[i]) - len(p) for i, p in enumerate(prompts)), default=1)
+    device = next(model.parameters()).device
+    answers = [""] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    with evaluating(model):
+        for start in range(0, len(order), batch_size):
+            places = order[start : start + batch_size]
+            ids = _pad_left([prompts[i] for i in places], tokenizer.pad_token_id)
+            mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)
+            generated = model.generate(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                num_beams=1,
+                repetition_penalty=1.0,
+                no_repeat_ngram_size=0,
+                use_cache=True,
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+            )
+            texts = tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
+            for place, text in zip(places, texts, strict=True):
+                answers[place] = text.strip()
+    return answers
+
+
+def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
+    """ROUGE-L recall of each answer, [N] float64: the longest common subsequence's share of the reference's words.
+
+    Words are stemmed and without case (Lin 2004), as in TOFU (Maini et al. 2024).
+
+    Args:
+        answers: what the model said.
+        references: what it was to say.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    pairs = zip(answers, references, strict=True)
+    recalls = [scorer.score(reference.strip(), answer.strip())["rougeL"].recall for answer, reference in pairs]
+    return torch.tensor(recalls, dtype=torch.float64)
+
+
+def _pad_left(sequences: list[Tensor], value: int) -> Tensor:
+    return pad_sequence(sequences, batch_first=True, padding_value=value, padding_side="left")

@@ -1,0 +1,280 @@
+"""Causal language models and their adapters: new, saved, or of the hub.
+
+A model is "tiny-llama" (new, with a tokenizer of its own), a folder written by `save_pretrained` (a whole model, or a
+PEFT adapter), or "hub:OWNER/NAME". Only the last may use the network; code that comes with a model never runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from hamu.errors import HamuError
+from hamu.models.loading import HUB, check_finite, first_line, trainable_parameters
+from hamu.objectives import predict_logits
+
+if TYPE_CHECKING:
+    from hamu.data import TextData
+
+TINY = "tiny-llama"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": "auto"}
+_END, _PAD = "<|end|>", "<|pad|>"
+
+
+@dataclass(frozen=True)
+class AdapterSettings:
+    """A new LoRA adapter (Hu et al. 2022); the defaults are the paper's (App. F.2).
+
+    Attributes:
+        rank: r, the rank of each update.
+        alpha: α; the update is scaled by α/r.
+        dropout: dropout of the adapter's input while it trains.
+        targets: names of the layers to adapt, "" for what PEFT knows about the architecture.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    targets: str = ""
+
+
+def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> Any:
+    """A byte-level BPE tokenizer trained on these texts; it can write any text.
+
+    Args:
+        texts: what to train it on.
+        vocabulary: the most tokens that it may have.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[_END, _PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_END, pad_token=_PAD)
+
+
+def new_language_model(
+    tokenizer: Any, *, hidden: int = 256, layers: int = 4, max_length: int = 512
+) -> LlamaForCausalLM:
+    """A small Llama with random weights, input and output embeddings shared: 4.3 M parameters for 4,096 tokens.
+
+    Args:
+        tokenizer: gives the vocabulary and the special tokens.
+        hidden: the width; heads have 64 of it each.
+        layers: the depth.
+        max_length: the longest text in tokens.
+    """
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=11 * hidden // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=max(1, hidden // 64),
+        max_position_embeddings=max_length,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer that lies beside a model; the end-of-sequence token pads where it has no padding token.
+
+    Raises:
+        HamuError: if there is none, or it cannot be loaded.
+    """
+    with _readable(f"the tokenizer of {source}"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.removeprefix(HUB), local_files_only=not source.startswith(HUB), trust_remote_code=False
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_language_model(
+    source: str,
+    *,
+    base_model: str | None = None,
+    adapter: AdapterSettings | None = None,
+    dtype: str = "float32",
+    trainable: bool = True,
+) -> Any:
+    """A saved causal language model, or a PEFT adapter on its base model.
+
+    Args:
+        source: a folder with config.json or adapter_config.json, or "hub:OWNER/NAME".
+        base_model: where an adapter's base model lies, if not where the adapter says.
+        adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays the only one.
+        dtype: "float32", "bfloat16", "float16", or "auto" for that of the file. Adapters are float32 in any case.
+        trainable: whether a saved adapter is to be trained on.
+
+    Returns:
+        A PreTrainedModel, or with an adapter a PeftModel.
+
+    Raises:
+        HamuError: if it is not there, cannot be loaded, or has weights that are not finite.
+    """
+    if dtype not in _DTYPES:
+        raise HamuError(f"model_dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
+    _check_is_saved(source)
+    settings = _adapter_config(source)
+    base = source if settings is None else _base_of(source, settings, base_model)
+    with _readable(f"the model {base}"):
+        model = AutoModelForCausalLM.from_pretrained(
+            base.removeprefix(HUB),
+            local_files_only=not base.startswith(HUB),
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=_DTYPES[dtype],
+        )
+    model.config.use_cache = False
+    if settings is not None:
+        from peft import PeftModel
+
+        with _readable(f"the adapter {source}"):
+            model = PeftModel.from_pretrained(model, source.removeprefix(HUB), is_trainable=trainable)
+    elif adapter is not None:
+        model = with_adapter(model, adapter)
+    check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
+    return model
+
+
+def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
+    """The model with a new LoRA adapter, which alone is trained.
+
+    Raises:
+        HamuError: if a setting is out of range, or the architecture has no such layers.
+    """
+    if settings.rank < 1 or not settings.alpha > 0:
+        raise HamuError(f"lora_rank {settings.rank} must be at least 1 and lora_alpha {settings.alpha} positive")
+    from peft import LoraConfig, get_peft_model
+
+    targets = [name.strip() for name in settings.targets.split(",") if name.strip()]
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets or None,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0]
+        raise HamuError(f"the adapter does not fit the model: {first}; name its layers with --lora_targets") from error
+
+
+def longest_text(model: Any) -> int | None:
+    """The most tokens that the model can read at once, None if it does not say."""
+    value = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return int(value) if value else None
+
+
+def check_reads(model: Any, data: TextData) -> None:
+    """Check that the model can read this data, in the end by trying its shortest record.
+
+    Raises:
+        HamuError: if the model has no trainable parameter, or vocabulary or length do not fit.
+    """
+    trainable_parameters(model)
+    highest = max(int(ids.max()) for ids in data.tokens)
+    rows = model.get_input_embeddings().num_embeddings
+    if highest >= rows:
+        raise HamuError(
+            f"the tokenizer has token {highest}, the model only {rows} embeddings; use the model's own tokenizer"
+        )
+    longest, most = max(len(ids) for ids in data.tokens), longest_text(model)
+    if most is not None and longest > most:
+        raise HamuError(
+            f"a record of {data.texts.source} has {longest} tokens, the model reads {most}; give --max_length {most}"
+        )
+    shortest = min(range(len(data)), key=lambda i: len(data.tokens[i]))
+    training = model.training
+    try:
+        with torch.no_grad():
+            ids = data[shortest]["input_ids"][None].to(next(model.parameters()).device)
+            predict_logits(model.eval(), {"input_ids": ids})
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise HamuError(
+            f"the model cannot read the records of {data.texts.source}: {str(error).splitlines()[0]}"
+        ) from error
+    finally:
+        model.train(training)
+
+
+def _check_is_saved(source: str) -> None:
+    names = ("config.json", "adapter_config.json")
+    if not source.startswith(HUB) and not any((Path(source) / name).is_file() for name in names):
+        raise HamuError(
+            f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "
+            f"by save_pretrained (or by `hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
+        )
+
+
+def _adapter_config(source: str) -> dict[str, Any] | None:
+    """The settings of a saved adapter; None for a whole model."""
+    if source.startswith(HUB):
+        from huggingface_hub import file_exists, hf_hub_download
+
+        name = source.removeprefix(HUB)
+        with _readable(f"the model {source}"):
+            if not file_exists(name, "adapter_config.json"):
+                return None
+            path = Path(hf_hub_download(name, "adapter_config.json"))
+    else:
+        path = Path(source) / "adapter_config.json"
+        if not path.is_file():
+            return None
+    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return settings
+
+
+def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:
+    """Where an adapter's base model is; a name that is not a folder is never looked up without being asked for."""
+    if base_model is not None:
+        _check_is_saved(base_model)
+        return base_model
+    base = str(settings.get("base_model_name_or_path") or "")
+    if source.startswith(HUB) and not Path(base).is_dir():
+        return f"{HUB}{base}"
+    if not (Path(base) / "config.json").is_file():
+        raise HamuError(
+            f"the adapter {source} was made for the base model {base!r}, which is not a folder here; name it with "
+            f"--base_model: a folder, or hub:OWNER/NAME"
+        )
+    return base
+
+
+@contextmanager
+def _readable(what: str) -> Any:
+    """Turn the many kinds of errors of loading into one that names what was to be loaded."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        raise HamuError(f"{what} cannot be loaded: {first_line(error)}") from error

@@ -1,0 +1,129 @@
+"""The size of a language model and of a run with it, from its configuration alone: no weights, no network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+
+from hamu.errors import HamuError
+from hamu.models.language import AdapterSettings, with_adapter
+from hamu.models.loading import HUB, first_line
+
+# Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
+_KNOWN = {
+    "hub:meta-llama/Llama-2-7b-chat-hf": lambda: LlamaConfig(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        max_position_embeddings=4096,
+    ),
+}
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Parameters and dimensions of a model.
+
+    Attributes:
+        parameters: all of them.
+        trainable: those that would be trained.
+        layers, hidden, vocabulary: dimensions.
+        bytes_per_parameter: of the frozen ones; what is trained is float32 if it is an adapter.
+    """
+
+    parameters: int
+    trainable: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    bytes_per_parameter: int
+
+
+def model_shape(source: str, adapter: AdapterSettings | None, dtype: str) -> ModelShape:
+    """The shape of a model that need not be there.
+
+    Args:
+        source: a folder with config.json, or a hub name (looked up only if its shape is not known here).
+        adapter: a new adapter to count, or None to train everything.
+        dtype: "float32", "bfloat16", "float16", or "auto" for that of the configuration.
+
+    Raises:
+        HamuError: if the configuration cannot be read.
+    """
+    config = _configuration(source)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        if adapter is not None:
+            model = with_adapter(model, adapter)
+    name = str(config.dtype or torch.float32).removeprefix("torch.") if dtype == "auto" else dtype
+    if name not in _BYTES:
+        raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join(_BYTES)}, auto")
+    return ModelShape(
+        parameters=_count(model),
+        trainable=_count(model, only_trainable=True),
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        vocabulary=config.vocab_size,
+        bytes_per_parameter=_BYTES[name],
+    )
+
+
+def estimate_memory(
+    shape: ModelShape,
+    *,
+    tokens: int,
+    optimizer: str,
+    sides: int,
+    keeps_original: bool,
+    checkpointing: bool,
+) -> dict[str, float]:
+    """Where the memory of a run goes, in GB (1e9 bytes); what cannot be known beforehand is an upper estimate.
+
+    Args:
+        shape: the model.
+        tokens: tokens in one forward pass: records times their length.
+        optimizer: transformers' name of it.
+        sides: 2 for a method that needs both gradients.
+        keeps_original: whether a method compares with the original model, which costs a copy of what is trained.
+        checkpointing: whether activations are recomputed.
+
+    Returns:
+        weights, gradients, optimizer state, original model, activations, logits; activations after Korthikanti
+        et al. 2022 (34 bytes per token, layer and unit of width in half precision, without attention scores).
+    """
+    state = 2 if "adam" in optimizer else 0
+    per_layer = 34 * tokens * shape.hidden
+    activations = 2 * tokens * shape.hidden * shape.layers + per_layer if checkpointing else per_layer * shape.layers
+    trained = 4 * shape.trainable
+    frozen = (shape.parameters - shape.trainable) * shape.bytes_per_parameter
+    found = {
+        "weights": frozen + trained,
+        "gradients": sides * trained,
+        "optimizer state": state * trained,
+        "original model": trained if keeps_original else 0,
+        "activations": activations,
+        "logits": 10 * tokens * shape.vocabulary,
+    }
+    return {name: value / 1e9 for name, value in found.items()}
+
+
+def _configuration(source: str) -> PreTrainedConfig:
+    if source in _KNOWN:
+        return _KNOWN[source]()
+    try:
+        return AutoConfig.from_pretrained(
+            source.removeprefix(HUB), local_files_only=not source.startswith(HUB), trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise HamuError(f"the configuration of {source} cannot be read: {first_line(error)}") from error
+
+
+def _count(model: nn.Module, only_trainable: bool = False) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not only_trainable)

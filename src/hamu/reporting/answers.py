@@ -1,0 +1,37 @@
+"""A page of prompts with a model's answers before and after unlearning, forget and retain side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment, PackageLoader
+
+_TITLES = {"forget": "To be forgotten", "retain": "To be kept", "test": "Never trained on"}
+
+
+@dataclass(frozen=True)
+class AnsweredRecord:
+    """One prompt and what was answered.
+
+    Attributes:
+        prompt: what the model was given.
+        expected: the right answer.
+        answers: for each model its name, its answer, and the ROUGE-L recall of that.
+    """
+
+    prompt: str
+    expected: str
+    answers: tuple[tuple[str, str, float], ...]
+
+
+def answers_page(sets: Mapping[str, Sequence[AnsweredRecord]], note: str = "") -> str:
+    """The page, as one HTML file that needs nothing else.
+
+    Args:
+        sets: "forget", "retain" (and "test"), each a list of records.
+        note: a sentence below the title.
+    """
+    environment = Environment(loader=PackageLoader("hamu.reporting", ""), autoescape=True)
+    sides = [(title, sets[name]) for name, title in _TITLES.items() if name in sets]
+    return environment.get_template("answers.html.j2").render(sides=sides, note=note)

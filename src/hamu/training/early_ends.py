@@ -1,0 +1,51 @@
+"""Ends of a run that its losses call for (paper, App. F.3), judged before each step by the batches of that step."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hamu.objectives import CrossEntropy, Scored
+
+
+class EarlyEnds:
+    """Watches the cross-entropy of a step's batches, whatever objectives the method has.
+
+    Args:
+        min_forget_loss: end when the forget loss is below it: the run does not unlearn (the paper: 0.1).
+        max_retain_loss: end when the retain loss is above it: the run unlearns too much (the paper: 0.4).
+        target_forget_loss: end when the forget loss has reached it.
+    """
+
+    def __init__(
+        self,
+        min_forget_loss: float | None = None,
+        max_retain_loss: float | None = None,
+        target_forget_loss: float | None = None,
+    ) -> None:
+        self._min_forget, self._max_retain, self._target = min_forget_loss, max_retain_loss, target_forget_loss
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything is watched at all."""
+        return any(limit is not None for limit in (self._min_forget, self._max_retain, self._target))
+
+    def add(self, side: str, scored: Scored) -> None:
+        """Take one batch of a side; a step may have several."""
+        total = CrossEntropy().total(scored.detached(), None)
+        self._sums[side] = self._sums.get(side, 0.0) + total
+        self._counts[side] = self._counts.get(side, 0) + len(scored.labels)
+
+    def reason(self) -> str:
+        """Why the run is to end before the step whose batches were added, "" if it is not; starts anew."""
+        losses = {side: total.item() / max(1, self._counts[side]) for side, total in self._sums.items()}
+        self._sums.clear()
+        self._counts.clear()
+        forget, retain = losses.get("forget"), losses.get("retain")
+        if forget is not None and self._target is not None and forget >= self._target:
+            return f"the forget loss of a step, {forget:.4g}, has reached the target {self._target:g}"
+        if forget is not None and self._min_forget is not None and forget < self._min_forget:
+            return f"the forget loss of a step, {forget:.4g}, is below {self._min_forget:g}"
+        if retain is not None and self._max_retain is not None and retain > self._max_retain:
+            return f"the retain loss of a step, {retain:.4g}, is above {self._max_retain:g}"
+        return ""

@@ -1,0 +1,137 @@
+"""The commands on text, from nothing: train, unlearn, evaluate on the bundled miniature, and what can be wrong."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hamu.cli import main
+from hamu.models.language import load_language_model
+
+FEW = ["--max_steps", "4", "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32",
+       "--max_length", "96"]  # fmt: skip
+FORGET = ["--data", "miniature", "--forget_filter", "author~^V"]
+LORA = ["--lora", "--lora_rank", "2", "--learning_rate", "0.5", "--constraint_mode", "relative", "--stopping", "off"]
+
+
+def run(*words):
+    return main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text") / "original"
+    assert run("train", "--data", "miniature", "--model", "tiny-llama", *FEW, "--output_dir", folder) == 0
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def adapter(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text") / "lora"
+    code = run("unlearn", *FORGET, "--model", trained, *LORA, *FEW, "--merge", "--gradient_checkpointing",
+               "--output_dir", folder)  # fmt: skip
+    assert code == 0
+    return folder
+
+
+def test_a_model_is_trained_unlearned_and_evaluated_offline(trained, tmp_path, capsys):
+    unlearned, check = tmp_path / "unlearned", tmp_path / "check"
+    assert run("unlearn", *FORGET, "--model", trained, *FEW, "--constraint_mode", "relative", "--stopping", "off",
+               "--output_dir", unlearned) == 0  # fmt: skip
+    steps = [json.loads(line) for line in (unlearned / "steps.jsonl").read_text().splitlines()]
+    assert len(steps) == 4
+    assert all(step["taken"] for step in steps)
+    assert run("evaluate", *FORGET, "--model", unlearned / "model", "--original_model", trained, "--generate", "3",
+               "--max_length", "96", "--output_dir", check) == 0  # fmt: skip
+    report = json.loads((check / "evaluation.json").read_text())
+    assert set(report["membership_inference"]) == {"loss", "zlib", "min_k", "min_k_plus_plus"}
+    lines = [json.loads(line) for line in (check / "answers.jsonl").read_text().splitlines()]
+    assert [line["set"] for line in lines] == ["forget"] * 3 + ["retain"] * 3
+    page = (check / "answers.html").read_text()
+    for line in lines:
+        assert {"before", "after"} <= set(line)
+        assert line["expected"].replace("'", "&#39;") in page
+    assert "miniature" not in capsys.readouterr().err
+
+
+def test_unlearning_by_adapter_moves_every_tensor_of_it_and_nothing_else(trained, adapter):
+    saved = load_file(adapter / "model" / "adapter_model.safetensors")
+    assert len(saved) == 2 * 2 * 4, "two matrices for the query and value projection of each of four layers"
+    for name, tensor in saved.items():
+        assert tensor.abs().sum() > 0, f"{name} did not move"
+    merged = load_file(adapter / "merged" / "model.safetensors")
+    for name, before in load_file(trained / "model.safetensors").items():
+        adapted = "q_proj" in name or "v_proj" in name
+        assert torch.equal(before, merged[name]) != adapted, name
+
+
+def test_an_adapter_is_unlearned_in_place_and_merges_to_the_same_model(trained, adapter, tmp_path):
+    again = tmp_path / "again"
+    code = run("unlearn", *FORGET, "--model", adapter / "model", "--learning_rate", "0.5", "--constraint_mode",
+               "relative", "--stopping", "off", *FEW, "--output_dir", again)  # fmt: skip
+    assert code == 0
+    before, after = (load_file(f / "model" / "adapter_model.safetensors") for f in (adapter, again))
+    assert set(before) == set(after)
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    ids = torch.arange(40, 60)[None]
+    with torch.no_grad():
+        separate = load_language_model(str(adapter / "model")).eval()(input_ids=ids).logits
+        merged = load_language_model(str(adapter / "merged")).eval()(input_ids=ids).logits
+    torch.testing.assert_close(separate, merged, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "nowhere.jsonl", "--forget_rows", "0"], "nowhere.jsonl is neither a file nor a folder"),
+        (["--data", "miniature", "--forget_filter", "author=Nobody"], "the forget set is empty"),
+        (["--data", "miniature", "--forget_filter", "writer=X"], "has no column writer"),
+        (["--data", "miniature", "--forget_filter", "author"], "cannot be read; write COLUMN=VALUE"),
+        (["--data", "miniature", "--forget_filter", "author~."], "nothing is left to retain"),
+        (["--data", "miniature", "--forget_rows", "9999"], "row 9999 is not in"),
+        (["--data", "miniature"], "say what to forget with one of"),
+        ([*FORGET, "--max_length", "5"], "has no answer token among its first 5 tokens"),
+        ([*FORGET, "--question_template", "Q:"], "must have {question} in it"),
+        ([*FORGET, "--loss_on", "some"], "loss_on 'some' is unknown"),
+        ([*FORGET, "--model_dtype", "int3"], "model_dtype 'int3' is unknown"),
+        ([*FORGET, "--lora", "--lora_rank", "0"], "lora_rank 0 must be at least 1"),
+        ([*FORGET, "--lora", "--lora_targets", "nothing"], "the adapter does not fit the model"),
+        ([*FORGET, "--forget_objective", "mpo"], "objective 'mpo' is unknown"),
+        ([*FORGET, "--target_forget_loss", "-1"], "target_forget_loss -1.0 must be a positive number"),
+        ([*FORGET, "--task", "sound"], "task 'sound' is unknown"),
+        ([*FORGET, "--merge"], "there is no adapter to merge"),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_nothing_is_written(words, message, trained, tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert run("unlearn", "--model", trained, *words, *FEW[:2], "--output_dir", folder) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.strip().splitlines()) == 1
+    assert not folder.exists()
+
+
+def test_the_first_wrong_line_of_a_file_is_named(trained, tmp_path, capsys):
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "ans')
+    assert run("unlearn", "--model", trained, "--data", data, "--forget_rows", "0", "--output_dir", tmp_path / "o") == 2
+    assert f"line 2 of {data} cannot be read as JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", ["tofu-llama2-lora", "waterdrum-tofu-llama2-lora"])
+def test_a_dry_run_of_the_papers_recipe_needs_neither_weights_nor_network(recipe, capsys):
+    assert run("unlearn", "--recipe", recipe, "--dry_run") == 0
+    printed = capsys.readouterr().out
+    assert "6,742,609,920" in printed, "6,738,415,616 parameters of Llama-2-7b and those of the adapter"
+    assert "4,194,304" in printed, "r = 8 on query and value projections of 32 layers"
+    assert "720 (72 an epoch)" in printed, "App. F.3"
+
+
+def test_a_long_record_is_cut_and_counted(trained, tmp_path, capsys):
+    data = tmp_path / "data.jsonl"
+    rows = [{"text": "short enough"}, {"text": "word " * 200}, {"text": "also short"}]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    assert run("unlearn", "--model", trained, "--data", data, "--forget_rows", "0", "--constraint_mode", "relative",
+               "--stopping", "off", *FEW, "--output_dir", tmp_path / "out") == 0  # fmt: skip
+    assert "1 of 2 records of" in capsys.readouterr().out
