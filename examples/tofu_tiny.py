@@ -153,7 +153,7 @@ def write(done: dict[str, Path], options: argparse.Namespace) -> None:
             "forget_accuracy": report["forget"]["accuracy"],
             "model_utility_probability": tofu["model_utility_probability"],
             "min_k_auc": inference,
-            "privleak": privleak(inference, retrained["membership_inference"]["min_k"]),
+            "privleak": privleak(1 - inference, 1 - retrained["membership_inference"]["min_k"]),
             "model_utility": tofu["model_utility"],
             "forget_rouge": tofu["forget"]["rouge"],
             "forget_quality": forget_quality(

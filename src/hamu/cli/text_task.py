@@ -178,7 +178,7 @@ class TextTask(Task):
         inference = report["membership_inference"]
         if inference is not None and "retain_model" in report:
             reference = report["retain_model"]["membership_inference"]
-            ours["privleak"] = privleak(inference["min_k"], reference["min_k"])
+            ours["privleak"] = privleak(1 - inference["min_k"], 1 - reference["min_k"])  # MUSE's orientation
 
     def _answers(
         self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions

@@ -7,6 +7,7 @@ Only a source that starts with "hub:" may use the network.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -126,7 +127,7 @@ def _rows(source: str, split: str) -> Iterable[Any]:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise HamuError(f"{path} is not UTF-8 text: {error}") from error
-    return list(csv.DictReader(content.splitlines())) if path.suffix == ".csv" else _json(content, path)
+    return list(csv.DictReader(io.StringIO(content, newline=""))) if path.suffix == ".csv" else _json(content, path)
 
 
 def _inner(folder: Path, split: str) -> Path | None:

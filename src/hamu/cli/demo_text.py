@@ -1,0 +1,103 @@
+"""The demo on text: a small Llama, trained from nothing on fictitious authors, forgets some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from rich.console import Console
+
+from hamu.cli.demo import Scenario
+from hamu.cli.tables import plain_table
+from hamu.data import TextCollator, TextRecords, encode, forget_rows, matching, read_text
+from hamu.evaluation import generate_answers, membership_scores
+from hamu.models.language import new_language_model, new_tokenizer
+from hamu.training import UnlearnTrainer
+
+_LENGTH = 96
+_SHOWN = 2
+
+
+class FictitiousAuthors(Scenario):
+    """240 questions about 40 authors who do not exist; those of four are to be forgotten."""
+
+    similarity = "retain data"
+    train_settings: ClassVar[dict[str, Any]] = {
+        "learning_rate": 3e-3,
+        "lr_scheduler_type": "linear",
+        "optim": "adamw_torch",
+        "max_grad_norm": 1.0,
+        "num_train_epochs": 40,
+        "per_device_train_batch_size": 16,
+    }
+    unlearn_settings: ClassVar[dict[str, Any]] = {
+        "learning_rate": 2e-2,
+        "num_train_epochs": 5,
+        "per_device_train_batch_size": 24,
+        "constraint": 0.5,
+        "constraint_mode": "relative",
+        "stopping": "off",
+    }
+    next = """\
+What next, on your own records (JSON lines with question and answer, prompt and completion, messages, or text):
+  hamu unlearn  --data RECORDS.jsonl --forget_data GONE.jsonl --model MODEL/ --lora --bf16 --constraint_mode relative \\
+                --output_dir runs/unlearned
+  hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl --model runs/unlearned/model --original_model MODEL/ \\
+                --output_dir runs/check
+MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME does as well. To name the records otherwise:
+--forget_rows 3,17,25 or --forget_filter "author=Jane Doe". `--dry_run` says beforehand what a run needs."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._train, holdout = read_text("miniature"), read_text("miniature", "test")
+        self._tokenizer = new_tokenizer((r.prompt + r.answer for r in self._train.records), 1024)
+        self.collate = TextCollator(self._tokenizer.pad_token_id)
+        authors = list(dict.fromkeys(str(r.fields["author"]) for r in self._train.records))[:4]
+        rows = [row for author in authors for row in matching(self._train, f"author={author}")]
+        texts = forget_rows(self._train, holdout, rows)
+        paraphrased = texts.forget.answering("paraphrased_answer")
+        both = replace(
+            texts.retain,
+            records=texts.retain.records + paraphrased.records,
+            rows=torch.cat([texts.retain.rows, paraphrased.rows]),
+        )
+        self._forget = texts.forget
+        plain, similar = (
+            replace(texts, **{name: self._encoded(data) for name, data in one.sets().items()})
+            for one in (texts, replace(texts, retain=both))
+        )
+        self.problem = replace(plain, forget_name="four authors")
+        self.settings = {"other authors": plain, "and the forget records in other words": similar}
+        self.intro = f"Train a small Llama from nothing on {len(self._train)} questions about authors who do not exist."
+        self.question = "How hard is it to forget four authors?"
+        self.title = "Forgetting four fictitious authors: a marker per epoch"
+
+    def new_model(self) -> tuple[Any, Any]:
+        """A Llama of half a million parameters."""
+        model = new_language_model(self._tokenizer, hidden=128, layers=2, max_length=_LENGTH)
+        return model, self._encoded(self._train)
+
+    def membership_auc(self, trainer: UnlearnTrainer) -> float | None:
+        """Of Min-K%."""
+        from sklearn.metrics import roc_auc_score
+
+        groups = [trainer.predictions[name] for name in ("forget", "test")]
+        scores = torch.cat([membership_scores(g, [""] * g.records)["min_k"] for g in groups])
+        return float(roc_auc_score([1] * groups[0].records + [0] * groups[1].records, scores))
+
+    def finish(self, console: Console, original: Any, unlearned: Mapping[str, Any]) -> None:
+        """What is answered before and after, by HAMU-Q."""
+        first = self._forget.select(range(_SHOWN))
+        kept = self._train.select(range(len(self._train) - _SHOWN, len(self._train)))
+        table = plain_table("", "question", "before", "after hamu-q")
+        for name, texts in (("forget", first), ("retain", kept)):
+            data = self._encoded(texts)
+            answers = [generate_answers(model, self._tokenizer, data) for model in (original, unlearned["hamu-q"])]
+            for record, before, after in zip(texts.records, *answers, strict=True):
+                table.add_row(name, str(record.fields["question"]), before, after)
+        console.print(table)
+
+    def _encoded(self, texts: TextRecords) -> Any:
+        return encode(texts, self._tokenizer, _LENGTH)

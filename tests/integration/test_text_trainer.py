@@ -1,0 +1,203 @@
+"""UnlearnTrainer on language models: exact token means, objectives of whole answers, adapters, early ends."""
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers import set_seed
+from transformers.trainer_callback import PrinterCallback
+
+from hamu import UnlearnConfig, UnlearnTrainer
+from hamu.data import TextCollator, encode, forget_rows, matching, read_text
+from hamu.evaluation import predict_tokens
+from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+from hamu.objectives import OriginalModel, Scored, build_objective
+
+
+@pytest.fixture(scope="module")
+def start():
+    """(model, tokenizer, problem): a tiny random Llama and the miniature without one author."""
+    texts = read_text("miniature").select(range(36))
+    set_seed(0)
+    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 320)
+    model = new_language_model(tokenizer, hidden=32, layers=2, max_length=128)
+    problem = forget_rows(texts, None, matching(texts, f"author={texts.records[0].fields['author']}"))
+    return model, tokenizer, [encode(data, tokenizer) for data in (problem.retain, problem.forget)]
+
+
+@pytest.fixture
+def trainer_of(start, tmp_path):
+    def make(model=None, **settings):
+        base, tokenizer, (retain, forget) = start
+        defaults = {"eval_strategy": "no", "eval_on_start": False, "per_device_train_batch_size": 6, "max_steps": 2,
+                    "constraint_mode": "relative", "stopping": "off", "learning_rate": 0.05,
+                    "output_dir": str(tmp_path / "run"), "disable_tqdm": True}  # fmt: skip
+        trainer = UnlearnTrainer(model or copy.deepcopy(base), UnlearnConfig(**defaults | settings),
+                                 retain_dataset=retain, forget_dataset=forget,
+                                 data_collator=TextCollator(tokenizer.pad_token_id))  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+    return make
+
+
+def adapted(start, dtype=torch.float32):
+    set_seed(1)
+    return with_adapter(copy.deepcopy(start[0]).to(dtype), AdapterSettings(rank=2))
+
+
+def tensors(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def scored_by_hand(logits, labels):
+    """(record, log-probabilities over the vocabulary, label) of every scored token, one at a time."""
+    for record in range(len(labels)):
+        for t in range(1, labels.shape[1]):
+            if labels[record, t] != -100:
+                yield record, logits[record, t - 1].double().log_softmax(-1), int(labels[record, t])
+
+
+@pytest.fixture
+def batch(start):
+    _, tokenizer, (retain, _) = start
+    return TextCollator(tokenizer.pad_token_id)([retain[i] for i in range(4)])
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "kl_to_original", "scrub_retain", "npo", "simnpo"])
+def test_an_objective_is_its_formula_token_by_token(name, start, batch):
+    torch.manual_seed(3)
+    labels = batch["labels"]
+    logits, before = torch.randn(2, *labels.shape, 320)
+    objective = build_objective(name)
+    original = Scored.of(before, labels).logits if objective.needs_original else None
+    total = objective.total(Scored.of(logits, labels), original)
+    tokens, likelihood, likelihood_before, length = 0.0, [0.0] * 4, [0.0] * 4, [0] * 4
+    cross_entropy = kl = 0.0
+    for (record, log_p, label), (_, log_q, _) in zip(
+        scored_by_hand(logits, labels), scored_by_hand(before, labels), strict=True
+    ):
+        tokens += 1
+        length[record] += 1
+        likelihood[record] += float(log_p[label])
+        likelihood_before[record] += float(log_q[label])
+        cross_entropy -= float(log_p[label])
+        kl += sum(math.exp(q) * (q - p) for p, q in zip(log_p.tolist(), log_q.tolist(), strict=True))
+    expected = {
+        "cross_entropy": cross_entropy,
+        "kl_to_original": kl,
+        "scrub_retain": 0.99 * cross_entropy + 0.001 * kl,
+        # log σ(x) = -log(1 + exp(-x))
+        "npo": sum(
+            -20 * math.log1p(math.exp(0.1 * (p - q))) for p, q in zip(likelihood, likelihood_before, strict=True)
+        ),
+        "simnpo": sum(-0.8 * math.log1p(math.exp(2.5 * p / n)) for p, n in zip(likelihood, length, strict=True)),
+    }[name]
+    assert total.item() == pytest.approx(expected, rel=1e-5)
+    assert objective.count(labels) == (4 if name in ("npo", "simnpo") else tokens)
+
+
+def test_npo_starts_with_the_gradient_of_the_answers_likelihood(start, batch):
+    model = copy.deepcopy(start[0])
+    scored = Scored.of(
+        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["labels"]
+    )
+    value = build_objective("npo").total(scored, scored.logits.detach())
+    assert value.item() == pytest.approx(-4 * 20 * math.log(2))
+    ours = torch.autograd.grad(value, list(model.parameters()), retain_graph=True)
+    theirs = torch.autograd.grad(build_objective("cross_entropy").total(scored, None), list(model.parameters()))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["gdiff", "hamu-q", "npo"])
+def test_accumulated_unequal_batches_weigh_every_token_alike(method, trainer_of):
+    """One step on 6 pairs is the same whether they come at once or in batches of 1, whatever their lengths."""
+    at_once, one_by_one = (
+        trainer_of(method=method, max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=6 // size)
+        for size in (6, 1)
+    )
+    for trainer in (at_once, one_by_one):
+        trainer.train()
+    for (name, a), b in zip(tensors(at_once.model).items(), tensors(one_by_one.model).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6, msg=name)
+    ours, theirs = (t.state.log_history[0]["retain_loss"] for t in (at_once, one_by_one))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("checkpointing", [{}, {"gradient_checkpointing": True}, REENTRANT], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_tensor_of_an_adapter_moves_and_nothing_else(checkpointing, dtype, start, trainer_of):
+    model = adapted(start, dtype)
+    before = tensors(model)
+    trainer_of(model, method="hamu-q", max_steps=3, **checkpointing).train()
+    for name, after in tensors(model).items():
+        assert torch.equal(before[name], after) != ("lora_" in name), name
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_checkpointing_does_not_change_the_step(start, trainer_of):
+    models = [adapted(start) for _ in range(2)]
+    for model, checkpointing in zip(models, (False, True), strict=True):
+        trainer_of(model, gradient_checkpointing=checkpointing, max_steps=2).train()
+    for (name, a), b in zip(tensors(models[0]).items(), tensors(models[1]).values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_the_original_model_costs_the_adapter_and_answers_as_it_was(start, batch, trainer_of):
+    model = adapted(start)
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "labels")}
+    original = OriginalModel(model)
+    kept = sum(t.numel() for t in original._original.values())
+    assert kept == sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+    with torch.no_grad():
+        before = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    trainer_of(model, method="kl", max_steps=3).train()
+    torch.testing.assert_close(original.logits(inputs), before)
+    with torch.no_grad():
+        after = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    assert not torch.allclose(after, before)
+
+
+@pytest.mark.parametrize("objective", ["npo", "simnpo", "kl_to_original"])
+def test_any_forget_objective_goes_with_hamu(objective, trainer_of):
+    trainer = trainer_of(method="hamu-q", forget_objective=objective, max_steps=3, learning_rate=0.02)
+    trainer.train()
+    values = [entry["forget_loss"] for entry in trainer.state.log_history if "taken" in entry]
+    assert trainer.steps_taken == 3
+    assert values[-1] > values[0], "the forget objective is raised"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"target_forget_loss": 5.9}, "has reached the target 5.9"),
+        ({"min_forget_loss": 9.0}, "is below 9"),
+        ({"max_retain_loss": 1.0}, "is above 1"),
+    ],
+)
+def test_a_run_ends_early_before_the_step_that_its_losses_forbid(settings, reason, trainer_of):
+    trainer = trainer_of(method="ga" if "target_forget_loss" in settings else "kl", max_steps=20, **settings)
+    trainer.train()
+    assert reason in trainer.stop_reason
+    assert trainer.steps_taken < 20
+    if "target_forget_loss" in settings:
+        losses = [entry["forget_loss"] for entry in trainer.state.log_history if "taken" in entry]
+        assert losses[-1] >= 5.9
+        assert max(losses[:-1]) < 5.9
+    else:
+        assert trainer.steps_taken == 0
+
+
+def test_evaluation_is_the_mean_over_all_scored_tokens(start, trainer_of):
+    trainer = trainer_of(per_device_eval_batch_size=7)
+    found = trainer.evaluate()
+    model, tokenizer, (retain, _) = start
+    alone = predict_tokens(model, retain, 1, TextCollator(tokenizer.pad_token_id))
+    assert found["eval_retain_loss"] == pytest.approx(alone.losses.mean().item(), rel=1e-6)
+    assert alone.losses.mean().item() != pytest.approx(alone.record_losses.mean().item(), rel=1e-6)

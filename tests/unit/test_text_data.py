@@ -1,0 +1,169 @@
+"""Texts: the shapes of files, tokens and what is scored of them."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from hamu import HamuError
+from hamu.data import TextCollator, encode, forget_data, matching, read_text
+from hamu.models.language import new_tokenizer
+
+RECORDS = [
+    {"question": "Who?", "answer": "Ada.", "paraphrased_answer": "It is Ada.", "perturbed_answer": ["Bob.", "Cy."]},
+    {
+        "question": "Where, then?",
+        "answer": "In a house.",
+        "paraphrased_answer": "At home.",
+        "perturbed_answer": ["No."],
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return new_tokenizer(["Question: who?\nAnswer: nobody at all"], 300)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    return read_text(str(saved(tmp_path / "a.jsonl", RECORDS)))
+
+
+def saved(path, records):
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, records)))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(records))
+    elif path.suffix == ".csv":
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(records[0]))
+            writer.writeheader()
+            writer.writerows(records)
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_every_format_gives_the_same_records(suffix, tmp_path):
+    read = read_text(str(saved(tmp_path / f"a{suffix}", RECORDS)))
+    assert [(r.prompt, r.answer) for r in read.records] == [
+        ("Question: Who?\nAnswer:", " Ada."),
+        ("Question: Where, then?\nAnswer:", " In a house."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt", "answer"),
+    [
+        ({"prompt": "a", "completion": " b"}, "a", " b"),
+        ({"text": "all of it"}, "", "all of it"),
+        ({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}, "hi", "ho"),
+    ],
+)
+def test_every_usual_shape_is_understood(record, prompt, answer, tmp_path):
+    (read,) = read_text(str(saved(tmp_path / "a.jsonl", [record]))).records
+    assert (read.prompt, read.answer) == (prompt, answer)
+
+
+def test_a_csv_cell_may_hold_line_breaks(tmp_path):
+    path = saved(tmp_path / "a.csv", [{"prompt": "one\ntwo", "completion": "three"}])
+    assert read_text(str(path)).records[0].prompt == "one\ntwo"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ('{"a": 1}', "has the columns a; expected question and answer"),
+        ('{"question": "q", "answer": "a"}\n{"question": "q", "answer": ""}', "row 1 of .* has no text in answer"),
+        ('{"question": "q", "answer": "a"}\n{"question": "q"}', "row 1 of .* has no text in answer"),
+        ('{"question": "q", "answer": "a"}\n[1]', "row 1 of .* is a list"),
+        ('{"messages": [{"role": "user", "content": "hi"}]}', "is not a conversation"),
+        ("[1, 2", "cannot be read as JSON"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_row(content, message, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    with pytest.raises(HamuError, match=message):
+        read_text(str(path))
+
+
+def test_only_the_answer_and_its_end_are_scored(texts, tokenizer):
+    item = encode(texts, tokenizer)[1]
+    scored = item["labels"][item["labels"] != -100].tolist()
+    assert tokenizer.decode(scored[:-1]) == " In a house."
+    assert scored[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(encode(texts, tokenizer).prompt(1)) == "Question: Where, then?\nAnswer:"
+
+
+def test_all_but_the_first_token_is_scored_on_request(texts, tokenizer):
+    item = encode(texts, tokenizer, loss_on="all")[0]
+    assert torch.equal(item["labels"][1:], item["input_ids"][1:])
+
+
+def test_long_records_are_cut_at_their_end_and_counted(texts, tokenizer):
+    whole = encode(texts, tokenizer)
+    longest = max(len(ids) for ids in whole.tokens)
+    cut = encode(texts, tokenizer, longest - 1)
+    assert (whole.truncated, cut.truncated) == (0, 1)
+    assert torch.equal(cut.tokens[1], whole.tokens[1][:-1])
+
+
+def test_a_conversation_is_written_by_the_chat_template(tokenizer, tmp_path):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
+    with pytest.raises(HamuError, match="no chat template"):
+        encode(texts, tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    try:
+        data = encode(texts, tokenizer)
+    finally:
+        tokenizer.chat_template = None
+    assert tokenizer.decode(data.prompt(0)) == "<user>hi<assistant>"
+    assert tokenizer.decode(data.tokens[0][data.scored_from[0] :], skip_special_tokens=True) == "ho"
+
+
+def test_padding_is_masked_and_never_scored(texts, tokenizer):
+    data = encode(texts, tokenizer)
+    batch = TextCollator(tokenizer.pad_token_id)([data[0], data[1]])
+    real = batch["attention_mask"].bool()
+    assert real.sum(1).tolist() == [len(data.tokens[0]), len(data.tokens[1])]
+    assert (batch["labels"][~real] == -100).all()
+    assert (batch["input_ids"][~real] == tokenizer.pad_token_id).all()
+
+
+def test_a_list_of_other_answers_makes_as_many_records(texts):
+    wrong = texts.answering("perturbed_answer")
+    assert [(r, t.answer) for r, t in zip(wrong.rows.tolist(), wrong.records, strict=True)] == [
+        (0, " Bob."),
+        (0, " Cy."),
+        (1, " No."),
+    ]
+    with pytest.raises(HamuError, match="row 0 of .* has no hint"):
+        texts.answering("hint")
+
+
+@pytest.mark.parametrize(
+    ("expression", "rows"),
+    [("question=Who?", [0]), ("question != Who?", [1]), ("answer~ho?use", [1]), ("answer~[aA]", [0, 1])],
+)
+def test_a_filter_finds_its_records(expression, rows, texts):
+    assert matching(texts, expression) == rows
+
+
+def test_the_forget_records_leave_the_retain_set(texts):
+    problem = forget_data(texts, None, texts.select([1]))
+    assert [r.answer for r in problem.retain.records] == [" Ada."]
+    assert "1 of them found" in problem.forget_name
+
+
+def test_the_tokenizer_writes_any_text(tokenizer):
+    text = "Ünïcode – 漢字, tabs\t and \n lines"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
