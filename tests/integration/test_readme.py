@@ -1,5 +1,6 @@
 """What the README tells a newcomer to type, typed."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,8 @@ import torch
 from PIL import Image
 
 from hamu.cli import main
+from hamu.data import read_text
+from hamu.models.language import new_language_model, new_tokenizer
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -43,13 +46,30 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys):
         place = tmp_path / "images" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
-    [block] = blocks("sh")
+    block = blocks("sh")[0]
     for line in block.strip().splitlines():
         program, *argv = shlex.split(line)
         assert program == "hamu"
         shorter = [] if argv[0] == "evaluate" else ["--max_steps", "2"]
         assert main([*argv, *shorter]) == 0, capsys.readouterr().err
     assert (tmp_path / "runs/check/evaluation.json").is_file()
+
+
+def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    texts = read_text("miniature")
+    for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
+        lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 400)
+    for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
+        part.save_pretrained(tmp_path / "my-model")
+    for line in blocks("sh")[1].strip().splitlines():
+        program, *argv = shlex.split(line)
+        assert program == "hamu"
+        shorter = ["--generate", "4"] if argv[0] == "evaluate" else ["--max_steps", "2"]
+        assert main([*argv, *shorter]) == 0, capsys.readouterr().err
+    assert (tmp_path / "runs/check/answers.html").is_file()
 
 
 def test_the_table_of_methods_is_complete():

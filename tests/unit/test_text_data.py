@@ -121,13 +121,23 @@ def test_a_conversation_is_written_by_the_chat_template(tokenizer, tmp_path):
     texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
     with pytest.raises(HamuError, match="no chat template"):
         encode(texts, tokenizer)
-    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
     try:
         data = encode(texts, tokenizer)
     finally:
         tokenizer.chat_template = None
     assert tokenizer.decode(data.prompt(0)) == "<user>hi<assistant>"
     assert tokenizer.decode(data.tokens[0][data.scored_from[0] :], skip_special_tokens=True) == "ho"
+
+
+def test_another_answer_to_a_conversation_is_its_last_message(tmp_path):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages, "other": "hum"}])))
+    (record,) = texts.answering("other").records
+    assert record.messages == (messages[0], {"role": "assistant", "content": "hum"})
 
 
 def test_padding_is_masked_and_never_scored(texts, tokenizer):
@@ -146,7 +156,7 @@ def test_a_list_of_other_answers_makes_as_many_records(texts):
         (0, " Cy."),
         (1, " No."),
     ]
-    with pytest.raises(HamuError, match="row 0 of .* has no hint"):
+    with pytest.raises(HamuError, match=r"row 0 of .* has no hint"):
         texts.answering("hint")
 
 

@@ -82,8 +82,12 @@ class TextTask(Task):
 
     def load_model(self, source: str) -> Any:
         """A saved model with its adapter, if it has or is to have one; its tokenizer is kept."""
+        model, self.tokenizer = self._loaded(source)
+        return model
+
+    def _loaded(self, source: str) -> tuple[Any, Any]:
+        """A model and its tokenizer."""
         options = self.run_options
-        self.tokenizer = load_tokenizer(source)
         adapter = AdapterSettings(options.lora_rank, options.lora_alpha, options.lora_dropout, options.lora_targets)
         model = load_language_model(
             source,
@@ -93,7 +97,7 @@ class TextTask(Task):
         )
         if options.merge and not hasattr(model, "peft_config"):
             raise HamuError("there is no adapter to merge; leave --merge out, or train one with --lora")
-        return model
+        return model, load_tokenizer(source)
 
     def fitted(self, model: Any, *sets: TextRecords | None) -> list[TextData | None]:
         """As tokens; checked."""
@@ -169,10 +173,11 @@ class TextTask(Task):
 
     def _compare_with_retain_model(self, report: dict[str, Any], forget: TextRecords, args: TrainConfig) -> None:
         """Forget quality and PrivLeak, which need a model that never saw the forget set."""
-        source = str(self.run_options.retain_model)
-        tokenizer, model = load_tokenizer(source), self.load_model(source).to(args.device)
+        model, tokenizer = self._loaded(str(self.run_options.retain_model))
         length = self.data_options.max_length
-        theirs = tofu_report(model, tokenizer, TofuSets(forget=forget), args.eval_batch_size, length, generate=False)
+        theirs = tofu_report(
+            model.to(args.device), tokenizer, TofuSets(forget=forget), args.eval_batch_size, length, generate=False
+        )
         ours = report["tofu"]
         ours["forget_quality"] = forget_quality(ours["forget"]["truth_ratios"], theirs["forget"]["truth_ratios"])
         inference = report["membership_inference"]
@@ -186,8 +191,7 @@ class TextTask(Task):
         """The page of answers, and the same as JSON lines."""
         models = {"after" if options.original_model else "answer": (model, self.tokenizer)}
         if options.original_model:
-            original = self.load_model(options.original_model).to(args.device)
-            models = {"before": (original, self.tokenizer)} | models
+            models = {"before": self._loaded(options.original_model)} | models
         pages: dict[str, list[AnsweredRecord]] = {}
         lines = []
         length = self.data_options.max_length
@@ -196,6 +200,7 @@ class TextTask(Task):
             expected = [record.answer.strip() for record in texts.records]
             found = []
             for label, (one, tokenizer) in models.items():
+                one.to(args.device)
                 answers = generate_answers(one, tokenizer, encode(texts, tokenizer, length), args.eval_batch_size)
                 found.append(
                     [(label, a, s) for a, s in zip(answers, rouge_l_recall(answers, expected).tolist(), strict=True)]

@@ -81,7 +81,8 @@ class TextRecords:
                 raise HamuError(f"row {row} of {self.source} has no {column}; this figure needs one for each record")
             lead = record.answer[: len(record.answer) - len(record.answer.lstrip())]
             for answer in [value] if isinstance(value, str) else value:
-                found.append(replace(record, answer=lead + answer, messages=()))
+                messages = record.messages and (*record.messages[:-1], {**record.messages[-1], "content": answer})
+                found.append(replace(record, answer=lead + answer, messages=messages))
                 rows.append(row)
         return TextRecords(tuple(found), self.source, torch.tensor(rows))
 

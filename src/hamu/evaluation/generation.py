@@ -45,6 +45,7 @@ def generate_answers(
     if max_new_tokens is None:
         max_new_tokens = max((len(data.tokens[i]) - len(p) for i, p in enumerate(prompts)), default=1)
     device = next(model.parameters()).device
+    ends = _ends(model, tokenizer)
     answers = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     with evaluating(model):
@@ -62,12 +63,19 @@ def generate_answers(
                 no_repeat_ngram_size=0,
                 use_cache=True,
                 pad_token_id=tokenizer.pad_token_id,
-                eos_token_id=tokenizer.eos_token_id,
+                eos_token_id=ends,
             )
             texts = tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
             for place, text in zip(places, texts, strict=True):
                 answers[place] = text.strip()
     return answers
+
+
+def _ends(model: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end an answer: the tokenizer's, and those that a chat model names besides."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    named = [named] if isinstance(named, int) else list(named or [])
+    return sorted({token for token in (tokenizer.eos_token_id, *named) if token is not None})
 
 
 def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
