@@ -64,7 +64,7 @@ def one_run(method: str, steps: int) -> dict[str, float]:
         "adapter": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "copy": 0 if original is None else sum(t.numel() for t in original._original.values()),
         "resident_mb": resident_mb(),
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
     }
 
 

@@ -5,6 +5,7 @@ import torch
 from helpers import combine, flat, gram_at, pair_at_angle
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
 
 from hamu import build_method
 from hamu.methods import HamuQ, method_classes
@@ -40,6 +41,24 @@ def test_pcgrad_is_the_mean_of_both_descents_each_projected_off_the_other_on_con
     ascent = -g_f
     retain, forget = (off(g_r, ascent), off(ascent, g_r)) if ascent.dot(g_r) < 0 else (g_r, ascent)
     torch.testing.assert_close(combined("pcgrad", g_r, g_f), (retain + forget) / 2, rtol=0, atol=1e-12)
+
+
+@given(angle=st.floats(0.05, 3.1), seed=st.integers(0, 1000), scale=st.sampled_from([1e-12, 1.0, 1e12]))
+def test_cagrad_improves_the_worse_objective_as_much_as_its_ball_allows(angle, seed, scale):
+    g_r, g_f = (scale * g for g in vectors(angle, seed))
+    mean = (g_r - g_f) / 2
+    update = combined("cagrad", g_r, g_f)
+    radius = 0.4 * mean.norm()
+    assert (update - mean).norm() <= radius * (1 + 1e-9)
+
+    def dual(w):  # the worse improvement of the best update is the smallest value of this (Liu et al. 2021, Sec. 3.1)
+        g_w = w * g_r - (1 - w) * g_f
+        return float((g_w.dot(mean) + radius * g_w.norm()) / scale**2)
+
+    best = minimize_scalar(dual, bounds=(0, 1), method="bounded", options={"xatol": 1e-12}).fun
+    best = min(best, dual(0.0), dual(1.0))
+    worse = min(float(update.dot(g_r)), float(-update.dot(g_f))) / scale**2
+    assert worse == pytest.approx(best, abs=1e-5)
 
 
 @pytest.mark.parametrize(("angle", "projects"), [(0.5, True), (2.5, False)])

@@ -80,6 +80,7 @@ def test_every_method_is_built_by_its_name():
         "scrub",
         "gru",
         "pcgrad",
+        "cagrad",
         "npo",
         "simnpo",
     ]

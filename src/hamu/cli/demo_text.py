@@ -29,7 +29,7 @@ class FictitiousAuthors(Scenario):
         "lr_scheduler_type": "linear",
         "optim": "adamw_torch",
         "max_grad_norm": 1.0,
-        "num_train_epochs": 40,
+        "num_train_epochs": 14,  # until the loss is near 0.25: a model that knows all by heart has no gradients left
         "per_device_train_batch_size": 16,
     }
     unlearn_settings: ClassVar[dict[str, Any]] = {

@@ -73,6 +73,40 @@ class Scrub(GradientDifference):
     forget_objective: ClassVar[str | None] = "kl_to_original"
 
 
+class ConflictAverse(Method):
+    """CAGrad: the update within c‖g_0‖ of the mean g_0 of both descents whose worse improvement is largest, c = 0.4.
+
+    It is d = g_0 + c‖g_0‖·g_w/‖g_w‖, where g_w = w·g_r - (1-w)·g_f minimises g_w·g_0 + c‖g_0‖‖g_w‖ over w in [0, 1].
+    That convex problem in one number is solved on a grid, refined once, to 1e-6, over the whole model.
+    """
+
+    name = "cagrad"
+    summary = "near the mean of both descents, the best for the worse of the two"
+    source = "Liu et al. 2021"
+    c: ClassVar[float] = 0.4
+
+    def weigh(self, gram: PairGram) -> Weights:
+        whole = gram.total()
+        retain_sq, forget_sq, product = whole.retain_sq, whole.forget_sq, -whole.dot
+        reach = self.c * 0.5 * (retain_sq + forget_sq + 2.0 * product).clamp(min=0.0).sqrt()
+
+        def norm(w: Tensor) -> Tensor:
+            square = w * w * retain_sq + 2.0 * w * (1.0 - w) * product + (1.0 - w) ** 2 * forget_sq
+            return square.clamp(min=0.0).sqrt()
+
+        grid = torch.linspace(0.0, 1.0, 1001, dtype=gram.dot.dtype, device=gram.dot.device)
+        w = grid
+        for width in (1.0, 2e-3):
+            value = 0.5 * (w * retain_sq + product + (1.0 - w) * forget_sq) + reach * norm(w)
+            best = w.gather(0, value.argmin(0, keepdim=True))
+            w = (best + width * 1e-3 * (2.0 * grid - 1.0)).clamp(0.0, 1.0)
+        scale = reach / norm(best)
+        scale = torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
+        return Weights(
+            (0.5 + scale * best).expand_as(gram.dot).clone(), -(0.5 + scale * (1.0 - best)).expand_as(gram.dot).clone()
+        )
+
+
 class NegativePreferenceOptimization(GradientDifference):
     """NPO with a retain loss (NPO-RT): the mean of retain descent and of NPO's bounded forgetting."""
 

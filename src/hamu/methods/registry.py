@@ -9,6 +9,7 @@ from typing import Any
 from hamu.errors import HamuError
 from hamu.methods.base import Method
 from hamu.methods.baselines import (
+    ConflictAverse,
     FineTune,
     GradientAscent,
     GradientDifference,
@@ -31,6 +32,7 @@ _OURS: tuple[type[Method], ...] = (
     Scrub,
     GradientRectified,
     ProjectConflicting,
+    ConflictAverse,
     NegativePreferenceOptimization,
     SimpleNegativePreferenceOptimization,
 )
