@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from hamu.cli import main
+from hamu.data import read_text
 from hamu.models.language import load_language_model
 
 FEW = ["--max_steps", "4", "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32",
@@ -53,6 +54,28 @@ def test_a_model_is_trained_unlearned_and_evaluated_offline(trained, tmp_path, c
         assert {"before", "after"} <= set(line)
         assert line["expected"].replace("'", "&#39;") in page
     assert "miniature" not in capsys.readouterr().err
+
+
+def test_the_figures_of_tofu_are_measured_where_their_data_are_given(trained, tmp_path, capsys):
+    rows = [record.fields for record in read_text("miniature").select(range(8)).records]
+    named = {}
+    for name in ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts"):
+        keys = ["question", "answer", "perturbed_answer"]
+        keys += ["paraphrased_answer"] if "perturbed" in name else []
+        lines = [json.dumps({key: row[key] for key in keys}) for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        named |= {f"--{name}": tmp_path / f"{name}.jsonl"}
+    words = [str(word) for pair in named.items() for word in pair]
+    check = tmp_path / "check"
+    assert run("evaluate", *FORGET, "--model", trained, "--retain_model", trained, *words, "--generate", "2",
+               "--max_length", "96", "--output_dir", check) == 0  # fmt: skip
+    tofu = json.loads((check / "evaluation.json").read_text())["tofu"]
+    assert tofu["forget_quality"] == 1.0, "the model against itself"
+    assert tofu["privleak"] == 0.0
+    assert 0 <= tofu["model_utility"] <= 1
+    for name in ("forget", "retain", "real_authors", "world_facts"):
+        assert (tofu[name]["records"], tofu[name]["generated"]) == (8, 2)
+    assert "forget quality" in capsys.readouterr().out
 
 
 def test_unlearning_by_adapter_moves_every_tensor_of_it_and_nothing_else(trained, adapter):

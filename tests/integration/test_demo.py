@@ -1,0 +1,36 @@
+"""The demo, cut short: the same steps with one epoch of everything."""
+
+import json
+
+import pytest
+
+from hamu.cli import main
+from hamu.cli.demo_digits import Digits
+from hamu.cli.demo_text import FictitiousAuthors
+from hamu.methods import method_classes
+
+
+@pytest.mark.parametrize(("task", "scenario"), [("image", Digits), ("text", FictitiousAuthors)])
+def test_the_demo_tells_the_whole_story(task, scenario, tmp_path, monkeypatch, capsys):
+    for settings in (scenario.train_settings, scenario.unlearn_settings):
+        monkeypatch.setitem(settings, "num_train_epochs", 1)
+    folder = tmp_path / "demo"
+    assert main(["demo", "--task", task, "--output_dir", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert list(summary["methods"]) == list(method_classes())
+    assert len(summary["hardness"]) == len(scenario(42).settings)
+    for name, row in summary["methods"].items():
+        assert name in printed
+        assert len(row["trajectory"]) == 2, "before the first epoch and after it"
+    assert summary["methods"]["ga"]["retain_gain"] < summary["methods"]["ft"]["retain_gain"]
+    assert (folder / "trajectories.png").stat().st_size > 10_000
+    assert "hamu unlearn" in printed
+
+
+def test_a_second_demo_does_not_replace_the_first_unasked(tmp_path, capsys):
+    (tmp_path / "summary.json").write_text("{}")
+    assert main(["demo", "--output_dir", str(tmp_path)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["demo", "--task", "sound", "--output_dir", str(tmp_path / "new")]) == 2
+    assert "task 'sound' is unknown" in capsys.readouterr().err
