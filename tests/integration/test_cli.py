@@ -247,6 +247,16 @@ def test_an_earlier_run_outlives_a_replacement_that_cannot_take_a_step(cli, tmp_
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
+def test_an_earlier_training_outlives_one_that_diverges(cli, tmp_path):
+    job = ["train", "--data", "digits", "--model", "resnet8", "--output_dir", "out", "--max_steps", "2"]
+    assert cli(*job)[0] == 0
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    code, _, err = cli(*job, "--optim", "sgd", "--learning_rate", "1e30", "--overwrite")
+    assert code == 2
+    assert "training diverged" in err
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
 def test_an_unknown_command_is_named(cli):
     code, _, err = cli("forget")
     assert code == 2

@@ -43,7 +43,8 @@ def run(argv: list[str], console: Console) -> int:
     model = task.new_model(run_options.model, train)
     train, test = task.fitted(model, train, test)
     args.disable_tqdm = True
-    folder.prepare()
+    if args.save_strategy != "no":  # else an earlier run gives way only once training has succeeded
+        folder.prepare()
     begin = time.perf_counter()
     try:
         train_original(model, train, args, task.collator(), [ProgressBar(console, "train")], test)
