@@ -1,0 +1,113 @@
+"""How far first order can be trusted: the largest eigenvalue of a loss's Hessian (paper, App. B.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hamu.errors import HamuError
+
+LossOfBatch = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The ends of a Hessian's spectrum.
+
+    Attributes:
+        largest, smallest: eigenvalues, as far as Lanczos found them (they lie inside the true range).
+        residual: ‖Hv - λv‖ of the largest; the true spectrum has an eigenvalue within this distance of it.
+    """
+
+    largest: float
+    smallest: float
+    residual: float
+
+    def error_ratio(self, learning_rate: float) -> float:
+        """½ηλ_max: the second-order term of a gradient step over its first-order one, at most (App. B.1)."""
+        return 0.5 * learning_rate * self.largest
+
+    def trusted_rate(self, error_ratio: float) -> float:
+        """The learning rate at which `error_ratio` has this value; infinite without positive curvature."""
+        return 2.0 * error_ratio / self.largest if self.largest > 0 else float("inf")
+
+
+def hessian_product(
+    loss_of_batch: LossOfBatch, batches: Iterable[Any], parameters: Sequence[Tensor], vector: Sequence[Tensor]
+) -> list[Tensor]:
+    """H·v of the sum of the batches' losses, by a second backward pass through each batch.
+
+    Args:
+        loss_of_batch: a batch's part of the loss, 0-dim, with a graph to the parameters.
+        batches: the data, once.
+        parameters: the parameters that H is taken over.
+        vector: v, a tensor like each of them.
+    """
+    total = [torch.zeros_like(p) for p in parameters]
+    for batch in batches:
+        grads = torch.autograd.grad(loss_of_batch(batch), parameters, create_graph=True, materialize_grads=True)
+        inner = torch.stack([(g * v).sum() for g, v in zip(grads, vector, strict=True)]).sum()
+        if inner.requires_grad:  # a loss that is linear in the parameters has no second derivative
+            parts = torch.autograd.grad(inner, parameters, materialize_grads=True)
+            torch._foreach_add_(total, [part.detach() for part in parts])
+    return total
+
+
+def curvature(
+    loss_of_batch: LossOfBatch,
+    batches: Iterable[Any],
+    parameters: Sequence[Tensor],
+    *,
+    steps: int = 30,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+) -> Curvature:
+    """The ends of the Hessian's spectrum by Lanczos' iteration, every new direction made orthogonal to all before.
+
+    Args:
+        loss_of_batch, batches, parameters: see `hessian_product`; the batches are gone through once per step.
+        steps: Hessian-vector products at most; each direction is kept, as large as the parameters.
+        tolerance: enough once the residual of the largest eigenvalue is this share of it.
+        seed: seed of the first direction.
+
+    Raises:
+        HamuError: if a product is not finite.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [p.numel() for p in parameters]
+    first = parameters[0]
+    direction = torch.randn(sum(sizes), generator=generator, dtype=torch.float64).to(first.device, first.dtype)
+    direction /= direction.norm()
+    basis: list[Tensor] = []
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for _ in range(min(steps, sum(sizes))):
+        basis.append(direction)
+        shaped = [part.view(p.shape).to(p.dtype) for part, p in zip(direction.split(sizes), parameters, strict=True)]
+        product = torch.cat(
+            [part.flatten() for part in hessian_product(loss_of_batch, batches, parameters, shaped)]
+        ).to(first.dtype)
+        diagonal.append(product.dot(direction).item())
+        if not torch.isfinite(product).all():
+            raise HamuError("the Hessian is not finite; the loss has infinite slopes at these weights")
+        for _twice in range(2):  # once leaves rounding errors that grow into false copies of the same eigenvalue
+            for known in basis:
+                product -= known.dot(product) * known
+        length = product.norm().item()
+        values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, beside))
+        residual = abs(length * vectors[-1, -1].item())
+        if residual <= tolerance * abs(values[-1].item()) or length <= 1e-12 * abs(values).max().item():
+            break
+        beside.append(length)
+        direction = product / length
+    return Curvature(values[-1].item(), values[0].item(), residual)
+
+
+def _tridiagonal(diagonal: list[float], beside: list[float]) -> Tensor:
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    off = torch.tensor(beside, dtype=torch.float64)
+    return matrix + torch.diag(off, 1) + torch.diag(off, -1) if beside else matrix

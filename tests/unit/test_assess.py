@@ -1,0 +1,131 @@
+"""What is known before a run: the frontier, the curvature, the records in conflict, each against the direct way."""
+
+import pytest
+import torch
+from helpers import gram_at, random_gram
+from scipy.stats import spearmanr
+from torch import nn
+
+from hamu import HamuError
+from hamu.assess import curvature, frontier, hessian_product, influences, share_of_top
+
+
+def network(dtype=torch.float64):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 4)).to(dtype)
+
+
+def data(dtype=torch.float64, count=60):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 10, generator=generator, dtype=torch.float64).to(dtype), torch.arange(count) % 4
+
+
+@pytest.fixture
+def problem():
+    model, (x, y) = network(), data()
+    batches = [(x[:25], y[:25]), (x[25:], y[25:])]
+    return model, batches, lambda b: nn.functional.cross_entropy(model(b[0]), b[1], reduction="sum") / len(x)
+
+
+def dense_hessian(model, batches, loss):
+    names, values = zip(*model.named_parameters(), strict=True)
+    sizes = [v.numel() for v in values]
+
+    def total(flat):
+        shaped = {n: part.view(v.shape) for n, v, part in zip(names, values, flat.split(sizes), strict=True)}
+        logits = [torch.func.functional_call(model, shaped, (x,)) for x, _ in batches]
+        labels = torch.cat([y for _, y in batches])
+        return nn.functional.cross_entropy(torch.cat(logits), labels)
+
+    return torch.func.hessian(total)(torch.cat([v.detach().flatten() for v in values]))
+
+
+def test_the_largest_curvature_is_the_dense_hessians(problem):
+    model, batches, loss = problem
+    parameters = list(model.parameters())
+    assert sum(p.numel() for p in parameters) == 500
+    exact = torch.linalg.eigvalsh(dense_hessian(*problem))
+    found = curvature(loss, batches, parameters, steps=80, tolerance=1e-6)
+    assert found.largest == pytest.approx(exact[-1].item(), rel=1e-4)
+    assert found.smallest >= exact[0].item() - 1e-9
+    assert found.residual <= 1e-6 * found.largest
+
+
+def test_a_hessian_product_is_the_dense_hessians(problem):
+    model, batches, loss = problem
+    vector = [torch.randn_like(p) for p in model.parameters()]
+    ours = torch.cat([part.flatten() for part in hessian_product(loss, batches, list(model.parameters()), vector)])
+    exact = dense_hessian(*problem) @ torch.cat([v.flatten() for v in vector])
+    torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
+
+
+def test_the_curvature_of_a_quadratic_says_which_learning_rate_to_trust():
+    w = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    scale = torch.tensor([1.0, 5.0, 20.0], dtype=torch.float64)
+    found = curvature(lambda _: 0.5 * (scale * w * w).sum(), [None], [w], steps=10)
+    assert found.largest == pytest.approx(20.0)
+    assert found.error_ratio(0.001) == pytest.approx(0.01)
+    assert found.trusted_rate(0.01) == pytest.approx(0.001)
+
+
+def test_a_linear_loss_has_no_curvature():
+    w = torch.ones(3, requires_grad=True)
+    found = curvature(lambda _: w.sum(), [None], [w])
+    assert found.largest == 0.0
+    assert found.trusted_rate(0.1) == float("inf")
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 0.999), (torch.float32, 0.99)])
+def test_influences_rank_the_records_as_backward_passes_do(dtype, least):
+    model, (x, y) = network(dtype), data(dtype, 80)
+    parameters = list(model.parameters())
+    retain = torch.autograd.grad(nn.functional.cross_entropy(model(x[:40]), y[:40]), parameters)
+    before = [p.detach().clone() for p in parameters]
+    ours = influences(
+        lambda: nn.functional.cross_entropy(model(x[40:]), y[40:], reduction="none").double(), parameters, retain
+    )
+    exact = []
+    for i in range(40, 80):
+        grads = torch.autograd.grad(nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters)
+        exact.append(sum((a.double() * b.double()).sum().item() for a, b in zip(grads, retain, strict=True)))
+    assert spearmanr(ours, exact).statistic >= least
+    assert ours.mean().item() == pytest.approx(sum(exact) / 40, rel=1e-6 if dtype == torch.float64 else 1e-2)
+    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True)), "the weights are back"
+
+
+def test_weights_are_restored_when_a_pass_fails():
+    w = nn.Parameter(torch.ones(3))
+    with pytest.raises(ZeroDivisionError):
+        influences(lambda: 1 / 0, [w], [torch.ones(3)])
+    assert torch.equal(w.detach(), torch.ones(3))
+    with pytest.raises(HamuError, match=r"has length 0\.0"):
+        influences(lambda: torch.zeros(1), [w], [torch.zeros(3)])
+
+
+def test_the_share_of_the_top_records():
+    assert share_of_top(torch.tensor([6.0, 2.0, 1.0, 1.0, -9.0]), 0.2) == pytest.approx(0.6)
+    assert share_of_top(torch.tensor([-1.0, -2.0])) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_frontier_is_theorem_1_for_one_block(seed):
+    gram = random_gram(seed, blocks=1)
+    n_r, n_f, cos, sin = (t.item() for t in (gram.retain_norm, gram.forget_norm, gram.cos, gram.sin))
+    found = frontier(gram)
+    for q, change in zip(found.demand.tolist(), found.retain_change.tolist(), strict=True):
+        phi = q / (n_r * n_f)
+        least = -(n_r**2) if cos <= -phi else n_r**2 * (phi * cos - max(0.0, 1 - phi * phi) ** 0.5 * sin)
+        assert change == pytest.approx(least, rel=1e-9, abs=1e-12 * n_r**2)
+    assert found.feasible_limit == pytest.approx(n_r * n_f)
+    assert found.free_limit == pytest.approx(n_r * n_f * (sin if cos > 0 else 1.0))
+
+
+@pytest.mark.parametrize("variant", ["hamu-q", "hamu-u"])
+def test_no_demand_beyond_the_free_limit_is_free(variant):
+    found = frontier(gram_at([2.0], [3.0], [0.6]), variant)
+    cost = found.retain_change if variant == "hamu-q" else -found.forget_change
+    free = found.demand <= found.free_limit
+    assert (cost[free] <= 1e-9).all()
+    assert (cost[~free] > 0).all()
+    assert free.any()
+    assert (~free).any()
