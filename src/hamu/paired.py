@@ -187,6 +187,25 @@ class PairedGradients:
             parameter.grad = None
 
     @torch.no_grad()
+    def abandon(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Give up the step whose gradients were collected: an optimizer's step will change nothing.
+
+        Args:
+            scaler: the `GradScaler` that scaled the losses; see `combine`.
+        """
+        none: list[Tensor | None] = [None] * len(self.parameters)
+        retain, forget = (self._grads.get(side, none) for side in ("retain", "forget"))
+        self.discard()
+        if scaler is not None and scaler.is_enabled():
+            self._spoil(retain, forget)
+
+    def _spoil(self, retain: list[Tensor | None], forget: list[Tensor | None]) -> None:
+        """Leave NaN in `.grad`, at which a scaler passes over the step."""
+        for parameter, r, f in zip(self.parameters, retain, forget, strict=True):
+            kept = r if r is not None else f
+            parameter.grad = None if kept is None else kept.fill_(math.nan)
+
+    @torch.no_grad()
     def combine(self, scaler: torch.amp.GradScaler | None = None) -> PairStep:
         """Weigh the two gradients and leave g* in `.grad`; both sides are used up.
 
@@ -222,9 +241,7 @@ class PairedGradients:
         if decision == "step":
             self._write(retain, forget, a, b)
         elif scaled:
-            for parameter, r, f in zip(self.parameters, retain, forget, strict=True):
-                kept = r if r is not None else f
-                parameter.grad = None if kept is None else kept.fill_(math.nan)
+            self._spoil(retain, forget)
         return PairStep(gram, weights, clip, decision, reason)
 
     def state_dict(self) -> dict[str, Any]:

@@ -94,8 +94,8 @@ class RunFolder:
                     return
                 made.rmdir()
 
-    def write_text(self, name: str, text: str) -> Path:
-        """Write one file whole: beside its place first, then renamed."""
+    def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
+        """Write one file whole: beside its place first, then renamed; a private one is for its owner alone."""
         target = self.prepare() / name
         with tempfile.NamedTemporaryFile(
             "w", dir=self.path, prefix=f".{name}.", delete=False, encoding="utf-8"
@@ -103,7 +103,7 @@ class RunFolder:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(file.name, 0o644)
+        os.chmod(file.name, 0o666 & ~_umask() if not private else 0o600)
         os.replace(file.name, target)
         return target
 
@@ -119,10 +119,12 @@ class RunFolder:
         """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all."""
         target = self.prepare() / name
         beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
-        model.save_pretrained(beside, safe_serialization=True)
+        # PEFT would ask the hub whether the base model's embeddings have changed
+        more = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+        model.save_pretrained(beside, safe_serialization=True, **more)
         for other in beside_it:
             other.save_pretrained(beside)
-        os.chmod(beside, 0o755)
+        os.chmod(beside, 0o777 & ~_umask())
         if target.exists():
             shutil.rmtree(target)
         os.replace(beside, target)
@@ -132,3 +134,10 @@ class RunFolder:
         """Append one JSON line and flush it, so that the log can be read while it grows."""
         with open(self.prepare() / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(dict(content)) + "\n")
+
+
+def _umask() -> int:
+    """The process's mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

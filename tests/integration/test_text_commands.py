@@ -104,6 +104,44 @@ def test_an_adapter_is_unlearned_in_place_and_merges_to_the_same_model(trained, 
     torch.testing.assert_close(separate, merged, rtol=1e-4, atol=1e-5)
 
 
+def test_no_output_may_lie_where_any_model_is_read(trained, adapter, capsys):
+    whole = trained.parent
+    for words in (
+        ["evaluate", *FORGET, "--model", adapter / "model", "--original_model", trained],
+        ["unlearn", *FORGET, "--model", adapter / "model"],  # the base model that the adapter names
+    ):
+        assert run(*words, "--output_dir", whole, "--overwrite") == 2
+        assert "overlap" in capsys.readouterr().err
+        assert (trained / "model.safetensors").is_file()
+
+
+def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, tmp_path, capsys):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (bare / name).write_bytes((adapter / "model" / name).read_bytes())
+    job = ["unlearn", *FORGET, "--model", bare, "--constraint_mode", "relative", "--stopping", "off", *FEW]
+    assert run(*job, "--output_dir", tmp_path / "out") == 0, "the base model's tokenizer serves"
+    (bare / "adapter_model.safetensors").unlink()
+    capsys.readouterr()
+    assert run(*job, "--output_dir", tmp_path / "out2") == 2
+    assert "has no adapter_model.safetensors" in capsys.readouterr().err
+
+
+def test_what_was_to_be_forgotten_is_readable_for_its_owner_alone(trained, tmp_path):
+    check = tmp_path / "check"
+    assert run("evaluate", *FORGET, "--model", trained, "--generate", "2", "--output_dir", check) == 0
+    assert (check / "answers.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_plain_text_is_evaluated_without_answers(trained, tmp_path, capsys):
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"text": f"some text, number {i}"}) for i in range(6)))
+    job = ["evaluate", "--data", data, "--forget_rows", "0,1", "--model", trained, "--output_dir", tmp_path / "check"]
+    assert run(*job) == 0
+    assert "plain text has no prompt" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -117,6 +155,8 @@ def test_an_adapter_is_unlearned_in_place_and_merges_to_the_same_model(trained, 
         ([*FORGET, "--max_length", "5"], "has no answer token among its first 5 tokens"),
         ([*FORGET, "--question_template", "Q:"], "must have {question} in it"),
         ([*FORGET, "--loss_on", "some"], "loss_on 'some' is unknown"),
+        ([*FORGET, "--model_dtype", "bfloat16"], "would be trained in half precision"),
+        ([*FORGET, "--method", "ga", "--max_retain_loss", "1"], "no effect with ga, which has no retain pass"),
         ([*FORGET, "--model_dtype", "int3"], "model_dtype 'int3' is unknown"),
         ([*FORGET, "--lora", "--lora_rank", "0"], "lora_rank 0 must be at least 1"),
         ([*FORGET, "--lora", "--lora_targets", "nothing"], "the adapter does not fit the model"),

@@ -8,7 +8,7 @@ import torch
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from hamu import UnlearnConfig, UnlearnTrainer
+from hamu import PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.data import TextCollator, encode, forget_rows, matching, read_text
 from hamu.evaluation import predict_tokens
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
@@ -192,6 +192,21 @@ def test_a_run_ends_early_before_the_step_that_its_losses_forbid(settings, reaso
         assert max(losses[:-1]) < 5.9
     else:
         assert trainer.steps_taken == 0
+
+
+def test_an_early_end_under_a_scaler_leaves_the_weights(start):
+    """What a scaler steps on after an abandoned step: NaN, at which it passes over the step."""
+    model, (x, y) = torch.nn.Linear(3, 2), (torch.randn(4, 3), torch.arange(4) % 2)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1.0), torch.amp.GradScaler("cpu", init_scale=8.0)
+    pair = PairedGradients(model, build_method("gdiff"))
+    before = tensors(model)
+    for side in (pair.retain, pair.forget):
+        with side():
+            scaler.scale(torch.nn.functional.cross_entropy(model(x), y)).backward()
+    pair.abandon(scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_evaluation_is_the_mean_over_all_scored_tokens(start, trainer_of):

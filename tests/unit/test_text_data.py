@@ -133,6 +133,27 @@ def test_a_conversation_is_written_by_the_chat_template(tokenizer, tmp_path):
     assert tokenizer.decode(data.tokens[0][data.scored_from[0] :], skip_special_tokens=True) == "ho"
 
 
+def test_a_template_that_ends_the_answer_itself_does_not_end_it_twice(tokenizer, tmp_path):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + tokenizer.eos_token + "\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    try:
+        data = encode(texts, tokenizer)
+    finally:
+        tokenizer.chat_template = None
+    assert tokenizer.decode(data.tokens[0][data.scored_from[0] :]) == "ho" + tokenizer.eos_token
+
+
+def test_an_unclosed_quote_is_an_error(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('question,answer\n"who?,me\nwhere?,here\n')
+    with pytest.raises(HamuError, match=r"cannot be read as CSV"):
+        read_text(str(path))
+
+
 def test_another_answer_to_a_conversation_is_its_last_message(tmp_path):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages, "other": "hum"}])))

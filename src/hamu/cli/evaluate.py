@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +27,7 @@ def run(argv: list[str], console: Console) -> int:
         EvaluateOptions,
         TrainConfig,
     )
-    task, folder, problem = opened(data_options, run_options, args, console)
+    task, folder, problem = opened(data_options, run_options, args, resolved, console, further)
     reference = None
     if run_options.retain_model is not None:
         reference = predictions_of(task, run_options.retain_model, problem, args)[1]
@@ -37,20 +38,26 @@ def run(argv: list[str], console: Console) -> int:
     files = task.evaluate_further(model, problem, args, further, report)
     folder.write_config(resolved)
     for name, text in files.items():
-        folder.write_text(name, text)
+        folder.write_text(name, text, private=True)
     path = folder.write_json("evaluation.json", report)
     console.print(f"all figures are in {path}")
     return 0
 
 
 def opened(
-    data_options: DataOptions, run_options: RunOptions, args: TrainConfig, console: Console
+    data_options: DataOptions,
+    run_options: RunOptions,
+    args: TrainConfig,
+    given: Mapping[str, Any],
+    console: Console,
+    further: EvaluateOptions | None = None,
 ) -> tuple[Task, RunFolder, UnlearningData[Any]]:
     """What every command that has a model starts with: the task, the output folder, the problem read."""
     if run_options.model is None:
         raise HamuError("name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME")
     task = choose_task(data_options, run_options, console)
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=task.sources())
+    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=task.sources(further))
+    task.fill_in(args, given)
     return task, folder, task.problem()
 
 

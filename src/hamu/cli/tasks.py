@@ -17,6 +17,7 @@ from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.data import UnlearningData, forget_data, forget_rows, parse_rows
 from hamu.data.text_readers import is_text
 from hamu.errors import HamuError
+from hamu.models.language import adapter_base
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 
@@ -35,6 +36,7 @@ class Task(ABC):
     noun: str
     ways: tuple[str, ...]
     bundled: str
+    batch_sizes: Mapping[str, int] = {}  # where they are not given: settings of TrainConfig
 
     def __init__(self, data: DataOptions, run: RunOptions, console: Console) -> None:
         self.data_options = data
@@ -59,7 +61,11 @@ class Task(ABC):
 
     @abstractmethod
     def load_model(self, source: str) -> Any:
+        """A saved model, as it is."""
+
+    def start_model(self, source: str) -> Any:
         """A saved model, ready to be changed."""
+        return self.load_model(source)
 
     @abstractmethod
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
@@ -129,12 +135,23 @@ class Task(ABC):
             return train, train.matched(self.read(self.located(options.test_data), "test"))
         return train, train.matched(self.read(source, "test")) if self.has_test_split(source) else None
 
-    def sources(self) -> tuple[str, ...]:
-        """The local files and folders that are read."""
+    def sources(self, options: EvaluateOptions | None = None) -> tuple[str, ...]:
+        """The local files and folders that are read, which no run may write into."""
         data, run = self.data_options, self.run_options
-        named = [self.located(n) for n in (data.data, data.test_data, data.forget_data) if n is not None]
-        named += [n for n in (run.model, run.retain_model, run.base_model) if n is not None]
-        return tuple(n for n in named if not self._is_elsewhere(n))
+        named = [data.data, data.test_data, data.forget_data]
+        models = [run.model, run.retain_model, run.base_model]
+        if options is not None:
+            named += [options.forget_perturbed, options.retain_perturbed, options.real_authors, options.world_facts]
+            models.append(options.original_model)
+        models += [adapter_base(model) for model in models if model is not None]
+        found = [*(self.located(name) for name in named if name is not None), *models, data.forget_rows]
+        return tuple(name for name in found if name is not None and not self._is_elsewhere(name))
+
+    def fill_in(self, args: TrainConfig, given: Mapping[str, Any]) -> None:
+        """Put this task's batch sizes where none were given."""
+        for name, size in self.batch_sizes.items():
+            if name not in given:
+                setattr(args, name, size)
 
     def located(self, source: str) -> str:
         """Where a data set is: relative to --data_dir, unless it is bundled or of the hub."""

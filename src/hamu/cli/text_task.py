@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.tables import text_membership_line, text_table, tofu_table
@@ -46,6 +46,7 @@ class TextTask(Task):
     """Causal language models."""
 
     noun = "records"
+    batch_sizes: ClassVar[dict[str, int]] = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 16}
     ways = ("forget_data", "forget_rows", "forget_filter")
     bundled = MINIATURE
     tokenizer: Any = None
@@ -76,32 +77,41 @@ class TextTask(Task):
     def new_model(self, name: str, train: TextRecords) -> Any:
         """A new tiny model with a tokenizer of its own, or a saved one to go on with."""
         if name != TINY:
-            return self.load_model(name)
+            return self.start_model(name)
+        if self.run_options.lora or self.run_options.merge:
+            raise HamuError(f"{TINY} is new and trained whole; leave --lora and --merge out")
         self.tokenizer = new_tokenizer(record.prompt + record.answer for record in train.records)
         return new_language_model(self.tokenizer, max_length=self.data_options.max_length)
 
     def load_model(self, source: str) -> Any:
-        """A saved model with its adapter, if it has or is to have one; its tokenizer is kept."""
+        """A saved model; its tokenizer is kept."""
         model, self.tokenizer = self._loaded(source)
         return model
 
-    def _loaded(self, source: str) -> tuple[Any, Any]:
-        """A model and its tokenizer."""
+    def start_model(self, source: str) -> Any:
+        """A saved model with its adapter, if it has or is to have one; its tokenizer is kept."""
         options = self.run_options
         adapter = AdapterSettings(options.lora_rank, options.lora_alpha, options.lora_dropout, options.lora_targets)
-        model = load_language_model(
-            source,
-            base_model=options.base_model,
-            adapter=adapter if options.lora else None,
-            dtype=options.model_dtype,
-        )
+        model, self.tokenizer = self._loaded(source, adapter if options.lora else None)
+        half = next((n for n, p in model.named_parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
+        if half is not None:
+            raise HamuError(
+                f"{half} would be trained in half precision, which loses small steps; leave --model_dtype at float32 "
+                f"(--bf16 saves time and memory all the same), or train an adapter with --lora"
+            )
         if options.merge and not hasattr(model, "peft_config"):
             raise HamuError("there is no adapter to merge; leave --merge out, or train one with --lora")
-        return model, load_tokenizer(source)
+        return model
+
+    def _loaded(self, source: str, adapter: AdapterSettings | None = None) -> tuple[Any, Any]:
+        """A model and its tokenizer."""
+        base, dtype = self.run_options.base_model, self.run_options.model_dtype
+        model = load_language_model(source, base_model=base, adapter=adapter, dtype=dtype)
+        return model, load_tokenizer(source, base)
 
     def fitted(self, model: Any, *sets: TextRecords | None) -> list[TextData | None]:
         """As tokens; checked."""
-        longest = min(self.data_options.max_length, longest_text(model) or self.data_options.max_length)
+        longest = self._length(model)
         encoded = []
         for data in sets:
             tokens = None if data is None else encode(data, self.tokenizer, longest, self.data_options.loss_on)  # type: ignore[arg-type]
@@ -159,7 +169,7 @@ class TextTask(Task):
             tofu = TofuSets(
                 sets["forget_perturbed"], sets["retain_perturbed"], sets["real_authors"], sets["world_facts"]
             )
-            length = self.data_options.max_length
+            length = self._length(model)
             report["tofu"] = tofu_report(
                 model, self.tokenizer, tofu, batch, length, most, args.seed, generate=options.generate > 0
             )
@@ -174,7 +184,7 @@ class TextTask(Task):
     def _compare_with_retain_model(self, report: dict[str, Any], forget: TextRecords, args: TrainConfig) -> None:
         """Forget quality and PrivLeak, which need a model that never saw the forget set."""
         model, tokenizer = self._loaded(str(self.run_options.retain_model))
-        length = self.data_options.max_length
+        length = self._length(model)
         theirs = tofu_report(
             model.to(args.device), tokenizer, TofuSets(forget=forget), args.eval_batch_size, length, generate=False
         )
@@ -183,7 +193,8 @@ class TextTask(Task):
         inference = report["membership_inference"]
         if inference is not None and "retain_model" in report:
             reference = report["retain_model"]["membership_inference"]
-            ours["privleak"] = privleak(1 - inference["min_k"], 1 - reference["min_k"])  # MUSE's orientation
+            if reference is not None and reference["min_k"] < 1:
+                ours["privleak"] = privleak(1 - inference["min_k"], 1 - reference["min_k"])  # MUSE's orientation
 
     def _answers(
         self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions
@@ -194,17 +205,18 @@ class TextTask(Task):
             models = {"before": self._loaded(options.original_model)} | models
         pages: dict[str, list[AnsweredRecord]] = {}
         lines = []
-        length = self.data_options.max_length
         for name in ("forget", "retain"):
             texts = _some(problem.sets()[name], options.generate, args.seed)
+            if not all(record.prompt for record in texts.records):
+                self.console.print(f"no answers are generated for the {name} set: plain text has no prompt")
+                continue
             expected = [record.answer.strip() for record in texts.records]
             found = []
             for label, (one, tokenizer) in models.items():
-                one.to(args.device)
-                answers = generate_answers(one, tokenizer, encode(texts, tokenizer, length), args.eval_batch_size)
-                found.append(
-                    [(label, a, s) for a, s in zip(answers, rouge_l_recall(answers, expected).tolist(), strict=True)]
-                )
+                data = encode(texts, tokenizer, self._length(one))
+                answers = generate_answers(one.to(args.device), tokenizer, data, args.eval_batch_size)
+                scores = rouge_l_recall(answers, expected).tolist()
+                found.append([(label, answer, score) for answer, score in zip(answers, scores, strict=True)])
             pages[name] = [
                 AnsweredRecord(record.prompt.strip(), right, answers)
                 for record, right, answers in zip(texts.records, expected, zip(*found, strict=True), strict=True)
@@ -213,7 +225,11 @@ class TextTask(Task):
                 answered = {label: {"answer": answer, "rouge": score} for label, answer, score in row.answers}
                 line = {"set": name, "prompt": row.prompt, "expected": row.expected} | answered
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        return {"answers.html": answers_page(pages), "answers.jsonl": "".join(lines)}
+        return {"answers.html": answers_page(pages), "answers.jsonl": "".join(lines)} if pages else {}
+
+    def _length(self, model: Any) -> int:
+        """The most tokens of a record: what was asked for, or what the model can read."""
+        return min(self.data_options.max_length, longest_text(model) or self.data_options.max_length)
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:
         """The model (or its adapter) and its tokenizer; merged too, if asked for."""

@@ -32,6 +32,7 @@ def run(argv: list[str], console: Console) -> int:
         return show_plan(console, data_options, run_options, args)
     task = choose_task(data_options, run_options, console)
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=task.sources())
+    task.fill_in(args, resolved)
     if run_options.without_forget:
         problem = task.problem()
         train, test = problem.retain, problem.test

@@ -31,12 +31,12 @@ def run(argv: list[str], console: Console) -> int:
         raise HamuError("resuming from the command line is not supported yet; use UnlearnTrainer.train in Python")
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args)
-    task, folder, problem = opened(data_options, run_options, args, console)
+    task, folder, problem = opened(data_options, run_options, args, resolved, console)
     reference = None
     if run_options.retain_model is not None:
         reference = predictions_of(task, run_options.retain_model, problem, args, args.max_eval_samples)[1]
     set_seed(args.seed)
-    model = task.load_model(str(run_options.model))
+    model = task.start_model(str(run_options.model))
     problem = fitted_problem(task, model, problem)
     console.print(
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "

@@ -110,7 +110,7 @@ class TextData(Dataset[dict[str, Tensor]]):
         """input_ids [T] and labels [T], where what is not scored is -100."""
         ids = self.tokens[index].long()
         labels = ids.clone()
-        labels[: self.scored_from[index]] = IGNORED
+        labels[: max(1, self.scored_from[index])] = IGNORED  # nothing predicts the first token
         return {"input_ids": ids, "labels": labels}
 
     def prompt(self, index: int) -> Tensor:
@@ -154,7 +154,9 @@ def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: L
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     tokens, starts, truncated = [], [], 0
     for row, prompt, answer in zip(texts.rows.tolist(), prompts, answers, strict=True):
-        ids = [*prompt, *answer, *([] if answer[-1:] == end else end)]
+        if end and end[0] in answer:  # a chat template writes its own end, and sometimes more behind it
+            answer = answer[: len(answer) - 1 - answer[::-1].index(end[0])]
+        ids = [*prompt, *answer, *end]
         truncated += len(ids) > max_length
         if len(prompt) >= max_length or not answer:
             raise HamuError(
@@ -162,7 +164,7 @@ def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: L
                 f"{len(prompt)}); give a larger --max_length, or leave the record out"
             )
         tokens.append(torch.tensor(ids[:max_length], dtype=torch.int32))
-        starts.append(len(prompt) if loss_on == "answer" else min(1, len(prompt)))
+        starts.append(len(prompt) if loss_on == "answer" else 1)
     return TextData(texts, tuple(tokens), tuple(starts), truncated)
 
 
@@ -173,8 +175,8 @@ class TextCollator:
         pad_token_id: what stands in input_ids there; it is masked, and its label is -100.
     """
 
-    def __init__(self, pad_token_id: int) -> None:
-        self._pad = pad_token_id
+    def __init__(self, pad_token_id: int | None) -> None:
+        self._pad = 0 if pad_token_id is None else pad_token_id
 
     def __call__(self, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The batch."""

@@ -127,11 +127,19 @@ def _rows(source: str, split: str) -> Iterable[Any]:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise HamuError(f"{path} is not UTF-8 text: {error}") from error
-    return list(csv.DictReader(io.StringIO(content, newline=""))) if path.suffix == ".csv" else _json(content, path)
+    return _csv(content, path) if path.suffix == ".csv" else _json(content, path)
 
 
 def _inner(folder: Path, split: str) -> Path | None:
     return next((folder / f"{split}{s}" for s in SUFFIXES if (folder / f"{split}{s}").is_file()), None)
+
+
+def _csv(content: str, path: Path) -> list[Any]:
+    reader = csv.DictReader(io.StringIO(content, newline=""), strict=True)
+    try:
+        return list(reader)
+    except csv.Error as error:
+        raise HamuError(f"line {reader.line_num} of {path} cannot be read as CSV: {error}") from error
 
 
 def _json(content: str, path: Path) -> list[Any]:

@@ -46,17 +46,19 @@ def generate_answers(
         max_new_tokens = max((len(data.tokens[i]) - len(p) for i, p in enumerate(prompts)), default=1)
     device = next(model.parameters()).device
     ends = _ends(model, tokenizer)
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     answers = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     with evaluating(model):
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
-            ids = _pad_left([prompts[i] for i in places], tokenizer.pad_token_id)
+            ids = _pad_left([prompts[i] for i in places], tokenizer.pad_token_id or 0)
+            room = max_new_tokens if most is None else max(1, min(max_new_tokens, most - ids.shape[1]))
             mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)
             generated = model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
-                max_new_tokens=max_new_tokens,
+                max_new_tokens=room,
                 do_sample=False,
                 num_beams=1,
                 repetition_penalty=1.0,

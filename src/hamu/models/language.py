@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 TINY = "tiny-llama"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": "auto"}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _END, _PAD = "<|end|>", "<|pad|>"
 
 
@@ -102,12 +104,18 @@ def new_language_model(
     return LlamaForCausalLM(config)
 
 
-def load_tokenizer(source: str) -> Any:
-    """The tokenizer that lies beside a model; the end-of-sequence token pads where it has no padding token.
+def load_tokenizer(source: str, base_model: str | None = None) -> Any:
+    """The tokenizer that lies beside a model, or beside an adapter's base model.
+
+    The end-of-sequence token pads where it has no padding token.
 
     Raises:
         HamuError: if there is none, or it cannot be loaded.
     """
+    settings = _adapter_config(source)
+    beside = source.startswith(HUB) or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES)
+    if settings is not None and not beside:
+        source = _base_of(source, settings, base_model)
     with _readable(f"the tokenizer of {source}"):
         tokenizer = AutoTokenizer.from_pretrained(
             source.removeprefix(HUB), local_files_only=not source.startswith(HUB), trust_remote_code=False
@@ -155,14 +163,36 @@ def load_language_model(
         )
     model.config.use_cache = False
     if settings is not None:
-        from peft import PeftModel
-
-        with _readable(f"the adapter {source}"):
-            model = PeftModel.from_pretrained(model, source.removeprefix(HUB), is_trainable=trainable)
+        model = _with_saved_adapter(model, source, base, trainable)
     elif adapter is not None:
         model = with_adapter(model, adapter)
     check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
     return model
+
+
+def _with_saved_adapter(model: Any, source: str, base: str, trainable: bool) -> Any:
+    from peft import PeftModel
+
+    where = source.removeprefix(HUB)
+    if not source.startswith(HUB):
+        # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
+        if not (Path(source) / _ADAPTER_WEIGHTS).is_file():
+            raise HamuError(f"the adapter {source} has no {_ADAPTER_WEIGHTS}; it is incomplete")
+        where = str(Path(source).resolve())
+    with _readable(f"the adapter {source}"):
+        model = PeftModel.from_pretrained(model, where, is_trainable=trainable)
+    if not base.startswith(HUB):  # saved with the adapter, so that it is found from anywhere
+        for config in model.peft_config.values():
+            config.base_model_name_or_path = str(Path(base).resolve())
+    return model
+
+
+def adapter_base(source: str) -> str | None:
+    """The folder of the base model that a local adapter names, None if there is no such folder."""
+    if source.startswith(HUB):
+        return None
+    base = str((_adapter_config(source) or {}).get("base_model_name_or_path") or "")
+    return base if base and Path(base).is_dir() else None
 
 
 def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
@@ -240,13 +270,13 @@ def _check_is_saved(source: str) -> None:
 def _adapter_config(source: str) -> dict[str, Any] | None:
     """The settings of a saved adapter; None for a whole model."""
     if source.startswith(HUB):
-        from huggingface_hub import file_exists, hf_hub_download
+        from transformers.utils.peft_utils import find_adapter_config_file
 
-        name = source.removeprefix(HUB)
         with _readable(f"the model {source}"):
-            if not file_exists(name, "adapter_config.json"):
-                return None
-            path = Path(hf_hub_download(name, "adapter_config.json"))
+            found = find_adapter_config_file(source.removeprefix(HUB))
+        if found is None:
+            return None
+        path = Path(found)
     else:
         path = Path(source) / "adapter_config.json"
         if not path.is_file():

@@ -111,10 +111,16 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
         if self.forget_objective is not None:
             build_objective(self.forget_objective)
-        for name in ("min_forget_loss", "max_retain_loss", "target_forget_loss"):
+        method = self.build_method()
+        for name in ("forget_objective", "min_forget_loss", "max_retain_loss", "target_forget_loss"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
+            if value is None:
+                continue
+            if not isinstance(value, str) and not 0 < value < float("inf"):
                 raise HamuError(f"{name} {value} must be a positive number")
+            side = "retain" if "retain" in name else "forget"
+            if not getattr(method, f"uses_{side}"):
+                raise HamuError(f"{name} has no effect with {self.method}, which has no {side} pass; leave it out")
         if self.dataloader_persistent_workers:
             raise HamuError("dataloader_persistent_workers would repeat the first epoch's order; leave it off")
         super().__post_init__()

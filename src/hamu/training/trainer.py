@@ -164,7 +164,7 @@ class UnlearnTrainer(Trainer):
         if not reason:
             self._settle(self.pair.combine(self.accelerator.scaler))
             return
-        self.pair.discard()
+        self.pair.abandon(self.accelerator.scaler)
         self._step = None
         self.stop_reason = reason
         self.control.should_training_stop = True
