@@ -191,6 +191,23 @@ def test_a_dry_run_of_the_papers_recipe_needs_neither_weights_nor_network(recipe
     assert "720 (72 an epoch)" in printed, "App. F.3"
 
 
+def test_a_retain_model_may_share_the_originals_tokenizer(trained, tmp_path):
+    words = ["--model", "tiny-llama", "--tokenizer", trained, "--without_forget", "--output_dir", tmp_path / "retain"]
+    assert run("train", *FORGET, *words, *FEW) == 0
+    ours, theirs = ((folder / "tokenizer.json").read_bytes() for folder in (tmp_path / "retain/model", trained))
+    assert ours == theirs
+
+
+def test_records_to_forget_that_are_not_in_the_data_are_counted(trained, tmp_path, capsys):
+    rows = [{"question": f"number {i}?", "answer": "yes, indeed"} for i in range(8)]
+    for name, chosen in (("data", rows), ("gone", [rows[0], {"question": "number  1?", "answer": "yes, indeed"}])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, chosen)))
+    files = ["--data", tmp_path / "data.jsonl", "--forget_data", tmp_path / "gone.jsonl"]
+    relative = ["--constraint_mode", "relative", "--stopping", "off"]
+    assert run("unlearn", *files, "--model", trained, *relative, *FEW, "--output_dir", tmp_path / "out") == 0
+    assert "1 of 2 records to forget are not found" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_long_record_is_cut_and_counted(trained, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     rows = [{"text": "short enough"}, {"text": "word " * 200}, {"text": "also short"}]

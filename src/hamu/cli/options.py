@@ -96,6 +96,10 @@ class RunOptions:
     base_model: str | None = field(
         default=None, metadata={"help": "Text: where an adapter's base model is, if not where the adapter says."}
     )
+    tokenizer: str | None = field(
+        default=None,
+        metadata={"help": "Text: give a tiny-llama the tokenizer of this model, so that their losses compare."},
+    )
     model_dtype: str = field(
         default="float32", metadata={"help": "Text: load the model in float32, bfloat16, float16, or auto (its own)."}
     )

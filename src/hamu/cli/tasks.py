@@ -121,7 +121,14 @@ class Task(ABC):
         if options.forget_rows is not None:
             return forget_rows(train, test, parse_rows(options.forget_rows))
         if options.forget_data is not None:
-            return forget_data(train, test, self.read(self.located(options.forget_data), "train"))
+            problem = forget_data(train, test, self.read(self.located(options.forget_data), "train"))
+            missed = len(problem.forget) - (len(train) - len(problem.retain))
+            if missed > 0:
+                self.console.print(
+                    f"warning: {missed} of {len(problem.forget)} {self.noun} to forget are not found in "
+                    f"{options.data} as they are; if they are there in another form, they are retained"
+                )
+            return problem
         return self.forget(train, test)
 
     def train_and_test(self) -> tuple[Any, Any]:

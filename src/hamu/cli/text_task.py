@@ -80,7 +80,12 @@ class TextTask(Task):
             return self.start_model(name)
         if self.run_options.lora or self.run_options.merge:
             raise HamuError(f"{TINY} is new and trained whole; leave --lora and --merge out")
-        self.tokenizer = new_tokenizer(record.prompt + record.answer for record in train.records)
+        other = self.run_options.tokenizer
+        self.tokenizer = (
+            new_tokenizer(record.prompt + record.answer for record in train.records)
+            if other is None
+            else load_tokenizer(other)
+        )
         return new_language_model(self.tokenizer, max_length=self.data_options.max_length)
 
     def load_model(self, source: str) -> Any:

@@ -195,10 +195,15 @@ def _as_text(record: TextRecord, tokenizer: Any, source: str) -> tuple[str, str]
         return record.prompt, record.answer
     if not tokenizer.chat_template:
         raise HamuError(f"{source} holds conversations, but the model's tokenizer has no chat template to write them")
-    before, whole = (
-        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=start)
-        for messages, start in ((record.messages[:-1], True), (record.messages, False))
-    )
+    import jinja2
+
+    try:
+        before, whole = (
+            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=start)
+            for messages, start in ((record.messages[:-1], True), (record.messages, False))
+        )
+    except (jinja2.TemplateError, ValueError, IndexError, KeyError) as error:
+        raise HamuError(f"a conversation of {source} does not fit the tokenizer's chat template: {error}") from error
     if not whole.startswith(before):
         raise HamuError("the tokenizer's chat template does not put the last message behind what comes before it")
     return before, whole[len(before) :]

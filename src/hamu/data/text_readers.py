@@ -135,6 +135,7 @@ def _inner(folder: Path, split: str) -> Path | None:
 
 
 def _csv(content: str, path: Path) -> list[Any]:
+    csv.field_size_limit(2**31 - 1)  # by default a cell ends at 131,072 characters
     reader = csv.DictReader(io.StringIO(content, newline=""), strict=True)
     try:
         return list(reader)
