@@ -151,7 +151,9 @@ class Task(ABC):
             named += [options.forget_perturbed, options.retain_perturbed, options.real_authors, options.world_facts]
             models.append(options.original_model)
         models += [adapter_base(model) for model in models if model is not None]
-        found = [*(self.located(name) for name in named if name is not None), *models, data.forget_rows]
+        found = [*(self.located(name) for name in named if name is not None), *models]
+        if data.forget_rows and Path(data.forget_rows).is_file():
+            found.append(data.forget_rows)
         return tuple(name for name in found if name is not None and not self._is_elsewhere(name))
 
     def fill_in(self, args: TrainConfig, given: Mapping[str, Any]) -> None:
