@@ -91,7 +91,7 @@ def unlearned(name: str, options: argparse.Namespace) -> dict[str, Any]:
         found = {
             "seconds": round(time.perf_counter() - begin),
             "steps": trainer.steps_taken,
-            "ended": trainer.stop_reason or "the last epoch is done",
+            "ended": trainer.stop_reason or "all its steps are done",
             "log": [entry for entry in trainer.state.log_history if "taken" in entry],
         }
     collator = TextCollator(tokenizer.pad_token_id)

@@ -63,8 +63,9 @@ def reference_table(report: dict[str, Any]) -> Table:
 
 def text_table(reports: dict[str, dict[str, Any]]) -> Table:
     """Loss, token accuracy and probability of each set of texts, a group of columns for each report."""
-    figures = {"loss": "{:.4f}", "accuracy": "{:.2%}", "probability": "{:.4f}"}
-    columns = [f"{figure} {name}".strip() for figure in figures for name in reports]
+    figures = {"loss": "{:.4f}", "accuracy": "{:.1%}", "probability": "{:.3f}"}
+    heads = {"loss": "loss", "accuracy": "acc", "probability": "prob"}
+    columns = [f"{heads[figure]} {name}".strip() for figure in figures for name in reports]
     table = plain_table("set", "records", *columns, right=tuple(range(1, 2 + len(columns))))
     first = next(iter(reports.values()))
     for key in ("retain", "forget", "test"):

@@ -56,7 +56,7 @@ def run(argv: list[str], console: Console) -> int:
         name: task.report(predictions, problem, reference, args)
         for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
     }
-    ended = trainer.stop_reason or "the last epoch is done"
+    ended = trainer.stop_reason or "all its steps are done"
     folder.write_json(
         "evaluation.json",
         reports

@@ -23,6 +23,9 @@ _STYLES: dict[str, tuple[str, str]] = {
     "scrub": ("#56B4E9", "X"),
     "gru": ("#7F7F7F", "<"),
     "pcgrad": ("#8C6D31", ">"),
+    "cagrad": ("#882255", "d"),
+    "npo": ("#332288", "p"),
+    "simnpo": ("#999933", "h"),
 }
 Trajectory = Sequence[tuple[float, float]]
 
