@@ -208,6 +208,18 @@ def test_records_to_forget_that_are_not_in_the_data_are_counted(trained, tmp_pat
     assert "1 of 2 records to forget are not found" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(trained, tmp_path, capsys):
+    job = ["unlearn", *FORGET, "--model", trained, "--constraint_mode", "relative", "--stopping", "off", *FEW]
+    job += ["--output_dir", tmp_path / "out"]
+    assert run(*job) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert run(*job, "--overwrite", "--max_retain_loss", "0.01") == 2
+    printed = capsys.readouterr().err
+    assert "no step was taken, the model is as it was: the retain loss of a step" in printed
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_a_long_record_is_cut_and_counted(trained, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     rows = [{"text": "short enough"}, {"text": "word " * 200}, {"text": "also short"}]

@@ -240,7 +240,8 @@ class TextTask(Task):
         """The model (or its adapter) and its tokenizer; merged too, if asked for."""
         path = folder.save_model(model, self.tokenizer)
         if self.run_options.merge:
-            folder.save_model(model.merge_and_unload(), self.tokenizer, name="merged")
+            # in float32: small updates would be rounded away in the half precision of a base model
+            folder.save_model(model.float().merge_and_unload(), self.tokenizer, name="merged")
         return path
 
 

@@ -42,11 +42,15 @@ def run(argv: list[str], console: Console) -> int:
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "
         f"by {args.method}"
     )
-    trainer = new_trainer(model, problem, args, [StepLog(folder), ProgressBar(console, args.method)], task.collator())
+    log = StepLog(folder)
+    trainer = new_trainer(model, problem, args, [log, ProgressBar(console, args.method)], task.collator())
+    log.trainer = trainer
     try:
         trainer.train()
     finally:
         folder.discard_if_empty()
+    if not trainer.steps_taken:
+        raise HamuError(f"no step was taken, the model is as it was: {trainer.stop_reason or 'there was none to take'}")
     check_finite(model, f"unlearning diverged; lower --learning_rate {args.learning_rate} or choose another method")
     if trainer.evaluated_step != trainer.state.global_step or args.load_best_model_at_end:
         trainer.evaluate()
@@ -98,17 +102,28 @@ def new_trainer(
 
 
 class StepLog(TrainerCallback):
-    """Writes a line per step to steps.jsonl."""
+    """Writes a line per step to steps.jsonl, from the first step on that was taken."""
+
+    trainer: UnlearnTrainer | None = None
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
+        self._lines: list[dict[str, Any]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A first step was possible: only now may an earlier run give way, and before a checkpoint comes."""
-        self._folder.prepare()
+        """Once a step was taken, and no sooner, an earlier run may give way; a checkpoint may come next."""
+        if self._has_begun():
+            self._folder.prepare()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """Append the figures of a step; figures that are not finite become null, which JSON can hold."""
         if "taken" in logs:
             finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
-            self._folder.append_line("steps.jsonl", {"step": state.global_step, **finite})
+            self._lines.append({"step": state.global_step, **finite})
+        if self._has_begun():
+            for line in self._lines:
+                self._folder.append_line("steps.jsonl", line)
+            self._lines.clear()
+
+    def _has_begun(self) -> bool:
+        return self.trainer is not None and self.trainer.steps_taken > 0
