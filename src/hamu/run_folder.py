@@ -113,7 +113,8 @@ class RunFolder:
 
     def write_config(self, content: Mapping[str, Any]) -> Path:
         """Write the resolved settings as YAML, in a form that --config reads."""
-        return self.write_text("config.yaml", yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
+        return self.write_text("config.yaml", text, private="forget_filter" in content)  # it may name a person
 
     def save_model(self, model: Any, *beside_it: Any, name: str = "model") -> Path:
         """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all."""

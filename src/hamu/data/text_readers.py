@@ -191,7 +191,8 @@ def _shape(
     def cell(number: int, row: dict[str, Any], column: str, may_be_empty: bool = False) -> str:
         value = row.get(column)
         if not isinstance(value, str) or not (may_be_empty or value.strip()):
-            raise HamuError(f"row {number} of {source} has no text in {column}: {str(value)[:40]!r}")
+            found = "nothing" if value is None or value == "" else type(value).__name__  # never what a record says
+            raise HamuError(f"row {number} of {source} has no text in {column}, but {found}")
         return value
 
     if prompt_column or answer_column:
