@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--original", required=True)
     parser.add_argument("--retain", required=True)
     parser.add_argument("--methods", nargs="*", default=METHODS)
-    parser.add_argument("--learning_rate", type=float, default=1e-4)
+    parser.add_argument("--learning_rate", type=float, default=3e-5)
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--generate", type=int, default=100, help="answers generated for each set")
     parser.add_argument("--work", type=Path, default=Path("runs/tofu-tiny"))
@@ -167,6 +167,11 @@ def write(done: dict[str, Path], options: argparse.Namespace) -> None:
         "settings": SETTINGS | {"learning_rate": options.learning_rate, "num_train_epochs": options.epochs},
         "losses": {n: {s: results[n]["report"][s]["loss"] for s in ("retain", "forget", "test")} for n in results},
         "rows": rows,
+        "kappa": {
+            n: [(e["step"], round(e["kappa"], 4)) for e in r["log"][::5] if "kappa" in e]
+            for n, r in results.items()
+            if "log" in r
+        },
         "hardness": json.loads(hardness_path.read_text()) if hardness_path.exists() else None,
     }
     (options.output / "tofu-tiny.json").write_text(json.dumps(content, indent=2) + "\n")
