@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
@@ -22,12 +22,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hamu.blocks import Blocks, group_blocks
 from hamu.errors import HamuError
 from hamu.gram import GramMeter, PairGram, combine_dtype
 from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
 
-Blocks = Literal["tensor", "module", "model"] | Callable[[str], Hashable]
 Decision = Literal["step", "skip", "stop"]
 
 
@@ -130,7 +130,7 @@ class PairedGradients:
         self.method = method
         self.max_grad_norm = max_grad_norm
         self.parameters = [p for _, p in named]
-        self.block_names, self._block_of = _group([name for name, _ in named], blocks)
+        self.block_names, self._block_of = group_blocks([name for name, _ in named], blocks)
         self._meter = GramMeter(self.parameters, self._block_of)
         self._memory = StoppingMemory(method.stopping_rule)
         self._grads: dict[str, list[Tensor | None]] = {}
@@ -364,20 +364,3 @@ def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
-
-
-def _group(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]]:
-    """Block names and the block number of each parameter."""
-    keys: list[Hashable]
-    if callable(blocks):
-        keys = [blocks(name) for name in names]
-    elif blocks == "tensor":
-        keys = list(names)
-    elif blocks == "module":
-        keys = [name.rpartition(".")[0] for name in names]
-    elif blocks == "model":
-        keys = ["model"] * len(names)
-    else:
-        raise HamuError(f"blocks {blocks!r} is unknown; choose tensor, module, model, or give a function of the name")
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return [str(key) for key in numbers], [numbers[key] for key in keys]

@@ -27,6 +27,8 @@ _OWN = (
     "answers.jsonl",
     "summary.json",
     "trajectories.png",
+    "assess.json",
+    "frontier.png",
 )
 
 _OWN_PREFIXES = ("checkpoint-", *(f".{name}." for name in _OWN))  # the latter are what an interrupted write leaves

@@ -1,19 +1,37 @@
 """Before the run: how hard it is, what it costs, how far first order holds, which records are in conflict."""
 
+from hamu.assess.assessment import Assessment, Conflicts, assess
 from hamu.assess.curvature import Curvature, curvature, hessian_product
 from hamu.assess.frontier import Frontier, frontier
-from hamu.assess.hardness import REGIMES, Hardness, measure_hardness
+from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, measure_hardness
 from hamu.assess.influence import influences, share_of_top
+from hamu.assess.intervals import Intervals, bootstrap
+from hamu.assess.second_order import SecondOrder, conjugate_gradients, second_order
+from hamu.assess.verdict import CAN_IMPROVE, MUST_HURT, WILL_COST, Verdict, judge
 
 __all__ = [
+    "CAN_IMPROVE",
+    "MUST_HURT",
     "REGIMES",
+    "WILL_COST",
+    "Assessment",
+    "BlockHardness",
+    "Conflicts",
     "Curvature",
     "Frontier",
     "Hardness",
+    "Intervals",
+    "SecondOrder",
+    "Verdict",
+    "assess",
+    "bootstrap",
+    "conjugate_gradients",
     "curvature",
     "frontier",
     "hessian_product",
     "influences",
+    "judge",
     "measure_hardness",
+    "second_order",
     "share_of_top",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hamu.errors import HamuError
 
@@ -49,7 +50,8 @@ def hessian_product(
     """
     total = [torch.zeros_like(p) for p in parameters]
     for batch in batches:
-        grads = torch.autograd.grad(loss_of_batch(batch), parameters, create_graph=True, materialize_grads=True)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+            grads = torch.autograd.grad(loss_of_batch(batch), parameters, create_graph=True, materialize_grads=True)
         inner = torch.stack([(g * v).sum() for g, v in zip(grads, vector, strict=True)]).sum()
         if inner.requires_grad:  # a loss that is linear in the parameters has no second derivative
             parts = torch.autograd.grad(inner, parameters, materialize_grads=True)

@@ -30,6 +30,17 @@ class Frontier:
     feasible_limit: float
     free_limit: float
 
+    def at(self, demand: float) -> tuple[float, float]:
+        """(retain_change, forget_change) of a demand, interpolated."""
+        right = int(torch.searchsorted(self.demand, demand).clamp(1, len(self.demand) - 1))
+        low, high = self.demand[right - 1].item(), self.demand[right].item()
+        share = min(1.0, max(0.0, (demand - low) / (high - low))) if high > low else 0.0
+        retain, forget = (
+            torch.lerp(values[right - 1], values[right], share).item()
+            for values in (self.retain_change, self.forget_change)
+        )
+        return retain, forget
+
 
 def frontier(gram: PairGram, variant: str = "hamu-q", points: int = 101) -> Frontier:
     """The frontier of one pair of (clipped) gradients, block by block with norm-proportional demands.
@@ -37,12 +48,14 @@ def frontier(gram: PairGram, variant: str = "hamu-q", points: int = 101) -> Fron
     Args:
         gram: their Gram.
         variant: "hamu-q" demands of the forget loss, "hamu-u" of the retain loss.
-        points: how many demands to compute, evenly spaced.
+        points: how many demands to compute, denser towards the feasible limit.
     """
     method = {"hamu-q": HamuQ, "hamu-u": HamuU}[variant]
     demands, retain, forget = [], [], []
+    even = torch.linspace(0.0, 1.0, points, dtype=torch.float64)
+    shares = 1.0 - (1.0 - even).square()  # denser towards the feasible limit, where the price rises steeply
     # a demand of nothing is the limit of small ones: the objective's own best step that does not harm the other side
-    for share in torch.linspace(0.0, 1.0, points, dtype=torch.float64).clamp(min=1e-9).tolist():
+    for share in shares.clamp(min=1e-9).tolist():
         weights = method(share, constraint_mode="relative", stopping="aggregate").weigh(gram)
         status = weights.constraint
         assert status is not None

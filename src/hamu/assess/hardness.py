@@ -1,4 +1,4 @@
-"""The hardness of an unlearning problem, from the mean gradients of both sides; the model is left as it was."""
+"""The hardness of an unlearning problem, from the mean gradients of both sides."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from hamu.assess.gradients import PartedGram, parted_gradient
+from hamu.assess.problem import Problem
+from hamu.gram import PairGram
 from hamu.methods import HamuQ, Method
-from hamu.objectives import CrossEntropy, Scored, predict_logits
-from hamu.paired import PairedGradients
+from hamu.methods.base import ConstraintStatus
 
 REGIMES = ("direct", "rectified", "unavoidable")
 
@@ -37,6 +39,49 @@ class Hardness:
     regime: str
     capacity: float
 
+    @classmethod
+    def of(cls, gram: PairGram, method: Method) -> Hardness:
+        """From the Gram of the clipped gradients, for a HAMU method's constraint."""
+        status = constraint_status(gram, method)
+        kappa, direct, stop = (t.item() for t in (status.kappa, status.direct_threshold, status.stop_threshold))
+        return cls(
+            kappa,
+            gram.total().cos.item(),
+            direct,
+            stop,
+            REGIMES[(kappa > direct) + (kappa > stop)],
+            status.capacity.item(),
+        )
+
+
+@dataclass(frozen=True)
+class BlockHardness:
+    """The hardness of each block, [L] each: κ_i, cosθ_i, the regime (an index into `REGIMES`)."""
+
+    kappa: Tensor
+    cos: Tensor
+    regime: Tensor
+
+    @classmethod
+    def of(cls, gram: PairGram, method: Method) -> BlockHardness:
+        """From the Gram of the clipped gradients, for a HAMU method's constraint."""
+        phi = constraint_status(gram, method).fraction.clamp(max=1.0)
+        norms = gram.retain_norm * gram.forget_norm
+        direct, stop = -phi * norms, ((1.0 - phi) * (1.0 + phi)).sqrt() * norms
+        return cls(gram.dot, gram.cos, (gram.dot > direct).long() + (gram.dot > stop).long())
+
+
+def constraint_status(gram: PairGram, method: Method) -> ConstraintStatus:
+    """How a HAMU method's constraint stands."""
+    status = method.weigh(gram).constraint
+    assert status is not None, f"{method.name} has no constraint"
+    return status
+
+
+def clipped(gram: PairGram, max_grad_norm: float | None) -> PairGram:
+    """The Gram as a step would weigh it."""
+    return gram.scaled(*gram.clip_factors(max_grad_norm))
+
 
 def measure_hardness(
     model: nn.Module,
@@ -48,7 +93,7 @@ def measure_hardness(
     max_grad_norm: float | None = 1.0,
     batch_size: int = 500,
 ) -> Hardness:
-    """Measure the hardness over all data: one pass over each side, in evaluation mode.
+    """Measure the hardness over all data and nothing else: one pass over each side, in evaluation mode.
 
     Args:
         model: the model; weights, gradients and mode are as before afterwards.
@@ -58,37 +103,9 @@ def measure_hardness(
         max_grad_norm: the clipping of the run to come.
         batch_size: records per pass.
     """
-    method = method or HamuQ(0.5, constraint_mode="relative", stopping="off")
-    modes = [(module, module.training) for module in model.modules()]
-    grads = [(p, p.grad) for p in model.parameters()]
-    device = next(model.parameters()).device
-    pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
-    model.eval()
-    objective = CrossEntropy()
-    try:
-        for context, data in ((pair.retain, retain), (pair.forget, forget)):
-            with context():
-                count = 0
-                for batch in DataLoader(data, batch_size=batch_size, collate_fn=collate):
-                    moved = {key: value.to(device) for key, value in batch.items()}
-                    scored = Scored.of(predict_logits(model, moved), moved["labels"])
-                    count += len(scored.labels)
-                    objective.total(scored, None).backward()
-                torch._foreach_div_([p.grad for p in pair.parameters if p.grad is not None], float(count))
-        step = pair.combine()
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, grad in grads:
-            parameter.grad = grad
-    constraint, regime = step.weights.constraint, step.regime
-    assert constraint is not None
-    assert regime is not None
-    return Hardness(
-        step.kappa.item(),
-        step.cos.item(),
-        constraint.direct_threshold.item(),
-        constraint.stop_threshold.item(),
-        REGIMES[int(regime)],
-        constraint.capacity.item(),
-    )
+    problem = Problem(model, retain, forget, collate, batch_size)
+    with problem.untouched():
+        sides = [parted_gradient(problem, side, parts=1) for side in ("retain", "forget")]
+        with torch.no_grad():
+            gram = clipped(PartedGram.of(problem, *sides).gram(), max_grad_norm)
+    return Hardness.of(gram, method or HamuQ(0.5, constraint_mode="relative", stopping="off"))

@@ -11,7 +11,12 @@ from hamu.errors import HamuError
 
 
 @torch.no_grad()
-def influences(losses: Callable[[], Tensor], parameters: Sequence[Tensor], gradient: Sequence[Tensor | None]) -> Tensor:
+def influences(
+    losses: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    gradient: Sequence[Tensor | None],
+    precision: float | None = None,
+) -> Tensor:
     """∇L(z)·g of every record z, from two forward passes with the weights moved ±ε along g, no backward pass.
 
     With g the retain gradient and z the forget records, the mean over records is κ (unclipped): the records at the top
@@ -22,6 +27,7 @@ def influences(losses: Callable[[], Tensor], parameters: Sequence[Tensor], gradi
             evaluation mode, so that both passes see the same model.
         parameters: what is moved.
         gradient: g, a tensor (or None for zero) like each of them.
+        precision: the machine epsilon of the forward passes; by default that of the parameters.
 
     Returns:
         [N] float64.
@@ -34,7 +40,7 @@ def influences(losses: Callable[[], Tensor], parameters: Sequence[Tensor], gradi
     if not 0 < length < float("inf"):
         raise HamuError(f"the gradient to move the weights along has length {length}; it must be positive and finite")
     # The third root of the machine's precision balances the rounding of the losses against the curvature.
-    eps = max(torch.finfo(p.dtype).eps for p, _ in pairs)
+    eps = max(torch.finfo(p.dtype).eps for p, _ in pairs) if precision is None else precision
     epsilon = eps ** (1 / 3) * max(_norm([p for p, _ in pairs]), eps) / length
     kept = [p.clone() for p, _ in pairs]
     moved = []

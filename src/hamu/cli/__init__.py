@@ -12,6 +12,7 @@ from hamu.errors import HamuError
 COMMANDS = {
     "demo": "train, unlearn and compare all methods on bundled data, in under a minute",
     "train": "train the original model, or the retain model",
+    "assess": "say before a run how hard it is, what it will cost, whether to start",
     "unlearn": "unlearn the forget set from a model",
     "evaluate": "measure a model: losses, accuracy, membership inference",
     "methods": "list the methods",
@@ -25,7 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 if all went well, 2 if something that the user can put right is wrong, 130 if interrupted.
+        0 if all went well, 2 if something that the user can put right is wrong, 130 if interrupted; `assess` also
+        3 if unlearning will cost, 4 if any step hurts.
     """
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):

@@ -17,7 +17,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
 
-_SECTIONS = ("train", "unlearn", "evaluate")
+_SECTIONS = ("train", "assess", "unlearn", "evaluate")
 _TEXT = ("forget_class", "forget_rows", "radius", "answer_prefix")  # texts that look like numbers in YAML
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
 _SHOWN = {
@@ -141,6 +141,23 @@ class EvaluateOptions:
     retain_perturbed: str | None = field(default=None, metadata={"help": "TOFU: retain records with the same."})
     real_authors: str | None = field(default=None, metadata={"help": "TOFU: real authors, with perturbed_answer."})
     world_facts: str | None = field(default=None, metadata={"help": "TOFU: world facts, with perturbed_answer."})
+
+
+@dataclass
+class AssessOptions:
+    """What `hamu assess` looks at."""
+
+    assess_batches: int | None = field(
+        default=None, metadata={"help": "Look at so many random batches of each side; by default at all records."}
+    )
+    curvature_samples: int | None = field(
+        default=None,
+        metadata={"help": "Retain records for the curvature, 0 for none; by default as many as one epoch pays for."},
+    )
+    conflicts: bool = field(default=True, metadata={"help": "Look for the records that are in conflict."})
+    bootstrap_memory: float = field(
+        default=2.0, metadata={"help": "GB that may be taken to keep parts of the gradients, for the intervals."}
+    )
 
 
 class Parser(HfArgumentParser):
@@ -268,7 +285,9 @@ def _flatten(name: str, text: str, command: str, known: set[str]) -> dict[str, A
             close = difflib.get_close_matches(str(key), everywhere, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise HamuError(f"{name} has the unknown setting {key!r}{hint}")
-    merged = content | sections.get(command, {})
+    merged = dict(content)
+    for section in ("unlearn", "assess") if command == "assess" else (command,):  # it assesses what unlearn would do
+        merged |= sections.get(section, {})
     return {key: _as_flag(key, value) for key, value in merged.items() if key in known}
 
 
@@ -284,5 +303,5 @@ def _as_flag(key: str, value: Any) -> Any:
 def _every_key() -> set[str]:
     from hamu.training import UnlearnConfig
 
-    types = (DataOptions, RunOptions, EvaluateOptions, UnlearnConfig)
+    types = (DataOptions, RunOptions, AssessOptions, EvaluateOptions, UnlearnConfig)
     return {f.name for cls in types for f in dataclasses.fields(cls)}

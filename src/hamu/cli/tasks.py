@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
-from hamu.data import UnlearningData, forget_data, forget_rows, parse_rows
+from hamu.data import UnlearningData, forget_data, forget_rows, lists_rows, parse_rows
 from hamu.data.text_readers import is_text
 from hamu.errors import HamuError
 from hamu.models.language import adapter_base
@@ -152,7 +152,7 @@ class Task(ABC):
             models.append(options.original_model)
         models += [adapter_base(model) for model in models if model is not None]
         found = [*(self.located(name) for name in named if name is not None), *models]
-        if data.forget_rows and Path(data.forget_rows).is_file():
+        if data.forget_rows and not lists_rows(data.forget_rows) and Path(data.forget_rows).is_file():
             found.append(data.forget_rows)
         return tuple(name for name in found if name is not None and not self._is_elsewhere(name))
 

@@ -1,6 +1,6 @@
 """Reading data and dividing it into what must go and what must stay."""
 
-from hamu.data.forget_sets import forget_class, forget_data, forget_rows, parse_rows
+from hamu.data.forget_sets import forget_class, forget_data, forget_rows, lists_rows, parse_rows
 from hamu.data.images import ImageData, pixel_statistics
 from hamu.data.readers import read_images
 from hamu.data.split import UnlearningData
@@ -18,6 +18,7 @@ __all__ = [
     "forget_class",
     "forget_data",
     "forget_rows",
+    "lists_rows",
     "matching",
     "parse_rows",
     "pixel_statistics",

@@ -83,6 +83,11 @@ def forget_data(train: Records, test: Records | None, forget: Records) -> Unlear
     return UnlearningData(train.select(kept), forget, test, name)
 
 
+def lists_rows(value: str) -> bool:
+    """Whether a text is itself a list of row numbers, not the name of a file with one."""
+    return all(part.strip().lstrip("-").isdigit() for part in value.split(",") if part.strip())
+
+
 def parse_rows(value: str) -> list[int]:
     """Row numbers from "3,17,25" or from a file with one number per line (or a JSON-like list).
 
@@ -90,7 +95,7 @@ def parse_rows(value: str) -> list[int]:
         HamuError: if the file does not exist or something in it is not a number.
     """
     text = value
-    if not all(part.strip().lstrip("-").isdigit() for part in value.split(",") if part.strip()):
+    if not lists_rows(value):
         path = Path(value)
         if not path.is_file():
             raise HamuError(f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name a file")

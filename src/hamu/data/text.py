@@ -113,6 +113,11 @@ class TextData(Dataset[dict[str, Tensor]]):
         labels[: max(1, self.scored_from[index])] = IGNORED  # nothing predicts the first token
         return {"input_ids": ids, "labels": labels}
 
+    @property
+    def rows(self) -> Tensor:
+        """The row of each record in its source, [N]."""
+        return self.texts.rows
+
     def prompt(self, index: int) -> Tensor:
         """The tokens of the prompt alone, [T], as a generation is begun."""
         return self.tokens[index][: self.scored_from[index]].long()

@@ -12,6 +12,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hamu.assess import Frontier
+from hamu.methods import HamuQ, HamuU
+
 # Colours that stay apart in print and for colour-blind readers (Okabe and Ito); ours are solid and thick.
 _STYLES: dict[str, tuple[str, str]] = {
     "hamu-q": ("#D55E00", "o"),
@@ -58,6 +61,51 @@ def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title:
     )  # fmt: skip
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, path: Path) -> None:
+    """Draw what every demand costs to first order, for both variants (Theorem 4.1, App. B.6), and save it.
+
+    Args:
+        frontiers: by variant.
+        method: the method of the run to come, whose demand is marked in its own panel.
+        path: where to save; the suffix chooses the format.
+    """
+    figure, panels = plt.subplots(1, len(frontiers), figsize=(5.2 * len(frontiers), 4.2), layout="constrained")
+    for axes, (name, found) in zip(panels, frontiers.items(), strict=True):
+        forgets = name == "hamu-q"
+        change = found.retain_change if forgets else -found.forget_change
+        color = _STYLES[name][0]
+        free = min(found.free_limit, found.feasible_limit)
+        axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+        axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0)
+        axes.axvspan(free, found.feasible_limit, color="#D55E00", alpha=0.10, linewidth=0)
+        axes.plot(found.demand, change, color=color, linewidth=2.4)
+        low, high = float(change.min()), float(change.max())
+        for limit, text in ((free, "free"), (found.feasible_limit, "feasible")):
+            axes.axvline(limit, color="0.4", linewidth=1, linestyle=":")
+            axes.annotate(
+                f"{text} {limit:.3g}", (limit, low), xytext=(-4, 4), textcoords="offset points", rotation=90,
+                ha="right", va="bottom", color="0.35", fontsize=9,
+            )  # fmt: skip
+        if name == method.name:
+            scale = found.feasible_limit if method.constraint_mode == "relative" else 1.0
+            demand = method.constraint * scale
+            if demand <= found.feasible_limit * (1 + 1e-9):
+                cost = found.at(demand)[0] if forgets else -found.at(demand)[1]
+                axes.plot([demand], [cost], "o", color=color, markersize=8, label=f"the demand, {demand:.3g}")
+                axes.legend(frameon=False, loc="upper left")
+        axes.set_title("HAMU-Q: forget by at least Q" if forgets else "HAMU-U: improve retain by at least U")
+        axes.set_xlabel(
+            r"demanded rise of the forget loss, $Q/\eta$" if forgets else r"demanded fall of the retain loss, $U/\eta$"
+        )
+        axes.set_ylabel(
+            r"least change of the retain loss $/\eta$" if forgets else r"least loss of forget quality $/\eta$"
+        )
+        margin = 0.06 * (high - low) or 1.0
+        axes.set(xlim=(0, found.feasible_limit * 1.04), ylim=(low - margin, high + margin))
+        axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 
 

@@ -1,0 +1,337 @@
+"""The whole assessment of a model and its data, before a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from hamu.assess.curvature import Curvature, curvature, hessian_product
+from hamu.assess.frontier import Frontier, frontier
+from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
+from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped
+from hamu.assess.influence import influences, share_of_top
+from hamu.assess.intervals import Intervals, bootstrap
+from hamu.assess.problem import Problem
+from hamu.assess.second_order import SecondOrder, flat, second_order, shaped
+from hamu.assess.verdict import ERROR_RATIO, Verdict, judge
+from hamu.blocks import Blocks
+from hamu.gram import PairGram
+from hamu.methods import HamuQ, HamuU
+from hamu.objectives import count_predictions
+
+# What a pass costs, in forward and backward passes: a forward pass alone, a product with the Hessian.
+_FORWARD, _PRODUCT = 1 / 3, 2.5
+_LANCZOS, _SOLVER = 12, 10
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Conflicts:
+    """The records of one side by how their loss changes along the other side's gradient.
+
+    Attributes:
+        values: ∇L(z)·g of each record that was looked at; their mean is κ (not clipped).
+        rows: the record of each: its row in the source if the data set knows it, else its position in the set.
+        top_share: the part of all that is in conflict (above 0) that the top tenth of the records makes up.
+    """
+
+    values: Tensor
+    rows: Tensor
+    top_share: float
+
+    def top(self, count: int = _LISTED) -> list[dict[str, float]]:
+        """The records in the hardest conflict, worst first."""
+        order = self.values.argsort(descending=True)[:count]
+        return [{"row": self.rows[i].item(), "value": self.values[i].item()} for i in order.tolist()]
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What is known before the first step.
+
+    Attributes:
+        method: the HAMU method and the constraint that the regime and the verdict are for.
+        records: the number of records of each side.
+        gradient_norms: ‖g_r‖ and ‖g_f‖ before clipping.
+        clip: the factors by which clipping shortens them.
+        hamu_q, hamu_u: the hardness for either variant (κ1 and κ2, κ3 and κ4).
+        intervals: of κ, cosθ and the regime; None with too few records, or where memory did not allow it.
+        block_names, blocks: the hardness of each block.
+        frontiers: by variant.
+        learning_rate: of the run to come.
+        curvature: the retain loss's; None if it was not asked for.
+        curvature_samples: retain records that it was measured on.
+        second_order: the second-order condition; None likewise.
+        conflicts: by side; empty if they were not asked for.
+        verdict: whether to start.
+        epochs: what all this cost, in forward and backward passes over all records of both sides.
+    """
+
+    method: HamuQ | HamuU
+    records: dict[str, int]
+    gradient_norms: tuple[float, float]
+    clip: tuple[float, float]
+    hamu_q: Hardness
+    hamu_u: Hardness
+    intervals: Intervals | None
+    block_names: list[str]
+    blocks: BlockHardness
+    frontiers: dict[str, Frontier]
+    learning_rate: float
+    curvature: Curvature | None
+    curvature_samples: int
+    second_order: SecondOrder | None
+    conflicts: dict[str, Conflicts]
+    verdict: Verdict
+    epochs: float
+
+    @property
+    def hardness(self) -> Hardness:
+        """For the method that will be run."""
+        return self.hamu_q if self.method.name == "hamu-q" else self.hamu_u
+
+    @property
+    def error_ratio(self) -> float | None:
+        """½ηλ_max at the learning rate of the run to come, of the clipped step."""
+        return None if self.curvature is None else self.curvature.error_ratio(self.learning_rate * self.clip[0])
+
+    def trusted_rate(self, error_ratio: float) -> float | None:
+        """The learning rate at which second order is this share of first order, for the clipped step."""
+        return None if self.curvature is None else self.curvature.trusted_rate(error_ratio) / self.clip[0]
+
+    def record(self) -> dict[str, Any]:
+        """Everything but the records' own contents, as JSON holds it."""
+        blocks: list[dict[str, Any]] = []
+        rows = zip(self.block_names, self.blocks.kappa, self.blocks.cos, self.blocks.regime, strict=True)
+        for number, (name, kappa, cos, regime) in enumerate(rows):
+            blocks.append({"name": name, "kappa": kappa.item(), "cos": cos.item(), "regime": REGIMES[int(regime)]})
+            if self.intervals is not None:
+                blocks[-1]["kappa_interval"] = self.intervals.block_kappa[number].tolist()
+                blocks[-1]["cos_interval"] = self.intervals.block_cos[number].tolist()
+        intervals = self.intervals and {
+            key: getattr(self.intervals, key) for key in ("level", "replicates", "kappa", "cos", "regimes")
+        }
+        return {
+            "method": self.method.name,
+            "constraint": self.method.constraint,
+            "constraint_mode": self.method.constraint_mode,
+            "verdict": asdict(self.verdict),
+            "records": self.records,
+            "gradient_norms": dict(zip(("retain", "forget"), self.gradient_norms, strict=True)),
+            "clip_factors": dict(zip(("retain", "forget"), self.clip, strict=True)),
+            "hamu-q": asdict(self.hamu_q),
+            "hamu-u": asdict(self.hamu_u),
+            "intervals": intervals,
+            "frontiers": {name: _frontier_record(found) for name, found in self.frontiers.items()},
+            "learning_rate": self.learning_rate,
+            "curvature": self.curvature
+            and {
+                "largest_eigenvalue": self.curvature.largest,
+                "smallest_eigenvalue": self.curvature.smallest,
+                "residual": self.curvature.residual,
+                "samples": self.curvature_samples,
+                "error_ratio": self.error_ratio,
+                "learning_rate_of_1_percent": _finite(self.trusted_rate(0.01)),
+                "learning_rate_of_10_percent": _finite(self.trusted_rate(0.1)),
+            },
+            "second_order": self.second_order and asdict(self.second_order),
+            "conflicts": {
+                side: {"records": len(found.values), "top_tenth_share": found.top_share, "top": found.top()}
+                for side, found in self.conflicts.items()
+            },
+            "blocks": blocks,
+            "epochs_of_passes": self.epochs,
+        }
+
+
+def assess(
+    model: nn.Module,
+    retain: Dataset[Any],
+    forget: Dataset[Any],
+    *,
+    collate: Callable[[Any], Mapping[str, Tensor]],
+    method: HamuQ | HamuU | None = None,
+    learning_rate: float = 1e-4,
+    max_grad_norm: float | None = 1.0,
+    blocks: Blocks = "tensor",
+    batch_size: int = 500,
+    most_batches: int | None = None,
+    curvature_samples: int | None = None,
+    bootstrap_memory: float = 2.0,
+    conflicts: bool = True,
+    seed: int = 42,
+    progress: Callable[[float, float], None] | None = None,
+) -> Assessment:
+    """Assess an unlearning problem; model and data are left as they are.
+
+    At the defaults it costs at most three epochs' worth of passes: one forward and backward pass over all records, two
+    forward passes for the records in conflict, and at most one epoch's worth for the curvature.
+
+    Args:
+        model: the model before unlearning.
+        retain, forget: the two sets.
+        collate: makes a batch of what a data set gives.
+        method: the HAMU method that will be run; by default HAMU-Q with half of what is possible.
+        learning_rate, max_grad_norm, blocks: of the run to come.
+        batch_size: records per pass.
+        most_batches: look at so many random batches of each side; by default at all records.
+        curvature_samples: retain records for the curvature, 0 for none; by default as many as one epoch pays for.
+        bootstrap_memory: GB that may be taken to keep parts of the gradients for the intervals.
+        conflicts: whether to look for the records in conflict.
+        seed: seed of every draw.
+        progress: told (done, total) in records of a forward and backward pass.
+
+    Raises:
+        HamuError: if a set is empty, nothing is trainable, or a gradient is not finite.
+    """
+    method = method or HamuQ(0.5, constraint_mode="relative")
+    problem = Problem(model, retain, forget, collate, batch_size, blocks, seed)
+    records = {side: len(problem.data(side)) for side in ("retain", "forget")}  # type: ignore[arg-type]
+    most = None if most_batches is None else most_batches * batch_size
+    used = {side: count if most is None else min(count, most) for side, count in records.items()}
+    if curvature_samples is None:
+        curvature_samples = max(1, int(sum(used.values()) / (_PRODUCT * (_LANCZOS + 2 * _SOLVER))))
+    curvature_samples = min(curvature_samples, records["retain"])
+    products = (_LANCZOS + 2 * _SOLVER) * bool(curvature_samples)
+    meter = _Meter(
+        sum(used.values()) * (1 + 2 * _FORWARD * conflicts) + products * _PRODUCT * curvature_samples, progress
+    )
+    problem.advance = meter.advance
+    with problem.untouched():
+        parts = affordable_parts(problem.parameters, bootstrap_memory)
+        sides = [parted_gradient(problem, side, parts, most) for side in ("retain", "forget")]
+        parted = PartedGram.of(problem, *sides)
+        retain_gradient, forget_gradient = (side.total() for side in sides)
+        del sides
+        raw = parted.gram()
+        clip = tuple(factor.item() for factor in raw.clip_factors(max_grad_norm))
+        spectrum, condition = None, None
+        if curvature_samples:
+            demand = _demand(clipped(raw, max_grad_norm), method, learning_rate, clip)
+            spectrum, condition = _second_order(
+                problem, retain_gradient, forget_gradient, demand, curvature_samples, meter
+            )
+        found = {}
+        if conflicts:
+            for side, gradient in (("forget", retain_gradient), ("retain", forget_gradient)):
+                found[side] = _conflicts(problem, side, gradient, most)
+    gram = clipped(raw, max_grad_norm)
+    frontiers = {variant: frontier(gram, variant) for variant in ("hamu-q", "hamu-u")}
+    rate = None if spectrum is None else spectrum.trusted_rate(ERROR_RATIO) / clip[0]
+    meter.finish()
+    return Assessment(
+        method=method,
+        records=records,
+        gradient_norms=(raw.retain_sq.sum().sqrt().item(), raw.forget_sq.sum().sqrt().item()),
+        clip=(clip[0], clip[1]),
+        hamu_q=Hardness.of(gram, _as(HamuQ, method)),
+        hamu_u=Hardness.of(gram, _as(HamuU, method)),
+        intervals=bootstrap(parted, method, max_grad_norm, seed=seed),
+        block_names=problem.block_names,
+        blocks=BlockHardness.of(gram, method),
+        frontiers=frontiers,
+        learning_rate=learning_rate,
+        curvature=spectrum,
+        curvature_samples=curvature_samples,
+        second_order=condition,
+        conflicts=found,
+        verdict=judge(frontiers[method.name], method, (1 / clip[0], 1 / clip[1]), rate),
+        epochs=meter.done / sum(records.values()),
+    )
+
+
+class _Meter:
+    """Adds up what was done."""
+
+    def __init__(self, total: float, progress: Callable[[float, float], None] | None) -> None:
+        self.total, self.done = total, 0.0
+        self._progress = progress
+
+    def advance(self, cost: float) -> None:
+        self.done += cost
+        if self._progress is not None:
+            self._progress(min(self.done, self.total), self.total)
+
+    def finish(self) -> None:
+        if self._progress is not None:
+            self._progress(self.total, self.total)
+
+
+def _as(cls: type[HamuQ] | type[HamuU], method: HamuQ | HamuU) -> HamuQ | HamuU:
+    """The same constraint, demanded of this variant's side."""
+    return cls(method.constraint, method.constraint_mode, method.distribution, method.radius)
+
+
+def _demand(gram: PairGram, method: HamuQ | HamuU, learning_rate: float, clip: tuple[float, ...]) -> float:
+    """Q in loss: what a step of this learning rate is to raise the forget loss by."""
+    status = _as(HamuQ, method).weigh(gram).constraint
+    assert status is not None
+    return learning_rate * status.granted.item() / clip[1]
+
+
+def _second_order(
+    problem: Problem,
+    retain: list[Tensor | None],
+    forget: list[Tensor | None],
+    demand: float,
+    samples: int,
+    meter: _Meter,
+) -> tuple[Curvature, SecondOrder]:
+    """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
+    size = min(problem.batch_size, 128)  # a second derivative keeps several times the activations
+    batches = list(problem.batches("retain", problem.positions("retain", samples), size))
+    count = sum(int(count_predictions(batch["labels"])) for batch in batches)
+
+    def loss(batch: Mapping[str, Tensor]) -> Tensor:
+        scored = problem.score(batch)
+        meter.advance(_PRODUCT * scored.records)
+        return problem.total(scored) / count
+
+    spectrum = curvature(loss, batches, problem.parameters, steps=_LANCZOS, tolerance=1e-2, seed=problem.seed)
+
+    def product(vector: Tensor) -> Tensor:
+        return flat(
+            hessian_product(loss, batches, problem.parameters, shaped(vector, problem.parameters)), problem.parameters
+        )
+
+    g_r, g_f = flat(retain, problem.parameters), flat(forget, problem.parameters)
+    return spectrum, second_order(product, g_r, g_f, spectrum, demand, steps=_SOLVER)
+
+
+def _conflicts(problem: Problem, side: str, gradient: list[Tensor | None], most: int | None) -> Conflicts:
+    """The records of a side against the other side's gradient."""
+    positions = problem.positions(side, most)
+    data = problem.data(side)
+    rows = getattr(data, "rows", torch.arange(len(data)))  # type: ignore[arg-type]
+
+    def losses() -> Tensor:
+        found, predictions = [], 0
+        for batch in problem.batches(side, positions):
+            scored = problem.score(batch)
+            each = nn.functional.cross_entropy(scored.logits.double(), scored.labels, reduction="none")
+            found.append(scored.per_record(each).cpu())
+            predictions += len(scored.labels)
+            problem.advance(_FORWARD * scored.records)
+        values = torch.cat(found)
+        return values * (len(values) / max(1, predictions))
+
+    precision = max(torch.finfo(p.dtype).eps for p in problem.model.parameters() if p.is_floating_point())
+    values = influences(losses, problem.parameters, gradient, precision)
+    return Conflicts(values, rows[positions], share_of_top(values))
+
+
+def _frontier_record(found: Frontier) -> dict[str, Any]:
+    return {
+        key: value.tolist() if isinstance(value, Tensor) else value
+        for key, value in ((name, getattr(found, name)) for name in Frontier.__dataclass_fields__)
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isinf(value) else value

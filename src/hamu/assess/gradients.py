@@ -1,0 +1,134 @@
+"""The mean gradients of both sides, in parts that tell how much they would change with other data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hamu.assess.problem import Problem
+from hamu.errors import HamuError
+from hamu.gram import PairGram, combine_dtype
+
+_PIECE = 1 << 20  # elements that are widened to float64 at a time
+
+
+@dataclass(frozen=True)
+class PartedGradient:
+    """The gradient of a side's mean loss as the sum of m parts, each of some randomly chosen batches.
+
+    Attributes:
+        parts: [m] lists of a tensor (None for zero) per parameter; they sum to the mean gradient.
+        shares: each part's share of the predictions, [m] float64; they sum to 1.
+    """
+
+    parts: list[list[Tensor | None]]
+    shares: Tensor
+
+    def total(self) -> list[Tensor | None]:
+        """The mean gradient."""
+        summed: list[Tensor | None] = []
+        for grads in zip(*self.parts, strict=True):
+            present = [g for g in grads if g is not None]
+            summed.append(torch.stack(present).sum(0) if len(present) > 1 else present[0] if present else None)
+        return summed
+
+
+def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = None) -> PartedGradient:
+    """One forward and backward pass over a side.
+
+    Args:
+        problem: what is assessed.
+        side: "retain" or "forget".
+        parts: how many parts to keep apart; fewer if there are fewer records.
+        most: use at most so many records, drawn at random.
+
+    Raises:
+        HamuError: if a gradient is not finite.
+    """
+    positions = problem.positions(side, most)
+    parts = min(parts, len(positions))
+    kept: list[list[Tensor | None]] = []
+    counts: list[int] = []
+    for chunk in positions.tensor_split(parts):
+        count = 0
+        for batch in problem.batches(side, chunk):
+            scored = problem.score(batch)
+            problem.total(scored).backward()
+            count += len(scored.labels)
+            problem.advance(float(scored.records))
+        kept.append([p.grad for p in problem.parameters])
+        counts.append(count)
+        for parameter in problem.parameters:
+            parameter.grad = None
+    shares = torch.tensor(counts, dtype=torch.float64)
+    if not shares.sum() > 0:
+        raise HamuError(f"the {side} set has nothing that is scored")
+    for grads in kept:
+        torch._foreach_div_([g for g in grads if g is not None], float(shares.sum()))
+    if not all(torch.isfinite(g).all() for grads in kept for g in grads if g is not None):
+        raise HamuError(f"the gradient of the {side} loss is not finite; look for broken records or weights")
+    if all(g is None for grads in kept for g in grads):
+        raise HamuError(f"no gradient of the {side} loss reaches any trainable parameter")
+    return PartedGradient(kept, shares / shares.sum())
+
+
+@dataclass(frozen=True)
+class PartedGram:
+    """The dot products of all parts of both sides, block by block: the Gram of any reweighting of the parts.
+
+    Attributes:
+        products: [L, m_r + m_f, m_r + m_f], float64.
+        retain_shares, forget_shares: see `PartedGradient.shares`.
+        eps: see `PairGram.eps`.
+    """
+
+    products: Tensor
+    retain_shares: Tensor
+    forget_shares: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, problem: Problem, retain: PartedGradient, forget: PartedGradient) -> PartedGram:
+        """Measure it, a piece of a parameter at a time."""
+        rows = len(retain.parts) + len(forget.parts)
+        products = torch.zeros(len(problem.block_names), rows, rows, dtype=torch.float64)
+        step = max(1, _PIECE // rows)
+        for index, (block, parameter) in enumerate(zip(problem.block_of, problem.parameters, strict=True)):
+            grads = [part[index] for part in (*retain.parts, *forget.parts)]
+            flat = [None if g is None else g.reshape(-1) for g in grads]
+            for start in range(0, parameter.numel(), step):
+                wide = parameter.new_zeros(rows, min(step, parameter.numel() - start), dtype=torch.float64)
+                for row, g in zip(wide, flat, strict=True):
+                    if g is not None:
+                        row.copy_(g[start : start + step])
+                products[block] += (wide @ wide.T).cpu()
+        eps = max(torch.finfo(combine_dtype(p)).eps for p in problem.parameters)
+        return cls(products, retain.shares, forget.shares, eps)
+
+    def gram(self, retain_counts: Tensor | None = None, forget_counts: Tensor | None = None) -> PairGram:
+        """The Gram of the mean gradients when each part is there so many times ([m_r] and [m_f]; by default once)."""
+        r = _weights(self.retain_shares, retain_counts)
+        f = _weights(self.forget_shares, forget_counts)
+        split = len(r)
+        retain = torch.einsum("i,lij,j->l", r, self.products[:, :split, :split], r)
+        forget = torch.einsum("i,lij,j->l", f, self.products[:, split:, split:], f)
+        dot = torch.einsum("i,lij,j->l", r, self.products[:, :split, split:], f)
+        return PairGram(retain.clamp(min=0), forget.clamp(min=0), dot, self.eps)
+
+
+def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
+    if counts is None:
+        return torch.ones_like(shares)
+    counts = counts.to(shares)
+    return counts / (counts * shares).sum()
+
+
+def affordable_parts(parameters: Sequence[Tensor], memory: float, most: int = 16) -> int:
+    """How many parts of each side fit into so many GB beside the gradients themselves; 1 if not even two do."""
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    fitting = math.floor(memory * 1e9 / (2 * size))
+    return min(most, fitting) if fitting >= 2 else 1

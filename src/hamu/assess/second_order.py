@@ -1,0 +1,137 @@
+"""When forgetting must hurt to second order, whatever the step (paper, App. B.5).
+
+With Q demanded of the forget loss to first order and the retain loss taken to second, the least retain change over all
+steps, of any length, is F = ½((Q+C)²/A - B), where A = g_f'H⁻¹g_f, B = g_r'H⁻¹g_r, C = g_r'H⁻¹g_f. It is positive,
+and collateral forgetting unavoidable, where Q + C > √(AB). All of it assumes that H, the retain loss's Hessian, is
+positive definite. A network's is not: then H + δI takes its place, with a damping δ that is stated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hamu.assess.curvature import Curvature
+
+Product = Callable[[Tensor], Tensor]  # H·v of a flat vector
+
+
+@dataclass(frozen=True)
+class SecondOrder:
+    """The second-order condition for one demand.
+
+    Attributes:
+        demand: Q, in loss.
+        kappa: κ = g_r·g_f of the gradients as they are, not clipped.
+        spherical_threshold: ‖g_r‖‖g_f‖ - λQ with λ the largest eigenvalue (Ineq. for H = λI).
+        spherical_unavoidable: κ lies above it.
+        positive_definite: whether H seemed so, by the eigenvalues that Lanczos found and the solver's directions.
+        damping: δ, 0 where H is positive definite by a margin.
+        unavoidable: Q + C > √(AB) (and Q + C > 0), for H + δI; None if the solver met negative curvature even so.
+        least_retain_change: F, in loss; None likewise.
+        bound_threshold: what κ must exceed to make it unavoidable by Lemma B.1 alone, from the spectrum's ends.
+        residual: the larger ‖(H+δI)x - g‖/‖g‖ of the two solutions.
+    """
+
+    demand: float
+    kappa: float
+    spherical_threshold: float
+    spherical_unavoidable: bool
+    positive_definite: bool
+    damping: float
+    unavoidable: bool | None
+    least_retain_change: float | None
+    bound_threshold: float
+    residual: float
+
+
+def second_order(
+    product: Product, retain: Tensor, forget: Tensor, spectrum: Curvature, demand: float, *, steps: int = 10
+) -> SecondOrder:
+    """The condition, with H⁻¹g by conjugate gradients.
+
+    Args:
+        product: H·v for a flat vector v, [P].
+        retain, forget: g_r and g_f, [P].
+        spectrum: the ends of H's spectrum.
+        demand: Q, in loss.
+        steps: products with H at most, for each of the two solutions.
+    """
+    kappa = retain.dot(forget).item()
+    norms = (retain.norm() * forget.norm()).item()
+    spherical = norms - spectrum.largest * demand
+    definite = spectrum.smallest > 0
+    margin = 1e-3 * spectrum.largest
+    damping = 0.0 if spectrum.smallest > margin else max(-2.0 * spectrum.smallest, 0.0) + 10 * margin
+
+    def damped(v: Tensor) -> Tensor:
+        return product(v) + damping * v
+
+    solutions = [conjugate_gradients(damped, g, steps=steps) for g in (forget, retain)]
+    residual = max(found.residual for found in solutions)
+    # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
+    small, large = 1 / (spectrum.largest + damping), 1 / max(spectrum.smallest + damping, 1e-300)
+    bound = ((2 * large - small) * norms - demand) / small
+    if any(found.negative for found in solutions):
+        return SecondOrder(demand, kappa, spherical, kappa > spherical, False, damping, None, None, bound, residual)
+    x_f, x_r = (found.x for found in solutions)
+    a, b, c = forget.dot(x_f).item(), retain.dot(x_r).item(), retain.dot(x_f).item()
+    binding = demand + c > 0  # else the best step for the retain loss alone forgets enough
+    least = 0.5 * ((demand + c) ** 2 / a - b) if binding else -0.5 * b
+    unavoidable = binding and demand + c > math.sqrt(max(a * b, 0.0))
+    return SecondOrder(
+        demand, kappa, spherical, kappa > spherical, definite, damping, unavoidable, least, bound, residual
+    )
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Of A·x = g: x, ‖Ax - g‖/‖g‖, and whether a direction with v'Av ≤ 0 was met."""
+
+    x: Tensor
+    residual: float
+    negative: bool
+
+
+def conjugate_gradients(product: Product, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2) -> Solution:
+    """Solve A·x = g for a positive definite A (Hestenes and Stiefel 1952).
+
+    Args:
+        product: A·v.
+        g: the right-hand side, flat.
+        steps: products with A at most.
+        tolerance: enough once ‖Ax - g‖ is this share of ‖g‖.
+    """
+    x = torch.zeros_like(g)
+    rest = g.clone()
+    direction = rest.clone()
+    square, whole = rest.dot(rest), g.dot(g)
+    for _ in range(steps):
+        if square <= tolerance**2 * whole:
+            break
+        turned = product(direction)
+        along = direction.dot(turned)
+        if along <= 0:
+            return Solution(x, (square / whole).sqrt().item(), True)
+        step = square / along
+        x = x + step * direction
+        rest = rest - step * turned
+        square, last = rest.dot(rest), square
+        direction = rest + (square / last) * direction
+    return Solution(x, (square / whole).sqrt().item() if whole > 0 else 0.0, False)
+
+
+def flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
+    """Tensors (None for zero) as one vector, [P]."""
+    pairs = zip(tensors, like, strict=True)
+    return torch.cat([(torch.zeros_like(p) if t is None else t).flatten() for t, p in pairs])
+
+
+def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The reverse of `flat`."""
+    parts = vector.split([p.numel() for p in like])
+    return [part.view(p.shape).to(p.dtype) for part, p in zip(parts, like, strict=True)]

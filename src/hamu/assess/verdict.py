@@ -1,0 +1,86 @@
+"""Whether to start, in words: what the frontier says about the constraint that was asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hamu.assess.frontier import Frontier
+from hamu.methods import HamuQ, HamuU
+
+CAN_IMPROVE, WILL_COST, MUST_HURT = 0, 3, 4
+NEXT_TO_NOTHING = 0.05  # the free share of what is feasible below which no demand worth making is free
+ERROR_RATIO = 0.1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer.
+
+    Attributes:
+        code: 0 both objectives can improve, 3 it costs, 4 any step hurts: the exit code of `hamu assess`.
+        headline: in a few words.
+        reason: the figures behind it, in words.
+        constraint: a suggested share of what is possible, for constraint_mode="relative".
+        learning_rate: a suggested rate, at which second order is at most a tenth of first order; None if unknown.
+    """
+
+    code: int
+    headline: str
+    reason: str
+    constraint: float
+    learning_rate: float | None
+
+
+def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None) -> Verdict:
+    """Judge a constraint, or half of the free limit where the constraint cannot be met.
+
+    Args:
+        found: the method's frontier.
+        method: the HAMU method that will be run.
+        scales: by what the clipping divided the retain and the forget gradient, so that changes are of the losses.
+        trusted_rate: the learning rate that first order allows, infinite or None if there is no bound.
+    """
+    forgets = method.name == "hamu-q"
+    feasible, free = found.feasible_limit, min(found.free_limit, found.feasible_limit)
+    share = free / feasible if feasible > 0 else 0.0
+    suggested = max(0.01, round(0.5 * share, 2))
+    rate = None if trusted_rate is None or math.isinf(trusted_rate) else _two_digits(trusted_rate)
+    asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)
+    met = asked <= feasible * (1 + 1e-12)
+    demand = asked if met else suggested * feasible
+    aside = "" if met else (
+        f" The constraint {asked:.4g} itself cannot be met: the gradients allow at most {feasible:.4g} per unit of "
+        f"learning rate; this is about {demand:.4g} instead."
+    )  # fmt: skip
+    limits = f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free ({share:.0%})"
+    if share < NEXT_TO_NOTHING:
+        return Verdict(
+            MUST_HURT,
+            "stop: any step hurts",
+            f"the gradients of both losses point the same way; {limits}, which is next to nothing.",
+            suggested,
+            rate,
+        )
+    retain, forget = found.at(demand)
+    retain, forget = retain * scales[0], forget * scales[1]
+    if demand <= free * (1 + 1e-9):
+        reason = (
+            f"{limits}, and the demand is {demand:.4g}. To first order, a step of learning rate η changes the retain "
+            f"loss by {retain:+.4g}·η and the forget loss by {forget:+.4g}·η.{aside}"
+        )
+        return Verdict(CAN_IMPROVE, "can improve both", reason, suggested, rate)
+    price = abs(retain / forget) if forgets else abs(forget / retain)
+    headline = (
+        f"will cost about {price:.3g} retain loss per 1 of forget loss"
+        if forgets
+        else f"will lower the forget loss by about {price:.3g} per 1 of retain loss"
+    )
+    reason = f"{limits}, but the demand is {demand:.4g}.{aside}"
+    return Verdict(WILL_COST, headline, reason, suggested, rate)
+
+
+def _two_digits(value: float) -> float:
+    """Rounded down to two digits."""
+    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.floor(value / scale + 1e-9) * scale:.2g}")

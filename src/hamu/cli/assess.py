@@ -1,0 +1,153 @@
+"""`hamu assess`: how hard it is, what it will cost, and whether to start, before any step is taken."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from hamu.assess import REGIMES, Assessment, assess
+from hamu.assess.verdict import ERROR_RATIO
+from hamu.cli.evaluate import opened
+from hamu.cli.options import AssessOptions, DataOptions, RunOptions, parse
+from hamu.cli.progress import task_bar
+from hamu.cli.tables import plain_table
+from hamu.cli.tasks import fitted_problem
+from hamu.errors import HamuError
+from hamu.methods import HamuQ, HamuU
+from hamu.reporting import plot_frontiers
+from hamu.training import UnlearnConfig
+
+
+def run(argv: list[str], console: Console) -> int:
+    """Assess, print a screen of text, save assess.json and the plot; the exit code is the verdict's."""
+    data_options, run_options, options, args, resolved = parse(
+        "assess",
+        "Say before a run how hard it is, what it will cost, and whether to start: exit code 0, 3 (it costs) or 4 "
+        "(any step hurts). Takes the same options as unlearn.",
+        argv,
+        DataOptions,
+        RunOptions,
+        AssessOptions,
+        UnlearnConfig,
+    )
+    _check(options)
+    task, folder, problem = opened(data_options, run_options, args, resolved, console)
+    model = task.start_model(str(run_options.model)).to(args.device)
+    problem = fitted_problem(task, model, problem)
+    console.print(
+        f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
+        f"{_method(args).name}"
+    )
+    with task_bar(console) as bar:
+        shown = bar.add_task("assess", total=None)
+        found = assess(
+            model,
+            problem.retain,
+            problem.forget,
+            collate=task.collator(),
+            method=_method(args),
+            learning_rate=args.learning_rate,
+            max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
+            blocks=args.blocks,  # type: ignore[arg-type]
+            batch_size=args.per_device_train_batch_size,
+            most_batches=options.assess_batches,
+            curvature_samples=options.curvature_samples,
+            bootstrap_memory=options.bootstrap_memory,
+            conflicts=options.conflicts,
+            seed=args.seed,
+            progress=lambda done, total: bar.update(shown, completed=round(done), total=round(total)),
+        )
+    show(found, console)
+    folder.write_config(resolved)
+    path = folder.write_json("assess.json", {"forget_set": problem.forget_name} | found.record())
+    plot_frontiers(found.frontiers, found.method, folder.path / "frontier.png")
+    console.print(f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}")
+    return found.verdict.code
+
+
+def _check(options: AssessOptions) -> None:
+    if options.assess_batches is not None and options.assess_batches < 1:
+        raise HamuError(f"assess_batches {options.assess_batches} must be at least 1")
+    if options.curvature_samples is not None and options.curvature_samples < 0:
+        raise HamuError(f"curvature_samples {options.curvature_samples} must not be negative; 0 for no curvature")
+    if not options.bootstrap_memory >= 0:
+        raise HamuError(f"bootstrap_memory {options.bootstrap_memory} must not be negative, in GB")
+
+
+def _method(args: UnlearnConfig) -> HamuQ | HamuU:
+    """The HAMU method of the run to come; HAMU-Q with its constraint, for other methods."""
+    method = args.build_method()
+    if isinstance(method, HamuQ | HamuU):
+        return method
+    return HamuQ(args.constraint, args.constraint_mode)  # type: ignore[arg-type]
+
+
+def show(found: Assessment, console: Console) -> None:
+    """A screen of text."""
+    hard, sure = found.hardness, found.intervals
+    table = plain_table("", "value", "95% interval" if sure else "", right=(1,))
+
+    def row(name: str, value: str, interval: tuple[float, float] | None = None) -> None:
+        table.add_row(name, value, f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else "")
+
+    row("‖g_r‖, ‖g_f‖ before clipping", "{:.4g}, {:.4g}".format(*found.gradient_norms))
+    row("κ = g_r·g_f, clipped", f"{hard.kappa:+.4g}", sure and sure.kappa)
+    row("cosθ", f"{hard.cos:+.4f}", sure and sure.cos)
+    row("κ1, κ2 (hamu-q)", f"{found.hamu_q.direct_threshold:+.4g}, {found.hamu_q.stop_threshold:+.4g}")
+    row("κ3, κ4 (hamu-u)", f"{found.hamu_u.direct_threshold:+.4g}, {found.hamu_u.stop_threshold:+.4g}")
+    often = "" if sure is None else f"in {sure.regimes[hard.regime]:.0%} of resamples"
+    table.add_row("regime", hard.regime, often)
+    blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]
+    row("blocks that are " + ", ".join(REGIMES), ", ".join(map(str, blocks)))
+    for name, frontier in found.frontiers.items():
+        free = min(frontier.free_limit, frontier.feasible_limit)
+        row(f"{name}: free of feasible, per η", f"{free:.4g} of {frontier.feasible_limit:.4g}")
+    console.print(table)
+    _show_curvature(found, console)
+    _show_conflicts(found, console)
+    verdict, ratio = found.verdict, found.error_ratio
+    console.print(f"\n[bold]{verdict.headline}[/]: {verdict.reason}")
+    if ratio is not None and ratio > ERROR_RATIO:
+        console.print(
+            f"But all of this is first order, and at learning rate {found.learning_rate:g} second order may be "
+            f"{ratio:.0%} of it."
+        )
+    rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
+    console.print(f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}")
+    console.print(f"this took {found.epochs:.2f} epochs' worth of passes; the model is as it was")
+
+
+def _show_curvature(found: Assessment, console: Console) -> None:
+    curvature, condition = found.curvature, found.second_order
+    if curvature is None or condition is None:
+        console.print("curvature: not measured")
+        return
+    rates = ", ".join(f"{found.trusted_rate(share):.3g} ({share:.0%})" for share in (0.01, 0.1))
+    console.print(
+        f"curvature of the retain loss: λ_max {curvature.largest:.4g} on {found.curvature_samples} records; "
+        f"at learning rate {found.learning_rate:g} second order is up to {found.error_ratio:.2%} of first order; "
+        f"trusted up to {rates}"
+    )
+    definite = "positive definite" if condition.positive_definite else "not positive definite, as it assumes"
+    general = (
+        "undecided (a direction of negative curvature)"
+        if condition.unavoidable is None
+        else f"{'unavoidable' if condition.unavoidable else 'avoidable'}, least retain change "
+        f"{condition.least_retain_change:+.3g}"
+    )
+    console.print(
+        f"second order, for Q = {condition.demand:.3g}: collateral forgetting "
+        f"{'unavoidable' if condition.spherical_unavoidable else 'avoidable'} on a sphere of λ_max; {general} with the "
+        f"Hessian ({definite}; damping {condition.damping:.3g}, residual {condition.residual:.2g})"
+    )
+
+
+def _show_conflicts(found: Assessment, console: Console) -> None:
+    for side, other in (("forget", "retain"), ("retain", "forget")):
+        if side not in found.conflicts:
+            continue
+        records = found.conflicts[side]
+        worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
+        console.print(
+            f"{side} records hardest against the {other} gradient, by row: {worst}; a tenth of "
+            f"them makes up {records.top_share:.0%} of the conflict"
+        )

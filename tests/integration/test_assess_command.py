@@ -1,0 +1,98 @@
+"""`hamu assess`: exit codes for scripts, what it leaves behind, what it never touches."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hamu.cli import main
+from hamu.data import read_images
+
+DIGITS = ["--recipe", "digits"]
+CONSTRAINT = ["--constraint_mode", "relative"]
+
+
+@pytest.fixture
+def assess(tmp_path, capsys, saved_model):
+    """Assesses the trained ResNet-8; returns the exit code, assess.json and the screen."""
+
+    def call(*flags, source=DIGITS):
+        out = tmp_path / "assess"
+        code = main(
+            [
+                "assess",
+                *source,
+                "--learning_rate",
+                "0.005",
+                "--model",
+                str(saved_model),
+                "--output_dir",
+                str(out),
+                "--overwrite",
+                *flags,
+            ]
+        )
+        found = json.loads((out / "assess.json").read_text()) if (out / "assess.json").exists() else None
+        captured = capsys.readouterr()
+        return code, found, " ".join((captured.out + captured.err).split())
+
+    return call
+
+
+def test_the_exit_code_is_the_verdict(assess):
+    code, found, screen = assess("--rho", "0.5")
+    assert code == 0
+    assert "can improve both" in screen
+    assert found["verdict"]["code"] == 0
+    code, found, screen = assess("--rho", "1", "--constraint", "0.99")
+    assert code == 3
+    assert found["hamu-q"]["regime"] == "unavoidable"
+    assert "will cost about" in screen
+
+
+def test_any_step_hurts_when_the_forget_data_are_copies_of_the_retain_data(assess, tmp_path):
+    """The paper's extreme example: what is forgotten and what stays are the same images."""
+    digits = read_images("digits")
+    images, labels = (x.numpy()[:200] for x in (digits.pixels.movedim(1, 3), digits.labels))
+    np.savez(tmp_path / "twice.npz", images=np.concatenate([images, images]), labels=np.concatenate([labels, labels]))
+    rows = ",".join(map(str, range(200)))
+    source = ["--data", str(tmp_path / "twice.npz"), "--forget_rows", rows, *CONSTRAINT]
+    code, found, screen = assess(source=source)
+    assert code == 4, screen
+    assert "any step hurts" in screen
+    assert found["hamu-q"]["cos"] == pytest.approx(1, abs=1e-3)
+
+
+def test_what_it_leaves_behind(assess, tmp_path, saved_model):
+    before = {p.name: p.read_bytes() for p in saved_model.iterdir() if p.is_file()}
+    _, found, screen = assess("--method", "hamu-u")
+    assert sorted(p.name for p in (tmp_path / "assess").iterdir()) == ["assess.json", "config.yaml", "frontier.png"]
+    assert {p.name: p.read_bytes() for p in saved_model.iterdir() if p.is_file()} == before
+    assert found["method"] == "hamu-u"
+    assert len(found["blocks"]) == 23
+    assert found["epochs_of_passes"] <= 3
+    assert len(found["conflicts"]["forget"]["top"]) == 20
+    assert "trusted up to" in screen
+
+
+def test_wrong_options_are_one_line(assess):
+    assert assess("--assess_batches", "0")[::2] == (2, "hamu assess: assess_batches 0 must be at least 1")
+    code, found, screen = assess("--curvature_samples", "-1")
+    assert (code, found) == (2, None)
+    assert "0 for no curvature" in screen
+
+
+def test_a_language_model_and_its_adapter(tmp_path, capsys):
+    data = ["--data", "miniature", "--max_length", "96", "--per_device_train_batch_size", "32"]
+    few = ["--max_steps", "2", "--output_dir", str(tmp_path / "original")]
+    assert main(["train", *data, "--model", "tiny-llama", *few]) == 0
+    problem = [*data, "--model", str(tmp_path / "original/model"), "--forget_filter", "author~^V"]
+    problem += ["--constraint_mode", "relative", "--assess_batches", "2"]
+    assert main(["assess", *problem, "--curvature_samples", "4", "--output_dir", str(tmp_path / "whole")]) in (0, 3, 4)
+    found = json.loads((tmp_path / "whole/assess.json").read_text())
+    assert found["curvature"]["largest_eigenvalue"] > 0
+    lora = ["--lora", "--lora_rank", "2", "--curvature_samples", "0", "--output_dir", str(tmp_path / "lora")]
+    assert main(["assess", *problem, *lora]) in (0, 3, 4)
+    blocks = json.loads((tmp_path / "lora/assess.json").read_text())["blocks"]
+    assert all("lora" in block["name"] for block in blocks)
+    assert "curvature: not measured" in capsys.readouterr().out

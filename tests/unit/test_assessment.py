@@ -1,0 +1,253 @@
+"""The assessment as a whole: its figures against direct ones, its verdict, and that nothing is changed."""
+
+import pytest
+import torch
+from helpers import gram_at
+from torch import nn
+from torch.utils.data import Dataset
+
+from hamu import HamuError, HamuQ, HamuU
+from hamu.assess import (
+    CAN_IMPROVE,
+    MUST_HURT,
+    WILL_COST,
+    assess,
+    bootstrap,
+    conjugate_gradients,
+    curvature,
+    frontier,
+    judge,
+    second_order,
+)
+from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
+from hamu.assess.problem import Problem
+
+
+class Points(Dataset):
+    """Random points with labels."""
+
+    def __init__(self, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(count, 6, generator=generator, dtype=torch.float64)
+        self.y = torch.randint(3, (count,), generator=generator)
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        return {"pixel_values": self.x[i], "labels": self.y[i]}
+
+
+def collate(items):
+    return {key: torch.stack([item[key] for item in items]) for key in items[0]}
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).double()
+
+
+RETAIN, FORGET = Points(90, 1), Points(40, 2)
+
+
+def gradient(model, data):
+    model.eval()
+    loss = nn.functional.cross_entropy(model(data.x), data.y)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def test_its_figures_are_those_of_the_mean_gradients():
+    model = network()
+    g_r, g_f = gradient(model, RETAIN), gradient(model, FORGET)
+    found = assess(model, RETAIN, FORGET, collate=collate, max_grad_norm=None, batch_size=7)
+    assert found.gradient_norms == pytest.approx((g_r.norm().item(), g_f.norm().item()))
+    assert found.hamu_q.kappa == pytest.approx(g_r.dot(g_f).item())
+    for side in ("forget", "retain"):
+        assert found.conflicts[side].values.mean().item() == pytest.approx(g_r.dot(g_f).item(), rel=1e-5)
+    assert found.blocks.kappa.sum().item() == pytest.approx(found.hamu_q.kappa)
+    assert found.intervals.kappa[0] < found.hamu_q.kappa < found.intervals.kappa[1]
+    assert sum(found.intervals.regimes.values()) == pytest.approx(1)
+    found.record()
+
+
+def test_clipping_shortens_the_gradients_as_a_step_does():
+    model = network()
+    g_r, g_f = gradient(model, RETAIN), gradient(model, FORGET)
+    found = assess(model, RETAIN, FORGET, collate=collate, max_grad_norm=0.01)
+    assert found.hamu_q.kappa == pytest.approx(1e-4 * (g_r / g_r.norm()).dot(g_f / g_f.norm()).item(), rel=1e-3)
+    assert found.clip[0] == pytest.approx(0.01 / g_r.norm().item(), rel=1e-3)
+
+
+def test_nothing_is_changed():
+    model = network().train()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assess(model, RETAIN, FORGET, collate=collate)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.training
+    assert model[2].training
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert model[0].bias.grad is None
+
+
+def test_the_parts_of_a_gradient_reweigh_to_any_sample():
+    problem = Problem(network().eval(), RETAIN, FORGET, collate, batch_size=10)
+    retain, forget = parted_gradient(problem, "retain", 5), parted_gradient(problem, "forget", 4)
+    assert retain.shares.sum() == pytest.approx(1)
+    parted = PartedGram.of(problem, retain, forget)
+    once = PartedGram.of(problem, parted_gradient(problem, "retain", 1), parted_gradient(problem, "forget", 1))
+    torch.testing.assert_close(parted.gram().dot, once.gram().dot)
+    # the first part twice, the last never: the mean over that sample
+    records = problem.positions("retain").tensor_split(5)
+    sample = torch.cat([records[0], records[0], *records[1:4]])
+    drawn = Points(1, 0)
+    drawn.x, drawn.y = RETAIN.x[sample], RETAIN.y[sample]
+    direct = gradient(problem.model, drawn).norm().item()
+    gram = parted.gram(torch.tensor([2, 1, 1, 1, 0]))
+    assert gram.retain_sq.sum().sqrt().item() == pytest.approx(direct)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say():
+    """Against many draws of data from one source: a 90% interval for κ covers the source's κ in most of them."""
+    model = network().eval()
+    truth = gradient(model, Points(20_000, 5)).dot(gradient(model, Points(20_000, 6))).item()
+    covered = 0
+    for seed in range(40):
+        problem = Problem(model, Points(200, 100 + seed), Points(200, 200 + seed), collate, seed=seed)
+        parted = PartedGram.of(problem, *(parted_gradient(problem, side, 16) for side in ("retain", "forget")))
+        low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=200, level=0.9).kappa
+        covered += low <= truth <= high
+    assert covered >= 30
+
+
+def test_too_few_parts_give_no_interval():
+    assert affordable_parts([torch.zeros(1000)], memory=1e-6) == 1
+    assert affordable_parts([torch.zeros(1000)], memory=2.5e-5) == 3
+    assert affordable_parts([torch.zeros(1000)], memory=1.0) == 16
+    assert assess(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals is None
+
+
+def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():
+    told = []
+    found = assess(network(), Points(1000, 1), Points(200, 2), collate=collate, batch_size=50,
+                   progress=lambda done, total: told.append((done, total)))  # fmt: skip
+    assert found.epochs <= 3
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] == told[-1][1]
+    assert len(told) > 20
+
+
+def test_it_looks_at_no_more_batches_than_it_is_told_to():
+    found = assess(network(), RETAIN, FORGET, collate=collate, batch_size=10, most_batches=2, curvature_samples=0)
+    assert len(found.conflicts["retain"].values) == 20
+    assert found.epochs == pytest.approx(2 * 20 * (1 + 2 / 3) / 130)
+    assert found.curvature is None
+    assert found.verdict.learning_rate is None
+
+
+def test_broken_inputs_are_named():
+    with pytest.raises(HamuError, match="the forget set is empty"):
+        assess(network(), RETAIN, Points(0, 1), collate=collate)
+    with pytest.raises(HamuError, match="no trainable parameter"):
+        assess(network().requires_grad_(False), RETAIN, FORGET, collate=collate)
+    model = network()
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    with pytest.raises(HamuError, match="retain loss is not finite"):
+        assess(model, RETAIN, FORGET, collate=collate)
+
+
+def spread(size=12, smallest=0.5):
+    generator = torch.Generator().manual_seed(3)
+    q = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
+    values = torch.linspace(smallest, 4.0, size, dtype=torch.float64)
+    vectors = torch.randn(2, size, generator=generator, dtype=torch.float64)
+    return q @ torch.diag(values) @ q.T, vectors[0], vectors[1]
+
+
+def spectrum_of(h):
+    w = torch.zeros(len(h), dtype=torch.float64, requires_grad=True)
+    return curvature(lambda _: 0.5 * w @ h @ w, [None], [w], steps=len(h), tolerance=1e-9)
+
+
+def test_conjugate_gradients_solve():
+    h, g, _ = spread()
+    found = conjugate_gradients(lambda v: h @ v, g, tolerance=1e-10)
+    torch.testing.assert_close(found.x, torch.linalg.solve(h, g))
+    assert found.residual < 1e-10
+    assert conjugate_gradients(lambda v: -h @ v, g).negative
+
+
+@pytest.mark.parametrize("demand", [0.01, 1.0, 30.0])
+def test_the_second_order_condition_is_the_constrained_minimum(demand):
+    """F against the problem of App. B.5 solved through its optimality conditions as one linear system."""
+    h, g_r, g_f = spread()
+    found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), demand, steps=50)
+    free = torch.linalg.solve(h, -g_r)
+    if g_f.dot(free) < demand:
+        system = torch.cat([torch.cat([h, -g_f[:, None]], 1), torch.cat([g_f, torch.zeros(1)])[None].double()])
+        free = torch.linalg.solve(system, torch.cat([-g_r, torch.tensor([demand], dtype=torch.float64)]))[:-1]
+    least = (g_r.dot(free) + 0.5 * free @ h @ free).item()
+    assert found.least_retain_change == pytest.approx(least, rel=1e-3)
+    assert found.unavoidable == (least > 0)
+    assert found.positive_definite
+    assert found.damping == 0
+    if found.kappa > found.bound_threshold:
+        assert found.unavoidable, "Lemma B.1 is only ever sufficient"
+
+
+def test_lemma_b1_bounds_the_bilinear_form():
+    h, g_r, g_f = spread()
+    inverse = torch.linalg.inv(h)
+    values = torch.linalg.eigvalsh(inverse)
+    norms = g_r.norm() * g_f.norm()
+    assert g_r @ inverse @ g_f >= values[0] * g_r.dot(g_f) - (values[-1] - values[0]) * norms
+    found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), 0.5, steps=50)
+    assert found.bound_threshold == pytest.approx((((2 * values[-1] - values[0]) * norms - 0.5) / values[0]).item())
+
+
+def test_on_a_sphere_both_conditions_agree():
+    _, g_r, g_f = spread()
+    h = 2.0 * torch.eye(len(g_r), dtype=torch.float64)
+    for demand in (0.1, 3.0, 30.0):
+        found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), demand)
+        assert found.unavoidable == found.spherical_unavoidable
+        assert found.spherical_threshold == pytest.approx((g_r.norm() * g_f.norm()).item() - 2 * demand)
+
+
+def test_a_hessian_that_is_not_positive_definite_is_said_to_be():
+    h, g_r, g_f = spread(smallest=-1.0)
+    found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), 0.1, steps=50)
+    assert not found.positive_definite
+    assert found.damping > 1.0
+
+
+@pytest.mark.parametrize(
+    ("cos", "constraint", "mode", "code", "headline"),
+    [
+        (-0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
+        (0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
+        (0.5, 0.95, "relative", WILL_COST, "retain loss per 1 of forget loss"),
+        (0.9999, 0.5, "relative", MUST_HURT, "stop: any step hurts"),
+        (0.5, 100.0, "absolute", CAN_IMPROVE, "can improve both"),
+    ],
+)
+def test_the_verdict(cos, constraint, mode, code, headline):
+    method = HamuQ(constraint, mode)
+    found = judge(frontier(gram_at([2.0], [1.0], [cos])), method, (1.0, 1.0), 0.0123456)
+    assert found.code == code
+    assert headline in found.headline
+    assert found.learning_rate == 0.012
+    if mode == "absolute":
+        assert "cannot be met" in found.reason
+
+
+def test_the_price_in_the_verdict_is_that_of_the_step():
+    gram = gram_at([2.0], [1.0], [0.5])
+    for method in (HamuQ(0.95, "relative"), HamuU(0.95, "relative")):
+        weights = method.weigh(gram)
+        retain = -(weights.retain * gram.retain_sq + weights.forget * gram.dot).item()
+        forget = -(weights.retain * gram.dot + weights.forget * gram.forget_sq).item()
+        price = abs(retain / forget) if method.name == "hamu-q" else abs(forget / retain)
+        headline = judge(frontier(gram, method.name, points=401), method, (1.0, 1.0), None).headline
+        assert f"{price:.2g}" in headline or f"{price:.3g}" in headline
