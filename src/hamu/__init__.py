@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hamu.errors import HamuError
 from hamu.gram import PairGram
+from hamu.guard import StepGuard, StepTaken
 from hamu.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
 from hamu.paired import PairedGradients, PairStep
 
@@ -22,6 +23,8 @@ __all__ = [
     "PairGram",
     "PairStep",
     "PairedGradients",
+    "StepGuard",
+    "StepTaken",
     "StoppingRule",
     "UnlearnConfig",
     "UnlearnTrainer",

@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -41,6 +41,9 @@ class PairStep:
         clip: 0-dim factors by which the retain and the forget gradient were clipped.
         decision: "step" if `.grad` holds g*; "skip" or "stop" if `.grad` was emptied, so that no optimizer moves.
         reason: why a step is not taken, in words; empty if it is.
+        kept: by side, the gradients that `combine` was asked to keep, as they were collected: of the losses as scaled
+            by a `GradScaler`, not clipped.
+        unscale: what removes that scale.
     """
 
     gram: PairGram
@@ -48,6 +51,8 @@ class PairStep:
     clip: tuple[Tensor, Tensor]
     decision: Decision
     reason: str = ""
+    kept: Mapping[str, list[Tensor | None]] = field(default_factory=dict)
+    unscale: float = 1.0
 
     @property
     def should_stop(self) -> bool:
@@ -130,8 +135,8 @@ class PairedGradients:
         self.method = method
         self.max_grad_norm = max_grad_norm
         self.parameters = [p for _, p in named]
-        self.block_names, self._block_of = group_blocks([name for name, _ in named], blocks)
-        self._meter = GramMeter(self.parameters, self._block_of)
+        self.block_names, self.block_of = group_blocks([name for name, _ in named], blocks)
+        self._meter = GramMeter(self.parameters, self.block_of)
         self._memory = StoppingMemory(method.stopping_rule)
         self._grads: dict[str, list[Tensor | None]] = {}
         self._versions: list[int] = []
@@ -206,7 +211,7 @@ class PairedGradients:
             parameter.grad = None if kept is None else kept.fill_(math.nan)
 
     @torch.no_grad()
-    def combine(self, scaler: torch.amp.GradScaler | None = None) -> PairStep:
+    def combine(self, scaler: torch.amp.GradScaler | None = None, *, keep: Collection[str] = ()) -> PairStep:
         """Weigh the two gradients and leave g* in `.grad`; both sides are used up.
 
         If the step must not be taken (a non-finite gradient, an infeasible constraint, the stopping criterion),
@@ -215,6 +220,8 @@ class PairedGradients:
         Args:
             scaler: the `GradScaler` that scaled both losses. g* keeps its scale, for `scaler.step` to remove; a step
                 that must not be taken leaves NaN instead of None, at which the scaler passes over the step.
+            keep: sides ("retain", "forget") whose gradients must survive, in `PairStep.kept`. One side costs no
+                memory beyond its own; to keep both, g* takes memory of its own.
 
         Returns:
             The `PairStep`.
@@ -239,10 +246,11 @@ class PairedGradients:
                 break
         decision, reason = self._decide(finite, figures)
         if decision == "step":
-            self._write(retain, forget, a, b)
+            self._write(retain, forget, a, b, keep)
         elif scaled:
             self._spoil(retain, forget)
-        return PairStep(gram, weights, clip, decision, reason)
+        kept = {side: grads[side] for side in keep} if decision == "step" else {}
+        return PairStep(gram, weights, clip, decision, reason, kept, unscale)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the stopping rule's memory, and the settings it belongs to."""
@@ -268,7 +276,7 @@ class PairedGradients:
             "method": method.name,
             "stopping": asdict(method.stopping_rule),
             "max_grad_norm": self.max_grad_norm,
-            "blocks": f"{len(self.block_names)} ({_digest((self.block_names, self._block_of))})",
+            "blocks": f"{len(self.block_names)} ({_digest((self.block_names, self.block_of))})",
         }
         plain: dict[str, Any] = json.loads(json.dumps(settings))  # as it comes back from a file
         return plain
@@ -336,8 +344,21 @@ class PairedGradients:
             return "stop", f"the stopping criterion is met: {self._memory.explain(granted, sustainable)}"
         return "step", ""
 
-    def _write(self, retain: list[Tensor | None], forget: list[Tensor | None], a: list[float], b: list[float]) -> None:
-        for parameter, block, r, f in zip(self.parameters, self._block_of, retain, forget, strict=True):
+    def _write(
+        self,
+        retain: list[Tensor | None],
+        forget: list[Tensor | None],
+        a: list[float],
+        b: list[float],
+        keep: Collection[str],
+    ) -> None:
+        if "retain" in keep and "forget" not in keep:  # g* is written into the memory of the side that comes first
+            retain, forget, a, b = forget, retain, b, a
+        for parameter, block, r, f in zip(self.parameters, self.block_of, retain, forget, strict=True):
+            if r is None and keep:
+                f = None if f is None else f.clone()
+            elif r is not None and len(keep) > 1:
+                r = r.clone()
             parameter.grad = _combine(r, f, a[block], b[block], combine_dtype(parameter))
 
 

@@ -29,12 +29,17 @@ class Curvature:
     residual: float
 
     def error_ratio(self, learning_rate: float) -> float:
-        """½ηλ_max: the second-order term of a gradient step over its first-order one, at most (App. B.1)."""
-        return 0.5 * learning_rate * self.largest
+        """½η|λ|_max: the second-order term of a gradient step over its first-order one, at most (App. B.1)."""
+        return 0.5 * learning_rate * self.size
 
     def trusted_rate(self, error_ratio: float) -> float:
-        """The learning rate at which `error_ratio` has this value; infinite without positive curvature."""
-        return 2.0 * error_ratio / self.largest if self.largest > 0 else float("inf")
+        """The learning rate at which `error_ratio` has this value; infinite without any curvature."""
+        return 2.0 * error_ratio / self.size if self.size > 0 else float("inf")
+
+    @property
+    def size(self) -> float:
+        """|λ|_max: λ_max, unless the Hessian bends down more than up."""
+        return max(abs(self.largest), abs(self.smallest))
 
 
 def hessian_product(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU
+from hamu.methods.base import ConstraintStatus
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,10 @@ class Frontier:
         retain_change: change of the retain loss, [P]; negative is an improvement (F_r* of Theorem 4.1 for HAMU-Q).
         forget_change: change of the forget loss, [P]; positive is forgetting.
         feasible_limit: the largest demand that the gradients allow, Σ n_r,i n_f,i.
-        free_limit: the largest demand that costs the other side nothing to first order, Σ n_r,i n_f,i sinθ_i where
-            κ > 0, else all that is feasible (App. B.4, C).
+        free_limit: the largest demand that costs the other side nothing to first order, where the price turns from
+            gain to loss; for one block it is n_r n_f sinθ where κ > 0, else all that is feasible (App. B.4).
+        criterion_limit: the demand at which the aggregate stopping criterion is met, Σ n_r,i n_f,i sinθ_i (App. C);
+            with several blocks of different angles it is near the free limit, on either side of it.
     """
 
     demand: Tensor
@@ -29,6 +32,7 @@ class Frontier:
     forget_change: Tensor
     feasible_limit: float
     free_limit: float
+    criterion_limit: float
 
     def at(self, demand: float) -> tuple[float, float]:
         """(retain_change, forget_change) of a demand, interpolated."""
@@ -51,21 +55,36 @@ def frontier(gram: PairGram, variant: str = "hamu-q", points: int = 101) -> Fron
         points: how many demands to compute, denser towards the feasible limit.
     """
     method = {"hamu-q": HamuQ, "hamu-u": HamuU}[variant]
-    demands, retain, forget = [], [], []
+
+    def at(share: float) -> tuple[Tensor, Tensor, ConstraintStatus]:
+        """The changes of both losses, and the constraint, at this share of what is feasible."""
+        weights = method(share, constraint_mode="relative", stopping="aggregate").weigh(gram)
+        assert weights.constraint is not None
+        a, b = weights.retain, weights.forget
+        retain = -(a * gram.retain_sq + b * gram.dot).sum()
+        return retain, -(a * gram.dot + b * gram.forget_sq).sum(), weights.constraint
+
+    def is_free(share: float) -> bool:
+        retain, forget, _ = at(share)
+        return bool(retain <= 0 if variant == "hamu-q" else forget >= 0)
+
     even = torch.linspace(0.0, 1.0, points, dtype=torch.float64)
     shares = 1.0 - (1.0 - even).square()  # denser towards the feasible limit, where the price rises steeply
     # a demand of nothing is the limit of small ones: the objective's own best step that does not harm the other side
-    for share in shares.clamp(min=1e-9).tolist():
-        weights = method(share, constraint_mode="relative", stopping="aggregate").weigh(gram)
-        status = weights.constraint
-        assert status is not None
-        demands.append(status.demand)
-        retain.append(-(weights.retain * gram.retain_sq + weights.forget * gram.dot).sum())
-        forget.append(-(weights.retain * gram.dot + weights.forget * gram.forget_sq).sum())
+    found = [at(share) for share in shares.clamp(min=1e-9).tolist()]
+    status = found[-1][2]
+    low, high = 0.0, 1.0
+    if is_free(1.0):
+        low = 1.0
+    else:  # the price never falls with the demand, so there is one place where it turns
+        for _ in range(50):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if is_free(middle) else (low, middle)
     return Frontier(
-        torch.stack(demands),
-        torch.stack(retain),
-        torch.stack(forget),
-        status.capacity.item(),
-        status.sustainable.item(),
+        demand=torch.stack([constraint.demand for _, _, constraint in found]),
+        retain_change=torch.stack([retain for retain, _, _ in found]),
+        forget_change=torch.stack([forget for _, forget, _ in found]),
+        feasible_limit=status.capacity.item(),
+        free_limit=low * status.capacity.item(),
+        criterion_limit=status.sustainable.item(),
     )

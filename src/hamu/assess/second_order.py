@@ -3,7 +3,8 @@
 With Q demanded of the forget loss to first order and the retain loss taken to second, the least retain change over all
 steps, of any length, is F = ½((Q+C)²/A - B), where A = g_f'H⁻¹g_f, B = g_r'H⁻¹g_r, C = g_r'H⁻¹g_f. It is positive,
 and collateral forgetting unavoidable, where Q + C > √(AB). All of it assumes that H, the retain loss's Hessian, is
-positive definite. A network's is not: then H + δI takes its place, with a damping δ that is stated.
+positive definite. A network's is not: then H + δI takes its place, with a damping δ that is stated, and what is shown
+is shown for that problem, in which the retain loss rises more steeply than it does.
 """
 
 from __future__ import annotations

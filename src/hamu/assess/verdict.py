@@ -42,7 +42,7 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
         trusted_rate: the learning rate that first order allows, infinite or None if there is no bound.
     """
     forgets = method.name == "hamu-q"
-    feasible, free = found.feasible_limit, min(found.free_limit, found.feasible_limit)
+    feasible, free = found.feasible_limit, found.free_limit
     share = free / feasible if feasible > 0 else 0.0
     suggested = max(0.01, round(0.5 * share, 2))
     rate = None if trusted_rate is None or math.isinf(trusted_rate) else _two_digits(trusted_rate)

@@ -99,8 +99,7 @@ def show(found: Assessment, console: Console) -> None:
     blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]
     row("blocks that are " + ", ".join(REGIMES), ", ".join(map(str, blocks)))
     for name, frontier in found.frontiers.items():
-        free = min(frontier.free_limit, frontier.feasible_limit)
-        row(f"{name}: free of feasible, per η", f"{free:.4g} of {frontier.feasible_limit:.4g}")
+        row(f"{name}: free of feasible, per η", f"{frontier.free_limit:.4g} of {frontier.feasible_limit:.4g}")
     console.print(table)
     _show_curvature(found, console)
     _show_conflicts(found, console)

@@ -80,7 +80,7 @@ class StoppingMemory:
         text += f", margin {rule.margin:g}" if rule.margin else ""
         text += f", mean of {rule.window} steps" if rule.window > 1 else ""
         text += f", {rule.patience} steps in a row" if rule.patience > 1 else ""
-        return text + "), so every further step must hurt"
+        return text + "), so by this criterion every further step must hurt"
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""

@@ -77,7 +77,7 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
         forgets = name == "hamu-q"
         change = found.retain_change if forgets else -found.forget_change
         color = _STYLES[name][0]
-        free = min(found.free_limit, found.feasible_limit)
+        free = found.free_limit
         axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
         axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0)
         axes.axvspan(free, found.feasible_limit, color="#D55E00", alpha=0.10, linewidth=0)
