@@ -20,6 +20,7 @@ from hamu.errors import HamuError
 from hamu.models import check_finite
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
+from hamu.training.promise import describe
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -68,6 +69,7 @@ def run(argv: list[str], console: Console) -> int:
             "trajectory": [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry],
             "steps_taken": trainer.steps_taken,
             "steps_skipped": trainer.steps_skipped,
+            "promise": trainer.promise,
             "ended": ended,
         },
     )
@@ -75,6 +77,8 @@ def run(argv: list[str], console: Console) -> int:
     console.print(
         f"{trainer.steps_taken} steps taken, {trainer.steps_skipped} not taken; the run ended because {ended}"
     )
+    if trainer.promise is not None:
+        console.print(describe(trainer.promise))
     console.print(f"the model is in {path}")
     return 0
 

@@ -12,8 +12,9 @@ import torch
 from transformers import TrainingArguments
 
 from hamu.errors import HamuError
-from hamu.methods import Method, StoppingRule, build_method
+from hamu.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.objectives import build_objective
+from hamu.training.trust_region import TrustRegion
 
 
 def _option(default: Any, text: str, **metadata: Any) -> Any:
@@ -71,6 +72,22 @@ class UnlearnConfig(TrainConfig):
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
     stopping_patience: int = _option(1, "Stop only after so many steps in a row that meet the criterion.")
     stopping_window: int = _option(1, "Average the criterion over so many steps.")
+    guarantee: str = _option(
+        "first_order",
+        "What the promise is for: first_order (g*, as in the paper) or exact (the step that the optimizer really "
+        "takes, corrected where momentum or adaptive rates break it; one copy of what is trained).",
+    )
+    trust_region: bool = _option(
+        False,
+        "Steer the learning rate by what steps realise of their promise: halve it under a quarter, double it over "
+        "three quarters, undo a step that realises nothing.",
+    )
+    trust_region_growth: float = _option(8.0, "How far above --learning_rate --trust_region may go, as a factor.")
+    check_steps: int | None = _option(
+        None,
+        "Measure every so many steps what a step did to the losses of its own batches; by default whenever it is "
+        "logged, 0 for never.",
+    )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (a new one each epoch) or once (the paper).")
     freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics as they are; its weights still train.")
@@ -109,6 +126,13 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"blocks {self.blocks!r} is unknown; choose tensor, module or model")
         if self.max_eval_samples is not None and self.max_eval_samples < 1:
             raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
+        if self.guarantee not in ("first_order", "exact"):
+            raise HamuError(f"guarantee {self.guarantee!r} is unknown; choose first_order or exact")
+        if self.guarantee == "exact" and not isinstance(self.build_method(), HamuQ | HamuU):
+            raise HamuError(f"{self.method} promises nothing; --guarantee exact needs hamu-q or hamu-u")
+        if self.check_steps is not None and self.check_steps < 0:
+            raise HamuError(f"check_steps {self.check_steps} must not be negative; 0 for never")
+        TrustRegion(self.trust_region_growth)
         if self.forget_objective is not None:
             build_objective(self.forget_objective)
         method = self.build_method()

@@ -24,6 +24,7 @@ from hamu.training.config import UnlearnConfig, checkpoints_activations
 from hamu.training.early_ends import EarlyEnds
 from hamu.training.original import collate, let_gradients_through, to_channels_last
 from hamu.training.pairing import PairCollator, PairedDataset, subset
+from hamu.training.watch import StepWatch
 
 SIDES = ("retain", "forget")
 
@@ -42,7 +43,7 @@ class UnlearnTrainer(Trainer):
     Attributes:
         pair: the `PairedGradients` behind the steps.
         steps_taken: steps in which the weights were updated.
-        steps_skipped: steps that could not be taken.
+        steps_skipped: steps that could not be taken, or that the trust region undid.
         stop_reason: why the run ended before its last epoch, "" if it did not.
         start_predictions, predictions: by set, what the first and the last evaluation predicted.
         evaluated_step: the step after which that was, -1 before the first evaluation.
@@ -94,6 +95,7 @@ class UnlearnTrainer(Trainer):
         self._collate = data_collator
         self._is_text = "input_ids" in retain_dataset[0]
         self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, args.target_forget_loss)
+        self._watch = StepWatch(self.pair, args, lambda side, batch: self._side_total(self.model, side, batch), model)
         self._start: dict[str, float] = {}
         self._losses: dict[str, Tensor] = {}
         self._step: PairStep | None = None
@@ -135,9 +137,12 @@ class UnlearnTrainer(Trainer):
                 module.eval()
         inputs = self._prepare_inputs(inputs)
         losses: dict[str, Tensor] = {}
+        measured = self._watch.is_due(self.state.global_step + 1)
         for side in self.sides:
             batch = inputs[side]
             count = self._count(side, batch) if num_items_in_batch is None else num_items_in_batch[side]
+            if measured:
+                self._watch.remember(side, batch, count)
             with getattr(self.pair, side)():
                 loss = self._side_total(model, side, batch) / count
                 self.accelerator.backward(loss)
@@ -154,7 +159,7 @@ class UnlearnTrainer(Trainer):
         if objective.needs_original and self._original is not None:
             original = Scored.of(self._original.logits(batch), labels).logits
         scored = Scored.of(predict_logits(model, batch), labels)
-        if self._early_ends:
+        if self._early_ends and torch.is_grad_enabled():
             self._early_ends.add(side, scored)
         return objective.total(scored, original)
 
@@ -162,8 +167,10 @@ class UnlearnTrainer(Trainer):
         """Combine, unless the losses say that the run is over."""
         reason = self._early_ends.reason() if self._early_ends else ""
         if not reason:
-            self._settle(self.pair.combine(self.accelerator.scaler))
+            keep = self._watch.keep(self.optimizer)
+            self._settle(self.pair.combine(self.accelerator.scaler, keep=keep))
             return
+        self._watch.skip()
         self.pair.abandon(self.accelerator.scaler)
         self._step = None
         self.stop_reason = reason
@@ -177,6 +184,7 @@ class UnlearnTrainer(Trainer):
             self.steps_taken += 1
             self._skips_in_a_row = 0
             return
+        self._watch.skip()
         self.steps_skipped += 1
         self._skips_in_a_row += 1
         constraint = step.weights.constraint
@@ -188,6 +196,26 @@ class UnlearnTrainer(Trainer):
         if decision == "stop":
             self.stop_reason = step.reason
             self.control.should_training_stop = True
+
+    def _begin_optimizer_step(self) -> None:
+        if self._step is not None and self._step.decision == "step":
+            self._watch.before(self._step, self.optimizer, self._losses)
+
+    def _end_optimizer_step(self) -> None:
+        """Look at what the optimizer did; a step that was undone was none."""
+        if self._step is None or self._step.decision != "step" or not self._watch.after():
+            return
+        self.steps_taken -= 1
+        self.steps_skipped += 1
+        trust = self._watch.trust
+        if trust is not None and trust.exhausted:
+            self.stop_reason = "no step is small enough to realise anything of its promise"
+            self.control.should_training_stop = True
+
+    @property
+    def promise(self) -> dict[str, Any] | None:
+        """The steps that were checked, summed up; None if none was. See `PromiseRecord.summary`."""
+        return self._watch.record.summary()
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Each side was clipped before it was weighed; their combination is not clipped again."""
@@ -237,7 +265,8 @@ class UnlearnTrainer(Trainer):
                 "criterion_met": constraint.conflict & (constraint.granted > constraint.sustainable),
             }
         values = torch.stack([t.detach().double() for t in tensors.values()]).tolist()
-        return dict(zip(tensors, values, strict=True)) | {"taken": float(step.decision == "step")}
+        figures = dict(zip(tensors, values, strict=True)) | self._watch.figures
+        return figures | {"taken": float(step.decision == "step")}
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -280,6 +309,14 @@ class _PairState(TrainerCallback, ExportableState):
         if self._trainer is not None:
             self._trainer._losses.clear()
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer is not None:
+            self._trainer._begin_optimizer_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._trainer is not None:
+            self._trainer._end_optimizer_step()
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
         trainer = self._trainer
@@ -288,6 +325,7 @@ class _PairState(TrainerCallback, ExportableState):
             trainer.pair.load_state_dict(memory["pair"])
             trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
             trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
+            trainer._watch.load_state_dict(memory["watch"])
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -302,5 +340,6 @@ class _PairState(TrainerCallback, ExportableState):
                 "skipped": trainer.steps_skipped,
                 "skips_in_a_row": trainer._skips_in_a_row,
                 "start": trainer._start,
+                "watch": trainer._watch.state_dict(),
             },
         }

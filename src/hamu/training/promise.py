@@ -1,0 +1,114 @@
+"""What a step promised against what it did: both losses of its own batches, before and after it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+KEPT = 0.95  # of what was demanded
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One step, in loss. Keys are "retain" and "forget"; a side that the method does not use is not there.
+
+    Attributes:
+        promised: first-order change, g·Δw.
+        realised: the change of the loss of the step's own batches.
+        reach: ‖g‖‖Δw‖, the most that a step of this length can change to first order.
+        constrained: the side that something is demanded of, None for methods without a constraint.
+        demand: what was demanded of it, 0 without.
+        noise: changes below this are rounding.
+    """
+
+    promised: dict[str, float]
+    realised: dict[str, float]
+    reach: dict[str, float]
+    constrained: str | None
+    demand: float
+    noise: float
+
+    def ratio(self, side: str) -> float | None:
+        """Realised over promised; None where what was promised is rounding."""
+        promised = self.promised[side]
+        return self.realised[side] / promised if abs(promised) > self.noise else None
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether at least 95% of the demand was realised; None where nothing was demanded, or only rounding."""
+        if self.constrained is None or self.demand <= self.noise:
+            return None
+        return _good(self.constrained) * self.realised[self.constrained] >= KEPT * self.demand
+
+    @property
+    def trust(self) -> float:
+        """How far the first-order model holds: 1 if it is exact, 0 or less if the step brought nothing of its promise.
+
+        For the constrained side it is realised over promised. For the other, which may rightly promise next to nothing,
+        what is missing is measured by what a step of this length could change at all. The worse side counts.
+        """
+        found = []
+        for side, promised in self.promised.items():
+            missing = _good(side) * (promised - self.realised[side])
+            whole = abs(promised) if side == self.constrained else self.reach[side]
+            if whole > self.noise:
+                found.append(1.0 - missing / whole)
+            elif math.isnan(missing):
+                found.append(math.nan)
+        return math.nan if any(map(math.isnan, found)) else min(found, default=1.0)
+
+
+def _good(side: str) -> float:
+    return 1.0 if side == "forget" else -1.0
+
+
+class PromiseRecord:
+    """Sums up the steps that were checked."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[str, list[float]] = {"retain": [], "forget": []}
+        self._kept: list[bool] = []
+        self._checked = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Take one step."""
+        self._checked += 1
+        for side in outcome.promised:
+            ratio = outcome.ratio(side)
+            if ratio is not None and math.isfinite(ratio):
+                self._ratios[side].append(ratio)
+        if outcome.kept is not None:
+            self._kept.append(outcome.kept)
+
+    def summary(self) -> dict[str, Any] | None:
+        """How many steps were checked, the share that kept the promise, median realised/promised; None without any."""
+        if not self._checked:
+            return None
+        return {
+            "checked": self._checked,
+            "kept": sum(self._kept) / len(self._kept) if self._kept else None,
+            "median_ratio": {side: median(values) for side, values in self._ratios.items() if values},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "checked": self._checked,
+            "kept": list(self._kept),
+            "ratios": {s: list(r) for s, r in self._ratios.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._checked, self._kept, self._ratios = state["checked"], state["kept"], state["ratios"]
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """One line for the screen."""
+    ratios = ", ".join(f"{value:.3g} ({side})" for side, value in summary["median_ratio"].items())
+    text = f"of {summary['checked']} steps that were checked, "
+    if summary["kept"] is not None:
+        text = f"promise kept in {summary['kept']:.0%} of {summary['checked']} steps that were checked, "
+    return text + (f"median realised/promised {ratios}" if ratios else "what was promised is below rounding")

@@ -1,0 +1,51 @@
+"""The radius of a step, steered by how well the last steps did what they promised (Conn, Gould and Toint 2000)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hamu.errors import HamuError
+
+SHRINK_BELOW, GROW_ABOVE = 0.25, 0.75
+
+
+class TrustRegion:
+    """A factor on the learning rate, and with it on the radius and on what is demanded.
+
+    It is halved after a step whose realised change is under a quarter of what was promised, and doubled after one over
+    three quarters. A step that realises nothing (a ratio of 0 or less) is to be undone.
+
+    Args:
+        most: the factor never exceeds this.
+        least: nor falls below this; a run that gets there cannot go on.
+
+    Attributes:
+        scale: the factor for the next step.
+    """
+
+    def __init__(self, most: float = 8.0, least: float = 2.0**-20) -> None:
+        if not most >= 1:
+            raise HamuError(f"trust_region_growth {most} must be at least 1, the learning rate as it is given")
+        self._most, self._least = most, least
+        self.scale = 1.0
+
+    def update(self, ratio: float) -> bool:
+        """Take a step's ratio of realised to promised; return whether the step is good enough to stay."""
+        if not ratio >= SHRINK_BELOW:  # NaN too
+            self.scale = max(0.5 * self.scale, self._least)
+        elif ratio > GROW_ABOVE:
+            self.scale = min(2.0 * self.scale, self._most)
+        return ratio > 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no step is small enough."""
+        return self.scale <= self._least
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.scale = state["scale"]

@@ -1,0 +1,260 @@
+"""What surrounds the optimizer's step: the promise checked, the guarantee, the trust region."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hamu.guard import StepGuard
+from hamu.paired import PairedGradients, PairStep
+from hamu.training.config import UnlearnConfig
+from hamu.training.promise import Outcome, PromiseRecord
+from hamu.training.trust_region import TrustRegion
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward and backward pass of a step, as far as it takes to repeat the forward."""
+
+    side: str
+    batch: Mapping[str, Tensor]
+    count: Tensor | int
+    random_state: list[Tensor]
+
+
+class StepWatch:
+    """Watches the steps of a run.
+
+    Args:
+        pair: whose gradients are stepped on.
+        args: check_steps, guarantee, trust_region.
+        total: the summed loss of a side's batch under the model as it is, as the backward pass takes it.
+        model: repeated passes leave its buffers as they are.
+
+    Attributes:
+        record: what was checked so far.
+        figures: of the last step, for the log.
+        trust: the trust region, None without.
+    """
+
+    def __init__(
+        self,
+        pair: PairedGradients,
+        args: UnlearnConfig,
+        total: Callable[[str, Mapping[str, Tensor]], Tensor],
+        model: nn.Module,
+    ) -> None:
+        self._pair, self._args, self._total, self._model = pair, args, total, model
+        self._autocast = args.bf16 or args.fp16
+        self._guard: StepGuard | None = None
+        self._passes: list[_Pass] = []
+        self._rates: list[float] = []
+        self.record = PromiseRecord()
+        self.figures: dict[str, float] = {}
+        self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
+
+    def is_due(self, step: int) -> bool:
+        """Whether what this step does (the run's first is 1) will be measured."""
+        args = self._args
+        if self.trust is not None:
+            return True
+        if args.check_steps is not None:
+            return args.check_steps > 0 and step % args.check_steps == 0
+        return str(args.logging_strategy.value) == "steps" and step % max(1, int(args.logging_steps)) == 0
+
+    def remember(self, side: str, batch: Mapping[str, Tensor], count: Tensor | int) -> None:
+        """Take note of a pass that is about to be made in a step that will be measured."""
+        self._passes.append(_Pass(side, batch, count, _random_state(self._pair.parameters[0].device)))
+
+    def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+        """What `combine` is to keep for the step to come."""
+        guard = self._guard_for(optimizer)
+        return () if guard is None else guard.keep
+
+    def _guard_for(self, optimizer: torch.optim.Optimizer) -> StepGuard | None:
+        """A guard, if this step needs one: to correct it, to undo it, or to see what an optimizer made of g*."""
+        exact = self._args.guarantee == "exact"
+        sees = bool(self._passes) and (exact or not is_plain_descent(optimizer))
+        if not (exact or sees or self.trust is not None):
+            self._guard = None
+            return None
+        sides = tuple(dict.fromkeys(p.side for p in self._passes)) if sees else ()
+        if self._guard is None or set(sides) - set(self._guard.keep):
+            guarantee = "exact" if exact else "first_order"
+            self._guard = StepGuard(self._pair, optimizer, guarantee=guarantee, keep=sides)  # type: ignore[arg-type]
+        return self._guard
+
+    def before(self, step: PairStep, optimizer: torch.optim.Optimizer, losses: Mapping[str, Tensor]) -> None:
+        """Just before the optimizer steps."""
+        self.figures = {}
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        if self.trust is not None:
+            for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * self.trust.scale
+        self._step, self._optimizer = step, optimizer
+        self._before = self._measure() if self._passes and self._autocast else dict(losses)
+        if self._guard is not None:
+            self._guard.before(step)
+
+    def after(self) -> bool:
+        """Just after; returns whether the step was undone, because it brought nothing of what it promised."""
+        step, guard, trust = self._step, self._guard, self.trust
+        taken = step.decision == "step"
+        if guard is not None and taken:
+            guard.after()
+            if guard.taken.corrected is not None:
+                self.figures["corrected_share"] = guard.taken.corrected.double().mean().item()
+        undone = False
+        if taken and self._passes:
+            outcome = self._outcome()
+            self._note(outcome)
+            if trust is not None:
+                self.figures["trust_scale"] = trust.scale
+                undone = not trust.update(outcome.trust)
+                if undone and guard is not None:
+                    guard.undo()
+            if not undone:
+                self.record.add(outcome)
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        self._passes = []
+        return undone
+
+    def skip(self) -> None:
+        """The step is not taken at all."""
+        self._passes = []
+        self.figures = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {"record": self.record.state_dict(), "trust": None if self.trust is None else self.trust.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.record.load_state_dict(state["record"])
+        if self.trust is not None and state["trust"] is not None:
+            self.trust.load_state_dict(state["trust"])
+
+    def _outcome(self) -> Outcome:
+        step, guard = self._step, self._guard
+        after = self._measure()
+        constraint = step.weights.constraint
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        sides = list(after)
+        norms = dict(zip(("retain", "forget"), step.gradient_norms, strict=True))
+        clip = dict(zip(("retain", "forget"), step.clip, strict=True))
+        if guard is not None and set(sides) <= set(guard.keep):
+            promised = {side: getattr(guard.taken, f"{side}_change") for side in sides}
+            length = guard.taken.length
+        else:
+            promised = {side: rate * getattr(step, f"promised_{side}_change") / clip[side] for side in sides}
+            a, b, gram = step.weights.retain, step.weights.forget, step.gram
+            squared = a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq
+            length = rate * squared.sum().clamp(min=0).sqrt()
+        constrained = None if constraint is None else "retain" if constraint.swapped else "forget"
+        demand = 0.0 if constraint is None else rate * constraint.granted / clip[str(constrained)]
+        values = [
+            *(promised[side] for side in sides),
+            *(after[side] - self._before[side] for side in sides),
+            *(norms[side] for side in sides),
+            *(after[side] for side in sides),
+            length,
+            torch.as_tensor(demand),
+        ]
+        read = torch.stack([v.detach().double().cpu() for v in values]).tolist()
+        count = len(sides)
+        first, change, norm, loss = (read[i * count : (i + 1) * count] for i in range(4))
+        # the losses are float32 means: below a few of their last digits nothing can be told
+        noise = 8 * torch.finfo(torch.float32).eps * max(1e-3, *map(abs, loss))
+        return Outcome(
+            dict(zip(sides, first, strict=True)),
+            dict(zip(sides, change, strict=True)),
+            {side: n * read[-2] for side, n in zip(sides, norm, strict=True)},
+            constrained,
+            read[-1],
+            noise,
+        )
+
+    def _note(self, outcome: Outcome) -> None:
+        for side, promised in outcome.promised.items():
+            self.figures[f"first_order_{side}_change"] = promised
+            self.figures[f"realised_{side}_change"] = outcome.realised[side]
+        if outcome.kept is not None:
+            self.figures["promise_kept"] = float(outcome.kept)
+        self.figures["trust"] = outcome.trust if math.isfinite(outcome.trust) else -math.inf
+
+    @torch.no_grad()
+    def _measure(self) -> dict[str, Tensor]:
+        """The losses of the step's own batches at the weights as they are, in full precision, by the same masks."""
+        losses: dict[str, Tensor] = {}
+        device = self._pair.parameters[0].device
+        now = _random_state(device)
+        with _full_precision(self._model), _buffers_kept(self._model):
+            for one in self._passes:
+                _set_random_state(one.random_state, device)
+                part = self._total(one.side, one.batch) / one.count
+                losses[one.side] = losses.get(one.side, 0.0) + part
+        _set_random_state(now, device)
+        return losses
+
+
+def is_plain_descent(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step is -η g* and nothing else, so that what was promised needs no look at the weights."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+    return type(inner) is torch.optim.SGD and all(
+        not group["momentum"]
+        and not group["weight_decay"]
+        and not group["maximize"]
+        and group["lr"] == inner.param_groups[0]["lr"]
+        for group in inner.param_groups
+    )
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def _set_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+
+
+@contextmanager
+def _full_precision(model: nn.Module) -> Iterator[None]:
+    """Without the autocast that accelerate has put around the model's forward."""
+    wrapped: Any = vars(model).get("forward")
+    original = vars(model).get("_original_forward")
+    if wrapped is None or original is None:
+        yield
+        return
+    model.forward = original
+    try:
+        yield
+    finally:
+        model.forward = wrapped
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Running statistics that a pass in training mode would move are put back."""
+    moving = [
+        (buffer, buffer.clone())
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        for buffer in module.buffers()
+    ]
+    try:
+        yield
+    finally:
+        for buffer, value in moving:
+            buffer.copy_(value)
