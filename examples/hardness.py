@@ -1,0 +1,219 @@
+"""Is what `hamu assess` says true? Hardness against similarity, and predicted against realised costs, on real images.
+
+    python examples/hardness.py --data_dir DIR --models runs/original-1/model runs/original-2/model ... [--output DIR]
+
+1. κ of the mean gradients against the similarity mixing ratio ρ, averaged over the models (one per seed, each with its
+   own draw of the forget set), on 20% of CIFAR-10 and on all of the bundled digits, with models trained here.
+2. The frontier's prediction of one step's retain change against what the step does, over 20 random pairs of a model and
+   a constraint on each data set, at several learning rates.
+
+Writes hardness.json, hardness-tables.md and hardness.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from transformers import set_seed
+
+from hamu import HamuQ, PairedGradients
+from hamu.assess import curvature, measure_hardness
+from hamu.assess.problem import Problem
+from hamu.cli.demo_digits import Digits
+from hamu.data import UnlearningData, forget_class, read_images
+from hamu.models import load_classifier
+from hamu.training import TrainConfig, train_original
+from hamu.training.original import collate
+
+RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
+RATES = (1e-4, 1e-3, 1e-2, 1e-1)
+PAIRS = 20
+SHARE = 0.2  # of CIFAR-10
+
+
+def thinned(problem: UnlearningData[Any], seed: int) -> UnlearningData[Any]:
+    """A random fifth of the retain and of the forget set."""
+    sets = {}
+    for name in ("retain", "forget"):
+        data = getattr(problem, name)
+        generator = torch.Generator().manual_seed(seed)
+        sets[name] = data.select(torch.randperm(len(data), generator=generator)[: round(SHARE * len(data))])
+    return replace(problem, **sets)
+
+
+def cifar(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any]]:
+    """For each original model: its seed, the model, and its problem at a given ρ."""
+    train = read_images(options.data_dir)
+    for seed, path in enumerate(options.models):
+        model = load_classifier(path)
+        statistics = model.config.image_mean, model.config.image_std
+
+        def problem(rho: float, seed: int = seed, statistics: Any = statistics) -> UnlearningData[Any]:
+            return thinned(forget_class(train, None, 0, rho, seed).normalized(*statistics), seed)
+
+        yield seed, model.to(memory_format=torch.channels_last), problem
+
+
+def digits(seeds: int) -> Iterator[tuple[int, nn.Module, Any]]:
+    """The demo's model, trained for a random number of epochs."""
+    for seed in range(seeds):
+        set_seed(seed)
+        scenario = Digits(seed)
+        model, train = scenario.new_model()
+        epochs = 1 + seed % 4
+        settings = scenario.train_settings | {"num_train_epochs": epochs}
+        train_original(
+            model, train, TrainConfig(output_dir="unused", seed=seed, disable_tqdm=True, **settings), collate
+        )
+
+        def problem(rho: float, train: Any = train, seed: int = seed) -> UnlearningData[Any]:
+            return forget_class(train, None, 3, rho, seed)
+
+        yield seed, model, problem
+
+
+def correlation(cases: list[tuple[int, nn.Module, Any]]) -> dict[str, Any]:
+    """κ at every ρ, for each seed, and Pearson's correlation of their means with ρ."""
+    kappas = []
+    for _, model, problem in cases:
+        row = []
+        for rho in RHOS:
+            found = problem(rho)
+            row.append(measure_hardness(model, found.retain, found.forget, collate=collate).kappa)
+        kappas.append(row)
+        print("κ", [f"{k:+.3f}" for k in row], flush=True)
+    means = np.mean(kappas, axis=0)
+    each = [float(np.corrcoef(RHOS, row)[0, 1]) for row in kappas]
+    return {"kappa": kappas, "pearson": float(np.corrcoef(RHOS, means)[0, 1]), "pearson_of_each": each}
+
+
+def one_step(model: nn.Module, problem: UnlearningData[Any], share: float, seed: int) -> dict[str, Any]:
+    """The predicted retain change of a step (per unit of learning rate) and the realised one at each rate."""
+    look = Problem(model, problem.retain, problem.forget, collate, seed=seed)
+    pair = PairedGradients(model, HamuQ(share, constraint_mode="relative", stopping="off"))
+    with look.untouched():
+        for side in ("retain", "forget"):
+            count = len(getattr(problem, side))
+            with getattr(pair, side)():
+                for batch in look.batches(side):
+                    (look.total(look.score(batch)) / count).backward()
+        step = pair.combine()
+        updates = [p.grad.clone() for p in pair.parameters]
+        original = [p.detach().clone() for p in pair.parameters]
+        before = retain_loss(look)
+        realised = {}
+        for rate in RATES:
+            with torch.no_grad():
+                for p, w, g in zip(pair.parameters, original, updates, strict=True):
+                    p.copy_(w - rate * g)
+            realised[f"{rate:g}"] = retain_loss(look) - before
+        with torch.no_grad():
+            for p, w in zip(pair.parameters, original, strict=True):
+                p.copy_(w)
+        some = list(look.batches("retain", look.positions("retain", 500), 100))
+        loss = lambda batch: look.total(look.score(batch)) / 500  # noqa: E731
+        bend = curvature(loss, some, look.parameters, steps=12, tolerance=1e-2)
+    clip = step.clip[0].item()
+    return {
+        "constraint": share,
+        "kappa": step.kappa.item(),
+        "predicted_per_rate": step.promised_retain_change.item() / clip,
+        "realised": realised,
+        "largest_eigenvalue": bend.largest,
+        "clip": clip,
+    }
+
+
+@torch.no_grad()
+def retain_loss(look: Problem) -> float:
+    """The mean loss over all retain records, summed in float64."""
+    total, count = 0.0, 0
+    for batch in look.batches("retain"):
+        scored = look.score(batch)
+        total += nn.functional.cross_entropy(scored.logits.double(), scored.labels, reduction="sum").item()
+        count += len(scored.labels)
+    return total / count
+
+
+def predictions(cases: list[tuple[int, nn.Module, Any]], seed: int = 0) -> dict[str, Any]:
+    """20 random pairs of a problem and a constraint; R² of the prediction at each learning rate."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for number in range(PAIRS):
+        _, model, problem = cases[number % len(cases)]
+        rho, share = float(draw.choice(RHOS)), float(draw.uniform(0.05, 1.0))
+        rows.append({"rho": rho} | one_step(model, problem(rho), share, number))
+        print({k: v for k, v in rows[-1].items() if k != "clip"}, flush=True)
+    by_rate = {}
+    for rate in RATES:
+        predicted = np.array([rate * row["predicted_per_rate"] for row in rows])
+        realised = np.array([row["realised"][f"{rate:g}"] for row in rows])
+        residual = ((realised - predicted) ** 2).sum() / ((realised - realised.mean()) ** 2).sum()
+        ratio = [0.5 * rate * row["clip"] * row["largest_eigenvalue"] for row in rows]
+        by_rate[f"{rate:g}"] = {"r_squared": float(1 - residual), "median_error_ratio": float(np.median(ratio))}
+    return {"pairs": rows, "by_rate": by_rate}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", help="folder with CIFAR-10's train.parquet; without it only digits are done")
+    parser.add_argument("--models", nargs="+", default=[], help="original models on CIFAR-10, one per seed")
+    parser.add_argument("--output", default="docs/results", help="where the results go")
+    options = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    output = Path(options.output)
+    output.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {}
+    sources = {"digits": (digits(3), digits(PAIRS))}
+    if options.data_dir:
+        sources["CIFAR-10"] = (cifar(options), None)
+    for name, (few, many) in sources.items():
+        print(name, flush=True)
+        cases = list(few)
+        results[name] = {"correlation": correlation(cases)}
+        results[name]["prediction"] = predictions(cases if many is None else list(many))
+        (output / "hardness.json").write_text(json.dumps(results, indent=1) + "\n")
+    write(results, output)
+
+
+def write(results: dict[str, Any], output: Path) -> None:
+    """The tables as Markdown, to be read with hardness.md, and the picture."""
+    lines = ["| data | " + " | ".join(f"ρ = {rho:g}" for rho in RHOS) + " | Pearson | of each seed |"]
+    lines.append("|---" * (len(RHOS) + 3) + "|")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for name, found in results.items():
+        kappas = np.array(found["correlation"]["kappa"])
+        each = ", ".join(f"{r:.3f}" for r in found["correlation"]["pearson_of_each"])
+        cells = " | ".join(f"{k:+.3f}" for k in kappas.mean(0))
+        lines.append(f"| {name} | {cells} | {found['correlation']['pearson']:.3f} | {each} |")
+        left.errorbar(RHOS, kappas.mean(0), kappas.std(0), marker="o", capsize=3, label=name)
+        rows = found["prediction"]["pairs"]
+        predicted = [1e-4 * row["predicted_per_rate"] for row in rows]
+        right.plot(predicted, [row["realised"]["0.0001"] for row in rows], "o", label=name, alpha=0.7)
+    lines += ["", "| data | learning rate | R² | median ½ηλ_max |", "|---|---|---|---|"]
+    for name, found in results.items():
+        for rate, row in found["prediction"]["by_rate"].items():
+            lines.append(f"| {name} | {rate} | {row['r_squared']:.4f} | {row['median_error_ratio']:.2%} |")
+    (output / "hardness-tables.md").write_text("\n".join(lines) + "\n")
+    left.set(xlabel=r"similarity mixing ratio $\rho$", ylabel=r"hardness $\kappa$, clipped")
+    ends = right.get_xlim()
+    right.plot(ends, ends, ":", color="0.5")
+    right.set(xlabel=r"predicted retain change, $\eta = 10^{-4}$", ylabel="realised")
+    for axes in (left, right):
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(output / "hardness.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()
