@@ -1,6 +1,7 @@
 """The promise of each step checked, kept by any optimizer, and steered by a trust region."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -146,7 +147,7 @@ def test_the_radius_settles_where_the_curvature_says(curvature):
     assert used[:4] == [1000.0, 500.0, 250.0, 125.0]
     assert undone == 3
     assert losses[3] < 0.5 * curvature
-    assert all(b <= a + 2e-6 for a, b in zip(losses, losses[1:], strict=False)), "no step that stays raises the loss"
+    assert all(b <= a + 2e-6 for a, b in itertools.pairwise(losses)), "no step that stays raises the loss"
     assert losses[-1] < 0.05 * curvature
 
 

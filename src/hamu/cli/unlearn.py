@@ -10,17 +10,22 @@ from rich.console import Console
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
+from hamu.assess import assess
 from hamu.cli.dry_run import show_plan
 from hamu.cli.evaluate import opened, predictions_of
 from hamu.cli.options import DataOptions, RunOptions, parse
 from hamu.cli.progress import ProgressBar
-from hamu.cli.tasks import fitted_problem
+from hamu.cli.tasks import Task, fitted_problem
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
+from hamu.methods import HamuQ
 from hamu.models import check_finite
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
+from hamu.training.auto import tuned
 from hamu.training.promise import describe
+
+_ASSESSED_BATCHES = 10  # of each side, before a run by goal
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -43,6 +48,8 @@ def run(argv: list[str], console: Console) -> int:
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "
         f"by {args.method}"
     )
+    if args.auto:
+        _tune(model, problem, args, task, console)
     log = StepLog(folder)
     trainer = new_trainer(model, problem, args, [log, ProgressBar(console, args.method)], task.collator())
     log.trainer = trainer
@@ -70,6 +77,7 @@ def run(argv: list[str], console: Console) -> int:
             "steps_taken": trainer.steps_taken,
             "steps_skipped": trainer.steps_skipped,
             "promise": trainer.promise,
+            "steering": None if trainer.steering is None else trainer.steering.history,
             "ended": ended,
         },
     )
@@ -81,6 +89,27 @@ def run(argv: list[str], console: Console) -> int:
         console.print(describe(trainer.promise))
     console.print(f"the model is in {path}")
     return 0
+
+
+def _tune(model: Any, problem: UnlearningData[Any], args: UnlearnConfig, task: Task, console: Console) -> None:
+    """Set what the user left open, by an assessment."""
+    found = assess(
+        model.to(args.device),
+        problem.retain,
+        problem.forget,
+        collate=task.collator(),
+        method=HamuQ(0.5, "relative"),
+        max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
+        batch_size=args.per_device_train_batch_size,
+        most_batches=_ASSESSED_BATCHES,
+        conflicts=False,
+        seed=args.seed,
+    )
+    tuned(args, found)
+    console.print(
+        f"{found.verdict.headline} (κ {found.hamu_q.kappa:+.3g}, cosθ {found.hamu_q.cos:+.3f}); starting with learning "
+        f"rate {args.learning_rate:.3g} and a demand of {args.constraint:.0%} of what is possible"
+    )
 
 
 def new_trainer(

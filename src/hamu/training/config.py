@@ -101,7 +101,16 @@ class UnlearnConfig(TrainConfig):
     max_retain_loss: float | None = _option(
         None, "End when the retain loss of a step is above this: it unlearns too much (the paper: 0.4)."
     )
-    target_forget_loss: float | None = _option(None, "End when the forget loss of a step has reached this.")
+    target_forget_loss: float | None = _option(
+        None, "End when the forget loss of a step has reached this; with --auto that of the forget set."
+    )
+    auto: bool = _option(
+        False,
+        "Unlearn by goal: --target_forget_loss or --target_forget_accuracy at the price of --max_retain_increase. "
+        "Learning rate, constraint and radius are found by measuring.",
+    )
+    target_forget_accuracy: float | None = _option(None, "With --auto: end when the forget accuracy is down to this.")
+    max_retain_increase: float | None = _option(None, "With --auto: how far the retain loss may rise.")
     max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")
@@ -145,9 +154,29 @@ class UnlearnConfig(TrainConfig):
             side = "retain" if "retain" in name else "forget"
             if not getattr(method, f"uses_{side}"):
                 raise HamuError(f"{name} has no effect with {self.method}, which has no {side} pass; leave it out")
+        self._check_goal()
         if self.dataloader_persistent_workers:
             raise HamuError("dataloader_persistent_workers would repeat the first epoch's order; leave it off")
         super().__post_init__()
+
+    def _check_goal(self) -> None:
+        goals = {name: getattr(self, name) for name in ("target_forget_accuracy", "max_retain_increase")}
+        if not self.auto:
+            for name, value in goals.items():
+                if value is not None:
+                    raise HamuError(f"{name} has no effect without --auto; add it, or leave {name} out")
+            return
+        if self.max_retain_increase is None or not 0 <= self.max_retain_increase < float("inf"):
+            raise HamuError(
+                f"auto needs --max_retain_increase, how far the retain loss may rise (0 or more); got "
+                f"{self.max_retain_increase}"
+            )
+        if self.target_forget_loss is None and self.target_forget_accuracy is None:
+            raise HamuError("auto needs a goal: --target_forget_loss or --target_forget_accuracy")
+        if self.target_forget_accuracy is not None and not 0 <= self.target_forget_accuracy < 1:
+            raise HamuError(f"target_forget_accuracy {self.target_forget_accuracy} must be a share in [0, 1)")
+        if self.method != "hamu-q":
+            raise HamuError(f"auto steers hamu-q; leave out --method {self.method}")
 
     def build_method(self) -> Method:
         """The method that these settings describe."""

@@ -20,6 +20,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
 from hamu.paired import Decision, PairedGradients, PairStep
+from hamu.training.auto import Goal, Standing, Steering
 from hamu.training.config import UnlearnConfig, checkpoints_activations
 from hamu.training.early_ends import EarlyEnds
 from hamu.training.original import collate, let_gradients_through, to_channels_last
@@ -27,6 +28,7 @@ from hamu.training.pairing import PairCollator, PairedDataset, subset
 from hamu.training.watch import StepWatch
 
 SIDES = ("retain", "forget")
+_STEERED_BY = 1000  # records of each side that a run by goal is measured on
 
 
 class UnlearnTrainer(Trainer):
@@ -94,7 +96,9 @@ class UnlearnTrainer(Trainer):
         }
         self._collate = data_collator
         self._is_text = "input_ids" in retain_dataset[0]
-        self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, args.target_forget_loss)
+        target = None if args.auto else args.target_forget_loss
+        self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, target)
+        self.steering = self._new_steering(args) if args.auto else None
         self._watch = StepWatch(self.pair, args, lambda side, batch: self._side_total(self.model, side, batch), model)
         self._start: dict[str, float] = {}
         self._losses: dict[str, Tensor] = {}
@@ -115,6 +119,33 @@ class UnlearnTrainer(Trainer):
             **kwargs,
         )
         self.add_callback(_PairState(self))
+        if self.steering is not None:
+            self.steering.trust = self._watch.trust
+            self.add_callback(self.steering)
+
+    def _new_steering(self, args: UnlearnConfig) -> Steering:
+        samples = {
+            name: subset(data, min(_STEERED_BY, args.max_eval_samples or _STEERED_BY), args.seed)
+            for name, data in self._eval_sets.items()
+            if name in SIDES
+        }
+
+        def standing() -> Standing:
+            found = {name: self._predict(data) for name, data in samples.items()}
+            loss = {name: predictions.losses.mean().item() for name, predictions in found.items()}
+            return Standing(loss["forget"], loss["retain"], found["forget"].correct.double().mean().item())
+
+        assert args.max_retain_increase is not None
+        goal = Goal(args.target_forget_loss, args.target_forget_accuracy, args.max_retain_increase)
+        return Steering(self.pair, goal, standing, self._end_run)
+
+    def _end_run(self, reason: str) -> None:
+        self.stop_reason = reason
+        self.control.should_training_stop = True
+
+    def _predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
+        measure = predict_tokens if self._is_text else predict
+        return measure(self.model, data, self.args.eval_batch_size, self._collate)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         """In order: the paired data set does the shuffling."""
@@ -166,6 +197,8 @@ class UnlearnTrainer(Trainer):
     def _end_step(self) -> None:
         """Combine, unless the losses say that the run is over."""
         reason = self._early_ends.reason() if self._early_ends else ""
+        if self.steering is not None and self.steering.ended:
+            reason = self.stop_reason
         if not reason:
             keep = self._watch.keep(self.optimizer)
             self._settle(self.pair.combine(self.accelerator.scaler, keep=keep))
@@ -173,13 +206,14 @@ class UnlearnTrainer(Trainer):
         self._watch.skip()
         self.pair.abandon(self.accelerator.scaler)
         self._step = None
-        self.stop_reason = reason
-        self.control.should_training_stop = True
+        self._end_run(reason)
 
     def _settle(self, step: PairStep) -> None:
         """Count the step, and end the run if it says so."""
         self._step = step
         decision: Decision = step.decision
+        if self.steering is not None:
+            self.steering.demand(step, float(self.optimizer.param_groups[0]["lr"]))
         if decision == "step":
             self.steps_taken += 1
             self._skips_in_a_row = 0
@@ -194,8 +228,7 @@ class UnlearnTrainer(Trainer):
         if self._skips_in_a_row >= self.args.max_skips:
             decision = "stop"
         if decision == "stop":
-            self.stop_reason = step.reason
-            self.control.should_training_stop = True
+            self._end_run(step.reason)
 
     def _begin_optimizer_step(self) -> None:
         if self._step is not None and self._step.decision == "step":
@@ -209,8 +242,7 @@ class UnlearnTrainer(Trainer):
         self.steps_skipped += 1
         trust = self._watch.trust
         if trust is not None and trust.exhausted:
-            self.stop_reason = "no step is small enough to realise anything of its promise"
-            self.control.should_training_stop = True
+            self._end_run("no step is small enough to realise anything of its promise")
 
     @property
     def promise(self) -> dict[str, Any] | None:
@@ -275,11 +307,7 @@ class UnlearnTrainer(Trainer):
 
         They are means over images, or over the scored tokens of all texts.
         """
-        measure = predict_tokens if self._is_text else predict
-        self.predictions = {
-            name: measure(self.model, data, self.args.eval_batch_size, self._collate)
-            for name, data in self._eval_sets.items()
-        }
+        self.predictions = {name: self._predict(data) for name, data in self._eval_sets.items()}
         self.start_predictions = self.start_predictions or self.predictions
         self.evaluated_step = self.state.global_step
         metrics: dict[str, float] = {}

@@ -1,0 +1,89 @@
+"""Unlearning by goal: it ends at the target, at the budget, or when every further step must hurt, and says which."""
+
+import copy
+import json
+
+import pytest
+
+from hamu import HamuError, HamuQ, UnlearnConfig
+from hamu.assess import assess
+from hamu.cli import main
+from hamu.training.auto import Goal, Standing, tuned
+from hamu.training.original import collate
+
+
+def by_goal(trainer_of, model, problem, loss, budget, **settings):
+    found = assess(model, problem.retain, problem.forget, collate=collate, method=HamuQ(0.5, "relative"),
+                   conflicts=False, batch_size=256)  # fmt: skip
+    args = {"auto": True, "target_forget_loss": loss, "max_retain_increase": budget} | settings
+    config = tuned(UnlearnConfig(output_dir="unused", **args), found)
+    chosen = ("learning_rate", "constraint", "constraint_mode", "stopping", "trust_region", "trust_region_growth")
+    trainer = trainer_of(model, **args | {name: getattr(config, name) for name in chosen})
+    trainer.train()
+    return trainer
+
+
+def test_it_ends_at_the_target_within_the_budget(model, trainer_of, problem):
+    trainer = by_goal(trainer_of, model, problem, 1.5, 0.05, max_steps=60, per_device_train_batch_size=128)
+    assert "the goal is reached" in trainer.stop_reason
+    after = trainer.evaluate()
+    assert after["eval_forget_loss"] >= 1.5
+    start = trainer.steering._start
+    assert after["eval_retain_loss"] <= start.retain_loss + 0.051  # the steering looks at a sample of the retain set
+    assert trainer.steps_taken < 60
+
+
+def test_it_ends_at_the_budget_with_a_model_that_keeps_it(model, trainer_of, problem):
+    trainer = by_goal(trainer_of, model, problem, 1e6, 0.0005, max_steps=300, per_device_train_batch_size=64)
+    assert "the budget is spent" in trainer.stop_reason or "every further step must hurt" in trainer.stop_reason
+    now = trainer.steering._measure()
+    assert now.retain_loss <= trainer.steering._start.retain_loss + 0.0005
+    assert now.forget_loss > trainer.steering._start.forget_loss
+
+
+def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, problem):
+    before = copy.deepcopy(model.state_dict())
+    trainer = by_goal(trainer_of, model, problem, 1e-9, 0.01)
+    assert trainer.steps_taken == 0
+    assert "at the start" in trainer.stop_reason
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_goal_of_loss_and_of_accuracy():
+    now = Standing(forget_loss=1.0, retain_loss=0.1, forget_accuracy=0.6)
+    assert Goal(1.0, None, 0.1).reached(now)
+    assert not Goal(1.1, None, 0.1).reached(now)
+    assert Goal(None, 0.6, 0.1).reached(now)
+    assert not Goal(1.0, 0.5, 0.1).reached(now)
+    assert Goal(1.5, None, 0.1).missing(now) == 0.5
+    assert Goal(None, 0.5, 0.1).missing(now) > 0
+
+
+def test_the_command(saved_model, tmp_path, capsys):
+    flags = ["--recipe", "digits", "--model", str(saved_model), "--auto", "--target_forget_accuracy", "0.6",
+             "--max_retain_increase", "0.1", "--output_dir", str(tmp_path / "out")]  # fmt: skip
+    assert main(["unlearn", *flags]) == 0
+    screen = " ".join(capsys.readouterr().out.split())
+    assert "the goal is reached" in screen
+    assert "starting with learning rate" in screen
+    report = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert report["after"]["forget"]["accuracy"] <= 0.6
+    assert report["steering"][-1]["forget_accuracy"] <= 0.6
+    assert report["promise"]["checked"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"auto": True, "target_forget_loss": 2.0}, "needs --max_retain_increase"),
+        ({"auto": True, "max_retain_increase": 0.1}, "needs a goal"),
+        ({"auto": True, "max_retain_increase": -1.0, "target_forget_loss": 2.0}, "got -1.0"),
+        ({"auto": True, "max_retain_increase": 0.1, "target_forget_accuracy": 1.5}, r"a share in \[0, 1\)"),
+        ({"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0, "method": "gdiff"}, "steers hamu-q"),
+        ({"max_retain_increase": 0.1}, "no effect without --auto"),
+        ({"target_forget_accuracy": 0.1}, "no effect without --auto"),
+    ],
+)
+def test_a_goal_that_cannot_be_meant(settings, message):
+    with pytest.raises(HamuError, match=message):
+        UnlearnConfig(output_dir="unused", **settings)
