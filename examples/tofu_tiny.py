@@ -41,6 +41,7 @@ SETTINGS = {
     "eval_on_start": False,
     "save_strategy": "no",
     "logging_steps": 5,
+    "check_steps": 0,
     "seed": 42,
 }
 

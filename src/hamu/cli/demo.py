@@ -137,7 +137,11 @@ def _unlearn_by_all(
         for name in bar.track(list(method_classes()), description="unlearn"):
             set_seed(options.seed)
             args = UnlearnConfig(
-                output_dir=options.output_dir, method=name, seed=options.seed, **scenario.unlearn_settings
+                output_dir=options.output_dir,
+                method=name,
+                seed=options.seed,
+                check_steps=0,
+                **scenario.unlearn_settings,
             )
             models[name] = copy.deepcopy(original)
             trainer = new_trainer(models[name], scenario.problem, args, [], scenario.collate)
