@@ -42,11 +42,15 @@ class Hardness:
     @classmethod
     def of(cls, gram: PairGram, method: Method) -> Hardness:
         """From the Gram of the clipped gradients, for a HAMU method's constraint."""
-        status = constraint_status(gram, method)
+        return cls.at(constraint_status(gram, method))
+
+    @classmethod
+    def at(cls, status: ConstraintStatus) -> Hardness:
+        """From how a constraint stands."""
         kappa, direct, stop = (t.item() for t in (status.kappa, status.direct_threshold, status.stop_threshold))
         return cls(
             kappa,
-            gram.total().cos.item(),
+            status.gram.total().cos.item(),
             direct,
             stop,
             REGIMES[(kappa > direct) + (kappa > stop)],
@@ -65,7 +69,12 @@ class BlockHardness:
     @classmethod
     def of(cls, gram: PairGram, method: Method) -> BlockHardness:
         """From the Gram of the clipped gradients, for a HAMU method's constraint."""
-        phi = constraint_status(gram, method).fraction.clamp(max=1.0)
+        return cls.at(constraint_status(gram, method))
+
+    @classmethod
+    def at(cls, status: ConstraintStatus) -> BlockHardness:
+        """From how a constraint stands."""
+        gram, phi = status.gram, status.fraction.clamp(max=1.0)
         norms = gram.retain_norm * gram.forget_norm
         direct, stop = -phi * norms, ((1.0 - phi) * (1.0 + phi)).sqrt() * norms
         return cls(gram.dot, gram.cos, (gram.dot > direct).long() + (gram.dot > stop).long())

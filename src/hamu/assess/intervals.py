@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hamu.assess.gradients import PartedGram
-from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped
+from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status
 from hamu.methods import Method
 
 FEWEST_PARTS = 4
@@ -66,9 +66,9 @@ def bootstrap(
     wholes, blocks = [], []
     for _ in range(replicates):
         counts = [torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in sizes]
-        gram = clipped(parted.gram(*counts), max_grad_norm)
-        wholes.append(Hardness.of(gram, method))
-        blocks.append(BlockHardness.of(gram, method))
+        status = constraint_status(clipped(parted.gram(*counts), max_grad_norm), method)
+        wholes.append(Hardness.at(status))
+        blocks.append(BlockHardness.at(status))
     gram = clipped(parted.gram(), max_grad_norm)
     whole, block = Hardness.of(gram, method), BlockHardness.of(gram, method)
     kappas = torch.tensor([h.kappa for h in wholes], dtype=torch.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -83,12 +84,28 @@ def run(argv: list[str], console: Console) -> int:
     )
     task.show(reports)
     console.print(
-        f"{trainer.steps_taken} steps taken, {trainer.steps_skipped} not taken; the run ended because {ended}"
+        f"{trainer.steps_taken} steps taken, {trainer.steps_skipped} not taken; the run ended at step "
+        f"{trainer.state.global_step} because {ended}"
     )
+    console.print(_best(trainer))
     if trainer.promise is not None:
         console.print(describe(trainer.promise))
     console.print(f"the model is in {path}")
     return 0
+
+
+def _best(trainer: UnlearnTrainer) -> str:
+    """Which evaluation of the run was best for both sides, and what of it was saved."""
+    name = f"eval_{str(trainer.args.metric_for_best_model).removeprefix('eval_')}"
+    found = [entry for entry in trainer.state.log_history if name in entry]
+    if not found:
+        return f"no evaluation measured {name.removeprefix('eval_')}"
+    best = (max if trainer.args.greater_is_better else min)(found, key=lambda entry: entry[name])
+    text = f"best {name.removeprefix('eval_')} {best[name]:+.4g} at step {best['step']}"
+    folder = Path(trainer.args.output_dir) / f"checkpoint-{best['step']}"
+    if best["step"] == trainer.state.global_step or trainer.args.load_best_model_at_end:
+        return f"{text}, which is the model saved"
+    return f"{text}, in {folder}" if folder.exists() else f"{text}; --load_best_model_at_end keeps such a state"
 
 
 def _tune(model: Any, problem: UnlearningData[Any], args: UnlearnConfig, task: Task, console: Console) -> None:

@@ -25,7 +25,8 @@ from hamu.paired import PairedGradients, PairStep
 from hamu.training.config import UnlearnConfig
 from hamu.training.trust_region import TrustRegion
 
-AUTO_GROWTH = 2.0**12  # the first learning rate is cautious; the trust region finds how far it may go
+AUTO_GROWTH = 2.0**12  # the trust region finds how far the first learning rate may be left
+_FIRST_ERROR_RATIO = 0.5
 _SHARES = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98)
 _PAID_AT_ONCE = 0.5  # of what is left of the budget
 _MEMORY = 0.8  # of the mean over steps of the Gram
@@ -39,7 +40,7 @@ def tuned(args: UnlearnConfig, found: Assessment) -> UnlearnConfig:
     Raises:
         HamuError: if the curvature was not measured.
     """
-    rate = found.trusted_rate(0.1)
+    rate = found.trusted_rate(_FIRST_ERROR_RATIO)
     if rate is None:
         raise HamuError("auto needs the curvature for the learning rate; assess with curvature_samples above 0")
     args.learning_rate = rate if math.isfinite(rate) else args.learning_rate
