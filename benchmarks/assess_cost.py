@@ -1,4 +1,4 @@
-"""What `hamu assess` costs at its defaults, in epochs: its time over that of one forward and backward pass over all data.
+"""What `hamu assess` costs at its defaults, in epochs: its time over that of one forward and backward pass over all.
 
     python benchmarks/assess_cost.py [--quick]
 

@@ -4,8 +4,9 @@ In:  two lists of gradients, one of the retain loss and one of the forget loss, 
 Out: a `PairGram` with ‖g_r,i‖², ‖g_f,i‖² and g_r,i·g_f,i for each block i, in float64.
 
 Near-collinear gradients leave 1 - cos²θ as small as 1e-6, which float32 sums would drown in rounding; so the sums
-are exact products of the stored values accumulated in float64. Large float32 tensors are summed in float32 first, which
-is three times as fast, and again in float64 only where the angle turns out to be too small for that.
+are exact products of the stored values accumulated in float64. All but the smallest float32 tensors are summed in short
+float32 sums first, which is two to three times as fast, and again in float64 only where the angle turns out to be too
+small for that. (The smallest are cheap, and with few elements small angles are common.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 _ROW = 128  # elements of a packed row
-_SMALL = 3 << 14  # tensors up to this many elements are packed together
+_TINY = 1 << 11  # tensors up to this many elements are packed in float64
+_SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _COARSE_SINE = 0.15  # float32 sums are off by up to 1e-5, of which the sine squared must be a thousandfold
 _COARSE_PIECE = 1 << 17  # a longer float32 sum would lose more digits
 _PIECE = 1 << 18  # larger tensors are widened to float64 this many elements at a time
@@ -98,9 +100,9 @@ class PairGram:
 class GramMeter:
     """Measures the `PairGram` of two gradient lists of fixed shapes.
 
-    Small tensors are packed into zero-padded rows of one float64 buffer, so that a network with hundreds of them costs
-    a handful of kernels; large ones are widened a piece at a time into another. Both buffers are kept: memory that is
-    taken anew in every step costs more than the sums.
+    Small tensors are packed into zero-padded rows of one buffer, so that a network with hundreds of them costs a
+    handful of kernels; large ones are summed where they are, or widened a piece at a time into another. Buffers are
+    kept: memory that is taken anew in every step costs more than the sums.
 
     Args:
         parameters: the tensors whose gradients will be measured, in order.
@@ -111,16 +113,19 @@ class GramMeter:
         self.device = parameters[0].device
         self._num_blocks = int(max(block_of)) + 1
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
-        has_large = torch.zeros(self._num_blocks, dtype=torch.bool)
+        has_coarse = torch.zeros(self._num_blocks, dtype=torch.bool)
         for block, parameter in zip(block_of, parameters, strict=True):
-            has_large[block] |= parameter.numel() > _SMALL
-        self._has_large = has_large.to(self.device) if has_large.any() else None
+            has_coarse[block] |= parameter.numel() > _TINY
+        self._has_coarse = has_coarse.to(self.device) if has_coarse.any() else None
         self._never = torch.zeros((), dtype=torch.bool, device=self.device)
-        self._parts: list[_Pack | _Large] = []
+        self._parts: list[_Pack | _CoarsePack | _Large] = []
         for device in dict.fromkeys(p.device for p in parameters):
-            small = [(i, p) for i, p in enumerate(parameters) if p.device == device and p.numel() <= _SMALL]
-            large = [i for i, p in enumerate(parameters) if p.device == device and p.numel() > _SMALL]
-            self._parts += [_Pack(device, small, block_of, self._num_blocks)] if small else []
+            here = [(i, p) for i, p in enumerate(parameters) if p.device == device]
+            tiny = [(i, p) for i, p in here if p.numel() <= _TINY or (_is_small(p) and p.dtype == torch.float64)]
+            small = [(i, p) for i, p in here if _is_small(p) and p.numel() > _TINY and p.dtype != torch.float64]
+            large = [i for i, p in here if not _is_small(p)]
+            self._parts += [_Pack(device, tiny, block_of, self._num_blocks)] if tiny else []
+            self._parts += [_CoarsePack(device, small, block_of, self._num_blocks)] if small else []
             self._parts += [_Large(device, large, block_of, self._num_blocks)] if large else []
 
     def measure(
@@ -131,7 +136,7 @@ class GramMeter:
         Args:
             retain: gradients of the retain loss, one or None per parameter.
             forget: gradients of the forget loss, likewise.
-            exact: whether large float32 tensors too are summed in float64; without, ask `too_coarse` of the result.
+            exact: whether all tensors are summed in float64; without, ask `too_coarse` of the result.
 
         Returns:
             The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
@@ -143,18 +148,27 @@ class GramMeter:
 
     def too_coarse(self, gram: PairGram) -> Tensor:
         """0-dim bool: whether a Gram that was not measured exactly has an angle too small for float32 sums."""
-        return self._never if self._has_large is None else (self._has_large & (gram.sin < _COARSE_SINE)).any()
+        return self._never if self._has_coarse is None else (self._has_coarse & (gram.sin < _COARSE_SINE)).any()
+
+
+def _is_small(parameter: Tensor) -> bool:
+    return parameter.numel() <= _SMALL
 
 
 class _Pack:
-    """Small parameters of one device, each starting on a row of its own in a shared float64 buffer."""
+    """Small parameters of one device, each starting on a row of its own in a shared buffer, float64 unless told."""
 
     def __init__(
-        self, device: torch.device, members: list[tuple[int, Tensor]], block_of: Sequence[int], num_blocks: int
+        self,
+        device: torch.device,
+        members: list[tuple[int, Tensor]],
+        block_of: Sequence[int],
+        num_blocks: int,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         rows = [-(-p.numel() // _ROW) for _, p in members]
         starts = [sum(rows[:k]) for k in range(len(rows))]
-        self._buffer = torch.zeros(2, sum(rows), _ROW, dtype=torch.float64, device=device)
+        self._buffer = torch.zeros(2, sum(rows), _ROW, dtype=dtype, device=device)
         self._indices = [i for i, _ in members]
         self._num_blocks = num_blocks
         self._row_block = torch.repeat_interleave(
@@ -166,7 +180,7 @@ class _Pack:
         ]
 
     def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool) -> Tensor:
-        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]; always exact."""
+        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]; as exact as the buffer."""
         for views, side in zip(self._views, (retain, forget), strict=True):
             grads = [side[i] for i in self._indices]
             present = [(v, g) for v, g in zip(views, grads, strict=True) if g is not None]
@@ -175,8 +189,27 @@ class _Pack:
             if present:
                 torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
         pairs = self._buffer.transpose(0, 1)  # [rows, 2, _ROW]
-        rows = torch.bmm(pairs, pairs.transpose(1, 2))
+        rows = torch.bmm(pairs, pairs.transpose(1, 2)).double()
         return rows.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._row_block, rows)
+
+
+class _CoarsePack:
+    """Parameters that are packed in float32, and in float64 once that is asked for."""
+
+    def __init__(
+        self, device: torch.device, members: list[tuple[int, Tensor]], block_of: Sequence[int], num_blocks: int
+    ) -> None:
+        self._arguments = (device, members, block_of, num_blocks)
+        self._coarse = _Pack(*self._arguments, dtype=torch.float32)
+        self._exact: _Pack | None = None
+
+    def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool) -> Tensor:
+        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]."""
+        if not exact:
+            return self._coarse.sums(retain, forget, exact)
+        if self._exact is None:
+            self._exact = _Pack(*self._arguments)
+        return self._exact.sums(retain, forget, exact)
 
 
 class _Large:

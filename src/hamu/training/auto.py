@@ -32,6 +32,7 @@ _PAID_AT_ONCE = 0.5  # of what is left of the budget
 _MEMORY = 0.8  # of the mean over steps of the Gram
 _LEAST_SHARE = 0.05
 _PATIENCE = 6  # times in a row that a state was taken back
+_INTERVAL = 10.0  # steps between two measurements, at most
 
 
 def tuned(args: UnlearnConfig, found: Assessment) -> UnlearnConfig:
@@ -106,6 +107,7 @@ class Steering(TrainerCallback):
         self._eps = 0.0
         self._cap = 1.0
         self._taken_back = 0
+        self._interval = _INTERVAL
         self._due = _Due()
         self.history: list[dict[str, float]] = []
         self.ended = False
@@ -172,7 +174,7 @@ class Steering(TrainerCallback):
         """Measure when it is due; keep the state, or take it back."""
         left = self._goal.max_retain_increase - (self._now.retain_loss - self._start.retain_loss)
         last = state.global_step >= state.max_steps
-        if self.ended or not (last or self._due.now(self._goal.missing(self._now), left)):
+        if self.ended or not (last or self._due.now(self._interval, self._goal.missing(self._now), left)):
             return
         self._due = _Due()
         now = self._measure()
@@ -186,8 +188,10 @@ class Steering(TrainerCallback):
             torch._foreach_copy_(list[Tensor](self._pair.parameters), self._good)
         self._taken_back += 1
         self._cap = max(_LEAST_SHARE, 0.6 * self._method.constraint)
+        self._interval = max(1.0, 0.5 * self._interval)
         if self.trust is not None:
             self.trust.scale *= 0.25
+            self.trust.most = 2.0 * self.trust.scale
         if self._taken_back >= _PATIENCE:
             self._finish(
                 f"the budget is spent: {_PATIENCE} times in a row further steps raised the retain loss by more than "
@@ -198,6 +202,9 @@ class Steering(TrainerCallback):
         if now.forget_loss > self._now.forget_loss:
             self._taken_back = 0
             self._cap = min(1.0, 1.3 * self._cap)
+            self._interval = min(_INTERVAL, 1.5 * self._interval)
+            if self.trust is not None:
+                self.trust.most = min(AUTO_GROWTH, 2.0 * self.trust.most)
         self._now = now
         with torch.no_grad():
             torch._foreach_copy_(self._good, list[Tensor](self._pair.parameters))
@@ -227,5 +234,5 @@ class _Due:
         self._gained += gained
         self._paid += paid
 
-    def now(self, missing: float, left: float) -> bool:
-        return self._steps >= 10 or self._gained >= 0.2 * missing or self._paid >= 0.25 * max(left, 0.0) > 0
+    def now(self, interval: float, missing: float, left: float) -> bool:
+        return self._steps >= interval or self._gained >= 0.2 * missing or self._paid >= 0.25 * max(left, 0.0) > 0

@@ -6,14 +6,15 @@ from typing import Any
 
 from hamu.errors import HamuError
 
-SHRINK_BELOW, GROW_ABOVE = 0.25, 0.75
+SHRINK_BELOW, GROW_ABOVE, LEAP_ABOVE = 0.25, 0.75, 0.95
 
 
 class TrustRegion:
     """A factor on the learning rate, and with it on the radius and on what is demanded.
 
-    It is halved after a step whose realised change is under a quarter of what was promised, and doubled after one over
-    three quarters. A step that realises nothing (a ratio of 0 or less) is to be undone.
+    It is halved after a step whose realised change is under a quarter of what was promised, doubled after one over
+    three quarters, and quadrupled after one that realises all but 5%. A step that realises nothing (a ratio of 0 or
+    less) is to be undone.
 
     Args:
         most: the factor never exceeds this.
@@ -21,12 +22,13 @@ class TrustRegion:
 
     Attributes:
         scale: the factor for the next step.
+        most: see above.
     """
 
     def __init__(self, most: float = 8.0, least: float = 2.0**-20) -> None:
         if not most >= 1:
             raise HamuError(f"trust_region_growth {most} must be at least 1, the learning rate as it is given")
-        self._most, self._least = most, least
+        self.most, self._least = most, least
         self.scale = 1.0
 
     def update(self, ratio: float) -> bool:
@@ -34,7 +36,7 @@ class TrustRegion:
         if not ratio >= SHRINK_BELOW:  # NaN too
             self.scale = max(0.5 * self.scale, self._least)
         elif ratio > GROW_ABOVE:
-            self.scale = min(2.0 * self.scale, self._most)
+            self.scale = min((4.0 if ratio > LEAP_ABOVE else 2.0) * self.scale, self.most)
         return ratio > 0
 
     @property
