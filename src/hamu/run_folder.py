@@ -1,5 +1,7 @@
 """The folder that a run leaves behind. Files appear in it whole or not at all; nothing else is touched.
 
+Of several processes the main one writes.
+
 model/  config.yaml  steps.jsonl  evaluation.json
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from hamu.distributed import is_main
 from hamu.errors import HamuError
 
 _OWN = (
@@ -79,6 +82,8 @@ class RunFolder:
 
     def prepare(self) -> Path:
         """Make the folder, and clear an earlier run out of it."""
+        if not is_main():
+            return self.path
         for stale in self._stale:
             if stale.is_dir():
                 shutil.rmtree(stale)
@@ -90,7 +95,7 @@ class RunFolder:
 
     def discard_if_empty(self) -> None:
         """Remove the folders that were made for the run, if nothing was written into them."""
-        for made in self._absent:
+        for made in self._absent if is_main() else []:
             if made.is_dir():
                 if any(made.iterdir()):
                     return
@@ -99,6 +104,8 @@ class RunFolder:
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
         """Write one file whole: beside its place first, then renamed; a private one is for its owner alone."""
         target = self.prepare() / name
+        if not is_main():
+            return target
         with tempfile.NamedTemporaryFile(
             "w", dir=self.path, prefix=f".{name}.", delete=False, encoding="utf-8"
         ) as file:
@@ -121,6 +128,8 @@ class RunFolder:
     def save_model(self, model: Any, *beside_it: Any, name: str = "model") -> Path:
         """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all."""
         target = self.prepare() / name
+        if not is_main():
+            return target
         beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
         # PEFT would ask the hub whether the base model's embeddings have changed
         more = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
@@ -135,6 +144,8 @@ class RunFolder:
 
     def append_line(self, name: str, content: Mapping[str, Any]) -> None:
         """Append one JSON line and flush it, so that the log can be read while it grows."""
+        if not is_main():
+            return
         with open(self.prepare() / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(dict(content)) + "\n")
 

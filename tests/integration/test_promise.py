@@ -118,7 +118,7 @@ def descend(curvature, rate, steps):
         assert watch.is_due(step)
         losses = {}
         for side in ("retain", "forget"):
-            watch.remember(side, {}, 1)
+            watch.remember(side, {}, 1.0, 1)
             with getattr(pair, side)():
                 loss = total(side, {})
                 loss.backward()
@@ -152,7 +152,8 @@ def test_the_radius_settles_where_the_curvature_says(curvature):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "scale", "stays"), [(-1.0, 0.5, False), (0.1, 0.5, True), (0.5, 1.0, True), (0.9, 2.0, True), (1.0, 4.0, True)]
+    ("ratio", "scale", "stays"),
+    [(-1.0, 0.5, False), (0.1, 0.5, True), (0.5, 1.0, True), (0.9, 2.0, True), (1.0, 4.0, True)],
 )
 def test_the_radius_shrinks_under_a_quarter_and_grows_over_three_quarters(ratio, scale, stays):
     region = TrustRegion()

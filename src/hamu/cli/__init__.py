@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "measure a model: losses, accuracy, membership inference",
     "methods": "list the methods",
 }
+_PARALLEL = ("train", "unlearn")  # what several processes may share
 _USAGE = "usage: hamu COMMAND [--help] [--debug] [options]\n\ncommands:\n" + "\n".join(
     f"  {n:10} {t}" for n, t in COMMANDS.items()
 )
@@ -70,10 +71,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(command: str, argv: list[str]) -> int:
+    import torch.distributed as dist
     from rich.console import Console
 
+    from hamu.distributed import is_main, processes
+
     _quiet()
-    return int(importlib.import_module(f"hamu.cli.{command}").run(argv, Console(highlight=False)))
+    if processes() > 1 and command not in _PARALLEL:
+        raise HamuError(f"{command} runs in one process; start it without torchrun")
+    console = Console(highlight=False, quiet=not is_main())
+    try:
+        return int(importlib.import_module(f"hamu.cli.{command}").run(argv, console))
+    finally:
+        if processes() > 1 and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _quiet() -> None:

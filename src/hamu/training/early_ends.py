@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from hamu.distributed import summed
 from hamu.objectives import CrossEntropy, Scored
 
 
@@ -38,7 +40,12 @@ class EarlyEnds:
 
     def reason(self) -> str:
         """Why the run is to end before the step whose batches were added, "" if it is not; starts anew."""
-        losses = {side: total.item() / max(1, self._counts[side]) for side, total in self._sums.items()}
+        both = {side: torch.stack([total, torch.as_tensor(self._counts[side], dtype=total.dtype, device=total.device)])
+                for side, total in self._sums.items()}  # fmt: skip
+        losses = {}
+        for side, values in both.items():
+            total, count = summed(values).tolist()
+            losses[side] = total / max(1.0, count)
         self._sums.clear()
         self._counts.clear()
         forget, retain = losses.get("forget"), losses.get("retain")

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, Subset
 from hamu.errors import HamuError
 
 Shuffle = Literal["epoch", "once"]
+WEIGHT = "weight"  # of a batch of pairs, 1 if it is not there
 
 
 class PairedDataset(Dataset[dict[str, Any]]):
@@ -66,8 +67,12 @@ class PairedDataset(Dataset[dict[str, Any]]):
         return {side: self._data[side][self._position(side, index)] for side in self._sides}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
-        """A batch: for each side a list of items, or what the side's own `__getitems__` returns."""
-        batch = {}
+        """A batch: for each side a list of items, or what the side's own `__getitems__` returns.
+
+        Indices below 0, ~i for i, are records that are read for their shape alone: the batch then has the "weight" 0.
+        """
+        batch: dict[str, Any] = {WEIGHT: 0.0} if min(indices) < 0 else {}
+        indices = [~i if i < 0 else i for i in indices]
         for side in self._sides:
             data, positions = self._data[side], [self._position(side, i) for i in indices]
             fetch = getattr(data, "__getitems__", None)
@@ -98,7 +103,9 @@ class PairCollator:
         """For each side, what the data's collator makes of its items."""
         if not isinstance(batch, Mapping):  # a loader that fetches item by item
             batch = {side: [item[side] for item in batch] for side in batch[0]}
-        return {side: items if isinstance(items, Mapping) else self._collate(items) for side, items in batch.items()}
+        return {
+            side: items if isinstance(items, Mapping | float) else self._collate(items) for side, items in batch.items()
+        }
 
 
 def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from hamu.distributed import processes, rank, summed
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
@@ -24,7 +25,8 @@ from hamu.training.auto import Goal, Standing, Steering
 from hamu.training.config import UnlearnConfig, checkpoints_activations
 from hamu.training.early_ends import EarlyEnds
 from hamu.training.original import collate, let_gradients_through, to_channels_last
-from hamu.training.pairing import PairCollator, PairedDataset, subset
+from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset, subset
+from hamu.training.sharing import EpochLoader, ShareSampler
 from hamu.training.watch import StepWatch
 
 SIDES = ("retain", "forget")
@@ -151,9 +153,29 @@ class UnlearnTrainer(Trainer):
         """In order: the paired data set does the shuffling."""
         return SequentialSampler(self.train_dataset)
 
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """With several processes each reads its share of the same global batches."""
+        if processes() == 1:
+            return super().get_train_dataloader()
+        size = self._train_batch_size * processes()
+        return EpochLoader(
+            self.train_dataset,
+            batch_sampler=ShareSampler(len(self.train_dataset), size, rank(), processes()),
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, Tensor | int]:
-        """Images or scored tokens of a whole step, over all its accumulated batches, of each side apart."""
-        return {side: sum(self._count(side, batch[side]) for batch in batch_samples) for side in self.sides}
+        """Images or scored tokens of a whole step, over all its accumulated batches and processes, of each side."""
+        counts = {
+            side: sum(self._count(side, batch[side]) * batch.get(WEIGHT, 1.0) for batch in batch_samples)
+            for side in self.sides
+        }
+        if processes() == 1:
+            return counts
+        both = summed(torch.stack([torch.as_tensor(c, dtype=torch.float64) for c in counts.values()]).to(device))
+        return dict(zip(counts, both, strict=True))
 
     def _count(self, side: str, batch: Mapping[str, Tensor]) -> Tensor | int:
         return self._objectives[side].count(batch["labels"])
@@ -167,16 +189,18 @@ class UnlearnTrainer(Trainer):
             for module in self._batchnorms:
                 module.eval()
         inputs = self._prepare_inputs(inputs)
+        weight = inputs.get(WEIGHT, 1.0)
         losses: dict[str, Tensor] = {}
         measured = self._watch.is_due(self.state.global_step + 1)
         for side in self.sides:
             batch = inputs[side]
             count = self._count(side, batch) if num_items_in_batch is None else num_items_in_batch[side]
             if measured:
-                self._watch.remember(side, batch, count)
+                self._watch.remember(side, batch, weight, count)
             with getattr(self.pair, side)():
-                loss = self._side_total(model, side, batch) / count
-                self.accelerator.backward(loss)
+                # gradients are averaged over the processes, but each has but its part of the sum
+                loss = self._side_total(model, side, batch) * weight / count
+                self.accelerator.backward(loss * processes() if processes() > 1 else loss)
             losses[side] = loss.detach()
             self._losses[side] = self._losses.get(side, 0.0) + losses[side]
         if self.accelerator.sync_gradients:
@@ -274,7 +298,7 @@ class UnlearnTrainer(Trainer):
     def _step_figures(self) -> dict[str, Any]:
         """What happened in the last step, read from the device at once."""
         step = self._step
-        tensors = {f"{side}_loss": loss for side, loss in self._losses.items()}
+        tensors = {f"{side}_loss": summed(loss) for side, loss in self._losses.items()}
         if step is None:  # the run ended before this step
             return {name: loss.item() for name, loss in tensors.items()} | {"taken": 0.0}
         norms = step.gradient_norms

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hamu.distributed import summed
 from hamu.guard import StepGuard
 from hamu.paired import PairedGradients, PairStep
 from hamu.training.config import UnlearnConfig
@@ -24,6 +25,7 @@ class _Pass:
 
     side: str
     batch: Mapping[str, Tensor]
+    weight: float
     count: Tensor | int
     random_state: list[Tensor]
 
@@ -68,9 +70,9 @@ class StepWatch:
             return args.check_steps > 0 and step % args.check_steps == 0
         return str(args.logging_strategy.value) == "steps" and step % max(1, int(args.logging_steps)) == 0
 
-    def remember(self, side: str, batch: Mapping[str, Tensor], count: Tensor | int) -> None:
+    def remember(self, side: str, batch: Mapping[str, Tensor], weight: float, count: Tensor | int) -> None:
         """Take note of a pass that is about to be made in a step that will be measured."""
-        self._passes.append(_Pass(side, batch, count, _random_state(self._pair.parameters[0].device)))
+        self._passes.append(_Pass(side, batch, weight, count, _random_state(self._pair.parameters[0].device)))
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """What `combine` is to keep for the step to come."""
@@ -99,6 +101,8 @@ class StepWatch:
                 group["lr"] = rate * self.trust.scale
         self._step, self._optimizer = step, optimizer
         self._before = self._measure() if self._passes and self._autocast else dict(losses)
+        if self._passes:
+            self._before = {side: summed(loss) for side, loss in self._before.items()}
         if self._guard is not None:
             self._guard.before(step)
 
@@ -143,7 +147,7 @@ class StepWatch:
 
     def _outcome(self) -> Outcome:
         step, guard = self._step, self._guard
-        after = self._measure()
+        after = {side: summed(loss) for side, loss in self._measure().items()}
         constraint = step.weights.constraint
         rate = float(self._optimizer.param_groups[0]["lr"])
         sides = list(after)
@@ -198,7 +202,7 @@ class StepWatch:
         with _full_precision(self._model), _buffers_kept(self._model):
             for one in self._passes:
                 _set_random_state(one.random_state, device)
-                part = self._total(one.side, one.batch) / one.count
+                part = self._total(one.side, one.batch) * one.weight / one.count
                 losses[one.side] = losses.get(one.side, 0.0) + part
         _set_random_state(now, device)
         return losses

@@ -1,0 +1,62 @@
+"""The same run in one, two and four processes ends with the same weights."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+WORKER = Path(__file__).parent / "worker.py"
+CASES = [
+    f"{kind}/{method}/1/sgd" for kind in ("conv", "llama") for method in ("hamu-q", "hamu-u", "gdiff", "kl", "gru")
+]
+CASES += ["conv/hamu-q/3/sgd", "llama/hamu-u/3/sgd", "llama/hamu-q/1/adamw_torch", "conv/ga/1/sgd"]
+STEPS = 20
+
+
+def launch(processes, folder, cases=CASES, steps=STEPS):
+    """Run the worker; what each process saved, by case."""
+    folder.mkdir()
+    head = [sys.executable]
+    if processes > 1:
+        head += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*head, str(WORKER), str(folder), str(steps), *cases], env=environment, timeout=420,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {
+        case: [torch.load(folder / f"{case.replace('/', '-')}-{rank}.pt") for rank in range(processes)]
+        for case in cases
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return launch(1, tmp_path_factory.mktemp("alone") / "run")
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_any_number_of_processes_ends_with_the_same_weights(processes, alone, tmp_path):
+    found = launch(processes, tmp_path / "run")
+    for case in CASES:
+        expected = alone[case][0]
+        for one in found[case]:
+            for name, weight in one["weights"].items():
+                worst = (weight - expected["weights"][name]).abs().max().item()
+                assert worst <= 1e-10, f"{case}: {name} differs by {worst}"
+        mine = found[case][0]
+        for ours, theirs in zip(mine["log"], expected["log"], strict=True):
+            for key in ("retain_loss", "forget_loss", "kappa", "realised_forget_change", "first_order_retain_change"):
+                if key in theirs:
+                    assert ours[key] == pytest.approx(theirs[key], rel=1e-7, abs=1e-12), f"{case}: {key}"
+        assert mine["promise"]["checked"] == STEPS
+
+
+def test_the_runs_differ_from_case_to_case(alone):
+    """Else the comparison above could not fail."""
+    ends = [alone[case][0]["weights"] for case in CASES if case.startswith("conv") and "/1/" in case]
+    for a, b in itertools.pairwise(ends):
+        assert any(not torch.allclose(a[name], b[name], atol=1e-6) for name in a)

@@ -1,0 +1,84 @@
+"""Runs cases in one or several processes and saves the weights that they end with: worker.py FOLDER STEPS CASE..."""
+
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.trainer_callback import PrinterCallback
+
+from hamu import UnlearnConfig, UnlearnTrainer
+from hamu.data import TextCollator
+from hamu.distributed import processes, rank
+
+transformers.utils.logging.set_verbosity_error()
+GLOBAL_BATCH = 12
+
+
+class ConvNet(nn.Module):
+    """A small float64 classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4 * 16, 3)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.conv(x.double()))).flatten(1))
+
+
+def images(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 1, 4, 4, generator=generator)
+    return [{"pixel_values": x[i], "labels": torch.tensor(i % 3)} for i in range(count)]
+
+
+def texts(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    items = []
+    for i in range(count):
+        ids = torch.randint(1, 64, (4 + i % 5,), generator=generator)
+        items.append({"input_ids": ids, "labels": torch.cat([torch.tensor([-100]), ids[1:]])})
+    return items
+
+
+def stacked(items):
+    return {key: torch.stack([item[key] for item in items]) for key in items[0]}
+
+
+def problem(kind):
+    torch.manual_seed(0)
+    if kind == "conv":
+        return ConvNet().double(), images(31, 1), images(10, 2), stacked
+    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+                         num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
+    return LlamaForCausalLM(config).double(), texts(31, 1), texts(10, 2), TextCollator(0)
+
+
+def run(case, folder, steps):
+    kind, method, accumulation, optimizer = case.split("/")
+    model, retain, forget, collate = problem(kind)
+    each = GLOBAL_BATCH // processes() // int(accumulation)
+    args = UnlearnConfig(
+        output_dir=str(folder / "run"), method=method, max_steps=steps, per_device_train_batch_size=each,
+        gradient_accumulation_steps=int(accumulation), learning_rate=0.05 if optimizer == "sgd" else 0.005,
+        optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
+        disable_tqdm=True, max_retain_loss=1e9,
+    )  # fmt: skip
+    trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    found = {name: p.detach().clone() for name, p in model.named_parameters()}
+    log = [{k: v for k, v in e.items() if isinstance(v, float)} for e in trainer.state.log_history if "taken" in e]
+    torch.save(
+        {"weights": found, "log": log, "promise": trainer.promise}, folder / f"{case.replace('/', '-')}-{rank()}.pt"
+    )
+
+
+if __name__ == "__main__":
+    for name in sys.argv[3:]:
+        run(name, Path(sys.argv[1]), int(sys.argv[2]))
