@@ -68,7 +68,7 @@ def cifar(options: argparse.Namespace) -> Iterator[Case]:
     train = read_images(options.data_dir).normalized(model.config.image_mean, model.config.image_std)
     for rho in (0.0, 0.75):
         problem = forget_class(train, None, 0, rho)
-        yield Case(f"CIFAR-10, ρ = {rho:g}", model, problem, collate, 500, 60, (1e-3, 1e-2, 1e-1))
+        yield Case(f"CIFAR-10, ρ = {rho:g}", model, problem, collate, 250, 40, (3e-3, 1e-2, 3e-2))
 
 
 def tofu(options: argparse.Namespace) -> Iterator[Case]:
@@ -78,7 +78,7 @@ def tofu(options: argparse.Namespace) -> Iterator[Case]:
     retain, forget = (encode(data, tokenizer, 256) for data in (records.retain, records.forget))
     problem = UnlearningData(retain, forget, None, records.forget_name)
     collator = TextCollator(tokenizer.pad_token_id)
-    yield Case("TOFU forget10", load_language_model(options.model), problem, collator, 16, 100, (1e-2, 1e-1, 1.0))
+    yield Case("TOFU forget10", load_language_model(options.model), problem, collator, 16, 40, (3e-2, 3e-1))
 
 
 class Standings(TrainerCallback):

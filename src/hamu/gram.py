@@ -107,11 +107,12 @@ class GramMeter:
     Args:
         parameters: the tensors whose gradients will be measured, in order.
         block_of: the block number of each parameter, 0..L-1.
+        blocks: L; by default the blocks that there are.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int], blocks: int | None = None) -> None:
         self.device = parameters[0].device
-        self._num_blocks = int(max(block_of)) + 1
+        self._num_blocks = int(max(block_of)) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         has_coarse = torch.zeros(self._num_blocks, dtype=torch.bool)
         for block, parameter in zip(block_of, parameters, strict=True):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.blocks import Blocks, group_blocks
+from hamu.distributed.layout import Layout, Replicated
 from hamu.errors import HamuError
 from hamu.gram import GramMeter, PairGram, combine_dtype
 from hamu.methods.base import Method, Weights
@@ -136,11 +137,16 @@ class PairedGradients:
         self.max_grad_norm = max_grad_norm
         self.parameters = [p for _, p in named]
         self.block_names, self.block_of = group_blocks([name for name, _ in named], blocks)
-        self._meter = GramMeter(self.parameters, self.block_of)
+        self.use(Replicated(self.parameters, self.block_of))
         self._memory = StoppingMemory(method.stopping_rule)
         self._grads: dict[str, list[Tensor | None]] = {}
         self._versions: list[int] = []
         self._inside: str | None = None
+
+    def use(self, layout: Layout) -> None:
+        """Choose who holds which gradient, before the first step; without it, this process holds everything."""
+        self.layout = layout
+        self._meter = GramMeter(layout.parts, layout.block_of, len(self.block_names))
 
     @contextmanager
     def retain(self) -> Iterator[None]:
@@ -231,12 +237,14 @@ class PairedGradients:
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
+        if keep and not self.layout.is_whole:
+            raise HamuError("gradients can only be kept where each process has both of them; leave keep out")
         grads = self._take()
-        retain, forget = grads["retain"], grads["forget"]
+        retain, forget = self.layout.take(grads)
         scaled = scaler is not None and scaler.is_enabled()
         unscale = 1.0 / scaler.get_scale() if scaler is not None and scaled else 1.0
-        for exact in (False, True):
-            gram = self._meter.measure(retain, forget, exact=exact)
+        for exact in (False, True) if self.layout.is_whole else (True,):  # all processes must decide alike
+            gram = self.layout.total(self._meter.measure(retain, forget, exact=exact))
             gram = gram.scaled(unscale, unscale) if scaled else gram
             clip = gram.clip_factors(self.max_grad_norm)
             gram = gram.scaled(*clip)
@@ -248,7 +256,7 @@ class PairedGradients:
         if decision == "step":
             self._write(retain, forget, a, b, keep)
         elif scaled:
-            self._spoil(retain, forget)
+            self._spoil(self.layout.give(retain), self.layout.give(forget))
         kept = {side: grads[side] for side in keep} if decision == "step" else {}
         return PairStep(gram, weights, clip, decision, reason, kept, unscale)
 
@@ -282,7 +290,8 @@ class PairedGradients:
         return plain
 
     def _take(self) -> dict[str, list[Tensor | None]]:
-        needed = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
+        uses = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
+        needed = {side: used and side in self.layout.sides for side, used in uses.items()}
         missing = [side for side, used in needed.items() if used and side not in self._grads]
         if missing:
             raise HamuError(
@@ -354,12 +363,15 @@ class PairedGradients:
     ) -> None:
         if "retain" in keep and "forget" not in keep:  # g* is written into the memory of the side that comes first
             retain, forget, a, b = forget, retain, b, a
-        for parameter, block, r, f in zip(self.parameters, self.block_of, retain, forget, strict=True):
+        combined: list[Tensor | None] = []
+        for part, block, r, f in zip(self.layout.parts, self.layout.block_of, retain, forget, strict=True):
             if r is None and keep:
                 f = None if f is None else f.clone()
             elif r is not None and len(keep) > 1:
                 r = r.clone()
-            parameter.grad = _combine(r, f, a[block], b[block], combine_dtype(parameter))
+            combined.append(_combine(r, f, a[block], b[block], combine_dtype(part)))
+        for parameter, grad in zip(self.parameters, self.layout.give(combined), strict=True):
+            parameter.grad = grad
 
 
 def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, dtype: torch.dtype) -> Tensor | None:

@@ -67,7 +67,7 @@ def run(case, folder, steps):
         output_dir=str(folder / "run"), method=method, max_steps=steps, per_device_train_batch_size=each,
         gradient_accumulation_steps=int(accumulation), learning_rate=0.05 if optimizer == "sgd" else 0.005,
         optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
-        disable_tqdm=True, max_retain_loss=1e9,
+        disable_tqdm=True, min_forget_loss=1e-9,
     )  # fmt: skip
     trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
     trainer.remove_callback(PrinterCallback)

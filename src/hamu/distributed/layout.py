@@ -1,0 +1,64 @@
+"""Who holds which part of a gradient while two of them are combined.
+
+A layout says which parts of both gradients this process measures and combines, how the Gram of the parts becomes that
+of the whole, and how the combined parts become the gradient that the optimizer sees. In `Replicated`, the default,
+every process holds everything (one process, or gradients that were averaged before).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from hamu.gram import PairGram
+
+Grads = list[Tensor | None]
+
+
+class Layout(Protocol):
+    """See the module.
+
+    Attributes:
+        sides: whose gradient this process collects.
+        parts: a tensor like each part that this process measures and combines.
+        block_of: the block of each part.
+        is_whole: whether the parts are all there is, so that no other process needs to be asked.
+    """
+
+    sides: tuple[str, ...]
+    parts: Sequence[Tensor]
+    block_of: Sequence[int]
+    is_whole: bool
+
+    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
+        """The parts of the retain and of the forget gradient, from what this process collected; uses it up."""
+
+    def total(self, gram: PairGram) -> PairGram:
+        """The Gram of the whole gradients from that of the parts."""
+
+    def give(self, combined: Grads) -> Grads:
+        """The gradient of each parameter from the combined parts."""
+
+
+class Replicated:
+    """Everything is here."""
+
+    sides: tuple[str, ...] = ("retain", "forget")
+    is_whole = True
+
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
+        self.parts, self.block_of = parameters, block_of
+
+    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
+        """As they are."""
+        return grads["retain"], grads["forget"]
+
+    def total(self, gram: PairGram) -> PairGram:
+        """As it is."""
+        return gram
+
+    def give(self, combined: Grads) -> Grads:
+        """As they are."""
+        return combined

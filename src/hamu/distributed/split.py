@@ -1,0 +1,170 @@
+"""Split pairing: half of the processes hold retain data, the other half forget data (paper, App. G.1).
+
+In each step every process has one gradient, of its own side and its own records. They meet with the traffic of plain
+data-parallel training, and no process ever holds two:
+
+    1. within each half the gradients are summed and scattered: process h of a half has shard h of its side
+    2. partners (h of either half) swap halves of their shards: each now has both sides of its own part
+    3. Gram of the part, summed over all processes: 3·L numbers
+    4. the part is combined where it is
+    5. the combined parts are gathered by all
+
+Over d numbers and W processes each sends (1 - 2/W)·d + d/W + (1 - 1/W)·d = 2(W-1)/W·d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hamu.distributed.layout import Grads
+from hamu.errors import HamuError
+from hamu.gram import PairGram
+
+_BUCKET = 1 << 22  # elements that are exchanged at once, unless one tensor is larger
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Parameters that are exchanged together, as one flat tensor.
+
+    Attributes:
+        members: (number of the parameter, its start, its end) in the flat tensor.
+        size: of the flat tensor, a multiple of the number of processes.
+        own: (number of the parameter, start, end) of the pieces of this process's part, relative to the part.
+    """
+
+    members: list[tuple[int, int, int]]
+    size: int
+    own: list[tuple[int, int, int]]
+
+
+class SplitPairing:
+    """The layout of split pairing; see `Layout`.
+
+    Args:
+        parameters: the trainable parameters, the same on all processes.
+        block_of: the block of each.
+        bucket: elements that are exchanged at once.
+
+    Attributes:
+        half: the number of processes of a half.
+        place: this process's number within its half.
+
+    Raises:
+        HamuError: if the number of processes is not even.
+    """
+
+    is_whole = False
+
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int], bucket: int = _BUCKET) -> None:
+        self._world = dist.get_world_size() if dist.is_initialized() else 1
+        if self._world % 2:
+            raise HamuError(f"split pairing needs an even number of processes; there are {self._world}")
+        rank = dist.get_rank()
+        self.half = self._world // 2
+        self.place = rank % self.half
+        self._is_retain = rank < self.half
+        self._partner = (rank + self.half) % self._world
+        self.sides: tuple[str, ...] = ("retain",) if self._is_retain else ("forget",)
+        groups = [dist.new_group(list(range(start, start + self.half))) for start in (0, self.half)]
+        self._group = groups[0 if self._is_retain else 1]
+        self._parameters = parameters
+        self._buckets = self._bucketed(bucket)
+        self.block_of = [block_of[number] for b in self._buckets for number, _, _ in b.own]
+        self.parts = [
+            parameters[number].detach().new_empty(end - start) for b in self._buckets for number, start, end in b.own
+        ]
+        self._present: list[bool] = []
+
+    def _bucketed(self, most: int) -> list[_Bucket]:
+        """Parameters in order, with like precision together, up to so many elements each."""
+        buckets, members, end = [], [], 0
+        for number, parameter in enumerate(self._parameters):
+            other = bool(members) and self._parameters[members[0][0]].dtype != parameter.dtype
+            if members and (other or end + parameter.numel() > most):
+                buckets.append(self._bucket(members, end))
+                members, end = [], 0
+            members.append((number, end, end + parameter.numel()))
+            end += parameter.numel()
+        return [*buckets, self._bucket(members, end)]
+
+    def _bucket(self, members: list[tuple[int, int, int]], end: int) -> _Bucket:
+        size = -(-end // self._world) * self._world
+        part = size // self._world
+        start = (2 * self.place + (not self._is_retain)) * part  # the first half of a shard stays with the retain side
+        filled = [*members[:-1], (*members[-1][:2], size)]  # the padding counts as part of the last one
+        own = [
+            (number, max(a, start) - start, min(b, start + part) - start)
+            for number, a, b in filled
+            if a < start + part and b > start
+        ]
+        return _Bucket(members, size, own)
+
+    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
+        """Steps 1 and 2, a bucket at a time; each gradient is freed once it is on its way."""
+        mine = grads[self.sides[0]]
+        device = self._parameters[0].device
+        present = torch.tensor([g is not None for g in mine], dtype=torch.int32, device=device)
+        dist.all_reduce(present)
+        self._present = (present > 0).tolist()
+        retain: Grads = []
+        forget: Grads = []
+        for bucket in self._buckets:
+            flat = self._parameters[bucket.members[0][0]].new_zeros(bucket.size)
+            for number, start, end in bucket.members:
+                grad = mine[number]
+                if grad is not None:
+                    flat[start:end].view(grad.shape).copy_(grad)
+                    mine[number] = None
+                del grad
+            shard = flat.new_empty(bucket.size // self.half)
+            dist.reduce_scatter_tensor(shard, flat, group=self._group)
+            del flat
+            first, second = shard.chunk(2)
+            kept, sent = (first, second) if self._is_retain else (second, first)
+            received = torch.empty_like(sent)
+            for work in dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, sent.contiguous(), self._partner),
+                    dist.P2POp(dist.irecv, received, self._partner),
+                ]
+            ):
+                work.wait()
+            kept = kept.clone()  # the rest of the shard is not needed any more
+            r, f = (kept, received) if self._is_retain else (received, kept)
+            for _, start, end in bucket.own:
+                retain.append(r[start:end])
+                forget.append(f[start:end])
+        return retain, forget
+
+    def total(self, gram: PairGram) -> PairGram:
+        """Step 3."""
+        sums = torch.stack([gram.retain_sq, gram.forget_sq, gram.dot])
+        dist.all_reduce(sums)
+        return PairGram(sums[0], sums[1], sums[2], gram.eps)
+
+    def give(self, combined: Grads) -> Grads:
+        """Step 5; the gradients are views of one buffer per bucket."""
+        whole: Grads = [None] * len(self._parameters)
+        parts = iter(combined)
+        for bucket in self._buckets:
+            like = self._parameters[bucket.members[0][0]]
+            part = like.new_zeros(bucket.size // self._world)
+            for _, start, end in bucket.own:
+                piece = next(parts)
+                if piece is not None:
+                    part[start:end].copy_(piece)
+                del piece
+            gathered = like.new_empty(bucket.size)
+            dist.all_gather_into_tensor(gathered, part)
+            # all first halves come before all second halves
+            flat = gathered.view(2, self.half, -1).transpose(0, 1).reshape(-1) if self.half > 1 else gathered
+            for number, start, end in bucket.members:
+                if self._present[number]:
+                    whole[number] = flat[start:end].view(self._parameters[number].shape)
+        return whole
