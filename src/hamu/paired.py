@@ -135,8 +135,9 @@ class PairedGradients:
             raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
         self.method = method
         self.max_grad_norm = max_grad_norm
+        self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self.block_names, self.block_of = group_blocks([name for name, _ in named], blocks)
+        self.block_names, self.block_of = group_blocks(self.names, blocks)
         self.use(Replicated(self.parameters, self.block_of))
         self._memory = StoppingMemory(method.stopping_rule)
         self._grads: dict[str, list[Tensor | None]] = {}

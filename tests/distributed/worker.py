@@ -1,6 +1,7 @@
 """Runs cases in one or several processes and saves the weights that they end with: worker.py FOLDER STEPS CASE..."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,9 +10,10 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.trainer_callback import PrinterCallback
 
+import hamu.training.trainer
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
-from hamu.distributed import processes, rank
+from hamu.distributed import SplitPairing, processes, rank
 
 transformers.utils.logging.set_verbosity_error()
 GLOBAL_BATCH = 12
@@ -60,15 +62,25 @@ def problem(kind):
 
 
 def run(case, folder, steps):
-    kind, method, accumulation, optimizer = case.split("/")
+    kind, method, accumulation, optimizer, *pairing = case.split("/")
     model, retain, forget, collate = problem(kind)
-    each = GLOBAL_BATCH // processes() // int(accumulation)
+    sharing = processes() // 2 if pairing else processes()
+    each = GLOBAL_BATCH // sharing // int(accumulation)
     args = UnlearnConfig(
         output_dir=str(folder / "run"), method=method, max_steps=steps, per_device_train_batch_size=each,
         gradient_accumulation_steps=int(accumulation), learning_rate=0.05 if optimizer == "sgd" else 0.005,
         optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
         disable_tqdm=True, min_forget_loss=1e-9,
+        pairing="split" if pairing == ["split"] else "sequential",
     )  # fmt: skip
+    small = pairing == ["small"]
+    if small:  # buckets of a few numbers: every tensor is cut over several
+        args.pairing = "split"
+        hamu.training.trainer.SplitPairing = partial(SplitPairing, bucket=50)
+    if pairing == ["unequal"]:
+        args.pairing = "split"
+        with torch.no_grad():
+            model.get_parameter("conv.bias")[0] += 1e-7 * rank()
     trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
     trainer.remove_callback(PrinterCallback)
     trainer.train()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from hamu.errors import HamuError
 
 
 def processes() -> int:
@@ -30,6 +34,28 @@ def summed(values: Tensor) -> Tensor:
     values = values.clone()
     dist.all_reduce(values)
     return values
+
+
+def check_equal(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+    """Compare tensors over all processes, bit by bit, by a sum of their bits.
+
+    Raises:
+        HamuError: on every process, naming the first tensor that differs.
+    """
+    if not _is_on() or dist.get_world_size() == 1:
+        return
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = torch.stack(
+        [t.detach().contiguous().view(integers[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
+    )
+    ends = torch.stack([sums, -sums])
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    differing = (ends[0] != -ends[1]).nonzero().flatten().tolist()
+    if differing:
+        raise HamuError(
+            f"{names[differing[0]]} is not the same on all processes; do all start from the same model, with the same "
+            f"libraries?"
+        )
 
 
 def _is_on() -> bool:

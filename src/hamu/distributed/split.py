@@ -25,6 +25,9 @@ from hamu.distributed.layout import Grads
 from hamu.errors import HamuError
 from hamu.gram import PairGram
 
+# as torch 2.13 calls them, and as it did before
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _BUCKET = 1 << 22  # elements that are exchanged at once, unless one tensor is larger
 
 
@@ -123,7 +126,7 @@ class SplitPairing:
                     mine[number] = None
                 del grad
             shard = flat.new_empty(bucket.size // self.half)
-            dist.reduce_scatter_tensor(shard, flat, group=self._group)
+            _reduce_scatter(shard, flat, group=self._group)
             del flat
             first, second = shard.chunk(2)
             kept, sent = (first, second) if self._is_retain else (second, first)
@@ -161,7 +164,7 @@ class SplitPairing:
                     part[start:end].copy_(piece)
                 del piece
             gathered = like.new_empty(bucket.size)
-            dist.all_gather_into_tensor(gathered, part)
+            _all_gather(gathered, part)
             # all first halves come before all second halves
             flat = gathered.view(2, self.half, -1).transpose(0, 1).reshape(-1) if self.half > 1 else gathered
             for number, start, end in bucket.members:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from hamu.distributed import processes
 from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.objectives import build_objective
@@ -72,6 +73,11 @@ class UnlearnConfig(TrainConfig):
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
     stopping_patience: int = _option(1, "Stop only after so many steps in a row that meet the criterion.")
     stopping_window: int = _option(1, "Average the criterion over so many steps.")
+    pairing: str = _option(
+        "sequential",
+        "With several processes: sequential (each runs its retain and its forget records) or split (half of them hold "
+        "retain, half forget records; an even number of processes).",
+    )
     guarantee: str = _option(
         "first_order",
         "What the promise is for: first_order (g*, as in the paper) or exact (the step that the optimizer really "
@@ -135,6 +141,10 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"blocks {self.blocks!r} is unknown; choose tensor, module or model")
         if self.max_eval_samples is not None and self.max_eval_samples < 1:
             raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
+        if self.pairing not in ("sequential", "split"):
+            raise HamuError(f"pairing {self.pairing!r} is unknown; choose sequential or split")
+        if self.pairing == "split":
+            self._check_split()
         if self.guarantee not in ("first_order", "exact"):
             raise HamuError(f"guarantee {self.guarantee!r} is unknown; choose first_order or exact")
         if self.guarantee == "exact" and not isinstance(self.build_method(), HamuQ | HamuU):
@@ -158,6 +168,17 @@ class UnlearnConfig(TrainConfig):
         if self.dataloader_persistent_workers:
             raise HamuError("dataloader_persistent_workers would repeat the first epoch's order; leave it off")
         super().__post_init__()
+
+    def _check_split(self) -> None:
+        method = self.build_method()
+        if not (method.uses_retain and method.uses_forget):
+            raise HamuError(f"split pairing needs both sides, but {self.method} has one; leave pairing at sequential")
+        if processes() % 2:
+            raise HamuError(f"split pairing needs an even number of processes; there are {processes()}")
+        for name, asked in (("guarantee exact", self.guarantee == "exact"), ("trust_region", self.trust_region),
+                            ("auto", self.auto)):  # fmt: skip
+            if asked:
+                raise HamuError(f"{name} needs both gradients in each process; leave pairing at sequential")
 
     def _check_goal(self) -> None:
         goals = {name: getattr(self, name) for name in ("target_forget_accuracy", "max_retain_increase")}

@@ -8,6 +8,7 @@ combined one is what the optimizer sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from hamu.distributed import processes, rank, summed
+from hamu.distributed import SplitPairing, check_equal, processes, rank, summed
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
@@ -30,6 +31,7 @@ from hamu.training.sharing import EpochLoader, ShareSampler
 from hamu.training.watch import StepWatch
 
 SIDES = ("retain", "forget")
+_COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _STEERED_BY = 1000  # records of each side that a run by goal is measured on
 
 
@@ -69,10 +71,13 @@ class UnlearnTrainer(Trainer):
     ) -> None:
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
+        self._is_split = args.pairing == "split"
+        # with split pairing a process has but one side; else all that the method needs
+        self._own_sides = self.sides if not self._is_split else [SIDES[rank() // (processes() // 2)]]
         pairs = PairedDataset(
             retain_dataset,
             forget_dataset,
-            sides=self.sides,
+            sides=self._own_sides,
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,
         )
@@ -101,7 +106,10 @@ class UnlearnTrainer(Trainer):
         target = None if args.auto else args.target_forget_loss
         self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, target)
         self.steering = self._new_steering(args) if args.auto else None
-        self._watch = StepWatch(self.pair, args, lambda side, batch: self._side_total(self.model, side, batch), model)
+        if self._is_split:
+            self.pair.use(SplitPairing(self.pair.parameters, self.pair.block_of))
+        total = lambda side, batch: self._side_total(self.model, side, batch)  # noqa: E731
+        self._watch = StepWatch(self.pair, args, total, model, self.sides)
         self._start: dict[str, float] = {}
         self._losses: dict[str, Tensor] = {}
         self._step: PairStep | None = None
@@ -120,6 +128,8 @@ class UnlearnTrainer(Trainer):
             eval_dataset=self._eval_sets["retain"],
             **kwargs,
         )
+        if self._is_split:  # accelerate is to prepare the model for its precision, but not to average its gradients
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.add_callback(_PairState(self))
         if self.steering is not None:
             self.steering.trust = self._watch.trust
@@ -157,10 +167,11 @@ class UnlearnTrainer(Trainer):
         """With several processes each reads its share of the same global batches."""
         if processes() == 1:
             return super().get_train_dataloader()
-        size = self._train_batch_size * processes()
+        sharing = processes() // 2 if self._is_split else processes()
+        sampler = ShareSampler(len(self.train_dataset), self._train_batch_size * sharing, rank() % sharing, sharing)
         return EpochLoader(
             self.train_dataset,
-            batch_sampler=ShareSampler(len(self.train_dataset), size, rank(), processes()),
+            batch_sampler=sampler,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
@@ -169,7 +180,9 @@ class UnlearnTrainer(Trainer):
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, Tensor | int]:
         """Images or scored tokens of a whole step, over all its accumulated batches and processes, of each side."""
         counts = {
-            side: sum(self._count(side, batch[side]) * batch.get(WEIGHT, 1.0) for batch in batch_samples)
+            side: sum(
+                self._count(side, batch[side]) * batch.get(WEIGHT, 1.0) for batch in batch_samples if side in batch
+            )
             for side in self.sides
         }
         if processes() == 1:
@@ -192,15 +205,16 @@ class UnlearnTrainer(Trainer):
         weight = inputs.get(WEIGHT, 1.0)
         losses: dict[str, Tensor] = {}
         measured = self._watch.is_due(self.state.global_step + 1)
-        for side in self.sides:
+        # DDP averages gradients over the processes, but each has only its part of the sum; split pairing sums them
+        scale = 1 if self._is_split else processes()
+        for side in self._own_sides:
             batch = inputs[side]
             count = self._count(side, batch) if num_items_in_batch is None else num_items_in_batch[side]
             if measured:
                 self._watch.remember(side, batch, weight, count)
             with getattr(self.pair, side)():
-                # gradients are averaged over the processes, but each has but its part of the sum
                 loss = self._side_total(model, side, batch) * weight / count
-                self.accelerator.backward(loss * processes() if processes() > 1 else loss)
+                self.accelerator.backward(loss * scale if scale > 1 else loss)
             losses[side] = loss.detach()
             self._losses[side] = self._losses.get(side, 0.0) + losses[side]
         if self.accelerator.sync_gradients:
@@ -224,6 +238,8 @@ class UnlearnTrainer(Trainer):
         if self.steering is not None and self.steering.ended:
             reason = self.stop_reason
         if not reason:
+            if self._is_split and self.state.global_step % _COMPARED_EVERY == 0:
+                check_equal(self.pair.names, self.pair.parameters)
             keep = self._watch.keep(self.optimizer)
             self._settle(self.pair.combine(self.accelerator.scaler, keep=keep))
             return
@@ -298,7 +314,8 @@ class UnlearnTrainer(Trainer):
     def _step_figures(self) -> dict[str, Any]:
         """What happened in the last step, read from the device at once."""
         step = self._step
-        tensors = {f"{side}_loss": summed(loss) for side, loss in self._losses.items()}
+        none = torch.zeros((), device=self.args.device)
+        tensors = {f"{side}_loss": summed(self._losses.get(side, none).double()) for side in self.sides}
         if step is None:  # the run ended before this step
             return {name: loss.item() for name, loss in tensors.items()} | {"taken": 0.0}
         norms = step.gradient_norms

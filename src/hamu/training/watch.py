@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,7 @@ class StepWatch:
         args: check_steps, guarantee, trust_region.
         total: the summed loss of a side's batch under the model as it is, as the backward pass takes it.
         model: repeated passes leave its buffers as they are.
+        sides: of the method.
 
     Attributes:
         record: what was checked so far.
@@ -51,7 +52,9 @@ class StepWatch:
         args: UnlearnConfig,
         total: Callable[[str, Mapping[str, Tensor]], Tensor],
         model: nn.Module,
+        sides: Sequence[str] = ("retain", "forget"),
     ) -> None:
+        self._sides = sides
         self._pair, self._args, self._total, self._model = pair, args, total, model
         self._autocast = args.bf16 or args.fp16
         self._guard: StepGuard | None = None
@@ -76,13 +79,15 @@ class StepWatch:
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """What `combine` is to keep for the step to come."""
+        if not self._pair.layout.is_whole and not is_plain_descent(optimizer):
+            self._passes = []  # what became of g* could only be told with both gradients here
         guard = self._guard_for(optimizer)
         return () if guard is None else guard.keep
 
     def _guard_for(self, optimizer: torch.optim.Optimizer) -> StepGuard | None:
         """A guard, if this step needs one: to correct it, to undo it, or to see what an optimizer made of g*."""
         exact = self._args.guarantee == "exact"
-        sees = bool(self._passes) and (exact or not is_plain_descent(optimizer))
+        sees = bool(self._passes) and (exact or not is_plain_descent(optimizer)) and self._pair.layout.is_whole
         if not (exact or sees or self.trust is not None):
             self._guard = None
             return None
@@ -102,7 +107,7 @@ class StepWatch:
         self._step, self._optimizer = step, optimizer
         self._before = self._measure() if self._passes and self._autocast else dict(losses)
         if self._passes:
-            self._before = {side: summed(loss) for side, loss in self._before.items()}
+            self._before = self._summed(self._before)
         if self._guard is not None:
             self._guard.before(step)
 
@@ -147,7 +152,7 @@ class StepWatch:
 
     def _outcome(self) -> Outcome:
         step, guard = self._step, self._guard
-        after = {side: summed(loss) for side, loss in self._measure().items()}
+        after = self._summed(self._measure())
         constraint = step.weights.constraint
         rate = float(self._optimizer.param_groups[0]["lr"])
         sides = list(after)
@@ -184,6 +189,11 @@ class StepWatch:
             read[-1],
             noise,
         )
+
+    def _summed(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Over all processes; with split pairing each has one side's."""
+        none = torch.zeros((), device=self._pair.parameters[0].device)
+        return {side: summed(losses.get(side, none).double()) for side in self._sides}
 
     def _note(self, outcome: Outcome) -> None:
         for side, promised in outcome.promised.items():

@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from hamu import HamuError, UnlearnConfig
+from hamu.training.sharing import ShareSampler
+
 WORKER = Path(__file__).parent / "worker.py"
 CASES = [
     f"{kind}/{method}/1/sgd" for kind in ("conv", "llama") for method in ("hamu-q", "hamu-u", "gdiff", "kl", "gru")
 ]
 CASES += ["conv/hamu-q/3/sgd", "llama/hamu-u/3/sgd", "llama/hamu-q/1/adamw_torch", "conv/ga/1/sgd"]
+# what only several processes can do, and the case that it must equal
+SPLIT = {f"{case}/{how}": case for case in CASES if "ga/" not in case for how in ("split",)}
+SPLIT |= {f"{case}/small": case for case in ("conv/hamu-q/1/sgd", "llama/hamu-u/3/sgd")}
 STEPS = 20
 
 
@@ -26,7 +32,8 @@ def launch(processes, folder, cases=CASES, steps=STEPS):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([*head, str(WORKER), str(folder), str(steps), *cases], env=environment, timeout=420,
                           capture_output=True, text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    if done.returncode:
+        raise RuntimeError(done.stderr[-6000:])
     return {
         case: [torch.load(folder / f"{case.replace('/', '-')}-{rank}.pt") for rank in range(processes)]
         for case in cases
@@ -40,9 +47,9 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_any_number_of_processes_ends_with_the_same_weights(processes, alone, tmp_path):
-    found = launch(processes, tmp_path / "run")
-    for case in CASES:
-        expected = alone[case][0]
+    found = launch(processes, tmp_path / "run", [*CASES, *SPLIT])
+    for case in (*CASES, *SPLIT):
+        expected = alone[SPLIT.get(case, case)][0]
         for one in found[case]:
             for name, weight in one["weights"].items():
                 worst = (weight - expected["weights"][name]).abs().max().item()
@@ -50,9 +57,11 @@ def test_any_number_of_processes_ends_with_the_same_weights(processes, alone, tm
         mine = found[case][0]
         for ours, theirs in zip(mine["log"], expected["log"], strict=True):
             for key in ("retain_loss", "forget_loss", "kappa", "realised_forget_change", "first_order_retain_change"):
-                if key in theirs:
+                if key in theirs and not (case in SPLIT and "adamw" in case and "_change" in key):
                     assert ours[key] == pytest.approx(theirs[key], rel=1e-7, abs=1e-12), f"{case}: {key}"
-        assert mine["promise"]["checked"] == STEPS
+        # with both sides apart, what AdamW makes of g* cannot be seen
+        unseen = case in SPLIT and "adamw" in case
+        assert (mine["promise"] is None) if unseen else (mine["promise"]["checked"] == STEPS)
 
 
 def test_the_runs_differ_from_case_to_case(alone):
@@ -60,3 +69,30 @@ def test_the_runs_differ_from_case_to_case(alone):
     ends = [alone[case][0]["weights"] for case in CASES if case.startswith("conv") and "/1/" in case]
     for a, b in itertools.pairwise(ends):
         assert any(not torch.allclose(a[name], b[name], atol=1e-6) for name in a)
+
+
+def test_processes_that_start_from_different_weights_are_told(tmp_path):
+    with pytest.raises(RuntimeError, match=r"conv\.bias is not the same on all processes"):
+        launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/unequal"], steps=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pairing": "both"}, "pairing both is unknown|'both' is unknown"),
+        ({"pairing": "split", "method": "ga"}, "needs both sides, but ga has one"),
+        ({"pairing": "split"}, "needs an even number of processes; there are 1"),
+    ],
+)
+def test_what_split_pairing_cannot_do_is_said_before_anything_runs(settings, message):
+    with pytest.raises(HamuError, match=message):
+        UnlearnConfig(output_dir="unused", **settings)
+
+
+def test_shares_of_every_process_make_up_the_same_batches():
+    for processes in (1, 2, 3, 4):
+        shares = [list(ShareSampler(10, 4, rank, processes)) for rank in range(processes)]
+        for number, batch in enumerate(([0, 1, 2, 3], [4, 5, 6, 7], [8, 9])):
+            read = sorted(i for share in shares for i in share[number] if i >= 0)
+            assert read == batch
+            assert all(share[number] for share in shares), "all take part in every step"
