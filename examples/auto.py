@@ -57,7 +57,7 @@ def digits(options: argparse.Namespace) -> Iterator[Case]:
         set_seed(target)
         scenario = Digits(target)
         model, train = scenario.new_model()
-        config = TrainConfig(output_dir="unused", seed=target, disable_tqdm=True, **scenario.train_settings)
+        config = TrainConfig(output_dir="runs/unused", seed=target, disable_tqdm=True, **scenario.train_settings)
         train_original(model, train, config, collate)
         problem = forget_class(train, None, target, rho, target)
         yield Case(f"digits, class {target}, ρ = {rho:g}", model, problem, collate, 128, 60, (3e-3, 1e-2, 3e-2, 1e-1))
@@ -95,7 +95,7 @@ class Standings(TrainerCallback):
 
 def settings(case: Case, goal: Goal) -> UnlearnConfig:
     return UnlearnConfig(
-        output_dir="unused", per_device_train_batch_size=case.batch_size, max_steps=case.steps, eval_strategy="no",
+        output_dir="runs/unused", per_device_train_batch_size=case.batch_size, max_steps=case.steps, eval_strategy="no",
         eval_on_start=False, target_forget_loss=goal.forget_loss, max_retain_increase=goal.max_retain_increase,
         auto=True,
     )  # fmt: skip

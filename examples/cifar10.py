@@ -56,7 +56,7 @@ def unlearn(model_path: str, problem: Any, method: str, protocol: str, before: d
     """One run: what was gained, step figures, and the trajectory."""
     model = load_classifier(model_path)
     args = UnlearnConfig(
-        output_dir="unused", method=method, learning_rate=1e-4, constraint=0.5, stopping="off", bf16=True,
+        output_dir="runs/unused", method=method, learning_rate=1e-4, constraint=0.5, stopping="off", bf16=True,
         eval_on_start=False, check_steps=0,
         **PROTOCOLS[protocol],
     )  # fmt: skip

@@ -152,7 +152,7 @@ def digits() -> dict[str, Any]:
     scenario = Digits(42)
     model, train = scenario.new_model()
     train_original(
-        model, train, TrainConfig(output_dir="unused", disable_tqdm=True, **scenario.train_settings), collate
+        model, train, TrainConfig(output_dir="runs/unused", disable_tqdm=True, **scenario.train_settings), collate
     )
     problem = scenario.problem
 

@@ -34,7 +34,7 @@ from hamu import HamuQ, PairedGradients
 from hamu.assess import curvature, measure_hardness
 from hamu.assess.problem import Problem
 from hamu.cli.demo_digits import Digits
-from hamu.data import UnlearningData, forget_class, pixel_statistics, read_images
+from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.evaluation import predict
 from hamu.models import load_classifier, new_classifier
 from hamu.training import TrainConfig, train_original
@@ -57,26 +57,28 @@ def thinned(problem: UnlearningData[Any], seed: int) -> UnlearningData[Any]:
     return replace(problem, **sets)
 
 
+def trained(everything: ImageData, seed: int, folder: Path) -> tuple[Any, ImageData]:
+    """A model trained by the recipe on a random fifth of the data, kept in a folder, and that fifth."""
+    generator = torch.Generator().manual_seed(seed)
+    train = everything.select(torch.randperm(len(everything), generator=generator)[: round(SHARE * len(everything))])
+    statistics = pixel_statistics(train)
+    train = train.normalized(*statistics)
+    if not (folder / "config.json").exists():
+        set_seed(seed)
+        model = new_classifier("resnet20", train, *map(list, statistics))
+        settings = TrainConfig(
+            output_dir="runs/unused", seed=seed, optim="adamw_torch", learning_rate=1e-3, num_train_epochs=50,
+            per_device_train_batch_size=len(train) // 10, bf16=True, disable_tqdm=True, logging_steps=100,
+        )  # fmt: skip
+        train_original(model, train, settings, collate).save_pretrained(folder)
+    return load_classifier(str(folder)).to(memory_format=torch.channels_last), train
+
+
 def cifar(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any]]:
     """For each seed: a model trained on its fifth of the data by the recipe, and its problem at a given ρ."""
     everything = read_images(options.data_dir)
     for seed in range(SEEDS):
-        generator = torch.Generator().manual_seed(seed)
-        train = everything.select(
-            torch.randperm(len(everything), generator=generator)[: round(SHARE * len(everything))]
-        )
-        statistics = pixel_statistics(train)
-        train = train.normalized(*statistics)
-        folder = Path(options.work) / f"cifar-{seed}"
-        if not folder.exists():
-            set_seed(seed)
-            model = new_classifier("resnet20", train, *map(list, statistics))
-            settings = TrainConfig(
-                output_dir=str(folder), seed=seed, optim="adamw_torch", learning_rate=1e-3, num_train_epochs=50,
-                per_device_train_batch_size=len(train) // 10, bf16=True, disable_tqdm=True, logging_steps=100,
-            )  # fmt: skip
-            train_original(model, train, settings, collate).save_pretrained(folder)
-        model = load_classifier(str(folder)).to(memory_format=torch.channels_last)
+        model, train = trained(everything, seed, Path(options.work) / f"cifar-{seed}")
         print("training accuracy", predict(model, train, 500, collate).correct.double().mean().item(), flush=True)
 
         def problem(rho: float, train: Any = train, seed: int = seed) -> UnlearningData[Any]:
@@ -107,7 +109,7 @@ def digits(seeds: int) -> Iterator[tuple[int, nn.Module, Any]]:
         epochs = 1 + seed % 4
         settings = scenario.train_settings | {"num_train_epochs": epochs}
         train_original(
-            model, train, TrainConfig(output_dir="unused", seed=seed, disable_tqdm=True, **settings), collate
+            model, train, TrainConfig(output_dir="runs/unused", seed=seed, disable_tqdm=True, **settings), collate
         )
 
         def problem(rho: float, train: Any = train, seed: int = seed) -> UnlearningData[Any]:

@@ -6,7 +6,8 @@ to each block that falls short the smallest change that restores the demand:
 
     gain_i = ±g_c,i·Δw_i       demanded: η q_i       correction: ±(η q_i - gain_i) g_c,i / ‖g_c,i‖²
 
-with + for HAMU-Q (g_c = g_f) and - for HAMU-U (g_c = g_r). It costs a copy of the trainable parameters.
+with + for HAMU-Q (g_c = g_f) and - for HAMU-U (g_c = g_r). It costs a copy of the trainable parameters, until the next
+step or `release`.
 """
 
 from __future__ import annotations
@@ -95,13 +96,13 @@ class StepGuard:
         self.keep = tuple(dict.fromkeys((*keep, *([constrained] if constrained else []))))
         self._before: list[Tensor] = []
         known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not all(id(p) in known for p in pair.parameters):
+        if self._exact and not all(id(p) in known for p in pair.parameters):
             raise HamuError("a trainable parameter is not in the optimizer; give it all, or freeze those that stay")
         self._blocks = torch.tensor(pair.block_of)
 
     @contextmanager
     def around(self, step: PairStep) -> Iterator[None]:
-        """Put the optimizer's step inside; afterwards `taken` says what it did."""
+        """Put the optimizer's step inside; afterwards `taken` says what it did, and `undo` or `release` may follow."""
         self.before(step)
         yield
         self.after()
@@ -122,7 +123,7 @@ class StepGuard:
         if self._exact and demand is not None:
             corrected = self._correct(step, demand)
         along = {side: self._along(step, side) for side in self.keep if side in step.kept}
-        length = torch.stack([_dot(p, p, b, b) for p, b in zip(self._pair.parameters, self._before, strict=True)])
+        length = self._by_block([_dot(p, p, b, b) for p, b in zip(self._pair.parameters, self._before, strict=True)])
         gain = None
         if demand is not None and self._constrained is not None:
             gain = self._sign * along[self._constrained] * self._clip(step, self._constrained)
@@ -136,6 +137,11 @@ class StepGuard:
         )
         return self.taken
 
+    def release(self) -> None:
+        """Let go of the weights and gradients of the last step; it can no longer be undone then."""
+        self._before = []
+        self._step.kept.clear()
+
     @torch.no_grad()
     def undo(self) -> None:
         """Put the weights back as they were before the step; the optimizer's own state stays as it is."""
@@ -148,7 +154,7 @@ class StepGuard:
     def _rates_of_blocks(self) -> Tensor:
         """The learning rate of each block, [L]; where its parameters differ, the highest."""
         rate_of = {id(p): float(group["lr"]) for group in self._optimizer.param_groups for p in group["params"]}
-        rates = torch.tensor([rate_of[id(p)] for p in self._pair.parameters], dtype=torch.float64)
+        rates = torch.tensor([rate_of.get(id(p), 0.0) for p in self._pair.parameters], dtype=torch.float64)
         return torch.zeros(len(self._pair.block_names), dtype=torch.float64).scatter_reduce(
             0, self._blocks, rates, "amax", include_self=False
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import lru_cache
@@ -52,7 +52,7 @@ class PairStep:
     clip: tuple[Tensor, Tensor]
     decision: Decision
     reason: str = ""
-    kept: Mapping[str, list[Tensor | None]] = field(default_factory=dict)
+    kept: dict[str, list[Tensor | None]] = field(default_factory=dict)
     unscale: float = 1.0
 
     @property
@@ -138,7 +138,12 @@ class PairedGradients:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
-        self.use(Replicated(self.parameters, self.block_of))
+        if any(hasattr(p, "device_mesh") for p in self.parameters):
+            from hamu.distributed.sharded import Sharded  # loads what only sharded models need
+
+            self.use(Sharded(self.parameters, self.block_of))
+        else:
+            self.use(Replicated(self.parameters, self.block_of))
         self._memory = StoppingMemory(method.stopping_rule)
         self._grads: dict[str, list[Tensor | None]] = {}
         self._versions: list[int] = []
@@ -238,6 +243,8 @@ class PairedGradients:
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
+        if isinstance(keep, str) or not set(keep) <= {"retain", "forget"}:
+            raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
         if keep and not self.layout.is_whole:
             raise HamuError("gradients can only be kept where each process has both of them; leave keep out")
         grads = self._take()

@@ -71,6 +71,16 @@ def test_the_runs_differ_from_case_to_case(alone):
         assert any(not torch.allclose(a[name], b[name], atol=1e-6) for name in a)
 
 
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_sharded_model_takes_the_same_steps(processes):
+    worker = WORKER.with_name("sharded_worker.py")
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
+                           str(processes), str(worker)], env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout.strip().splitlines()[-1]) <= 1e-10
+
+
 def test_processes_that_start_from_different_weights_are_told(tmp_path):
     with pytest.raises(RuntimeError, match=r"conv\.bias is not the same on all processes"):
         launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/unequal"], steps=2)

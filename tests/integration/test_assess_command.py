@@ -4,9 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import spearmanr
 
+from hamu.assess import assess as assess_in_python
 from hamu.cli import main
-from hamu.data import read_images
+from hamu.data import TextCollator, encode, read_images, read_text
+from hamu.models import load_classifier
+from hamu.models.language import load_language_model, load_tokenizer
+from hamu.objectives import CrossEntropy, Scored, predict_logits
+from hamu.training.original import collate
 
 DIGITS = ["--recipe", "digits"]
 CONSTRAINT = ["--constraint_mode", "relative"]
@@ -96,3 +103,42 @@ def test_a_language_model_and_its_adapter(tmp_path, capsys):
     blocks = json.loads((tmp_path / "lora/assess.json").read_text())["blocks"]
     assert all("lora" in block["name"] for block in blocks)
     assert "curvature: not measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_records_in_conflict_are_those_of_backward_passes_on_trained_networks(kind, tmp_path, saved_model, problem):
+    """A trained network bends: with too long a step the two forward passes would rank its records at random."""
+    if kind == "image":
+        model, data, collator = load_classifier(str(saved_model)), problem, collate
+        retain, forget = data.retain, data.forget.select(range(40))
+    else:
+        source = ["--data", "miniature", "--max_length", "96", "--per_device_train_batch_size", "32"]
+        few = ["--max_steps", "30", "--learning_rate", "0.003", "--output_dir", str(tmp_path / "original")]
+        assert main(["train", *source, "--model", "tiny-llama", *few]) == 0
+        tokenizer = load_tokenizer(str(tmp_path / "original/model"))
+        model = load_language_model(str(tmp_path / "original/model"))
+        texts = encode(read_text("miniature"), tokenizer, 96)
+        retain, forget, collator = texts.select(range(40, 100)), texts.select(range(24)), TextCollator(0)
+    found = assess_in_python(model, retain, forget, collate=collator, batch_size=64, curvature_samples=0)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    model.eval()
+
+    def gradient(records):
+        batch = collator(records) if kind == "text" else records
+        scored = Scored.of(predict_logits(model, batch), batch["labels"])
+        total = CrossEntropy().total(scored, None)
+        return torch.autograd.grad(total, parameters), len(scored.labels)
+
+    everything = [retain[i] for i in range(len(retain))] if kind == "text" else retain.__getitems__(range(len(retain)))
+    direction, count = gradient(everything)
+    exact, predictions = {}, 0
+    for i in range(len(forget)):
+        grads, n = gradient([forget[i]] if kind == "text" else forget.__getitems__([i]))
+        predictions += n
+        exact[i] = sum((a.double() * b.double()).sum().item() for a, b in zip(grads, direction, strict=True)) / count
+    values = dict(zip(found.conflicts["forget"].rows.tolist(), found.conflicts["forget"].values.tolist(), strict=True))
+    ours = [values[row] for row in forget.rows.tolist()]
+    theirs = [exact[i] * len(forget) / predictions for i in range(len(forget))]
+    assert spearmanr(ours, theirs).statistic >= 0.99
+    raw = found.hamu_q.kappa / found.clip[0] / found.clip[1]
+    assert sum(ours) / len(ours) == pytest.approx(raw, rel=0.05)

@@ -94,6 +94,23 @@ def test_hamu_u_with_too_large_a_learning_rate_succeeds_with_a_trust_region(mode
     assert min(figures(trainer, "trust_scale")) < 1
 
 
+def test_nothing_is_kept_between_steps(model, trainer_of):
+    trainer = trainer_of(model, optim="adamw_torch", learning_rate=1e-4, guarantee="exact", method="hamu-u")
+    trainer.train()
+    assert trainer._watch._guard._before == []
+    assert trainer._step.kept == {}
+    assert trainer._watch._passes == []
+
+
+def test_an_optimizer_of_a_part_of_the_model_is_watched_too(model, trainer_of):
+    some = [p for name, p in model.named_parameters() if "classifier" in name]
+    optimizer = torch.optim.AdamW(some, lr=1e-3)
+    trainer = trainer_of(model, max_steps=2)
+    trainer.optimizer = optimizer
+    trainer.train()
+    assert trainer.promise["checked"] == 2
+
+
 class Valley(nn.Module):
     """½ curvature·w² for the retain loss, and a slope for the forget loss."""
 
@@ -115,7 +132,7 @@ def descend(curvature, rate, steps):
     watch = StepWatch(pair, args, total, model)
     used, losses_after = [], []
     for step in range(1, steps + 1):
-        assert watch.is_due(step)
+        assert watch.is_due(step, 1)
         losses = {}
         for side in ("retain", "forget"):
             watch.remember(side, {}, 1.0, 1)
@@ -182,7 +199,10 @@ def test_an_outcome_is_judged_by_its_worse_side():
     assert good.ratio("retain") == 1.0
     late = outcome({"retain": -1.0, "forget": 1.0}, {"retain": 0.5, "forget": 1.0}, demand=1.0)
     assert late.kept, "the demand was met"
-    assert late.trust == pytest.approx(1 - 1.5 / 2.0)
+    assert late.trust < 0.25, "the other side was to gain, and lost"
+    short = outcome({"retain": -0.1, "forget": 1.0}, {"retain": -0.05, "forget": 1.0}, demand=1.0)
+    assert short.trust == pytest.approx(1 - 0.05 / 0.5), "measured by a quarter of what the step could change at all"
+    assert outcome({"forget": 1.0}, {"forget": 5.0}, demand=1.0).trust == 0.5, "far more than promised: no leap"
     broken = outcome({"retain": -1.0, "forget": 1.0}, {"retain": -1.0, "forget": 0.9}, demand=1.0)
     assert not broken.kept
     assert broken.trust == pytest.approx(0.9)
@@ -194,7 +214,7 @@ def test_the_record_sums_up():
     assert record.summary() is None
     record.add(outcome({"retain": -1.0, "forget": 1.0}, {"retain": -0.5, "forget": 2.0}, demand=1.0))
     record.add(outcome({"retain": -1.0, "forget": 1.0}, {"retain": -1.5, "forget": 0.0}, demand=1.0))
-    assert record.summary() == {"checked": 2, "kept": 0.5, "median_ratio": {"retain": 1.0, "forget": 1.0}}
+    assert record.summary() == {"checked": 2, "judged": 2, "kept": 0.5, "median_ratio": {"retain": 1.0, "forget": 1.0}}
     again = PromiseRecord()
     again.load_state_dict(record.state_dict())
     assert again.summary() == record.summary()
@@ -202,11 +222,12 @@ def test_the_record_sums_up():
 
 def test_plain_descent_is_recognised():
     p = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))]
-    assert is_plain_descent(torch.optim.SGD(p, lr=1))
-    assert not is_plain_descent(torch.optim.SGD(p, lr=1, momentum=0.9))
-    assert not is_plain_descent(torch.optim.SGD(p, lr=1, weight_decay=0.1))
-    assert not is_plain_descent(torch.optim.SGD([{"params": p[:1], "lr": 2}, {"params": p[1:]}], lr=1))
-    assert not is_plain_descent(torch.optim.AdamW(p))
+    assert is_plain_descent(torch.optim.SGD(p, lr=1), p)
+    assert not is_plain_descent(torch.optim.SGD(p, lr=1, momentum=0.9), p)
+    assert not is_plain_descent(torch.optim.SGD(p, lr=1, weight_decay=0.1), p)
+    assert not is_plain_descent(torch.optim.SGD([{"params": p[:1], "lr": 2}, {"params": p[1:]}], lr=1), p)
+    assert not is_plain_descent(torch.optim.SGD(p[:1], lr=1), p)
+    assert not is_plain_descent(torch.optim.AdamW(p), p)
 
 
 @pytest.mark.parametrize(

@@ -111,13 +111,17 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     """Against many draws of data from one source: a 90% interval for κ covers the source's κ in most of them."""
     model = network().eval()
     truth = gradient(model, Points(20_000, 5)).dot(gradient(model, Points(20_000, 6))).item()
-    covered = 0
+    covered, widths, kappas = 0, [], []
     for seed in range(40):
         problem = Problem(model, Points(200, 100 + seed), Points(200, 200 + seed), collate, seed=seed)
         parted = PartedGram.of(problem, *(parted_gradient(problem, side, 16) for side in ("retain", "forget")))
         low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=200, level=0.9).kappa
         covered += low <= truth <= high
+        widths.append(high - low)
+        kappas.append(parted.gram().dot.sum().item())
     assert covered >= 30
+    spread = torch.tensor(kappas).std().item()
+    assert 2 * spread < sum(widths) / len(widths) < 5 * spread, "3.3 standard deviations, about"
 
 
 def test_too_few_parts_give_no_interval():
@@ -222,6 +226,46 @@ def test_a_hessian_that_is_not_positive_definite_is_said_to_be():
     assert found.damping > 1.0
 
 
+@pytest.mark.parametrize("radius", [0.25, 3.0])
+@pytest.mark.parametrize("variant", [HamuQ, HamuU])
+def test_the_frontier_ends_where_the_method_ends(variant, radius):
+    gram = gram_at([2.0, 1.0], [1.0, 3.0], [0.5, -0.2])
+    method = variant(0.5, radius=radius)
+    assert frontier(gram, method).feasible_limit == pytest.approx(method.weigh(gram).constraint.capacity.item())
+    assert frontier(gram, method).feasible_limit != pytest.approx(frontier(gram, method.name).feasible_limit)
+
+
+def test_the_error_ratio_is_that_of_the_step_that_will_be_taken():
+    """½λ‖Δw‖²/(‖g_r‖‖Δw‖): HAMU-U's step is as long as the forget gradient, not the retain gradient."""
+    model = network()
+    for method in (HamuQ(0.5, "relative"), HamuU(0.5, "relative")):
+        found = assess(model, RETAIN, FORGET, collate=collate, method=method, max_grad_norm=None, learning_rate=0.1)
+        n_r, n_f = found.gradient_norms
+        length = 0.1 * (n_r if isinstance(method, HamuQ) else n_f)
+        assert found.error_ratio == pytest.approx(0.5 * found.curvature.size * length / n_r)
+        assert found.trusted_rate(found.error_ratio) == pytest.approx(0.1)
+
+
+def test_a_loss_without_a_slope_is_said_to_be_one():
+    model = network()
+    with torch.no_grad():
+        model[3].weight.zero_()
+        model[3].bias.copy_(torch.tensor([1e4, 0.0, 0.0]))
+    data = Points(20, 3)
+    data.y.zero_()
+    with pytest.raises(HamuError, match="the gradient of the retain loss is zero"):
+        assess(model, data, FORGET, collate=collate)
+
+
+def test_the_random_state_is_left_alone():
+    model = network()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    assess(model, RETAIN, FORGET, collate=collate)
+    assert torch.equal(torch.rand(3), expected)
+
+
 @pytest.mark.parametrize(
     ("cos", "constraint", "mode", "code", "headline"),
     [
@@ -229,7 +273,7 @@ def test_a_hessian_that_is_not_positive_definite_is_said_to_be():
         (0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
         (0.5, 0.95, "relative", WILL_COST, "retain loss per 1 of forget loss"),
         (0.9999, 0.5, "relative", MUST_HURT, "stop: any step hurts"),
-        (0.5, 100.0, "absolute", CAN_IMPROVE, "can improve both"),
+        (0.5, 100.0, "absolute", MUST_HURT, "stop: the constraint cannot be met"),
     ],
 )
 def test_the_verdict(cos, constraint, mode, code, headline):
@@ -238,8 +282,9 @@ def test_the_verdict(cos, constraint, mode, code, headline):
     assert found.code == code
     assert headline in found.headline
     assert found.learning_rate == 0.012
-    if mode == "absolute":
-        assert "cannot be met" in found.reason
+    clamped = HamuQ(constraint, mode, on_infeasible="clamp")
+    found = judge(frontier(gram_at([2.0], [1.0], [cos])), clamped, (1.0, 1.0), None)
+    assert found.code == (WILL_COST if mode == "absolute" else code), "clamped, the most that is possible is asked"
 
 
 def test_the_price_in_the_verdict_is_that_of_the_step():

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from hamu.assess.curvature import Curvature, curvature, hessian_product
 from hamu.assess.frontier import Frontier, frontier
 from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
-from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped
+from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
 from hamu.assess.problem import Problem
@@ -60,6 +60,7 @@ class Assessment:
         records: the number of records of each side.
         gradient_norms: ‖g_r‖ and ‖g_f‖ before clipping.
         clip: the factors by which clipping shortens them.
+        step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where ‖g_f‖ is larger.
         hamu_q, hamu_u: the hardness for either variant (κ1 and κ2, κ3 and κ4).
         intervals: of κ, cosθ and the regime; None with too few records, or where memory did not allow it.
         block_names, blocks: the hardness of each block.
@@ -77,6 +78,7 @@ class Assessment:
     records: dict[str, int]
     gradient_norms: tuple[float, float]
     clip: tuple[float, float]
+    step_length: float
     hamu_q: Hardness
     hamu_u: Hardness
     intervals: Intervals | None
@@ -98,12 +100,14 @@ class Assessment:
 
     @property
     def error_ratio(self) -> float | None:
-        """½ηλ_max at the learning rate of the run to come, of the clipped step."""
-        return None if self.curvature is None else self.curvature.error_ratio(self.learning_rate * self.clip[0])
+        """½ηλ_max of a step at the learning rate of the run to come: the second-order part of the retain change over
+        the most that a step of this length can change to first order, ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
+        """
+        return None if self.curvature is None else self.curvature.error_ratio(self.learning_rate * self.step_length)
 
     def trusted_rate(self, error_ratio: float) -> float | None:
-        """The learning rate at which second order is this share of first order, for the clipped step."""
-        return None if self.curvature is None else self.curvature.trusted_rate(error_ratio) / self.clip[0]
+        """The learning rate at which `error_ratio` has this value."""
+        return None if self.curvature is None else self.curvature.trusted_rate(error_ratio) / self.step_length
 
     def record(self) -> dict[str, Any]:
         """Everything but the records' own contents, as JSON holds it."""
@@ -222,14 +226,17 @@ def assess(
             for side, gradient in (("forget", retain_gradient), ("retain", forget_gradient)):
                 found[side] = _conflicts(problem, side, gradient, most)
     gram = clipped(raw, max_grad_norm)
-    frontiers = {variant: frontier(gram, variant) for variant in ("hamu-q", "hamu-u")}
-    rate = None if spectrum is None else spectrum.trusted_rate(ERROR_RATIO) / clip[0]
+    frontiers = {cls.name: frontier(gram, _as(cls, method)) for cls in (HamuQ, HamuU)}
+    radius = constraint_status(gram, method).radius.square().sum().sqrt()
+    length = (radius / raw.retain_sq.sum().sqrt()).item()
+    rate = None if spectrum is None else spectrum.trusted_rate(ERROR_RATIO) / length
     meter.finish()
     return Assessment(
         method=method,
         records=records,
         gradient_norms=(raw.retain_sq.sum().sqrt().item(), raw.forget_sq.sum().sqrt().item()),
         clip=(clip[0], clip[1]),
+        step_length=length,
         hamu_q=Hardness.of(gram, _as(HamuQ, method)),
         hamu_u=Hardness.of(gram, _as(HamuU, method)),
         intervals=bootstrap(parted, method, max_grad_norm, seed=seed),
@@ -308,7 +315,8 @@ def _conflicts(problem: Problem, side: str, gradient: list[Tensor | None], most:
     """The records of a side against the other side's gradient."""
     positions = problem.positions(side, most)
     data = problem.data(side)
-    rows = getattr(data, "rows", torch.arange(len(data)))  # type: ignore[arg-type]
+    known = getattr(data, "rows", None)
+    rows = torch.arange(len(data)) if known is None else torch.as_tensor(known)  # type: ignore[arg-type]
 
     def losses() -> Tensor:
         found, predictions = [], 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,19 +46,22 @@ class Frontier:
         return retain, forget
 
 
-def frontier(gram: PairGram, variant: str = "hamu-q", points: int = 101) -> Frontier:
-    """The frontier of one pair of (clipped) gradients, block by block with norm-proportional demands.
+def frontier(gram: PairGram, method: HamuQ | HamuU | str = "hamu-q", points: int = 101) -> Frontier:
+    """The frontier of one pair of (clipped) gradients, block by block.
 
     Args:
         gram: their Gram.
-        variant: "hamu-q" demands of the forget loss, "hamu-u" of the retain loss.
+        method: its radius and its distribution over blocks are used, not its constraint; or "hamu-q" (which demands of
+            the forget loss) or "hamu-u" (of the retain loss), as they are by default.
         points: how many demands to compute, denser towards the feasible limit.
     """
-    method = {"hamu-q": HamuQ, "hamu-u": HamuU}[variant]
+    if isinstance(method, str):
+        method = {"hamu-q": HamuQ(), "hamu-u": HamuU()}[method]
+    forgets = isinstance(method, HamuQ)
 
     def at(share: float) -> tuple[Tensor, Tensor, ConstraintStatus]:
         """The changes of both losses, and the constraint, at this share of what is feasible."""
-        weights = method(share, constraint_mode="relative", stopping="aggregate").weigh(gram)
+        weights = replace(method, constraint=share, constraint_mode="relative", stopping="aggregate").weigh(gram)
         assert weights.constraint is not None
         a, b = weights.retain, weights.forget
         retain = -(a * gram.retain_sq + b * gram.dot).sum()
@@ -66,7 +69,7 @@ def frontier(gram: PairGram, variant: str = "hamu-q", points: int = 101) -> Fron
 
     def is_free(share: float) -> bool:
         retain, forget, _ = at(share)
-        return bool(retain <= 0 if variant == "hamu-q" else forget >= 0)
+        return bool(retain <= 0 if forgets else forget >= 0)
 
     even = torch.linspace(0.0, 1.0, points, dtype=torch.float64)
     shares = 1.0 - (1.0 - even).square()  # denser towards the feasible limit, where the price rises steeply

@@ -71,8 +71,10 @@ def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = 
         torch._foreach_div_([g for g in grads if g is not None], float(shares.sum()))
     if not all(torch.isfinite(g).all() for grads in kept for g in grads if g is not None):
         raise HamuError(f"the gradient of the {side} loss is not finite; look for broken records or weights")
-    if all(g is None for grads in kept for g in grads):
-        raise HamuError(f"no gradient of the {side} loss reaches any trainable parameter")
+    if not any(g is not None and g.any() for grads in kept for g in grads):
+        raise HamuError(
+            f"the gradient of the {side} loss is zero: it reaches no trainable parameter, or the loss has nowhere to go"
+        )
     return PartedGradient(kept, shares / shares.sum())
 
 

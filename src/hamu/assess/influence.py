@@ -39,9 +39,10 @@ def influences(
     length = _norm([g for _, g in pairs])
     if not 0 < length < float("inf"):
         raise HamuError(f"the gradient to move the weights along has length {length}; it must be positive and finite")
-    # The third root of the machine's precision balances the rounding of the losses against the curvature.
+    # The third root of the machine's precision would balance the rounding of the losses against a third derivative of
+    # like size. A trained network bends far more than that: the step must be much shorter.
     eps = max(torch.finfo(p.dtype).eps for p, _ in pairs) if precision is None else precision
-    epsilon = eps ** (1 / 3) * max(_norm([p for p, _ in pairs]), eps) / length
+    epsilon = eps**0.5 / 64 * max(_norm([p for p, _ in pairs]), eps) / length
     kept = [p.clone() for p, _ in pairs]
     moved = []
     try:

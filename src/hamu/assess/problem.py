@@ -91,14 +91,15 @@ class Problem:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Evaluation mode; modes and gradients are as before afterwards."""
+        """Evaluation mode; modes, gradients and the random state are as before afterwards."""
         modes = [(module, module.training) for module in self.model.modules()]
         grads = [(p, p.grad) for p in self.model.parameters()]
         self.model.eval()
         for parameter, _ in grads:
             parameter.grad = None
         try:
-            yield
+            with torch.random.fork_rng():  # loaders draw from it
+                yield
         finally:
             for module, training in modes:
                 module.training = training

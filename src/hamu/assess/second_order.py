@@ -75,7 +75,7 @@ def second_order(
     solutions = [conjugate_gradients(damped, g, steps=steps) for g in (forget, retain)]
     residual = max(found.residual for found in solutions)
     # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
-    small, large = 1 / (spectrum.largest + damping), 1 / max(spectrum.smallest + damping, 1e-300)
+    small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, spectrum.smallest))
     bound = ((2 * large - small) * norms - demand) / small
     if any(found.negative for found in solutions):
         return SecondOrder(demand, kappa, spherical, kappa > spherical, False, damping, None, None, bound, residual)

@@ -18,7 +18,8 @@ class Verdict:
     """The answer.
 
     Attributes:
-        code: 0 both objectives can improve, 3 it costs, 4 any step hurts: the exit code of `hamu assess`.
+        code: 0 both objectives can improve, 3 it costs, 4 any step hurts or none is possible: the exit code of `hamu
+            assess`.
         headline: in a few words.
         reason: the figures behind it, in words.
         constraint: a suggested share of what is possible, for constraint_mode="relative".
@@ -33,7 +34,7 @@ class Verdict:
 
 
 def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None) -> Verdict:
-    """Judge a constraint, or half of the free limit where the constraint cannot be met.
+    """Judge a constraint.
 
     Args:
         found: the method's frontier.
@@ -47,12 +48,8 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
     suggested = max(0.01, round(0.5 * share, 2))
     rate = None if trusted_rate is None or math.isinf(trusted_rate) else _two_digits(trusted_rate)
     asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)
-    met = asked <= feasible * (1 + 1e-12)
-    demand = asked if met else suggested * feasible
-    aside = "" if met else (
-        f" The constraint {asked:.4g} itself cannot be met: the gradients allow at most {feasible:.4g} per unit of "
-        f"learning rate; this is about {demand:.4g} instead."
-    )  # fmt: skip
+    if method.on_infeasible == "clamp":
+        asked = min(asked, feasible)
     limits = f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free ({share:.0%})"
     if share < NEXT_TO_NOTHING:
         return Verdict(
@@ -62,12 +59,18 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
             suggested,
             rate,
         )
-    retain, forget = found.at(demand)
-    retain, forget = retain * scales[0], forget * scales[1]
-    if demand <= free * (1 + 1e-9):
+    if asked > feasible * (1 + 1e-12):
         reason = (
-            f"{limits}, and the demand is {demand:.4g}. To first order, a step of learning rate η changes the retain "
-            f"loss by {retain:+.4g}·η and the forget loss by {forget:+.4g}·η.{aside}"
+            f"the demand {asked:.4g} is more than the gradients allow, {feasible:.4g} per unit of learning rate, so no "
+            f"step can be taken; {limits}."
+        )
+        return Verdict(MUST_HURT, "stop: the constraint cannot be met", reason, suggested, rate)
+    retain, forget = found.at(asked)
+    retain, forget = retain * scales[0], forget * scales[1]
+    if asked <= free * (1 + 1e-9):
+        reason = (
+            f"{limits}, and the demand is {asked:.4g}. To first order, a step of learning rate η changes the retain "
+            f"loss by {retain:+.4g}·η and the forget loss by {forget:+.4g}·η."
         )
         return Verdict(CAN_IMPROVE, "can improve both", reason, suggested, rate)
     price = abs(retain / forget) if forgets else abs(forget / retain)
@@ -76,7 +79,7 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
         if forgets
         else f"will lower the forget loss by about {price:.3g} per 1 of retain loss"
     )
-    reason = f"{limits}, but the demand is {demand:.4g}.{aside}"
+    reason = f"{limits}, but the demand is {asked:.4g}."
     return Verdict(WILL_COST, headline, reason, suggested, rate)
 
 

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         0 if all went well, 2 if something that the user can put right is wrong, 130 if interrupted; `assess` also
-        3 if unlearning will cost, 4 if any step hurts.
+        3 if unlearning will cost, 4 if any step hurts or none is possible.
     """
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
@@ -59,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         RuntimeError,
         KeyError,
         TypeError,
+        ArithmeticError,
     ) as error:  # from a library: not foreseen, so say where to look
         if debug:
             raise

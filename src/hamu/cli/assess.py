@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from transformers import set_seed
 
 from hamu.assess import REGIMES, Assessment, assess
 from hamu.assess.verdict import ERROR_RATIO
@@ -30,7 +31,10 @@ def run(argv: list[str], console: Console) -> int:
         UnlearnConfig,
     )
     _check(options)
+    if run_options.dry_run or args.auto:
+        raise HamuError(f"assess has no {'--dry_run' if run_options.dry_run else '--auto'}; leave it out")
     task, folder, problem = opened(data_options, run_options, args, resolved, console)
+    set_seed(args.seed)  # of a new adapter
     model = task.start_model(str(run_options.model)).to(args.device)
     problem = fitted_problem(task, model, problem)
     console.print(

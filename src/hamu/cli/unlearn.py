@@ -23,9 +23,10 @@ from hamu.methods import HamuQ
 from hamu.models import check_finite
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
-from hamu.training.auto import tuned
+from hamu.training.auto import TUNED, tuned
 from hamu.training.promise import describe
 
+_CURVATURE_SAMPLES = 64
 _ASSESSED_BATCHES = 10  # of each side, before a run by goal
 
 
@@ -50,7 +51,7 @@ def run(argv: list[str], console: Console) -> int:
         f"by {args.method}"
     )
     if args.auto:
-        _tune(model, problem, args, task, console)
+        resolved |= _tune(model, problem, args, task, console)
     log = StepLog(folder)
     trainer = new_trainer(model, problem, args, [log, ProgressBar(console, args.method)], task.collator())
     log.trainer = trainer
@@ -87,7 +88,7 @@ def run(argv: list[str], console: Console) -> int:
         f"{trainer.steps_taken} steps taken, {trainer.steps_skipped} not taken; the run ended at step "
         f"{trainer.state.global_step} because {ended}"
     )
-    console.print(_best(trainer))
+    console.print(_best(trainer) if trainer.steering is None else trainer.steering.outcome)
     if trainer.promise is not None:
         console.print(describe(trainer.promise))
     console.print(f"the model is in {path}")
@@ -103,13 +104,20 @@ def _best(trainer: UnlearnTrainer) -> str:
     best = (max if trainer.args.greater_is_better else min)(found, key=lambda entry: entry[name])
     text = f"best {name.removeprefix('eval_')} {best[name]:+.4g} at step {best['step']}"
     folder = Path(trainer.args.output_dir) / f"checkpoint-{best['step']}"
-    if best["step"] == trainer.state.global_step or trainer.args.load_best_model_at_end:
+    saved = trainer.state.best_global_step if trainer.args.load_best_model_at_end else trainer.state.global_step
+    if best["step"] == 0:
+        return f"best {name.removeprefix('eval_')} at the start: no later evaluation was better"
+    if best["step"] == saved:
         return f"{text}, which is the model saved"
-    return f"{text}, in {folder}" if folder.exists() else f"{text}; --load_best_model_at_end keeps such a state"
+    if folder.exists():
+        return f"{text}, in {folder}"
+    return f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps such a state"
 
 
-def _tune(model: Any, problem: UnlearningData[Any], args: UnlearnConfig, task: Task, console: Console) -> None:
-    """Set what the user left open, by an assessment."""
+def _tune(
+    model: Any, problem: UnlearningData[Any], args: UnlearnConfig, task: Task, console: Console
+) -> dict[str, Any]:
+    """Set what a run by goal finds by itself, by an assessment; returns these settings."""
     found = assess(
         model.to(args.device),
         problem.retain,
@@ -120,6 +128,8 @@ def _tune(model: Any, problem: UnlearningData[Any], args: UnlearnConfig, task: T
         batch_size=args.per_device_train_batch_size,
         most_batches=_ASSESSED_BATCHES,
         conflicts=False,
+        blocks=args.blocks,  # type: ignore[arg-type]
+        curvature_samples=_CURVATURE_SAMPLES,
         seed=args.seed,
     )
     tuned(args, found)
@@ -127,6 +137,7 @@ def _tune(model: Any, problem: UnlearningData[Any], args: UnlearnConfig, task: T
         f"{found.verdict.headline} (κ {found.hamu_q.kappa:+.3g}, cosθ {found.hamu_q.cos:+.3f}); starting with learning "
         f"rate {args.learning_rate:.3g} and a demand of {args.constraint:.0%} of what is possible"
     )
+    return {name: getattr(args, name) for name in TUNED}
 
 
 def new_trainer(

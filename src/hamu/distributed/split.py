@@ -78,8 +78,8 @@ class SplitPairing:
         self._group = groups[0 if self._is_retain else 1]
         self._parameters = parameters
         self._buckets = self._bucketed(bucket)
-        self.block_of = [block_of[number] for b in self._buckets for number, _, _ in b.own]
-        self.parts = [
+        self.block_of: Sequence[int] = [block_of[number] for b in self._buckets for number, _, _ in b.own]
+        self.parts: Sequence[Tensor] = [
             parameters[number].detach().new_empty(end - start) for b in self._buckets for number, start, end in b.own
         ]
         self._present: list[bool] = []

@@ -27,6 +27,11 @@ from hamu.training.trust_region import TrustRegion
 
 AUTO_GROWTH = 2.0**12  # the trust region finds how far the first learning rate may be left
 _FIRST_ERROR_RATIO = 0.5
+# the settings that a run by goal finds by itself
+TUNED = (
+    "learning_rate", "constraint", "constraint_mode", "stopping", "lr_scheduler_type", "trust_region",
+    "trust_region_growth",
+)  # fmt: skip
 _SHARES = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98)
 _PAID_AT_ONCE = 0.5  # of what is left of the budget
 _MEMORY = 0.8  # of the mean over steps of the Gram
@@ -65,8 +70,8 @@ class Goal:
     """What must be reached, and at what price.
 
     Args:
-        forget_loss: at least this, or
-        forget_accuracy: at most this.
+        forget_loss: at least this, None for any.
+        forget_accuracy: at most this, None for any; where both are given, both.
         max_retain_increase: how far the retain loss may rise.
     """
 
@@ -82,10 +87,12 @@ class Goal:
 
     def missing(self, now: Standing) -> float:
         """The forget loss that is still to be gained; of an accuracy, what it is likely to take."""
+        missing = [0.0]
         if self.forget_loss is not None:
-            return max(0.0, self.forget_loss - now.forget_loss)
-        likely = -math.log(max(self.forget_accuracy or 0.0, 0.01))
-        return max(0.1, likely - now.forget_loss)
+            missing.append(self.forget_loss - now.forget_loss)
+        if self.forget_accuracy is not None and now.forget_accuracy > self.forget_accuracy:
+            missing.append(max(0.1, -math.log(max(self.forget_accuracy, 0.01)) - now.forget_loss))
+        return max(missing)
 
 
 class Steering(TrainerCallback):
@@ -111,6 +118,7 @@ class Steering(TrainerCallback):
         self._due = _Due()
         self.history: list[dict[str, float]] = []
         self.ended = False
+        self._settled = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Where the run starts from."""
@@ -125,10 +133,10 @@ class Steering(TrainerCallback):
         raw = [step.gram.retain_sq / step.clip[0] ** 2, step.gram.forget_sq / step.clip[1] ** 2]
         values = [v.detach().cpu() for v in (*raw, step.gram.dot / (step.clip[0] * step.clip[1]))]
         self._eps = step.gram.eps
-        if self._mean is None:
-            self._mean = values
-        elif all(torch.isfinite(v).all() for v in values):
-            self._mean = [_MEMORY * m + (1 - _MEMORY) * v for m, v in zip(self._mean, values, strict=True)]
+        if not all(torch.isfinite(v).all() for v in values):
+            return
+        old = self._mean or values
+        self._mean = [_MEMORY * m + (1 - _MEMORY) * v for m, v in zip(old, values, strict=True)]
         if step.decision == "step":
             scale = rate * (1.0 if self.trust is None else self.trust.scale)
             self._due.add(
@@ -173,10 +181,11 @@ class Steering(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure when it is due; keep the state, or take it back."""
         left = self._goal.max_retain_increase - (self._now.retain_loss - self._start.retain_loss)
-        last = state.global_step >= state.max_steps
-        if self.ended or not (last or self._due.now(self._interval, self._goal.missing(self._now), left)):
+        last = state.global_step >= state.max_steps or control.should_training_stop or self.ended
+        if self._settled or not (last or self._due.now(self._interval, self._goal.missing(self._now), left)):
             return
         self._due = _Due()
+        self._settled = last
         now = self._measure()
         increase = now.retain_loss - self._start.retain_loss
         self.history.append({"step": state.global_step, **vars(now), "demand": self._method.constraint})
@@ -210,6 +219,13 @@ class Steering(TrainerCallback):
             torch._foreach_copy_(self._good, list[Tensor](self._pair.parameters))
         if self._goal.reached(now):
             self._finish(f"the goal is reached: {self._words(now)}")
+
+    @property
+    def outcome(self) -> str:
+        """Where the run ended, in words."""
+        return (
+            "the goal is reached: " if self._goal.reached(self._now) else "the goal is not reached: "
+        ) + self._words(self._now)
 
     def _words(self, now: Standing) -> str:
         return (

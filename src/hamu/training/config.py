@@ -164,6 +164,11 @@ class UnlearnConfig(TrainConfig):
             side = "retain" if "retain" in name else "forget"
             if not getattr(method, f"uses_{side}"):
                 raise HamuError(f"{name} has no effect with {self.method}, which has no {side} pass; leave it out")
+        if self.fsdp or self.deepspeed:
+            raise HamuError(
+                "the trainer does not shard models yet; leave out --fsdp and --deepspeed, or use fully_shard with "
+                "PairedGradients in your own loop"
+            )
         self._check_goal()
         if self.dataloader_persistent_workers:
             raise HamuError("dataloader_persistent_workers would repeat the first epoch's order; leave it off")
@@ -196,6 +201,14 @@ class UnlearnConfig(TrainConfig):
             raise HamuError("auto needs a goal: --target_forget_loss or --target_forget_accuracy")
         if self.target_forget_accuracy is not None and not 0 <= self.target_forget_accuracy < 1:
             raise HamuError(f"target_forget_accuracy {self.target_forget_accuracy} must be a share in [0, 1)")
+        if self.load_best_model_at_end:
+            raise HamuError("auto keeps the state that its goal asks for; leave out --load_best_model_at_end")
+        if not self.freeze_batchnorm:
+            raise HamuError("auto takes back weights, not BatchNorm statistics; leave freeze_batchnorm on")
+        if self.radius != "gradient" or self.distribution != "norm_product":
+            raise HamuError("auto chooses radius and distribution; leave them out")
+        if self.resume_from_checkpoint:
+            raise HamuError("a run by goal cannot be resumed; start it anew")
         if self.method != "hamu-q":
             raise HamuError(f"auto steers hamu-q; leave out --method {self.method}")
 

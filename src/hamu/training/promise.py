@@ -46,17 +46,22 @@ class Outcome:
     def trust(self) -> float:
         """How far the first-order model holds: 1 if it is exact, 0 or less if the step brought nothing of its promise.
 
-        For the constrained side it is realised over promised. For the other, which may rightly promise next to nothing,
-        what is missing is measured by what a step of this length could change at all. The worse side counts.
+        For the constrained side it is realised over promised. For the other, which may rightly be promised next to
+        nothing, what is missing is measured by a quarter of what a step of this length could change at all, if that is
+        more than what was promised; a side that was to gain and lost instead is worth no more than a smaller step. The
+        worse side counts. More than twice what was promised is no reason for longer steps either.
         """
         found = []
         for side, promised in self.promised.items():
-            missing = _good(side) * (promised - self.realised[side])
-            whole = abs(promised) if side == self.constrained else self.reach[side]
-            if whole > self.noise:
-                found.append(1.0 - missing / whole)
-            elif math.isnan(missing):
+            good, got = _good(side) * promised, _good(side) * self.realised[side]
+            whole = abs(promised) if side == self.constrained else max(abs(promised), 0.25 * self.reach[side])
+            if math.isnan(got):
                 found.append(math.nan)
+            elif whole > self.noise:
+                agreement = 1.0 - (good - got) / whole
+                found.append(0.5 if agreement > 2.0 else min(agreement, 1.0))
+                if good > self.noise and got < -self.noise:
+                    found.append(0.2)
         return math.nan if any(map(math.isnan, found)) else min(found, default=1.0)
 
 
@@ -83,11 +88,14 @@ class PromiseRecord:
             self._kept.append(outcome.kept)
 
     def summary(self) -> dict[str, Any] | None:
-        """How many steps were checked, the share that kept the promise, median realised/promised; None without any."""
+        """Steps that were checked and those whose demand was above rounding, the share of these that kept the promise,
+        median realised/promised; None without any.
+        """
         if not self._checked:
             return None
         return {
             "checked": self._checked,
+            "judged": len(self._kept),
             "kept": sum(self._kept) / len(self._kept) if self._kept else None,
             "median_ratio": {side: median(values) for side, values in self._ratios.items() if values},
         }
@@ -110,5 +118,5 @@ def describe(summary: dict[str, Any]) -> str:
     ratios = ", ".join(f"{value:.3g} ({side})" for side, value in summary["median_ratio"].items())
     text = f"of {summary['checked']} steps that were checked, "
     if summary["kept"] is not None:
-        text = f"promise kept in {summary['kept']:.0%} of {summary['checked']} steps that were checked, "
+        text = f"promise kept in {summary['kept']:.0%} of {summary['judged']} steps that were checked, "
     return text + (f"median realised/promised {ratios}" if ratios else "what was promised is below rounding")

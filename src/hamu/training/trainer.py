@@ -204,7 +204,7 @@ class UnlearnTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         weight = inputs.get(WEIGHT, 1.0)
         losses: dict[str, Tensor] = {}
-        measured = self._watch.is_due(self.state.global_step + 1)
+        measured = self._watch.is_due(self.state.global_step + 1, self.state.logging_steps)
         # DDP averages gradients over the processes, but each has only its part of the sum; split pairing sums them
         scale = 1 if self._is_split else processes()
         for side in self._own_sides:
@@ -394,7 +394,8 @@ class _PairState(TrainerCallback, ExportableState):
             trainer.pair.load_state_dict(memory["pair"])
             trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
             trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
-            trainer._watch.load_state_dict(memory["watch"])
+            if "watch" in memory:
+                trainer._watch.load_state_dict(memory["watch"])
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

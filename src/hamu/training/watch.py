@@ -58,20 +58,21 @@ class StepWatch:
         self._pair, self._args, self._total, self._model = pair, args, total, model
         self._autocast = args.bf16 or args.fp16
         self._guard: StepGuard | None = None
+        self._guarded: tuple[str, ...] = ()
         self._passes: list[_Pass] = []
         self._rates: list[float] = []
         self.record = PromiseRecord()
         self.figures: dict[str, float] = {}
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step: int, logged_every: float) -> bool:
         """Whether what this step does (the run's first is 1) will be measured."""
         args = self._args
         if self.trust is not None:
             return True
         if args.check_steps is not None:
             return args.check_steps > 0 and step % args.check_steps == 0
-        return str(args.logging_strategy.value) == "steps" and step % max(1, int(args.logging_steps)) == 0
+        return str(args.logging_strategy.value) == "steps" and step % max(1, int(logged_every)) == 0
 
     def remember(self, side: str, batch: Mapping[str, Tensor], weight: float, count: Tensor | int) -> None:
         """Take note of a pass that is about to be made in a step that will be measured."""
@@ -79,7 +80,7 @@ class StepWatch:
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """What `combine` is to keep for the step to come."""
-        if not self._pair.layout.is_whole and not is_plain_descent(optimizer):
+        if not self._pair.layout.is_whole and not self._is_plain(optimizer):
             self._passes = []  # what became of g* could only be told with both gradients here
         guard = self._guard_for(optimizer)
         return () if guard is None else guard.keep
@@ -87,12 +88,13 @@ class StepWatch:
     def _guard_for(self, optimizer: torch.optim.Optimizer) -> StepGuard | None:
         """A guard, if this step needs one: to correct it, to undo it, or to see what an optimizer made of g*."""
         exact = self._args.guarantee == "exact"
-        sees = bool(self._passes) and (exact or not is_plain_descent(optimizer)) and self._pair.layout.is_whole
+        sees = bool(self._passes) and (exact or not self._is_plain(optimizer)) and self._pair.layout.is_whole
         if not (exact or sees or self.trust is not None):
             self._guard = None
             return None
         sides = tuple(dict.fromkeys(p.side for p in self._passes)) if sees else ()
-        if self._guard is None or set(sides) - set(self._guard.keep):
+        if self._guard is None or sides != self._guarded:
+            self._guarded = sides
             guarantee = "exact" if exact else "first_order"
             self._guard = StepGuard(self._pair, optimizer, guarantee=guarantee, keep=sides)  # type: ignore[arg-type]
         return self._guard
@@ -132,8 +134,13 @@ class StepWatch:
                 self.record.add(outcome)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
+        if guard is not None:
+            guard.release()
         self._passes = []
         return undone
+
+    def _is_plain(self, optimizer: torch.optim.Optimizer) -> bool:
+        return is_plain_descent(optimizer, self._pair.parameters)
 
     def skip(self) -> None:
         """The step is not taken at all."""
@@ -155,26 +162,32 @@ class StepWatch:
         after = self._summed(self._measure())
         constraint = step.weights.constraint
         rate = float(self._optimizer.param_groups[0]["lr"])
+        demanded = None
         sides = list(after)
         norms = dict(zip(("retain", "forget"), step.gradient_norms, strict=True))
         clip = dict(zip(("retain", "forget"), step.clip, strict=True))
         if guard is not None and set(sides) <= set(guard.keep):
             promised = {side: getattr(guard.taken, f"{side}_change") for side in sides}
             length = guard.taken.length
+            demanded = guard.taken.demand
         else:
             promised = {side: rate * getattr(step, f"promised_{side}_change") / clip[side] for side in sides}
             a, b, gram = step.weights.retain, step.weights.forget, step.gram
             squared = a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq
             length = rate * squared.sum().clamp(min=0).sqrt()
         constrained = None if constraint is None else "retain" if constraint.swapped else "forget"
-        demand = 0.0 if constraint is None else rate * constraint.granted / clip[str(constrained)]
+        if constraint is None:
+            demand = torch.zeros(())
+        else:
+            whole = rate * constraint.granted if demanded is None else demanded.sum()
+            demand = whole.cpu() / clip[str(constrained)].cpu()
         values = [
             *(promised[side] for side in sides),
             *(after[side] - self._before[side] for side in sides),
             *(norms[side] for side in sides),
             *(after[side] for side in sides),
             length,
-            torch.as_tensor(demand),
+            demand,
         ]
         read = torch.stack([v.detach().double().cpu() for v in values]).tolist()
         count = len(sides)
@@ -218,9 +231,12 @@ class StepWatch:
         return losses
 
 
-def is_plain_descent(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step is -η g* and nothing else, so that what was promised needs no look at the weights."""
+def is_plain_descent(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Whether the step of all these is -η g* and nothing else: what was promised needs no look at the weights then."""
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+    stepped = {id(p) for group in inner.param_groups for p in group["params"]}
+    if not all(id(p) in stepped for p in parameters):
+        return False
     return type(inner) is torch.optim.SGD and all(
         not group["momentum"]
         and not group["weight_decay"]
