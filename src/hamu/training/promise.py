@@ -46,23 +46,27 @@ class Outcome:
     def trust(self) -> float:
         """How far the first-order model holds: 1 if it is exact, 0 or less if the step brought nothing of its promise.
 
-        For the constrained side it is realised over promised. For the other, which may rightly be promised next to
-        nothing, what is missing is measured by a quarter of what a step of this length could change at all, if that is
-        more than what was promised; a side that was to gain and lost instead is worth no more than a smaller step. The
-        worse side counts. More than twice what was promised is no reason for longer steps either.
+        For the constrained side it is realised over promised. The other may rightly be promised next to nothing: there
+        what is missing is measured by what was promised of the constrained side, in proportion to the gradients' norms,
+        if that is more than its own promise. The worse side counts.
         """
         found = []
         for side, promised in self.promised.items():
-            good, got = _good(side) * promised, _good(side) * self.realised[side]
-            whole = abs(promised) if side == self.constrained else max(abs(promised), 0.25 * self.reach[side])
-            if math.isnan(got):
+            missing = _good(side) * (promised - self.realised[side])
+            whole = self._scale(side)
+            if math.isnan(missing):
                 found.append(math.nan)
             elif whole > self.noise:
-                agreement = 1.0 - (good - got) / whole
-                found.append(0.5 if agreement > 2.0 else min(agreement, 1.0))
-                if good > self.noise and got < -self.noise:
-                    found.append(0.2)
+                found.append(min(1.0, 1.0 - missing / whole))
         return math.nan if any(map(math.isnan, found)) else min(found, default=1.0)
+
+    def _scale(self, side: str) -> float:
+        own = abs(self.promised[side])
+        if self.constrained is None:
+            return self.reach[side]
+        if side == self.constrained or not self.reach[self.constrained] > 0:
+            return own
+        return max(own, abs(self.promised[self.constrained]) * self.reach[side] / self.reach[self.constrained])
 
 
 def _good(side: str) -> float:
