@@ -1,7 +1,7 @@
 """Is what `hamu assess` says true? Hardness against similarity, and predicted against realised costs, on real images.
 
     python examples/hardness.py digits
-    python examples/hardness.py cifar --data_dir DIR [--work runs/hardness]
+    python examples/hardness.py cifar --data_dir DIR [--until 0.93] [--work runs/hardness]
     python examples/hardness.py originals --data_dir DIR --models runs/original-1/model runs/original-2/model ...
 
 1. κ of the mean gradients against the similarity mixing ratio ρ, averaged over three models (one per seed, each with
@@ -10,8 +10,10 @@
    and a constraint, at several learning rates.
 
 "digits" trains the demo's model on the bundled digits. "cifar" trains on a random fifth of CIFAR-10 as the recipe does:
-50 epochs, AdamW, learning rate 1e-3 throughout, batches of a tenth of the data. "originals" takes models trained
-elsewhere and a fifth of the data to measure on. Adds to hardness.json; writes hardness-tables.md and hardness.png.
+50 epochs, AdamW, learning rate 1e-3 throughout, batches of a tenth of the data; with --until it ends at the first epoch
+that fits this share of the training images, as the recipe's model does on all data (a fifth is soon known by heart).
+"originals" takes models trained elsewhere and a fifth of the data to measure on. Adds to hardness.json; writes
+hardness-tables.md and hardness.png.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 
 from hamu import HamuQ, PairedGradients
 from hamu.assess import curvature, measure_hardness
@@ -57,7 +59,20 @@ def thinned(problem: UnlearningData[Any], seed: int) -> UnlearningData[Any]:
     return replace(problem, **sets)
 
 
-def trained(everything: ImageData, seed: int, folder: Path) -> tuple[Any, ImageData]:
+class Until(TrainerCallback):
+    """Ends a training once enough of (2,000 of) the training images are right, in evaluation mode."""
+
+    def __init__(self, model: nn.Module, data: ImageData, share: float) -> None:
+        self.model, self.share = model, share
+        self.data = data.select(range(min(2000, len(data))))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look."""
+        right = predict(self.model, self.data, 500, collate).correct.double().mean().item()
+        control.should_training_stop = right >= self.share
+
+
+def trained(everything: ImageData, seed: int, folder: Path, until: float | None) -> tuple[Any, ImageData]:
     """A model trained by the recipe on a random fifth of the data, kept in a folder, and that fifth."""
     generator = torch.Generator().manual_seed(seed)
     train = everything.select(torch.randperm(len(everything), generator=generator)[: round(SHARE * len(everything))])
@@ -70,7 +85,8 @@ def trained(everything: ImageData, seed: int, folder: Path) -> tuple[Any, ImageD
             output_dir="runs/unused", seed=seed, optim="adamw_torch", learning_rate=1e-3, num_train_epochs=50,
             per_device_train_batch_size=len(train) // 10, bf16=True, disable_tqdm=True, logging_steps=100,
         )  # fmt: skip
-        train_original(model, train, settings, collate).save_pretrained(folder)
+        watching = [] if until is None else [Until(model, train, until)]
+        train_original(model, train, settings, collate, watching).save_pretrained(folder)
     return load_classifier(str(folder)).to(memory_format=torch.channels_last), train
 
 
@@ -78,7 +94,7 @@ def cifar(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any]]:
     """For each seed: a model trained on its fifth of the data by the recipe, and its problem at a given ρ."""
     everything = read_images(options.data_dir)
     for seed in range(SEEDS):
-        model, train = trained(everything, seed, Path(options.work) / f"cifar-{seed}")
+        model, train = trained(everything, seed, Path(options.work) / f"cifar-{seed}", options.until)
         print("training accuracy", predict(model, train, 500, collate).correct.double().mean().item(), flush=True)
 
         def problem(rho: float, train: Any = train, seed: int = seed) -> UnlearningData[Any]:
@@ -120,17 +136,19 @@ def digits(seeds: int) -> Iterator[tuple[int, nn.Module, Any]]:
 
 def correlation(cases: list[tuple[int, nn.Module, Any]]) -> dict[str, Any]:
     """κ at every ρ, for each seed, and Pearson's correlation of their means with ρ."""
-    kappas = []
+    figures: dict[str, list[list[float]]] = {"kappa": [], "cos": []}
     for _, model, problem in cases:
-        row = []
-        for rho in RHOS:
-            found = problem(rho)
-            row.append(measure_hardness(model, found.retain, found.forget, collate=collate).kappa)
-        kappas.append(row)
-        print("κ", [f"{k:+.3f}" for k in row], flush=True)
-    means = np.mean(kappas, axis=0)
-    each = [float(np.corrcoef(RHOS, row)[0, 1]) for row in kappas]
-    return {"kappa": kappas, "pearson": float(np.corrcoef(RHOS, means)[0, 1]), "pearson_of_each": each}
+        sets = [problem(rho) for rho in RHOS]
+        found = [measure_hardness(model, s.retain, s.forget, collate=collate) for s in sets]
+        for name, rows in figures.items():
+            rows.append([getattr(h, name) for h in found])
+            print(name, [f"{value:+.4f}" for value in rows[-1]], flush=True)
+    summary: dict[str, Any] = dict(figures)
+    for name, rows in figures.items():
+        each = [float(np.corrcoef(RHOS, row)[0, 1]) for row in rows]
+        summary[f"pearson_{name}"] = float(np.corrcoef(RHOS, np.mean(rows, axis=0))[0, 1])
+        summary[f"pearson_{name}_of_each"] = each
+    return summary
 
 
 def one_step(model: nn.Module, problem: UnlearningData[Any], share: float, seed: int) -> dict[str, Any]:
@@ -205,7 +223,9 @@ def main() -> None:
     parser.add_argument("case", choices=("digits", "cifar", "originals"))
     parser.add_argument("--data_dir", help="folder with CIFAR-10's train.parquet")
     parser.add_argument("--models", nargs="+", default=[], help="original models on CIFAR-10, one per seed")
+    parser.add_argument("--until", type=float, help="end a training once this share of the images is right")
     parser.add_argument("--work", default="runs/hardness", help="where trained models are kept")
+    parser.add_argument("--only_correlation", action="store_true", help="leave the predictions out")
     parser.add_argument("--output", default="docs/results", help="where the results go")
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
@@ -216,31 +236,38 @@ def main() -> None:
     if options.case == "digits":
         name, cases = "digits", list(digits(PAIRS))
     elif options.case == "cifar":
-        name, cases = "CIFAR-10, a fifth", list(cifar(options))
+        name = "CIFAR-10, a fifth" + ("" if options.until is None else f", to {options.until:.0%}")
+        cases = list(cifar(options))
     else:
         name, cases = "CIFAR-10, originals", list(originals(options))
-    results[name] = {"correlation": correlation(cases[:SEEDS]), "prediction": predictions(cases)}
+    predicted = None if options.only_correlation else predictions(cases)
+    results[name] = {"correlation": correlation(cases[:SEEDS]), "prediction": predicted}
     cache.write_text(json.dumps(results, indent=1) + "\n")
     write(results, output)
 
 
 def write(results: dict[str, Any], output: Path) -> None:
     """The tables as Markdown, to be read with hardness.md, and the picture."""
-    lines = ["| data | " + " | ".join(f"ρ = {rho:g}" for rho in RHOS) + " | Pearson | of each seed |"]
-    lines.append("|---" * (len(RHOS) + 3) + "|")
+    lines = ["| data | | " + " | ".join(f"ρ = {rho:g}" for rho in RHOS) + " | Pearson | of each seed |"]
+    lines.append("|---" * (len(RHOS) + 4) + "|")
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for name, found in results.items():
+        for figure_name, symbol in (("kappa", "κ"), ("cos", "cosθ")):
+            values = np.array(found["correlation"][figure_name])
+            each = ", ".join(f"{r:.3f}" for r in found["correlation"][f"pearson_{figure_name}_of_each"])
+            cells = " | ".join(f"{k:+.3f}" for k in values.mean(0))
+            pearson = found["correlation"][f"pearson_{figure_name}"]
+            lines.append(f"| {name} | {symbol} | {cells} | {pearson:.4f} | {each} |")
         kappas = np.array(found["correlation"]["kappa"])
-        each = ", ".join(f"{r:.3f}" for r in found["correlation"]["pearson_of_each"])
-        cells = " | ".join(f"{k:+.3f}" for k in kappas.mean(0))
-        lines.append(f"| {name} | {cells} | {found['correlation']['pearson']:.3f} | {each} |")
         left.errorbar(RHOS, kappas.mean(0), kappas.std(0), marker="o", capsize=3, label=name)
+        if found["prediction"] is None:
+            continue
         rows = found["prediction"]["pairs"]
         predicted = [1e-4 * row["predicted_per_rate"] for row in rows]
         right.plot(predicted, [row["realised"]["0.0001"] for row in rows], "o", label=name, alpha=0.7)
     lines += ["", "| data | learning rate | R² | median ½ηλ_max |", "|---|---|---|---|"]
     for name, found in results.items():
-        for rate, row in found["prediction"]["by_rate"].items():
+        for rate, row in (found["prediction"] or {"by_rate": {}})["by_rate"].items():
             lines.append(f"| {name} | {rate} | {row['r_squared']:.4f} | {row['median_error_ratio']:.2%} |")
     (output / "hardness-tables.md").write_text("\n".join(lines) + "\n")
     left.set(xlabel=r"similarity mixing ratio $\rho$", ylabel=r"hardness $\kappa$, clipped")
