@@ -22,7 +22,7 @@ class Verdict:
             assess`.
         headline: in a few words.
         reason: the figures behind it, in words.
-        constraint: a suggested share of what is possible, for constraint_mode="relative".
+        constraint: a suggested share of what is possible, for constraint_mode="relative"; 0 for none at all.
         learning_rate: a suggested rate, at which second order is at most a tenth of first order; None if unknown.
     """
 
@@ -56,7 +56,7 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
             MUST_HURT,
             "stop: any step hurts",
             f"the gradients of both losses point the same way; {limits}, which is next to nothing.",
-            suggested,
+            0.0,
             rate,
         )
     if asked > feasible * (1 + 1e-12):

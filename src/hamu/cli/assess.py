@@ -115,7 +115,8 @@ def show(found: Assessment, console: Console) -> None:
             f"{ratio:.0%} of it."
         )
     rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
-    console.print(f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}")
+    if verdict.constraint > 0:
+        console.print(f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}")
     console.print(f"this took {found.epochs:.2f} epochs' worth of passes; the model is as it was")
 
 
