@@ -93,7 +93,7 @@ def trained(everything: ImageData, seed: int, folder: Path, until: float | None)
 def cifar(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any]]:
     """For each seed: a model trained on its fifth of the data by the recipe, and its problem at a given ρ."""
     everything = read_images(options.data_dir)
-    for seed in range(SEEDS):
+    for seed in range(options.seeds):
         model, train = trained(everything, seed, Path(options.work) / f"cifar-{seed}", options.until)
         print("training accuracy", predict(model, train, 500, collate).correct.double().mean().item(), flush=True)
 
@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=[], help="original models on CIFAR-10, one per seed")
     parser.add_argument("--until", type=float, help="end a training once this share of the images is right")
     parser.add_argument("--work", default="runs/hardness", help="where trained models are kept")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many models cifar trains [{SEEDS}]")
     parser.add_argument("--only_correlation", action="store_true", help="leave the predictions out")
     parser.add_argument("--output", default="docs/results", help="where the results go")
     options = parser.parse_args()
