@@ -251,7 +251,7 @@ def write(results: dict[str, Any], output: Path) -> None:
     """The tables as Markdown, to be read with hardness.md, and the picture."""
     lines = ["| data | | " + " | ".join(f"ρ = {rho:g}" for rho in RHOS) + " | Pearson | of each seed |"]
     lines.append("|---" * (len(RHOS) + 4) + "|")
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for name, found in results.items():
         for figure_name, symbol in (("kappa", "κ"), ("cos", "cosθ")):
             values = np.array(found["correlation"][figure_name])
@@ -264,19 +264,20 @@ def write(results: dict[str, Any], output: Path) -> None:
         if found["prediction"] is None:
             continue
         rows = found["prediction"]["pairs"]
-        predicted = [1e-4 * row["predicted_per_rate"] for row in rows]
-        right.plot(predicted, [row["realised"]["0.0001"] for row in rows], "o", label=name, alpha=0.7)
+        predicted = [row["predicted_per_rate"] for row in rows]
+        right.plot(predicted, [1e4 * row["realised"]["0.0001"] for row in rows], "o", label=name, alpha=0.7)
     lines += ["", "| data | learning rate | R² | median ½ηλ_max |", "|---|---|---|---|"]
     for name, found in results.items():
         for rate, row in (found["prediction"] or {"by_rate": {}})["by_rate"].items():
             lines.append(f"| {name} | {rate} | {row['r_squared']:.4f} | {row['median_error_ratio']:.2%} |")
     (output / "hardness-tables.md").write_text("\n".join(lines) + "\n")
+    left.set_ylim(-1.0, 1.5)  # room for the names
     left.set(xlabel=r"similarity mixing ratio $\rho$", ylabel=r"hardness $\kappa$, clipped")
     ends = right.get_xlim()
     right.plot(ends, ends, ":", color="0.5")
-    right.set(xlabel=r"predicted retain change, $\eta = 10^{-4}$", ylabel="realised")
+    right.set(xlabel=r"predicted retain change over $\eta$", ylabel=r"realised over $\eta$, at $\eta = 10^{-4}$")
     for axes in (left, right):
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(output / "hardness.png", dpi=130)
 
