@@ -38,6 +38,8 @@ class Digits(Scenario):
     next = """\
 What next, on your own data:
   hamu train    --data IMAGES/ --model resnet20 --output_dir runs/original
+  hamu assess   --data IMAGES/ --model runs/original/model --forget_class NAME --constraint_mode relative \\
+                --output_dir runs/assess
   hamu unlearn  --data IMAGES/ --model runs/original/model --forget_class NAME --constraint_mode relative \\
                 --output_dir runs/unlearned
   hamu evaluate --data IMAGES/ --model runs/unlearned/model --forget_class NAME --output_dir runs/check
