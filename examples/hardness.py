@@ -237,7 +237,7 @@ def main() -> None:
     if options.case == "digits":
         name, cases = "digits", list(digits(PAIRS))
     elif options.case == "cifar":
-        name = "CIFAR-10, a fifth" + ("" if options.until is None else f", to {options.until:.0%}")
+        name = "CIFAR-10, a fifth, " + ("by heart" if options.until is None else f"to {options.until:.0%}")
         cases = list(cifar(options))
     else:
         name, cases = "CIFAR-10, originals", list(originals(options))

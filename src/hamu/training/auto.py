@@ -223,9 +223,8 @@ class Steering(TrainerCallback):
     @property
     def outcome(self) -> str:
         """Where the run ended, in words."""
-        return (
-            "the goal is reached: " if self._goal.reached(self._now) else "the goal is not reached: "
-        ) + self._words(self._now)
+        how = "reached" if self._goal.reached(self._now) else "not reached"
+        return f"the goal is {how}: {self._words(self._now)}"
 
     def _words(self, now: Standing) -> str:
         return (

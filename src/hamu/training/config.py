@@ -86,7 +86,7 @@ class UnlearnConfig(TrainConfig):
     trust_region: bool = _option(
         False,
         "Steer the learning rate by what steps realise of their promise: halve it under a quarter, double it over "
-        "three quarters, undo a step that realises nothing.",
+        "three quarters, quadruple it over 95%, undo a step that realises nothing.",
     )
     trust_region_growth: float = _option(8.0, "How far above --learning_rate --trust_region may go, as a factor.")
     check_steps: int | None = _option(
