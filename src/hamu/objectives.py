@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hamu.distributed.layout import is_sharded
 from hamu.errors import HamuError
 
 IGNORED = -100  # the label of what is not scored, transformers' convention
@@ -216,6 +217,7 @@ class OriginalModel:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._is_sharded = is_sharded(model)
         self._original = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         for name, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):  # statistics that may move with the run
@@ -227,11 +229,20 @@ class OriginalModel:
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
+            if self._is_sharded:
+                return self._sharded_logits(inputs)
             positional, named = _arguments(self._model, inputs)
             return logits_of(torch.func.functional_call(self._model, self._original, positional, named))
         finally:
             for module, training in modes:
                 module.training = training
+
+    def _sharded_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """A sharded model gathers its own parameters for a pass, so these have to be the original ones."""
+        from hamu.distributed.shards import swapped  # loads what only sharded models need
+
+        with swapped(self._model, self._original):
+            return predict_logits(self._model, inputs)
 
 
 def _arguments(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.blocks import Blocks, group_blocks
-from hamu.distributed.layout import Layout, Replicated
+from hamu.distributed.layout import Layout, Replicated, is_sharded
 from hamu.errors import HamuError
 from hamu.gram import GramMeter, PairGram, combine_dtype
 from hamu.methods.base import Method, Weights
@@ -128,6 +128,7 @@ class PairedGradients:
     def __init__(
         self, model: nn.Module, method: Method, *, blocks: Blocks = "tensor", max_grad_norm: float | None = 1.0
     ) -> None:
+        cut = is_sharded(model)  # asked first: after it, no parameter is a gathered copy
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
@@ -138,7 +139,7 @@ class PairedGradients:
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
-        if any(hasattr(p, "device_mesh") for p in self.parameters):
+        if cut:
             from hamu.distributed.sharded import Sharded  # loads what only sharded models need
 
             self.use(Sharded(self.parameters, self.block_of))

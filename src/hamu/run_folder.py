@@ -19,6 +19,7 @@ import yaml
 
 from hamu.distributed import is_main
 from hamu.errors import HamuError
+from hamu.models.saving import save_model
 
 _OWN = (
     "model",
@@ -128,12 +129,10 @@ class RunFolder:
     def save_model(self, model: Any, *beside_it: Any, name: str = "model") -> Path:
         """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all."""
         target = self.prepare() / name
+        beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}.")) if is_main() else self.path
+        save_model(model, beside)
         if not is_main():
             return target
-        beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
-        # PEFT would ask the hub whether the base model's embeddings have changed
-        more = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
-        model.save_pretrained(beside, safe_serialization=True, **more)
         for other in beside_it:
             other.save_pretrained(beside)
         os.chmod(beside, 0o777 & ~_umask())

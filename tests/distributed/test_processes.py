@@ -20,16 +20,19 @@ CASES += ["conv/hamu-q/3/sgd", "llama/hamu-u/3/sgd", "llama/hamu-q/1/adamw_torch
 # what only several processes can do, and the case that it must equal
 SPLIT = {f"{case}/{how}": case for case in CASES if "ga/" not in case for how in ("split",)}
 SPLIT |= {f"{case}/small": case for case in ("conv/hamu-q/1/sgd", "llama/hamu-u/3/sgd")}
+ADAPTED = ["lora/hamu-q/1/sgd", "lora/kl/1/sgd"]
+SHARDED = {f"{case}/shard": case for case in (*CASES, *ADAPTED)}
+RESUMED = ["conv/hamu-q/1/sgd", "llama/hamu-u/3/sgd", "llama/hamu-q/1/adamw_torch", "lora/kl/1/sgd"]
 STEPS = 20
 
 
-def launch(processes, folder, cases=CASES, steps=STEPS):
+def launch(processes, folder, cases=CASES, steps=STEPS, **environment):
     """Run the worker; what each process saved, by case."""
     folder.mkdir()
     head = [sys.executable]
     if processes > 1:
         head += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     done = subprocess.run([*head, str(WORKER), str(folder), str(steps), *cases], env=environment, timeout=420,
                           capture_output=True, text=True, check=False)  # fmt: skip
     if done.returncode:
@@ -42,26 +45,53 @@ def launch(processes, folder, cases=CASES, steps=STEPS):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return launch(1, tmp_path_factory.mktemp("alone") / "run")
+    return launch(1, tmp_path_factory.mktemp("alone") / "run", [*CASES, *ADAPTED])
+
+
+def assert_same_weights(found, expected, case):
+    for one in found:
+        assert one["weights"].keys() == expected["weights"].keys()
+        for name, weight in one["weights"].items():
+            worst = (weight - expected["weights"][name]).abs().max().item()
+            assert worst <= 1e-10, f"{case}: {name} differs by {worst}"
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_any_number_of_processes_ends_with_the_same_weights(processes, alone, tmp_path):
-    found = launch(processes, tmp_path / "run", [*CASES, *SPLIT])
-    for case in (*CASES, *SPLIT):
-        expected = alone[SPLIT.get(case, case)][0]
-        for one in found[case]:
-            for name, weight in one["weights"].items():
-                worst = (weight - expected["weights"][name]).abs().max().item()
-                assert worst <= 1e-10, f"{case}: {name} differs by {worst}"
+    more = SPLIT | SHARDED if processes == 2 else SPLIT
+    found = launch(processes, tmp_path / "run", [*CASES, *more])
+    for case in (*CASES, *more):
+        expected = alone[more.get(case, case)][0]
+        assert_same_weights(found[case], expected, case)
         mine = found[case][0]
         for ours, theirs in zip(mine["log"], expected["log"], strict=True):
             for key in ("retain_loss", "forget_loss", "kappa", "realised_forget_change", "first_order_retain_change"):
-                if key in theirs and not (case in SPLIT and "adamw" in case and "_change" in key):
+                if key in theirs and not (case in more and "adamw" in case and "_change" in key):
                     assert ours[key] == pytest.approx(theirs[key], rel=1e-7, abs=1e-12), f"{case}: {key}"
-        # with both sides apart, what AdamW makes of g* cannot be seen
-        unseen = case in SPLIT and "adamw" in case
+        # where no process has both whole gradients, what AdamW makes of g* cannot be seen
+        unseen = case in more and "adamw" in case
         assert (mine["promise"] is None) if unseen else (mine["promise"]["checked"] == STEPS)
+
+
+def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, tmp_path):
+    shards, halves = [f"{case}/shard" for case in RESUMED], [f"{case}/split" for case in RESUMED]
+    launch(1, tmp_path / "one", RESUMED, STEPS // 2, HAMU_SAVE="1")
+    launch(2, tmp_path / "cut", shards, STEPS // 2, HAMU_SAVE="1")
+    for number, (processes, saved, cases) in enumerate([(2, "one", [*RESUMED, *shards, *halves]), (1, "cut", RESUMED)]):
+        found = launch(processes, tmp_path / f"again{number}", cases, HAMU_RESUME=str(tmp_path / saved))
+        for case in cases:
+            assert_same_weights(found[case], alone["/".join(case.split("/")[:4])][0], f"{case} from {saved}")
+
+
+def test_a_gradient_that_is_not_finite_on_one_process_skips_the_step_on_all(tmp_path):
+    cases = [f"conv/hamu-q/1/sgd{how}" for how in ("/spoiled", "/spoiled-split", "/spoiled-shard")]
+    found = launch(2, tmp_path / "run", cases, 4)
+    for case in cases:
+        for one in found[case]:
+            assert [entry["taken"] for entry in one["log"]] == [1.0, 0.0, 1.0, 1.0], case
+            assert all(torch.isfinite(weight).all() for weight in one["weights"].values())
+        first, second = (one["weights"] for one in found[case])
+        assert all(torch.equal(first[name], second[name]) for name in first), case
 
 
 def test_the_runs_differ_from_case_to_case(alone):
@@ -71,11 +101,10 @@ def test_the_runs_differ_from_case_to_case(alone):
         assert any(not torch.allclose(a[name], b[name], atol=1e-6) for name in a)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_a_sharded_model_takes_the_same_steps(processes):
+def test_a_sharded_model_takes_the_same_steps_in_a_loop_of_ones_own():
     worker = WORKER.with_name("sharded_worker.py")
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
-                           str(processes), str(worker)], env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
+                           "4", str(worker)], env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
                           capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert float(done.stdout.strip().splitlines()[-1]) <= 1e-10

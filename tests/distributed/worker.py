@@ -1,5 +1,10 @@
-"""Runs cases in one or several processes and saves the weights that they end with: worker.py FOLDER STEPS CASE..."""
+"""Runs cases in one or several processes and saves the weights that they end with: worker.py FOLDER STEPS CASE...
 
+With HAMU_SAVE each run saves a checkpoint at its last step; with HAMU_RESUME=FOLDER each resumes from the checkpoint
+that the same case saved there, whatever number of processes and layout it had.
+"""
+
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +19,7 @@ import hamu.training.trainer
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.distributed import SplitPairing, processes, rank
+from hamu.models.language import AdapterSettings, with_adapter
 
 transformers.utils.logging.set_verbosity_error()
 GLOBAL_BATCH = 12
@@ -48,6 +54,20 @@ def texts(count, seed):
     return items
 
 
+class Spoiling:
+    """The second batch of the last process has a value that is not finite."""
+
+    def __init__(self, collate, sides):
+        self._collate, self._sides, self._batches = collate, sides, 0
+
+    def __call__(self, items):
+        self._batches += 1
+        batch = self._collate(items)
+        if rank() == processes() - 1 and self._batches == self._sides + 1:
+            batch["pixel_values"][0, 0, 0, 0] = float("nan")
+        return batch
+
+
 def stacked(items):
     return {key: torch.stack([item[key] for item in items]) for key in items[0]}
 
@@ -58,20 +78,32 @@ def problem(kind):
         return ConvNet().double(), images(31, 1), images(10, 2), stacked
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
                          num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
-    return LlamaForCausalLM(config).double(), texts(31, 1), texts(10, 2), TextCollator(0)
+    model = LlamaForCausalLM(config)
+    if kind == "lora":
+        model = with_adapter(model, AdapterSettings(rank=2))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # zero at first: then the others would not move
+                torch.nn.init.normal_(parameter, std=0.1)
+    return model.double(), texts(31, 1), texts(10, 2), TextCollator(0)
 
 
 def run(case, folder, steps):
     kind, method, accumulation, optimizer, *pairing = case.split("/")
     model, retain, forget, collate = problem(kind)
-    sharing = processes() // 2 if pairing else processes()
+    spoiled = pairing[:1] and pairing[0].startswith("spoiled")
+    if spoiled:
+        pairing = pairing[0].split("-")[1:]
+    sharing = processes() if pairing in ([], ["shard"]) else processes() // 2
     each = GLOBAL_BATCH // sharing // int(accumulation)
+    saves, resumed = os.environ.get("HAMU_SAVE"), os.environ.get("HAMU_RESUME")
+    start = "-".join((kind, method, accumulation, optimizer))
     args = UnlearnConfig(
-        output_dir=str(folder / "run"), method=method, max_steps=steps, per_device_train_batch_size=each,
+        output_dir=str(folder / start), method=method, max_steps=steps, per_device_train_batch_size=each,
+        save_strategy="steps" if saves else "no", save_steps=steps,
         gradient_accumulation_steps=int(accumulation), learning_rate=0.05 if optimizer == "sgd" else 0.005,
         optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
         disable_tqdm=True, min_forget_loss=1e-9,
-        pairing="split" if pairing == ["split"] else "sequential",
+        pairing="split" if pairing == ["split"] else "sequential", shard=pairing == ["shard"],
     )  # fmt: skip
     small = pairing == ["small"]
     if small:  # buckets of a few numbers: every tensor is cut over several
@@ -81,14 +113,20 @@ def run(case, folder, steps):
         args.pairing = "split"
         with torch.no_grad():
             model.get_parameter("conv.bias")[0] += 1e-7 * rank()
+    if spoiled:
+        collate = Spoiling(collate, sides=1 if pairing == ["split"] else 2)
     trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    found = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer.train(resume_from_checkpoint=f"{resumed}/{start}/checkpoint-{steps // 2}" if resumed else None)
+    found = {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad}
     log = [{k: v for k, v in e.items() if isinstance(v, float)} for e in trainer.state.log_history if "taken" in e]
     torch.save(
         {"weights": found, "log": log, "promise": trainer.promise}, folder / f"{case.replace('/', '-')}-{rank()}.pt"
     )
+
+
+def _whole(parameter):
+    return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().clone()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,19 @@
 """Who holds which gradient: the processes of a run, and sums over them."""
 
-from hamu.distributed.layout import Layout, Replicated
-from hamu.distributed.processes import check_equal, is_main, processes, rank, summed
+from hamu.distributed.layout import Layout, Replicated, is_sharded
+from hamu.distributed.processes import check_equal, from_main, is_main, processes, rank, summed, wait_for_all
 from hamu.distributed.split import SplitPairing
 
-__all__ = ["Layout", "Replicated", "SplitPairing", "check_equal", "is_main", "processes", "rank", "summed"]
+__all__ = [
+    "Layout",
+    "Replicated",
+    "SplitPairing",
+    "check_equal",
+    "from_main",
+    "is_main",
+    "is_sharded",
+    "processes",
+    "rank",
+    "summed",
+    "wait_for_all",
+]

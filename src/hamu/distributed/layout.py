@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hamu.gram import PairGram
 
 Grads = list[Tensor | None]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `fully_shard` has cut a model; its parameters may be gathered just now, what it saves is not."""
+    return any(hasattr(value, "device_mesh") for value in model.state_dict().values())
 
 
 class Layout(Protocol):

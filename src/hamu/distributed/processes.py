@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hamu.errors import HamuError
+
+T = TypeVar("T")
 
 
 def processes() -> int:
@@ -34,6 +37,28 @@ def summed(values: Tensor) -> Tensor:
     values = values.clone()
     dist.all_reduce(values)
     return values
+
+
+def wait_for_all() -> None:
+    """Return once every process has come here."""
+    if _is_on():
+        dist.barrier()
+
+
+def from_main(find: Callable[[], T]) -> T:
+    """What the main process finds, on every process; an error of it is raised on every process too."""
+    if not _is_on() or dist.get_world_size() == 1:
+        return find()
+    found: list[Any] = [None, None]
+    if is_main():
+        try:
+            found[0] = find()
+        except Exception as error:  # raised on every process below
+            found[1] = error
+    dist.broadcast_object_list(found)
+    if found[1] is not None:
+        raise found[1]
+    return cast(T, found[0])
 
 
 def check_equal(names: Sequence[str], tensors: Sequence[Tensor]) -> None:

@@ -79,6 +79,12 @@ class Goal:
     forget_accuracy: float | None
     max_retain_increase: float
 
+    @classmethod
+    def of(cls, args: UnlearnConfig) -> Goal:
+        """The goal that the settings name."""
+        assert args.max_retain_increase is not None
+        return cls(args.target_forget_loss, args.target_forget_accuracy, args.max_retain_increase)
+
     def reached(self, now: Standing) -> bool:
         """Whether the run is done."""
         if self.forget_loss is not None and now.forget_loss < self.forget_loss:
@@ -112,6 +118,7 @@ class Steering(TrainerCallback):
         self.trust: TrustRegion | None = None
         self._mean: list[Tensor] | None = None
         self._eps = 0.0
+        self._start = self._now = Standing(math.nan, math.nan, math.nan)  # until the run begins
         self._cap = 1.0
         self._taken_back = 0
         self._interval = _INTERVAL
@@ -121,7 +128,9 @@ class Steering(TrainerCallback):
         self._settled = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Where the run starts from."""
+        """Where the run starts from, unless it is resumed."""
+        if state.global_step:
+            return
         self._start = self._now = self._measure()
         self._good = [p.detach().clone() for p in self._pair.parameters]
         if self._goal.reached(self._now):
@@ -219,6 +228,45 @@ class Steering(TrainerCallback):
             torch._foreach_copy_(self._good, list[Tensor](self._pair.parameters))
         if self._goal.reached(now):
             self._finish(f"the goal is reached: {self._words(now)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; see also `tensors`."""
+        return {
+            "start": vars(self._start),
+            "now": vars(self._now),
+            "mean": None if self._mean is None else [m.tolist() for m in self._mean],
+            "eps": self._eps,
+            "cap": self._cap,
+            "taken_back": self._taken_back,
+            "interval": self._interval,
+            "due": vars(self._due),
+            "history": self.history,
+            "ended": self.ended,
+            "settled": self._settled,
+            "constraint": self._method.constraint,
+            "most": None if self.trust is None else self.trust.most,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._start, self._now = Standing(**state["start"]), Standing(**state["now"])
+        self._mean = state["mean"] and [torch.tensor(m, dtype=torch.float64) for m in state["mean"]]
+        self._eps, self._cap = state["eps"], state["cap"]
+        self._taken_back, self._interval = state["taken_back"], state["interval"]
+        vars(self._due).update(state["due"])
+        self.history, self.ended, self._settled = state["history"], state["ended"], state["settled"]
+        self._pair.method = replace(self._method, constraint=state["constraint"])
+        if self.trust is not None:
+            self.trust.most = state["most"]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The good state, by parameter, for a checkpoint."""
+        return {name: good.cpu().contiguous() for name, good in zip(self._pair.names, self._good, strict=True)}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
+        named = zip(self._pair.names, self._pair.parameters, strict=True)
+        self._good = [tensors[name].to(p).clone() for name, p in named]
 
     @property
     def outcome(self) -> str:

@@ -78,6 +78,9 @@ class UnlearnConfig(TrainConfig):
         "With several processes: sequential (each runs its retain and its forget records) or split (half of them hold "
         "retain, half forget records; an even number of processes).",
     )
+    shard: bool = _option(
+        False, "With several processes: cut parameters, gradients and the optimizer's state over them (FSDP2)."
+    )
     guarantee: str = _option(
         "first_order",
         "What the promise is for: first_order (g*, as in the paper) or exact (the step that the optimizer really "
@@ -143,8 +146,8 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
         if self.pairing not in ("sequential", "split"):
             raise HamuError(f"pairing {self.pairing!r} is unknown; choose sequential or split")
-        if self.pairing == "split":
-            self._check_split()
+        if self.pairing == "split" or self.shard:
+            self._check_parted()
         if self.guarantee not in ("first_order", "exact"):
             raise HamuError(f"guarantee {self.guarantee!r} is unknown; choose first_order or exact")
         if self.guarantee == "exact" and not isinstance(self.build_method(), HamuQ | HamuU):
@@ -166,24 +169,31 @@ class UnlearnConfig(TrainConfig):
                 raise HamuError(f"{name} has no effect with {self.method}, which has no {side} pass; leave it out")
         if self.fsdp or self.deepspeed:
             raise HamuError(
-                "the trainer does not shard models yet; leave out --fsdp and --deepspeed, or use fully_shard with "
-                "PairedGradients in your own loop"
+                "two gradients have to meet before they are combined, so the trainer cuts models itself; leave out "
+                "--fsdp and --deepspeed, and give --shard"
             )
         self._check_goal()
         if self.dataloader_persistent_workers:
             raise HamuError("dataloader_persistent_workers would repeat the first epoch's order; leave it off")
         super().__post_init__()
 
-    def _check_split(self) -> None:
+    def _check_parted(self) -> None:
+        """What works where a process has only a part of the gradients."""
         method = self.build_method()
-        if not (method.uses_retain and method.uses_forget):
+        if self.shard and self.pairing == "split":
+            raise HamuError("--shard cuts both gradients over all processes; leave pairing at sequential")
+        if self.shard and processes() < 2:
+            raise HamuError("--shard cuts a model over several processes; start them with torchrun, or leave it out")
+        if self.pairing == "split" and not (method.uses_retain and method.uses_forget):
             raise HamuError(f"split pairing needs both sides, but {self.method} has one; leave pairing at sequential")
-        if processes() % 2:
+        if self.pairing == "split" and processes() % 2:
             raise HamuError(f"split pairing needs an even number of processes; there are {processes()}")
         for name, asked in (("guarantee exact", self.guarantee == "exact"), ("trust_region", self.trust_region),
                             ("auto", self.auto)):  # fmt: skip
             if asked:
-                raise HamuError(f"{name} needs both gradients in each process; leave pairing at sequential")
+                raise HamuError(
+                    f"{name} needs both whole gradients in each process; leave pairing at sequential, and --shard out"
+                )
 
     def _check_goal(self) -> None:
         goals = {name: getattr(self, name) for name in ("target_forget_accuracy", "max_retain_increase")}
@@ -207,8 +217,6 @@ class UnlearnConfig(TrainConfig):
             raise HamuError("auto takes back weights, not BatchNorm statistics; leave freeze_batchnorm on")
         if self.radius != "gradient" or self.distribution != "norm_product":
             raise HamuError("auto chooses radius and distribution; leave them out")
-        if self.resume_from_checkpoint:
-            raise HamuError("a run by goal cannot be resumed; start it anew")
         if self.method != "hamu-q":
             raise HamuError(f"auto steers hamu-q; leave out --method {self.method}")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, Sampler
+from accelerate.data_loader import DataLoaderShard
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import TrainingArguments
 
 
 class ShareSampler(Sampler[list[int]]):
@@ -33,9 +35,12 @@ class ShareSampler(Sampler[list[int]]):
             yield list(whole[self._rank :: self._processes]) or [~start]
 
 
-class EpochLoader(DataLoader[Any]):
-    """A loader that tells the data set which epoch it is."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `PairedDataset.set_epoch`."""
-        self.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
+def shared_loader(data: Dataset[Any], sampler: ShareSampler, collate: Any, args: TrainingArguments) -> DataLoader[Any]:
+    """A loader of these batches that knows of epochs, and of batches to skip when a run is resumed."""
+    return DataLoaderShard(
+        data,
+        batch_sampler=sampler,
+        collate_fn=collate,
+        num_workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory,
+    )

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ExportableState
 
-from hamu.distributed import SplitPairing, check_equal, processes, rank, summed
+from hamu.distributed import SplitPairing, check_equal, is_main, processes, rank, summed
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
@@ -27,7 +26,9 @@ from hamu.training.config import UnlearnConfig, checkpoints_activations
 from hamu.training.early_ends import EarlyEnds
 from hamu.training.original import collate, let_gradients_through, to_channels_last
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset, subset
-from hamu.training.sharing import EpochLoader, ShareSampler
+from hamu.training.resumable import ResumableTrainer
+from hamu.training.run_state import RunState, load_saved_tensors, save_tensors
+from hamu.training.sharing import ShareSampler, shared_loader
 from hamu.training.watch import StepWatch
 
 SIDES = ("retain", "forget")
@@ -35,8 +36,8 @@ _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all pro
 _STEERED_BY = 1000  # records of each side that a run by goal is measured on
 
 
-class UnlearnTrainer(Trainer):
-    """Unlearn the forget set from a model.
+class UnlearnTrainer(ResumableTrainer):
+    """Unlearn the forget set from a model. A run can be broken off and resumed: see `ResumableTrainer`.
 
     Args:
         model: a Hugging Face model, or any module that maps pixel values to logits; changed in place.
@@ -82,9 +83,13 @@ class UnlearnTrainer(Trainer):
             shuffle=args.shuffle,
         )
         # The gradients' meter and the original's weights live where the model will: move it before they are made.
-        if not hasattr(model, "hf_device_map"):
+        if args.shard:
+            from hamu.distributed.shards import shard  # loads what only sharded models need
+
+            shard(model, args.device.type)
+        elif not hasattr(model, "hf_device_map"):
             model.to(args.device)
-        if args.channels_last:
+        if args.channels_last and not args.shard:  # shards are cut in the usual order
             to_channels_last(model)
         if checkpoints_activations(args):
             let_gradients_through(model)
@@ -114,6 +119,7 @@ class UnlearnTrainer(Trainer):
         self._losses: dict[str, Tensor] = {}
         self._step: PairStep | None = None
         self._skips_in_a_row = 0
+        self._starts = False
         self.steps_taken = 0
         self.steps_skipped = 0
         self.stop_reason = ""
@@ -128,9 +134,10 @@ class UnlearnTrainer(Trainer):
             eval_dataset=self._eval_sets["retain"],
             **kwargs,
         )
-        if self._is_split:  # accelerate is to prepare the model for its precision, but not to average its gradients
+        if self._is_split or args.shard:
+            # accelerate is to prepare the model for its precision, but not to average its gradients
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-        self.add_callback(_PairState(self))
+        self.add_callback(RunState(self))
         if self.steering is not None:
             self.steering.trust = self._watch.trust
             self.add_callback(self.steering)
@@ -147,9 +154,7 @@ class UnlearnTrainer(Trainer):
             loss = {name: predictions.losses.mean().item() for name, predictions in found.items()}
             return Standing(loss["forget"], loss["retain"], found["forget"].correct.double().mean().item())
 
-        assert args.max_retain_increase is not None
-        goal = Goal(args.target_forget_loss, args.target_forget_accuracy, args.max_retain_increase)
-        return Steering(self.pair, goal, standing, self._end_run)
+        return Steering(self.pair, Goal.of(args), standing, self._end_run)
 
     def _end_run(self, reason: str) -> None:
         self.stop_reason = reason
@@ -167,15 +172,28 @@ class UnlearnTrainer(Trainer):
         """With several processes each reads its share of the same global batches."""
         if processes() == 1:
             return super().get_train_dataloader()
-        sharing = processes() // 2 if self._is_split else processes()
-        sampler = ShareSampler(len(self.train_dataset), self._train_batch_size * sharing, rank() % sharing, sharing)
-        return EpochLoader(
-            self.train_dataset,
-            batch_sampler=sampler,
-            collate_fn=self.data_collator,
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-        )
+        share, sharing = rank() % self._sharing, self._sharing
+        sampler = ShareSampler(len(self.train_dataset), self._train_batch_size * sharing, share, sharing)
+        return shared_loader(self.train_dataset, sampler, self.data_collator, self.args)
+
+    @property
+    def _sharing(self) -> int:
+        """How many processes share the batches of a side."""
+        return processes() // 2 if self._is_split else processes()
+
+    @property
+    def global_batch(self) -> int:
+        """Records of each side in a step, over all processes."""
+        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self._sharing
+
+    def save_more(self, folder: Path) -> None:
+        """What the start model predicted, and where a run by goal stands."""
+        if is_main():
+            save_tensors(self, folder)
+
+    def load_more(self, folder: Path) -> None:
+        """Restore it."""
+        load_saved_tensors(self, folder)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, Tensor | int]:
         """Images or scored tokens of a whole step, over all its accumulated batches and processes, of each side."""
@@ -341,6 +359,13 @@ class UnlearnTrainer(Trainer):
         figures = dict(zip(tensors, values, strict=True)) | self._watch.figures
         return figures | {"taken": float(step.decision == "step")}
 
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Not once more at the start of a run that is resumed: it was before its first step."""
+        if self._starts:
+            self._starts = False
+            return {}
+        return super()._evaluate(*args, **kwargs)
+
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
@@ -365,51 +390,3 @@ class UnlearnTrainer(Trainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-
-class _PairState(TrainerCallback, ExportableState):
-    """Empties the loss sums after each step, and carries the trainer's memory through checkpoints."""
-
-    def __init__(self, trainer: UnlearnTrainer | None = None, saved: dict[str, Any] | None = None) -> None:
-        self._trainer = trainer
-        self._saved = saved
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._trainer is not None:
-            self._trainer._losses.clear()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._trainer is not None:
-            self._trainer._begin_optimizer_step()
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._trainer is not None:
-            self._trainer._end_optimizer_step()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
-        trainer = self._trainer
-        if saved and trainer is not None:
-            memory = saved["attributes"]
-            trainer.pair.load_state_dict(memory["pair"])
-            trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
-            trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
-            if "watch" in memory:
-                trainer._watch.load_state_dict(memory["watch"])
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        trainer = self._trainer
-        if trainer is None:
-            return {"args": {}, "attributes": {}}
-        return {
-            "args": {},
-            "attributes": {
-                "pair": trainer.pair.state_dict(),
-                "taken": trainer.steps_taken,
-                "skipped": trainer.steps_skipped,
-                "skips_in_a_row": trainer._skips_in_a_row,
-                "start": trainer._start,
-                "watch": trainer._watch.state_dict(),
-            },
-        }

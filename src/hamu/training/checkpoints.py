@@ -1,0 +1,158 @@
+"""Checkpoints on disk: each is whole or not there.
+
+    checkpoint-12/
+        config.json model.safetensors ...   what `save_pretrained` writes, so that it can be used as a model
+        rest.safetensors                    tensors that those files lack, if any
+        optimizer.pt scheduler.pt ...       tensors and plain values, read with weights_only
+        trainer_state.json
+        manifest.json                       size and SHA-256 of every file
+
+They are gathered saves: what several processes write, cut or not, is what one process writes. So a run resumes in any
+number of processes and any layout, and a checkpoint can be used without HAMU. What it costs is that the main process
+holds one whole copy in its own memory while it writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hamu.distributed import from_main, is_main, wait_for_all
+from hamu.errors import HamuError
+
+_MANIFEST = "manifest.json"
+_PREFIX = "checkpoint-"
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: of the run.
+        keep: the most that stay, None for all; the best one stays beyond that.
+    """
+
+    def __init__(self, folder: str | Path, keep: int | None = None) -> None:
+        self._folder, self._keep = Path(folder), keep
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        return self._folder / f"{_PREFIX}{step}"
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """A folder to write into, which becomes the checkpoint of this step once all processes have written."""
+        staged = Path(from_main(self._stage))
+        try:
+            yield staged
+            wait_for_all()
+            if is_main():
+                _seal(staged)
+                _replace(staged, self.path(step))
+        except BaseException:
+            if is_main():
+                shutil.rmtree(staged, ignore_errors=True)
+            raise
+        wait_for_all()
+
+    def _stage(self) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.clear()
+        return tempfile.mkdtemp(dir=self._folder, prefix=f".{_PREFIX}")
+
+    def clear(self) -> None:
+        """Remove what an interrupted write has left."""
+        for left in self._folder.glob(f".{_PREFIX}*"):
+            shutil.rmtree(left)
+
+    def limit(self, best: str | None) -> None:
+        """Remove the oldest beyond what is kept, but not the best."""
+        if self._keep is None or not is_main():
+            return
+        spared = Path(best).name if best else None
+        for _, old in self._found()[: -self._keep]:
+            if old.name != spared:
+                _remove(old)
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """The newest whole checkpoint, None if there is none; and of each newer one what is wrong with it."""
+        path, damages = from_main(self._newest)
+        return (None if path is None else Path(path)), damages
+
+    def _newest(self) -> tuple[str | None, list[str]]:
+        damages = []
+        for _, path in reversed(self._found()):
+            damage = damage_of(path)
+            if damage is None:
+                return str(path), damages
+            damages.append(f"{path} is damaged: {damage}")
+        return None, damages
+
+    def _found(self) -> list[tuple[int, Path]]:
+        """Step and folder of each, oldest first."""
+        named = [(p.name.removeprefix(_PREFIX), p) for p in self._folder.glob(f"{_PREFIX}*") if p.is_dir()]
+        return sorted((int(step), path) for step, path in named if step.isdecimal())
+
+
+def check_whole(path: str | Path) -> None:
+    """Check that a checkpoint is as it was written.
+
+    Raises:
+        HamuError: if it is not; the message says what is wrong.
+    """
+    damage = from_main(lambda: damage_of(Path(path)))
+    if damage is not None:
+        raise HamuError(f"the checkpoint {path} is damaged: {damage}; resume from an older one")
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint, None if it is as it was written."""
+    try:
+        listed = json.loads((path / _MANIFEST).read_text("utf-8"))
+    except (OSError, ValueError):
+        return f"its {_MANIFEST} cannot be read"
+    for name, entry in listed.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != entry["size"] or _digest(file) != entry["sha256"]:
+            return f"{name} is not as it was written"
+    return None
+
+
+def _seal(folder: Path) -> None:
+    """Write the manifest, and see that all is on the disk."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    listed = {str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": _digest(p)} for p in files}
+    (folder / _MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+    for path in (*files, folder / _MANIFEST, folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _replace(staged: Path, target: Path) -> None:
+    os.chmod(staged, 0o755)
+    if target.exists():
+        _remove(target)
+    os.replace(staged, target)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint so that it is never seen in part."""
+    beside = path.with_name(f".{path.name}.removed")
+    os.replace(path, beside)
+    shutil.rmtree(beside)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

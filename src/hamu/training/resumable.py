@@ -1,0 +1,152 @@
+"""A Trainer whose runs can be broken off anywhere and go on as if nothing had been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from hamu.distributed import is_main, is_sharded, processes, summed
+from hamu.errors import HamuError
+from hamu.models.saving import load_tensors, save_model, save_rest
+from hamu.training.checkpoints import Checkpoints, check_whole
+
+_OPTIMIZER, _SCHEDULER, _STATE = "optimizer.pt", "scheduler.pt", "trainer_state.json"
+
+
+class ResumableTrainer(Trainer):
+    """transformers' Trainer with the checkpoints of `Checkpoints`.
+
+    Attributes:
+        checkpoints: of this run.
+        interrupted_by: set to a reason, the run saves a checkpoint after the step that it is at, and ends.
+    """
+
+    def __init__(self, model: nn.Module, args: Any, **kwargs: Any) -> None:
+        self.interrupted_by = ""
+        self._saved_step = -1
+        self._held = False
+        self._in_epoch = True
+        super().__init__(model, args, **kwargs)
+        self.checkpoints = Checkpoints(args.output_dir, args.save_total_limit)
+        self.add_callback(_EpochMarks(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train, from the start or from a checkpoint; True stands for the newest whole one.
+
+        Raises:
+            HamuError: if the checkpoint is damaged, or there is none.
+        """
+        if resume_from_checkpoint is True:
+            newest, damages = self.checkpoints.newest()
+            if newest is None:
+                reasons = "".join(f"; {damage}" for damage in damages)
+                raise HamuError(f"there is no whole checkpoint in {self.args.output_dir}{reasons}; start the run anew")
+            resume_from_checkpoint = str(newest)
+        elif resume_from_checkpoint:
+            check_whole(str(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """Nothing more is to be done by a run that had ended when it was saved."""
+        if not self.control.should_training_stop:
+            super()._run_epoch(**kwargs)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Save after whatever else belongs to a step: a resumed run does not come back to it."""
+        if self.interrupted_by and self._saved_step == self.state.global_step:
+            return
+        epoch_ends = float(self.state.epoch or 0).is_integer() or self.control.should_training_stop
+        more_comes = self._in_epoch and epoch_ends  # the same step is looked at again as the epoch's end
+        if more_comes:
+            self._held, self.control.should_save = self.control.should_save, False
+        else:
+            self.control.should_save |= self._held
+            self._held = False
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if not more_comes and self._interrupted_anywhere():
+            self.interrupted_by = self.interrupted_by or "another process"
+            if self._saved_step != self.state.global_step:
+                self._save_checkpoint(self.model, None)
+            self.control.should_training_stop = True
+
+    def _interrupted_anywhere(self) -> bool:
+        """All processes must agree on the step after which they stop."""
+        if processes() == 1:
+            return bool(self.interrupted_by)
+        return bool(summed(torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)).item())
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write a checkpoint; see `Checkpoints`."""
+        step = self.state.global_step
+        if self.state.best_global_step:
+            best = self.checkpoints.path(self.state.best_global_step)
+            if best.is_dir() or self.state.best_global_step == step:
+                self.state.best_model_checkpoint = str(best)
+        with self.checkpoints.writing(step) as folder:
+            save_model(self.model, folder)
+            save_rest(self.model, folder)
+            self.save_more(folder)
+            if not self.args.save_only_model:
+                self._save_optimizer_and_scheduler(str(folder))
+                self._save_scaler(str(folder))
+                self._save_rng_state(str(folder))
+            if is_main():
+                for callback in (*self.callback_handler.callbacks, self.control):
+                    if isinstance(callback, ExportableState):
+                        self.state.stateful_callbacks[type(callback).__name__] = callback.state()
+                self.state.save_to_json(str(folder / _STATE))
+        self._saved_step = step
+        self.checkpoints.limit(self.state.best_model_checkpoint)
+
+    def save_more(self, folder: Path) -> None:
+        """For what a kind of run has to keep beyond model, optimizer and random state; all processes come here."""
+
+    def load_more(self, folder: Path) -> None:
+        """Restore what `save_more` has written."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        folder = Path(resume_from_checkpoint)
+        load_tensors(self.model, folder)
+        self.load_more(folder)
+
+    def _load_best_model(self) -> None:
+        load_tensors(self.model, Path(str(self.state.best_model_checkpoint)))
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not is_sharded(self.model):
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        from hamu.distributed.shards import whole_optimizer_state
+
+        state = whole_optimizer_state(self.optimizer)
+        if is_main():
+            torch.save(state, Path(output_dir) / _OPTIMIZER)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and is_sharded(self.model):
+            from hamu.distributed.shards import cut_optimizer_state
+
+            state = torch.load(Path(checkpoint) / _OPTIMIZER, map_location="cpu", weights_only=True)
+            self.optimizer.load_state_dict(cut_optimizer_state(self.optimizer, state))
+            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / _SCHEDULER, weights_only=True))
+            return
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+
+class _EpochMarks(TrainerCallback):
+    """Tells a trainer whether it is within an epoch."""
+
+    def __init__(self, trainer: ResumableTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._in_epoch = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._in_epoch = False
