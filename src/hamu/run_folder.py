@@ -7,11 +7,12 @@ model/  config.yaml  steps.jsonl  evaluation.json
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ _OWN = (
     "frontier.png",
 )
 
-_OWN_PREFIXES = ("checkpoint-", *(f".{name}." for name in _OWN))  # the latter are what an interrupted write leaves
+_LAST = "evaluation.json"  # the file that a run writes at its end
+_LEFT = (".checkpoint-", *(f".{name}." for name in _OWN))  # what an interrupted write leaves
+_OWN_PREFIXES = ("checkpoint-", *_LEFT)
 
 
 class RunFolder:
@@ -44,13 +47,16 @@ class RunFolder:
     Args:
         path: the folder; it may exist if it is empty.
         overwrite: replace an earlier run that is in it.
+        resume: go on with the run that is in it.
         sources: folders and files that the run reads from, which it must not write into.
 
     Raises:
         HamuError: if the folder is in use, cannot be written, or lies in (or around) a source.
     """
 
-    def __init__(self, path: str | Path, *, overwrite: bool = False, sources: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, path: str | Path, *, overwrite: bool = False, resume: bool = False, sources: tuple[str, ...] = ()
+    ) -> None:
         self.path = Path(path)
         resolved = self.path.resolve()
         for source in sources:
@@ -63,7 +69,7 @@ class RunFolder:
             raise HamuError(f"the output folder {path} is a file; choose another --output_dir")
         self._absent = [p for p in (self.path, *self.path.parents) if not p.exists()]
         self._stale: list[Path] = []
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if not resume and self.path.is_dir() and any(self.path.iterdir()):
             if not overwrite:
                 raise HamuError(f"the output folder {path} is in use; choose another --output_dir, or give --overwrite")
             foreign = [
@@ -93,6 +99,22 @@ class RunFolder:
         self._stale = []
         self.path.mkdir(parents=True, exist_ok=True)
         return self.path
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run that is in it has come to its end."""
+        return (self.path / _LAST).is_file()
+
+    def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> None:
+        """Leave of a log only the whole lines that belong to a run that is resumed."""
+        file = self.path / name
+        if not is_main() or not file.is_file():
+            return
+        kept = []
+        for line in file.read_text("utf-8").splitlines(keepends=True):
+            with contextlib.suppress(json.JSONDecodeError):  # broken off while it was written
+                kept += [line] if line.endswith("\n") and belongs(json.loads(line)) else []
+        self.write_text(name, "".join(kept))
 
     def discard_if_empty(self) -> None:
         """Remove the folders that were made for the run, if nothing was written into them."""

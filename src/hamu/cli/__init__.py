@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 
-from hamu.errors import HamuError
+from hamu.errors import HamuError, Interrupted
 
 COMMANDS = {
     "demo": "train, unlearn and compare all methods on bundled data, in under a minute",
@@ -27,8 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 if all went well, 2 if something that the user can put right is wrong, 130 if interrupted; `assess` also
-        3 if unlearning will cost, 4 if any step hurts or none is possible.
+        0 if all went well, 2 if something that the user can put right is wrong, 130 or 143 if interrupted (by Ctrl-C,
+        by SIGTERM); `assess` also 3 if unlearning will cost, 4 if any step hurts or none is possible.
     """
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
@@ -66,15 +66,26 @@ def main(argv: list[str] | None = None) -> int:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(f"hamu {command}: {type(error).__name__}: {first} (--debug shows where)", file=sys.stderr)
         return 2
+    except Interrupted as end:
+        _say_on_main(f"hamu {command}: {end}")
+        return 128 + end.signal
     except KeyboardInterrupt:
         print(f"hamu {command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _say_on_main(text: str) -> None:
+    from hamu.distributed import is_main
+
+    if is_main():
+        print(text, file=sys.stderr)
 
 
 def _run(command: str, argv: list[str]) -> int:
     import torch.distributed as dist
     from rich.console import Console
 
+    from hamu.cli.interrupts import at_once, handling
     from hamu.distributed import is_main, processes
 
     _quiet()
@@ -82,7 +93,8 @@ def _run(command: str, argv: list[str]) -> int:
         raise HamuError(f"{command} runs in one process; start it without torchrun")
     console = Console(highlight=False, quiet=not is_main())
     try:
-        return int(importlib.import_module(f"hamu.cli.{command}").run(argv, console))
+        with handling(at_once):
+            return int(importlib.import_module(f"hamu.cli.{command}").run(argv, console))
     finally:
         if processes() > 1 and dist.is_initialized():
             dist.destroy_process_group()

@@ -51,12 +51,14 @@ def opened(
     given: Mapping[str, Any],
     console: Console,
     further: EvaluateOptions | None = None,
+    *,
+    resume: bool = False,
 ) -> tuple[Task, RunFolder, UnlearningData[Any]]:
     """What every command that has a model starts with: the task, the output folder, the problem read."""
     if run_options.model is None:
         raise HamuError("name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME")
     task = choose_task(data_options, run_options, console)
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=task.sources(further))
+    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources(further))
     task.fill_in(args, given)
     return task, folder, task.problem()
 

@@ -18,6 +18,13 @@ from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
 
 _SECTIONS = ("train", "assess", "unlearn", "evaluate")
+_NOT_OF_A_RUN = ("resume", "overwrite")  # how a command was called
+# what a run may be resumed with although it was begun with something else: none of it changes a result
+_MAY_CHANGE = {
+    "resume", "output_dir", "shard", "pairing", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "keep", "report_to",
+    "dataloader_num_workers",
+}  # fmt: skip
 _TEXT = ("forget_class", "forget_rows", "radius", "answer_prefix")  # texts that look like numbers in YAML
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
 _SHOWN = {
@@ -125,6 +132,16 @@ class RunOptions:
 
 
 @dataclass
+class ResumeOptions:
+    """Going on with a run."""
+
+    resume: bool = field(
+        default=False,
+        metadata={"help": "Go on with the run in --output_dir, by its own settings, from its newest checkpoint."},
+    )
+
+
+@dataclass
 class EvaluateOptions:
     """What `hamu evaluate` measures of a language model beyond its losses."""
 
@@ -187,12 +204,13 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     files.add_argument("--recipe")
     files.add_argument("--config")
     named, rest = files.parse_known_args(argv)
+    resumed = _resumed(command, rest) if ResumeOptions in types and "--resume" in rest else None
     parser = _parser(command, description, types)
     if "--help-all" in rest or "--help" in rest or "-h" in rest:
         _print_help(parser, everything="--help-all" in rest)
     known = {action.dest for action in parser._actions}
     settings: dict[str, Any] = {}
-    for name, content in _files(named):
+    for name, content in _files(named) if resumed is None else [resumed]:
         settings |= _flatten(name, content, command, known)
     parser.set_defaults(**settings)
     for action in parser._actions:
@@ -201,7 +219,9 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     given = vars(parser.parse_args(rest))
-    resolved = {key: values[key] for key in (*settings, *given)}
+    if resumed is not None:
+        _check_same(resumed[0], settings, given, named)
+    resolved = {key: values[key] for key in (*settings, *given) if key not in _NOT_OF_A_RUN}
     built = []
     for cls in types:
         names = {f.name for f in dataclasses.fields(cls) if f.init}
@@ -212,6 +232,25 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
         except (ValueError, TypeError, ImportError, RuntimeError, KeyError) as error:
             raise HamuError(f"the settings do not fit together: {str(error).strip().splitlines()[0]}") from error
     return (*built, resolved)
+
+
+def _resumed(command: str, rest: list[str]) -> tuple[str, str]:
+    """Name and content of the settings of the run that is to go on."""
+    place = Parser((), add_help=False, allow_abbrev=False)
+    place.add_argument("--output_dir", default=f"runs/{command}")
+    path = Path(place.parse_known_args(rest)[0].output_dir) / "config.yaml"
+    if not path.is_file():
+        raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
+    return str(path), path.read_text(encoding="utf-8")
+
+
+def _check_same(name: str, settings: dict[str, Any], given: dict[str, Any], files: argparse.Namespace) -> None:
+    if files.recipe or files.config:
+        raise HamuError(f"a run is resumed by its own settings, {name}; leave out --recipe and --config")
+    for key, value in given.items():
+        if key not in _MAY_CHANGE and str(settings.get(key)) != str(value):
+            was = f"has {key} {settings[key]}" if key in settings else f"was started without --{key}"
+            raise HamuError(f"the run of {name} {was}; leave out --{key} {value}, or start a new run")
 
 
 def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:

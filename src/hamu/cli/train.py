@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from transformers import set_seed
 
 from hamu.cli.dry_run import show_plan
-from hamu.cli.options import DataOptions, RunOptions, parse
+from hamu.cli.interrupts import leaving_in_order
+from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse
 from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import choose_task
 from hamu.errors import HamuError
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, train_original
+from hamu.training.resumable import ResumableTrainer
 
 
 def run(argv: list[str], console: Console) -> int:
     """Train, save the model, print its figures."""
-    data_options, run_options, args, resolved = parse(
+    data_options, run_options, going_on, args, resolved = parse(
         "train",
         "Train the original model; with --without_forget, the retain model.",
         argv,
         DataOptions,
         RunOptions,
+        ResumeOptions,
         TrainConfig,
     )
     if run_options.model is None:
@@ -31,7 +36,11 @@ def run(argv: list[str], console: Console) -> int:
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args)
     task = choose_task(data_options, run_options, console)
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, sources=task.sources())
+    resume = going_on.resume
+    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources())
+    if resume and folder.is_complete:
+        console.print(f"the run in {args.output_dir} is complete")
+        return 0
     task.fill_in(args, resolved)
     if run_options.without_forget:
         problem = task.problem()
@@ -44,11 +53,18 @@ def run(argv: list[str], console: Console) -> int:
     model = task.new_model(run_options.model, train)
     train, test = task.fitted(model, train, test)
     args.disable_tqdm = True
-    if args.save_strategy != "no":  # else an earlier run gives way only once training has succeeded
-        folder.prepare()
+    bar = ProgressBar(console, "train")
+
+    @contextmanager
+    def around(trainer: ResumableTrainer) -> Iterator[None]:
+        # an earlier run gives way only to a first checkpoint, or once training has succeeded
+        trainer.before_saving = lambda: folder.write_config(resolved)
+        with leaving_in_order("train")(trainer):
+            yield
+
     begin = time.perf_counter()
     try:
-        train_original(model, train, args, task.collator(), [ProgressBar(console, "train")], test)
+        train_original(model, train, args, task.collator(), [bar], test, resume=resume, around=around)
     finally:
         folder.discard_if_empty()
     figures = {"seconds": round(time.perf_counter() - begin, 1)}
@@ -59,7 +75,7 @@ def run(argv: list[str], console: Console) -> int:
             figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
             console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
     folder.write_config(resolved)
-    folder.write_json("evaluation.json", figures)
     path = task.save_model(folder, model)
+    folder.write_json("evaluation.json", figures)
     console.print(f"the model is in {path}")
     return 0

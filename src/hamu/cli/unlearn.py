@@ -14,7 +14,8 @@ from transformers.trainer_callback import PrinterCallback
 from hamu.assess import assess
 from hamu.cli.dry_run import show_plan
 from hamu.cli.evaluate import opened, predictions_of
-from hamu.cli.options import DataOptions, RunOptions, parse
+from hamu.cli.interrupts import leaving_in_order
+from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse
 from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import Task, fitted_problem
 from hamu.data import UnlearningData
@@ -32,14 +33,18 @@ _ASSESSED_BATCHES = 10  # of each side, before a run by goal
 
 def run(argv: list[str], console: Console) -> int:
     """Unlearn, save the model and what happened, print before and after."""
-    data_options, run_options, args, resolved = parse(
-        "unlearn", "Unlearn the forget set from a model.", argv, DataOptions, RunOptions, UnlearnConfig
+    data_options, run_options, going_on, args, resolved = parse(
+        "unlearn", "Unlearn the forget set from a model.", argv, DataOptions, RunOptions, ResumeOptions, UnlearnConfig
     )
+    resume = going_on.resume
     if args.resume_from_checkpoint:
-        raise HamuError("resuming from the command line is not supported yet; use UnlearnTrainer.train in Python")
+        raise HamuError("a run goes on in its own folder; give --resume and its --output_dir")
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args)
-    task, folder, problem = opened(data_options, run_options, args, resolved, console)
+    if resume and RunFolder(args.output_dir, resume=True).is_complete:
+        console.print(f"the run in {args.output_dir} is complete")
+        return 0
+    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=resume)
     reference = None
     if run_options.retain_model is not None:
         reference = predictions_of(task, run_options.retain_model, problem, args, args.max_eval_samples)[1]
@@ -50,22 +55,23 @@ def run(argv: list[str], console: Console) -> int:
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "
         f"by {args.method}"
     )
-    if args.auto:
+    if args.auto and not resume:
         resolved |= _tune(model, problem, args, task, console)
-    log = StepLog(folder)
+    log = StepLog(folder, resolved, resume)
     trainer = new_trainer(model, problem, args, [log, ProgressBar(console, args.method)], task.collator())
-    log.trainer = trainer
+    log.trainer, trainer.before_saving = trainer, log.begin
     try:
-        trainer.train()
+        with leaving_in_order("unlearn")(trainer):
+            trainer.train(resume_from_checkpoint="newest" if resume else None)
     finally:
         folder.discard_if_empty()
     if not trainer.steps_taken:
         raise HamuError(f"no step was taken, the model is as it was: {trainer.stop_reason or 'there was none to take'}")
     check_finite(model, f"unlearning diverged; lower --learning_rate {args.learning_rate} or choose another method")
-    if trainer.evaluated_step != trainer.state.global_step or args.load_best_model_at_end:
+    is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
+    if not is_known or args.load_best_model_at_end:
         trainer.evaluate()
     path = task.save_model(folder, model)
-    folder.write_config(resolved)
     reports = {
         name: task.report(predictions, problem, reference, args)
         for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
@@ -163,18 +169,23 @@ def new_trainer(
 
 
 class StepLog(TrainerCallback):
-    """Writes a line per step to steps.jsonl, from the first step on that was taken."""
+    """Writes the settings and then a line per step to steps.jsonl, from the first step on that was taken."""
 
     trainer: UnlearnTrainer | None = None
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any], resume: bool) -> None:
+        self._folder, self._settings, self._resume = folder, settings, resume
+        self._begun = False
         self._lines: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Of a run that is resumed, steps after the checkpoint will be taken once more."""
+        if self._resume:
+            self._folder.keep_lines("steps.jsonl", lambda line: line["step"] <= state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Once a step was taken, and no sooner, an earlier run may give way; a checkpoint may come next."""
-        if self._has_begun():
-            self._folder.prepare()
+        self._has_begun()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """Append the figures of a step; figures that are not finite become null, which JSON can hold."""
@@ -186,5 +197,13 @@ class StepLog(TrainerCallback):
                 self._folder.append_line("steps.jsonl", line)
             self._lines.clear()
 
+    def begin(self) -> None:
+        """Let an earlier run give way, and write the settings."""
+        if not self._begun:
+            self._folder.write_config(self._settings)
+            self._begun = True
+
     def _has_begun(self) -> bool:
-        return self.trainer is not None and self.trainer.steps_taken > 0
+        if self.trainer is not None and self.trainer.steps_taken > 0:
+            self.begin()
+        return self._begun

@@ -23,8 +23,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from hamu.distributed import from_main, is_main, wait_for_all
 from hamu.errors import HamuError
+from hamu.models.loading import first_line
 
 _MANIFEST = "manifest.json"
 _PREFIX = "checkpoint-"
@@ -55,9 +58,14 @@ class Checkpoints:
             if is_main():
                 _seal(staged)
                 _replace(staged, self.path(step))
-        except BaseException:
+        except BaseException as error:
             if is_main():
                 shutil.rmtree(staged, ignore_errors=True)
+            if isinstance(error, OSError | SafetensorError | RuntimeError):  # what a full disk becomes in libraries
+                raise HamuError(
+                    f"the checkpoint of step {step} cannot be written into {self._folder}: {first_line(error)}; make "
+                    f"room, and go on from the one before with --resume"
+                ) from error
             raise
         wait_for_all()
 

@@ -34,6 +34,7 @@ class TrainConfig(TrainingArguments):
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
     logging_steps: float = _option(50, "Log every so many steps.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
+    keep: int | None = _option(None, "Keep at most so many checkpoints: the newest, and the best beyond them.")
     report_to: str = _option("none", "Where to send the logs: none, tensorboard, wandb, ...")
     channels_last: bool = _option(True, "Keep images and convolutions in channels-last order, faster on most devices.")
     remove_unused_columns: bool = _option(False, "Not used: the collators choose the columns.")
@@ -45,6 +46,10 @@ class TrainConfig(TrainingArguments):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise HamuError(f"{name} {value} must be positive")
+        if self.keep is not None:
+            if self.keep < 1:
+                raise HamuError(f"keep {self.keep} must be at least 1 checkpoint; leave it out to keep all")
+            self.save_total_limit = self.keep
         if self.seed < 0:
             raise HamuError(f"seed {self.seed} must not be negative")
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback, default_data_collator
+from transformers import EvalPrediction, PreTrainedModel, TrainerCallback, default_data_collator
 from transformers.trainer_callback import PrinterCallback
 
 from hamu.errors import HamuError
 from hamu.models import check_finite
 from hamu.training.config import TrainConfig, checkpoints_activations
+from hamu.training.resumable import ResumableTrainer
 
 
 def train_original(
@@ -23,6 +25,9 @@ def train_original(
     collator: Callable[[Any], Mapping[str, Any]] | None = None,
     callbacks: list[TrainerCallback] | None = None,
     eval_data: Dataset[Any] | None = None,
+    *,
+    resume: bool = False,
+    around: Callable[[ResumableTrainer], AbstractContextManager[None]] = nullcontext,
 ) -> PreTrainedModel:
     """Train a classifier or a language model by cross-entropy, in place.
 
@@ -33,6 +38,8 @@ def train_original(
         collator: makes a batch of items; by default what images need.
         callbacks: transformers callbacks.
         eval_data: what --eval_strategy evaluates on, by loss (and accuracy, for a classifier).
+        resume: go on from the newest checkpoint in the output folder, if there is one.
+        around: makes of the trainer what the training is to run in.
 
     Returns:
         The same model, in evaluation mode.
@@ -48,7 +55,7 @@ def train_original(
         let_gradients_through(model)
     is_text = "input_ids" in data[0]
     args.prediction_loss_only = is_text  # the logits of every token of a data set would not fit in memory
-    trainer = Trainer(
+    trainer = ResumableTrainer(
         model,
         args,
         data_collator=collator or collate,
@@ -58,7 +65,8 @@ def train_original(
         callbacks=callbacks,
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    with around(trainer):
+        trainer.train(resume_from_checkpoint="newest" if resume else None)
     check_finite(model, f"training diverged; lower --learning_rate {args.learning_rate}")
     return model.eval()
 

@@ -114,7 +114,9 @@ class PromiseRecord:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._checked, self._kept, self._ratios = state["checked"], state["kept"], state["ratios"]
+        self._checked, self._kept = state["checked"], state["kept"]
+        for side in self._ratios:  # in their order, which a file may have changed
+            self._ratios[side] = state["ratios"][side]
 
 
 def describe(summary: dict[str, Any]) -> str:

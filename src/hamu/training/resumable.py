@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hamu.errors import HamuError
 from hamu.models.saving import load_tensors, save_model, save_rest
 from hamu.training.checkpoints import Checkpoints, check_whole
 
+_logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _STATE = "optimizer.pt", "scheduler.pt", "trainer_state.json"
 
 
@@ -23,11 +26,15 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         checkpoints: of this run.
+        before_saving: called before each checkpoint is written.
         interrupted_by: set to a reason, the run saves a checkpoint after the step that it is at, and ends.
+        was_interrupted: whether it has.
     """
 
     def __init__(self, model: nn.Module, args: Any, **kwargs: Any) -> None:
         self.interrupted_by = ""
+        self.was_interrupted = False
+        self.before_saving: Callable[[], Any] = lambda: None
         self._saved_step = -1
         self._held = False
         self._in_epoch = True
@@ -36,17 +43,23 @@ class ResumableTrainer(Trainer):
         self.add_callback(_EpochMarks(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Train, from the start or from a checkpoint; True stands for the newest whole one.
+        """Train, from the start or from a checkpoint.
+
+        Args:
+            resume_from_checkpoint: its folder; True for the newest whole one, "newest" for that or, without any, the
+                start.
+            kwargs: passed to the Trainer.
 
         Raises:
             HamuError: if the checkpoint is damaged, or there is none.
         """
-        if resume_from_checkpoint is True:
+        if resume_from_checkpoint is True or resume_from_checkpoint == "newest":
             newest, damages = self.checkpoints.newest()
-            if newest is None:
-                reasons = "".join(f"; {damage}" for damage in damages)
-                raise HamuError(f"there is no whole checkpoint in {self.args.output_dir}{reasons}; start the run anew")
-            resume_from_checkpoint = str(newest)
+            for damage in damages if is_main() else []:
+                _logger.warning("%s; it is passed over", damage)
+            if newest is None and resume_from_checkpoint is True:
+                raise HamuError(f"there is no whole checkpoint in {self.args.output_dir}; start the run anew")
+            resume_from_checkpoint = None if newest is None else str(newest)
         elif resume_from_checkpoint:
             check_whole(str(resume_from_checkpoint))
         return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
@@ -58,7 +71,7 @@ class ResumableTrainer(Trainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Save after whatever else belongs to a step: a resumed run does not come back to it."""
-        if self.interrupted_by and self._saved_step == self.state.global_step:
+        if self.was_interrupted:
             return
         epoch_ends = float(self.state.epoch or 0).is_integer() or self.control.should_training_stop
         more_comes = self._in_epoch and epoch_ends  # the same step is looked at again as the epoch's end
@@ -72,7 +85,7 @@ class ResumableTrainer(Trainer):
             self.interrupted_by = self.interrupted_by or "another process"
             if self._saved_step != self.state.global_step:
                 self._save_checkpoint(self.model, None)
-            self.control.should_training_stop = True
+            self.control.should_training_stop = self.was_interrupted = True
 
     def _interrupted_anywhere(self) -> bool:
         """All processes must agree on the step after which they stop."""
@@ -87,6 +100,7 @@ class ResumableTrainer(Trainer):
             best = self.checkpoints.path(self.state.best_global_step)
             if best.is_dir() or self.state.best_global_step == step:
                 self.state.best_model_checkpoint = str(best)
+        self.before_saving()
         with self.checkpoints.writing(step) as folder:
             save_model(self.model, folder)
             save_rest(self.model, folder)

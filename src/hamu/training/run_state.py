@@ -61,7 +61,7 @@ class RunState(TrainerCallback, ExportableState):
         trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
         trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
         trainer._watch.load_state_dict(memory["watch"])
-        trainer.stop_reason = memory["stop_reason"]
+        trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
         trainer._starts = args.eval_on_start
         control.should_training_stop = bool(trainer.stop_reason)
 
@@ -81,6 +81,7 @@ class RunState(TrainerCallback, ExportableState):
                 "start": trainer._start,
                 "watch": trainer._watch.state_dict(),
                 "stop_reason": trainer.stop_reason,
+                "evaluated": trainer.evaluated_step,
                 "steering": None if trainer.steering is None else trainer.steering.state_dict(),
             },
         }
@@ -106,7 +107,11 @@ def load_saved_tensors(trainer: UnlearnTrainer, folder: Path) -> None:
         for name, tensor in load_file(folder / _START).items():
             kind, cls, field = name.split("/")
             found.setdefault((kind, cls), {})[field] = tensor
-        trainer.start_predictions = {kind: _predictions(cls, values) for (kind, cls), values in found.items()}
+        order = list(trainer._eval_sets)
+        trainer.start_predictions = {
+            kind: _predictions(cls, values)
+            for (kind, cls), values in sorted(found.items(), key=lambda item: order.index(item[0][0]))
+        }
     if trainer.steering is not None and (folder / _STEERING).is_file():
         trainer.steering.load_tensors(load_file(folder / _STEERING))
 

@@ -373,6 +373,7 @@ class UnlearnTrainer(ResumableTrainer):
 
         They are means over images, or over the scored tokens of all texts.
         """
+        known = not self.predictions and self.evaluated_step == self.state.global_step  # before the run was resumed
         self.predictions = {name: self._predict(data) for name, data in self._eval_sets.items()}
         self.start_predictions = self.start_predictions or self.predictions
         self.evaluated_step = self.state.global_step
@@ -387,6 +388,8 @@ class UnlearnTrainer(ResumableTrainer):
         }
         metrics |= gains | {"joint_gain": min(gains.values())}
         metrics = {f"{metric_key_prefix}_{key}": value for key, value in metrics.items()}
+        if known:
+            return metrics
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -1,0 +1,177 @@
+"""Kill runs at random moments and resume them: do they end where the uninterrupted run does, bit by bit?
+
+    python benchmarks/kill_resume.py [--kills 100] [--each K] [--seed 0]
+
+A case is a task (digits, tiny text), a method and an optimizer. Its uninterrupted run says how long it takes and where
+it ends. Then it is started again, killed with SIGKILL after a random part of that time, resumed, killed once more, and
+so on; a checkpoint is written after every step, so many kills fall into a save. Ends with code 1 if any run ended
+elsewhere: in its weights, its figures or its step log.
+
+Every run is a child forked from this process, which has loaded the libraries; the command is that of the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked child inherits no threads
+
+import torch
+from _report import print_report
+from transformers import set_seed
+
+from hamu.cli import main as hamu
+from hamu.methods import method_classes
+
+# more than there are of either: each pair of method and optimizer comes up in its turn
+OPTIMIZERS = (
+    ["--optim", "sgd"],
+    ["--optim", "adamw_torch", "--learning_rate", "1e-3", "--lr_scheduler_type", "linear"],
+    ["--optim", "adafactor", "--learning_rate", "1e-3"],
+)
+ROBUST = (["--trust_region"], ["--stopping", "any", "--stopping_patience", "3", "--stopping_window", "2"],
+          ["--guarantee", "exact"])  # fmt: skip
+
+
+@dataclass
+class Case:
+    """A run by its settings."""
+
+    name: str
+    settings: list[str]
+
+
+def originals(folder: Path) -> dict[str, list[str]]:
+    """Train a small original model for each task; what `hamu unlearn` is given for it."""
+    digits = ["--recipe", "digits"]
+    text = ["--data", "miniature", "--forget_rows", "0,1,2,3,4,5,6,7,8,9,10,11", "--max_length", "96"]
+    command(["train", *digits, "--num_train_epochs", "1", "--output_dir", f"{folder}/digits"])
+    command(["train", *text, "--model", "tiny-llama", "--max_steps", "12", "--per_device_train_batch_size", "16",
+             "--optim", "adamw_torch", "--output_dir", f"{folder}/text"])  # fmt: skip
+    shared = ["--save_strategy", "steps", "--save_steps", "1", "--keep", "2", "--max_eval_samples", "64",
+              "--eval_strategy", "steps", "--eval_steps", "3", "--constraint_mode", "relative"]  # fmt: skip
+    adapter = ["--lora", "--lora_rank", "2", "--lora_dropout", "0.1"]
+    return {
+        "digits": [*digits, "--model", f"{folder}/digits/model", "--max_steps", "8", *shared],
+        "text": [*text, *adapter, "--model", f"{folder}/text/model", "--per_device_train_batch_size", "8",
+                 "--max_steps", "5", *shared],
+    }  # fmt: skip
+
+
+def cases(of: dict[str, list[str]]) -> list[Case]:
+    """Every method on both tasks, with the optimizers in turn; and what only HAMU has."""
+    found = []
+    optimizers = itertools.cycle(OPTIMIZERS)
+    for (task, settings), method in itertools.product(of.items(), sorted(method_classes())):
+        optimizer = next(optimizers)
+        found.append(Case(f"{task} {method} {optimizer[1]}", [*settings, "--method", method, *optimizer]))
+    robust = itertools.cycle(ROBUST)
+    for case in found:
+        if "hamu" in case.name:
+            case.settings += next(robust)
+    return found
+
+
+def command(argv: list[str]) -> None:
+    """One command to its end, in a child."""
+    code = os.waitstatus_to_exitcode(os.waitpid(started(argv), 0)[1])
+    if code:
+        raise SystemExit(f"hamu {' '.join(argv)} ended with {code}")
+
+
+def started(argv: list[str]) -> int:
+    """One command in a child that this process can kill; returns its process id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = hamu(argv)
+    finally:
+        os._exit(code)
+
+
+def run_with_kills(case: Case, folder: Path, kills: int, seconds: float, draw: random.Random) -> int:
+    """Start, kill, resume until it is over; returns how often it was killed."""
+    killed = 0
+    while True:
+        begun = (folder / "config.yaml").is_file()
+        place = ["--output_dir", str(folder)]
+        argv = ["unlearn", "--resume", *place] if begun else ["unlearn", *case.settings, "--overwrite", *place]
+        child = started(argv)
+        deadline = time.monotonic() + (draw.uniform(0, seconds) if killed < kills else 600)
+        status = None
+        while status is None and time.monotonic() < deadline:
+            done, code = os.waitpid(child, os.WNOHANG)
+            status = code if done else None
+            time.sleep(0.005)
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            killed += 1
+            continue
+        if os.waitstatus_to_exitcode(status):
+            raise SystemExit(f"{case.name}: {' '.join(argv)} ended with {os.waitstatus_to_exitcode(status)}")
+        return killed
+
+
+def ends_alike(one: Path, other: Path) -> list[str]:
+    """What differs between two finished runs."""
+    differing = []
+    weights = sorted(p.name for p in (one / "model").glob("*.safetensors"))
+    if any((one / "model" / name).read_bytes() != (other / "model" / name).read_bytes() for name in weights):
+        differing.append("weights")
+    if json.loads((one / "evaluation.json").read_text()) != json.loads((other / "evaluation.json").read_text()):
+        differing.append("evaluation.json")
+    if (one / "steps.jsonl").read_text() != (other / "steps.jsonl").read_text():
+        differing.append("steps.jsonl")
+    return differing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--each", type=int, help="kills of one run; by default as many as spread over all cases")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    set_seed(options.seed)
+    draw = random.Random(options.seed)
+    killed = different = runs = 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        found = cases(originals(folder))
+        draw.shuffle(found)
+        each = options.each or max(1, -(-options.kills // len(found)))
+        for number, case in enumerate(found):
+            if killed >= options.kills:
+                break
+            whole, broken = folder / f"{number}-whole", folder / f"{number}-broken"
+            begin = time.monotonic()
+            command(["unlearn", *case.settings, "--output_dir", str(whole)])
+            seconds = time.monotonic() - begin
+            killed += run_with_kills(case, broken, min(each, options.kills - killed), seconds, draw)
+            runs += 1
+            differing = ends_alike(whole, broken)
+            different += bool(differing)
+            print(f"{case.name}: {'ends alike' if not differing else 'differs in ' + ', '.join(differing)}", flush=True)
+    print_report("kill_resume", {"kills": killed, "runs": runs, "ended_elsewhere": different})
+    return 1 if different or killed < options.kills else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM: a run saves where it is and leaves with a line that says how to go on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+
+from hamu.errors import Interrupted
+from hamu.training.resumable import ResumableTrainer
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_Handler = Callable[[int, FrameType | None], None]
+
+
+def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractContextManager[None]]:
+    """For the training of one command: the first signal ends it after the step that it is at, a second one at once.
+
+    Raises:
+        Interrupted: once the checkpoint is written, or before the first step, when there is nothing to save.
+    """
+
+    @contextmanager
+    def around(trainer: ResumableTrainer) -> Iterator[None]:
+        received: list[int] = []
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if received or not trainer.state.global_step:
+                raise Interrupted("interrupted before the first step", number)
+            received.append(number)
+            trainer.interrupted_by = signal.Signals(number).name
+
+        with handling(note):
+            yield
+        if trainer.was_interrupted:  # a signal that came when all steps were done is too late to matter
+            folder = trainer.args.output_dir
+            step = trainer.state.global_step
+            raise Interrupted(
+                f"interrupted by {trainer.interrupted_by}; step {step} is saved in {trainer.checkpoints.path(step)}; "
+                f"go on with: hamu {command} --resume --output_dir {folder}",
+                received[0] if received else signal.SIGTERM,
+            )
+
+    return around
+
+
+@contextmanager
+def handling(handler: _Handler) -> Iterator[None]:
+    """Let a function handle both signals for a while."""
+    earlier = {number: signal.signal(number, handler) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, old in earlier.items():
+            signal.signal(number, old)
+
+
+def at_once(number: int, frame: FrameType | None) -> None:
+    """Outside of training: leave, whatever was under way; nothing that is half written is ever taken for whole."""
+    raise Interrupted("interrupted", number)

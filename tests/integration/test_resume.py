@@ -1,0 +1,235 @@
+"""A run that is broken off and resumed ends where the uninterrupted one does; nothing damaged is ever used."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hamu import HamuError
+from hamu.cli import main
+from hamu.cli.progress import ProgressBar
+from hamu.models import load_classifier
+
+KILLS = Path(__file__).parents[2] / "benchmarks" / "kill_resume.py"
+
+
+@pytest.fixture
+def cli(capfd, tmp_path, monkeypatch):
+    """Runs a command in an empty folder; returns its exit code, its output and what it said on standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*argv):
+        code = main([str(a) for a in argv])
+        captured = capfd.readouterr()
+        return code, " ".join(captured.out.split()), captured.err
+
+    return call
+
+
+@pytest.fixture
+def signal_at(monkeypatch):
+    """Sends this process a signal at the end of one step, once."""
+
+    def arm(step, number):
+        original = ProgressBar.on_step_end
+        sent = []
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == step and not sent:
+                sent.append(step)
+                os.kill(os.getpid(), number)
+            original(self, args, state, control, **kwargs)
+
+        monkeypatch.setattr(ProgressBar, "on_step_end", on_step_end)
+
+    return arm
+
+
+def settings(saved_model, *more):
+    return ("unlearn", "--recipe", "digits", "--model", saved_model, "--num_train_epochs", 2,
+            "--per_device_train_batch_size", 512, *more)  # fmt: skip
+
+
+def outcome(folder):
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    return (
+        (folder / "model/model.safetensors").read_bytes(),
+        json.loads((folder / "evaluation.json").read_text()),
+        steps,
+    )
+
+
+GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2", "--max_steps", "6")
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "more"),
+    [
+        (2, signal.SIGTERM, ()),
+        (3, signal.SIGINT, ("--optim", "adamw_torch", "--learning_rate", "1e-3")),  # the last step of an epoch
+        (
+            4,
+            signal.SIGTERM,
+            ("--trust_region", "--guarantee", "exact", "--optim", "adamw_torch", "--learning_rate", "1e-4"),
+        ),
+        (2, signal.SIGTERM, GOAL),
+        (6, signal.SIGTERM, ()),  # when all steps are done
+        (3, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch")),
+        (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
+    ],
+)
+def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_model, signal_at, step, number, more):
+    assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
+    signal_at(step, number)
+    code, _, err = cli(*settings(saved_model, *more), "--output_dir", "broken")
+    assert code == 128 + number
+    name = signal.Signals(number).name
+    assert err.strip() == (
+        f"hamu unlearn: interrupted by {name}; step {step} is saved in broken/checkpoint-{step}; go on with: "
+        f"hamu unlearn --resume --output_dir broken"
+    )
+    assert not (tmp_path / "broken/evaluation.json").exists()
+    assert cli("unlearn", "--resume", "--output_dir", "broken")[0] == 0
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+    assert cli("unlearn", "--resume", "--output_dir", "broken") == (0, "the run in broken is complete", "")
+
+
+def test_training_of_the_original_resumes_too(cli, tmp_path, signal_at):
+    train = ("train", "--recipe", "digits", "--num_train_epochs", 2, "--per_device_train_batch_size", 256)
+    assert cli(*train, "--output_dir", "whole")[0] == 0
+    signal_at(5, signal.SIGTERM)
+    code, _, err = cli(*train, "--output_dir", "broken")
+    assert code == 143
+    assert "go on with: hamu train --resume --output_dir broken" in err
+    assert cli("train", "--resume", "--output_dir", "broken")[0] == 0
+    ends = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "broken")]
+    assert ends[0] == ends[1]
+
+
+def test_a_signal_before_the_first_step_leaves_nothing(cli, tmp_path, saved_model, monkeypatch):
+    begin = ProgressBar.on_train_begin
+
+    def on_train_begin(self, *args, **kwargs):
+        begin(self, *args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ProgressBar, "on_train_begin", on_train_begin)
+    code, _, err = cli(*settings(saved_model), "--output_dir", "run")
+    assert (code, err) == (143, "hamu unlearn: interrupted before the first step\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(cli, tmp_path, saved_model, signal_at, caplog):
+    more = ("--save_strategy", "steps", "--save_steps", "1", "--keep", "3")
+    assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
+    signal_at(5, signal.SIGTERM)
+    assert cli(*settings(saved_model, *more), "--output_dir", "broken")[0] == 143
+    broken = tmp_path / "broken"
+    assert sorted(p.name for p in broken.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4", "checkpoint-5"]
+    weights = broken / "checkpoint-5/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    (broken / "checkpoint-4/optimizer.pt").unlink()
+    (broken / ".checkpoint-abc").mkdir()  # of a save that was broken off
+    with open(broken / "steps.jsonl", "a") as log:
+        log.write('{"step": 6, "ta')
+    assert cli("unlearn", "--resume", "--output_dir", "broken")[0] == 0
+    assert "checkpoint-5 is damaged: model.safetensors is not as it was written; it is passed over" in caplog.text
+    assert "checkpoint-4 is damaged: optimizer.pt is missing; it is passed over" in caplog.text
+    assert outcome(tmp_path / "whole") == outcome(broken)
+    assert not (broken / ".checkpoint-abc").exists()
+
+
+def test_what_cannot_be_resumed_is_said(cli, tmp_path, saved_model, signal_at):
+    assert cli("unlearn", "--resume", "--output_dir", "none")[2] == (
+        "hamu unlearn: there is no run to resume in none: it has no config.yaml; start it without --resume\n"
+    )
+    signal_at(2, signal.SIGTERM)
+    assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143
+    for more, message in [
+        (("--learning_rate", "3"), "has learning_rate 0.1; leave out --learning_rate 3.0, or start a new run"),
+        (("--method", "kl"), "has method hamu-q; leave out --method kl, or start a new run"),
+        (("--trust_region",), "was started without --trust_region; leave out --trust_region True"),
+        (("--recipe", "digits"), "is resumed by its own settings, run/config.yaml; leave out --recipe and --config"),
+        (
+            ("--per_device_train_batch_size", "100"),
+            "the run took steps of 512 records a side, now they would be of 100",
+        ),
+    ]:
+        code, _, err = cli("unlearn", "--resume", "--output_dir", "run", *more)
+        assert code == 2
+        assert message in err
+    assert cli("unlearn", "--resume", "--output_dir", "run", "--per_device_train_batch_size", 256,
+               "--gradient_accumulation_steps", 2)[0] == 0  # fmt: skip
+
+
+def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_model, tmp_path):
+    trainer_of(load_classifier(str(saved_model)), max_steps=2, save_strategy="steps", save_steps=2).train()
+    (tmp_path / "run/checkpoint-2/scheduler.pt").write_bytes(b"")
+    again = trainer_of(load_classifier(str(saved_model)))
+    with pytest.raises(HamuError, match=r"checkpoint-2 is damaged: scheduler\.pt is not as it was written; resume fro"):
+        again.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-2"))
+    with pytest.raises(HamuError, match="there is no whole checkpoint in"):
+        again.train(resume_from_checkpoint=True)
+
+
+def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_of):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = torch.nn.Linear(64, 10)
+            self.second = torch.nn.Linear(10, 10)
+            self.third = self.second
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, pixels):
+            self.seen += self.training
+            return self.third(self.second(self.first(pixels.flatten(1))))
+
+    whole, broken, resumed = Own(), Own(), Own()
+    trainer_of(whole, max_steps=4, save_strategy="no").train()
+    trainer_of(broken, max_steps=2, save_strategy="steps", save_steps=2).train()
+    trainer_of(resumed, max_steps=4, save_strategy="no").train(resume_from_checkpoint=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(cli, tmp_path, saved_model, signal_at):
+    more = ("--save_strategy", "steps", "--save_steps", "1", "--optim", "adamw_torch", "--learning_rate", "1e-3")
+    assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
+    signal_at(2, signal.SIGTERM)
+    assert cli(*settings(saved_model, *more), "--output_dir", "run")[0] == 143
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # a quota: model files are larger, logs are not
+    try:
+        code, _, err = cli("unlearn", "--resume", "--output_dir", "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, earlier)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "hamu unlearn: the checkpoint of step 3 cannot be written into run: " in err
+    assert "File too large" in err
+    assert "make room, and go on from the one before with --resume" in err
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "checkpoint-1", "checkpoint-2", "config.yaml", "steps.jsonl"
+    ]  # fmt: skip
+    assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "run")
+
+
+def test_runs_that_are_killed_end_alike():
+    done = subprocess.run([sys.executable, str(KILLS), "--kills", "10", "--each", "5"], capture_output=True, text=True,
+                          timeout=900, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])["figures"]
+    assert figures == {"kills": 10, "runs": 2, "ended_elsewhere": 0}
