@@ -232,4 +232,4 @@ def test_runs_that_are_killed_end_alike():
                           timeout=900, check=False)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])["figures"]
-    assert figures == {"kills": 10, "runs": 2, "ended_elsewhere": 0}
+    assert (figures["kills"], figures["ended_elsewhere"]) == (10, 0)
