@@ -8,6 +8,7 @@ combined one is what the optimizer sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -278,6 +279,7 @@ class UnlearnTrainer(Trainer):
         """Look at what the optimizer did; a step that was undone was none."""
         if self._step is None or self._step.decision != "step" or not self._watch.after():
             return
+        self._step = replace(self._step, decision="skip")  # for the log
         self.steps_taken -= 1
         self.steps_skipped += 1
         trust = self._watch.trust
