@@ -2,7 +2,7 @@
 
 Of several processes the main one writes.
 
-model/  config.yaml  steps.jsonl  evaluation.json
+model/  config.yaml  steps.jsonl  evaluation.json  record.json  record.md
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _OWN = (
     "config.yaml",
     "steps.jsonl",
     "evaluation.json",
+    "record.json",
+    "record.md",
     "answers.html",
     "answers.jsonl",
     "summary.json",
