@@ -2,7 +2,7 @@
 
 Of several processes the main one writes.
 
-model/  config.yaml  steps.jsonl  evaluation.json
+model/  config.yaml  steps.jsonl  evaluation.json  record.json  record.md
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _OWN = (
     "config.yaml",
     "steps.jsonl",
     "evaluation.json",
+    "record.json",
+    "record.md",
     "answers.html",
     "answers.jsonl",
     "summary.json",
@@ -36,7 +38,6 @@ _OWN = (
     "frontier.png",
 )
 
-_LAST = "evaluation.json"  # the file that a run writes at its end
 _LEFT = (".checkpoint-", *(f".{name}." for name in _OWN))  # what an interrupted write leaves
 _OWN_PREFIXES = ("checkpoint-", *_LEFT)
 
@@ -100,10 +101,9 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         return self.path
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the run that is in it has come to its end."""
-        return (self.path / _LAST).is_file()
+    def has(self, name: str) -> bool:
+        """Whether a file is there; the last that a run writes tells that it has come to its end."""
+        return (self.path / name).is_file()
 
     def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> None:
         """Leave of a log only the whole lines that belong to a run that is resumed."""

@@ -82,6 +82,10 @@ def test_the_command(saved_model, tmp_path, capsys):
     assert report["after"]["forget"]["accuracy"] <= 0.6
     assert report["steering"][-1]["forget_accuracy"] <= 0.6
     assert report["promise"]["checked"] > 0
+    record = json.loads((tmp_path / "out/record.json").read_text())
+    assert record["hardness"]["measured_at"] == "assessment"
+    assert record["goal"].startswith("the goal is reached")
+    assert main(["verify", str(tmp_path / "out")]) == 0
 
 
 @pytest.mark.parametrize(

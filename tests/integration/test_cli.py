@@ -39,7 +39,9 @@ def test_train_unlearn_evaluate_from_end_to_end(cli, tmp_path):
     assert "forget 131 images (class 3), retain 1307, by hamu-q" in out
     assert "22 steps taken, 0 not taken; the run ended at step 22 because all its steps are done" in out
     run = tmp_path / "unlearned"
-    assert sorted(p.name for p in run.iterdir()) == ["config.yaml", "evaluation.json", "model", "steps.jsonl"]
+    assert sorted(p.name for p in run.iterdir()) == [
+        "config.yaml", "evaluation.json", "model", "record.json", "record.md", "steps.jsonl",
+    ]  # fmt: skip
     report = json.loads((run / "evaluation.json").read_text())
     assert report["after"]["forget"]["loss"] > report["before"]["forget"]["loss"]
     assert set(report["after"]["against_retain_model"]) == {"retain", "forget", "test"}

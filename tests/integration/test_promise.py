@@ -94,6 +94,13 @@ def test_hamu_u_with_too_large_a_learning_rate_succeeds_with_a_trust_region(mode
     assert min(figures(trainer, "trust_scale")) < 1
 
 
+def test_the_log_does_not_call_a_step_taken_that_was_undone(model, trainer_of):
+    trainer = trainer_of(model, learning_rate=1e4, max_steps=3, trust_region=True)
+    trainer.train()
+    assert trainer.steps_skipped > 0
+    assert sum(figures(trainer, "taken")) == trainer.steps_taken
+
+
 def test_nothing_is_kept_between_steps(model, trainer_of):
     trainer = trainer_of(model, optim="adamw_torch", learning_rate=1e-4, guarantee="exact", method="hamu-u")
     trainer.train()

@@ -49,7 +49,7 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys):
     for line in (blocks("sh")[0] + blocks("sh")[2]).strip().splitlines():
         program, *argv = shlex.split(line)
         assert program == "hamu"
-        shorter = [] if argv[0] == "evaluate" else ["--max_steps", "2"]
+        shorter = [] if argv[0] in ("evaluate", "verify") else ["--max_steps", "2"]
         expected = (0, 3, 4) if argv[0] == "assess" else (0,)
         assert main([*argv, *shorter]) in expected, capsys.readouterr().err
     assert (tmp_path / "runs/check/evaluation.json").is_file()

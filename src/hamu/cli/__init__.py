@@ -15,6 +15,7 @@ COMMANDS = {
     "assess": "say before a run how hard it is, what it will cost, whether to start",
     "unlearn": "unlearn the forget set from a model",
     "evaluate": "measure a model: losses, accuracy, membership inference",
+    "verify": "check the record of a run against its files, its model and its data",
     "methods": "list the methods",
 }
 _PARALLEL = ("train", "unlearn")  # what several processes may share
@@ -28,7 +29,8 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         0 if all went well, 2 if something that the user can put right is wrong, 130 or 143 if interrupted (by Ctrl-C,
-        by SIGTERM); `assess` also 3 if unlearning will cost, 4 if any step hurts or none is possible.
+        by SIGTERM); `assess` also 3 if unlearning will cost, 4 if any step hurts or none is possible; `verify` 1 if
+        something does not hold.
     """
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -16,6 +17,9 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
+from hamu.record.settings import recorded
+from hamu.training import UnlearnConfig
+from hamu.training.config import own_options
 
 _SECTIONS = ("train", "assess", "unlearn", "evaluate")
 _NOT_OF_A_RUN = ("resume", "overwrite")  # how a command was called
@@ -253,6 +257,13 @@ def _check_same(name: str, settings: dict[str, Any], given: dict[str, Any], file
             raise HamuError(f"the run of {name} {was}; leave out --{key} {value}, or start a new run")
 
 
+def recorded_settings(data: DataOptions, run: RunOptions, args: UnlearnConfig, given: Iterable[str]) -> dict[str, Any]:
+    """The settings of a run in the form that its record holds."""
+    names = {*own_options(type(args)), *_SHOWN}
+    own = {**vars(data), **vars(run), **{name: getattr(args, name) for name in names}}
+    return recorded(own, {name: getattr(args, name) for name in given if name not in own})
+
+
 def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:
     parser = Parser(prog=f"hamu {command}", description=description, allow_abbrev=False, add_help=False)
     for cls in types:
@@ -340,7 +351,5 @@ def _as_flag(key: str, value: Any) -> Any:
 
 
 def _every_key() -> set[str]:
-    from hamu.training import UnlearnConfig
-
     types = (DataOptions, RunOptions, AssessOptions, EvaluateOptions, UnlearnConfig)
     return {f.name for cls in types for f in dataclasses.fields(cls)}

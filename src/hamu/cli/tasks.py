@@ -67,6 +67,10 @@ class Task(ABC):
         """A saved model, ready to be changed."""
         return self.load_model(source)
 
+    def base_of(self, source: str) -> str | None:
+        """The base model, if a saved model is an adapter."""
+        return None
+
     @abstractmethod
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
         """Data sets (None stays None) in the form that the model takes, once it is sure that it can."""
@@ -111,12 +115,7 @@ class Task(ABC):
             HamuError: if something is missing or does not fit; nothing has been written then.
         """
         options = self.data_options
-        chosen = [name for name in self.ways if getattr(options, name) is not None]
-        if len(chosen) != 1:
-            given = " and ".join(f"--{name}" for name in chosen) or "nothing"
-            raise HamuError(
-                f"say what to forget with one of {', '.join(f'--{name}' for name in self.ways)}; got {given}"
-            )
+        self.chosen_by()
         train, test = self.train_and_test()
         if options.forget_rows is not None:
             return forget_rows(train, test, parse_rows(options.forget_rows))
@@ -131,6 +130,20 @@ class Task(ABC):
             return problem
         return self.forget(train, test)
 
+    def chosen_by(self) -> str:
+        """The option that says what to forget.
+
+        Raises:
+            HamuError: if there is none, or more than one.
+        """
+        chosen = [name for name in self.ways if getattr(self.data_options, name) is not None]
+        if len(chosen) != 1:
+            given = " and ".join(f"--{name}" for name in chosen) or "nothing"
+            raise HamuError(
+                f"say what to forget with one of {', '.join(f'--{name}' for name in self.ways)}; got {given}"
+            )
+        return chosen[0]
+
     def train_and_test(self) -> tuple[Any, Any]:
         """The training data, and the test data if there are any."""
         options = self.data_options
@@ -142,19 +155,22 @@ class Task(ABC):
             return train, train.matched(self.read(self.located(options.test_data), "test"))
         return train, train.matched(self.read(source, "test")) if self.has_test_split(source) else None
 
+    def data_sources(self) -> list[str]:
+        """What the problem is read from."""
+        data = self.data_options
+        found = [self.located(name) for name in (data.data, data.test_data, data.forget_data) if name is not None]
+        return found if not data.forget_rows or lists_rows(data.forget_rows) else [*found, data.forget_rows]
+
     def sources(self, options: EvaluateOptions | None = None) -> tuple[str, ...]:
         """The local files and folders that are read, which no run may write into."""
-        data, run = self.data_options, self.run_options
-        named = [data.data, data.test_data, data.forget_data]
+        run, named = self.run_options, []
         models = [run.model, run.retain_model, run.base_model]
         if options is not None:
-            named += [options.forget_perturbed, options.retain_perturbed, options.real_authors, options.world_facts]
+            named = [options.forget_perturbed, options.retain_perturbed, options.real_authors, options.world_facts]
             models.append(options.original_model)
         models += [adapter_base(model) for model in models if model is not None]
-        found = [*(self.located(name) for name in named if name is not None), *models]
-        if data.forget_rows and not lists_rows(data.forget_rows) and Path(data.forget_rows).is_file():
-            found.append(data.forget_rows)
-        return tuple(name for name in found if name is not None and not self._is_elsewhere(name))
+        found = [*self.data_sources(), *(self.located(name) for name in named if name is not None), *models]
+        return tuple(name for name in found if name is not None and not self.is_elsewhere(name))
 
     def fill_in(self, args: TrainConfig, given: Mapping[str, Any]) -> None:
         """Put this task's batch sizes where none were given."""
@@ -165,9 +181,10 @@ class Task(ABC):
     def located(self, source: str) -> str:
         """Where a data set is: relative to --data_dir, unless it is bundled or of the hub."""
         folder = self.data_options.data_dir
-        return source if self._is_elsewhere(source) or folder is None else str(Path(folder) / source)
+        return source if self.is_elsewhere(source) or folder is None else str(Path(folder) / source)
 
-    def _is_elsewhere(self, source: str) -> bool:
+    def is_elsewhere(self, source: str) -> bool:
+        """Whether a data set or model is bundled or of the hub."""
         return source == self.bundled or source.startswith(HUB)
 
 

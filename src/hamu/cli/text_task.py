@@ -27,6 +27,7 @@ from hamu.evaluation import (
 from hamu.models.language import (
     TINY,
     AdapterSettings,
+    base_of,
     check_reads,
     load_language_model,
     load_tokenizer,
@@ -107,6 +108,10 @@ class TextTask(Task):
         if options.merge and not hasattr(model, "peft_config"):
             raise HamuError("there is no adapter to merge; leave --merge out, or train one with --lora")
         return model
+
+    def base_of(self, source: str) -> str | None:
+        """See `base_of`."""
+        return base_of(source, self.run_options.base_model)
 
     def _loaded(self, source: str, adapter: AdapterSettings | None = None) -> tuple[Any, Any]:
         """A model and its tokenizer."""

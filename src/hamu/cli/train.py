@@ -38,7 +38,7 @@ def run(argv: list[str], console: Console) -> int:
     task = choose_task(data_options, run_options, console)
     resume = going_on.resume
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources())
-    if resume and folder.is_complete:
+    if resume and folder.has("evaluation.json"):
         console.print(f"the run in {args.output_dir} is complete")
         return 0
     task.fill_in(args, resolved)

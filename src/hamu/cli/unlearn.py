@@ -11,17 +11,20 @@ from rich.console import Console
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from hamu.assess import assess
+from hamu.assess import Assessment, assess
 from hamu.cli.dry_run import show_plan
 from hamu.cli.evaluate import opened, predictions_of
 from hamu.cli.interrupts import leaving_in_order
-from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse
+from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse, recorded_settings
 from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import Task, fitted_problem
 from hamu.data import UnlearningData
+from hamu.distributed import is_main
 from hamu.errors import HamuError
 from hamu.methods import HamuQ
 from hamu.models import check_finite
+from hamu.models.loading import folder_of
+from hamu.record import Asked, build, figures_of, model_entry, write
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED, tuned
@@ -41,7 +44,7 @@ def run(argv: list[str], console: Console) -> int:
         raise HamuError("a run goes on in its own folder; give --resume and its --output_dir")
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args)
-    if resume and RunFolder(args.output_dir, resume=True).is_complete:
+    if resume and RunFolder(args.output_dir, resume=True).has("record.json"):
         console.print(f"the run in {args.output_dir} is complete")
         return 0
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=resume)
@@ -50,16 +53,19 @@ def run(argv: list[str], console: Console) -> int:
         reference = predictions_of(task, run_options.retain_model, problem, args, args.max_eval_samples)[1]
     set_seed(args.seed)
     model = task.start_model(str(run_options.model))
+    models = _models(task) if is_main() else {}
     problem = fitted_problem(task, model, problem)
     console.print(
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "
         f"by {args.method}"
     )
+    hardness = None
     if args.auto and not resume:
-        resolved |= _tune(model, problem, args, task, console)
+        hardness = figures_of(_tune(model, problem, args, task, console).hamu_q)
+        resolved |= {name: getattr(args, name) for name in TUNED}
     log = StepLog(folder, resolved, resume)
     trainer = new_trainer(model, problem, args, [log, ProgressBar(console, args.method)], task.collator())
-    log.trainer, trainer.before_saving = trainer, log.begin
+    log.trainer, trainer.before_saving, trainer.assessed = trainer, log.begin, hardness
     try:
         with leaving_in_order("unlearn")(trainer):
             trainer.train(resume_from_checkpoint="newest" if resume else None)
@@ -77,18 +83,15 @@ def run(argv: list[str], console: Console) -> int:
         for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
     }
     ended = trainer.stop_reason or "all its steps are done"
-    folder.write_json(
-        "evaluation.json",
-        reports
-        | {
-            "trajectory": [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry],
-            "steps_taken": trainer.steps_taken,
-            "steps_skipped": trainer.steps_skipped,
-            "promise": trainer.promise,
-            "steering": None if trainer.steering is None else trainer.steering.history,
-            "ended": ended,
-        },
-    )
+    evaluation = reports | {
+        "trajectory": [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry],
+        "steps_taken": trainer.steps_taken,
+        "steps_skipped": trainer.steps_skipped,
+        "promise": trainer.promise,
+        "steering": None if trainer.steering is None else trainer.steering.history,
+        "ended": ended,
+    }
+    folder.write_json("evaluation.json", evaluation)
     task.show(reports)
     console.print(
         f"{trainer.steps_taken} steps taken, {trainer.steps_skipped} not taken; the run ended at step "
@@ -98,7 +101,23 @@ def run(argv: list[str], console: Console) -> int:
     if trainer.promise is not None:
         console.print(describe(trainer.promise))
     console.print(f"the model is in {path}")
+    if is_main():
+        settings = recorded_settings(data_options, run_options, args, resolved)
+        asked = Asked(problem, task.chosen_by(), settings, **models, hardness=trainer.assessed)
+        readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
+        console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
     return 0
+
+
+def _models(task: Task) -> dict[str, Any]:
+    """The models that a run reads, for its record."""
+    found = {}
+    for role, source in (("before", task.run_options.model), ("retain_model", task.run_options.retain_model)):
+        if source is not None:
+            base = task.base_of(source)
+            adapter = None if base is None else folder_of(source)
+            found[role] = model_entry(source, folder_of(base or source), adapter)
+    return found
 
 
 def _best(trainer: UnlearnTrainer) -> str:
@@ -120,10 +139,8 @@ def _best(trainer: UnlearnTrainer) -> str:
     return f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps such a state"
 
 
-def _tune(
-    model: Any, problem: UnlearningData[Any], args: UnlearnConfig, task: Task, console: Console
-) -> dict[str, Any]:
-    """Set what a run by goal finds by itself, by an assessment; returns these settings."""
+def _tune(model: Any, problem: UnlearningData[Any], args: UnlearnConfig, task: Task, console: Console) -> Assessment:
+    """Set what a run by goal finds by itself, by an assessment; returns that."""
     found = assess(
         model.to(args.device),
         problem.retain,
@@ -143,7 +160,7 @@ def _tune(
         f"{found.verdict.headline} (κ {found.hamu_q.kappa:+.3g}, cosθ {found.hamu_q.cos:+.3f}); starting with learning "
         f"rate {args.learning_rate:.3g} and a demand of {args.constraint:.0%} of what is possible"
     )
-    return {name: getattr(args, name) for name in TUNED}
+    return found
 
 
 def new_trainer(

@@ -151,8 +151,8 @@ def load_language_model(
     if dtype not in _DTYPES:
         raise HamuError(f"model_dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
     _check_is_saved(source)
-    settings = _adapter_config(source)
-    base = source if settings is None else _base_of(source, settings, base_model)
+    base_of_adapter = base_of(source, base_model)
+    base = base_of_adapter or source
     with _readable(f"the model {base}"):
         model = AutoModelForCausalLM.from_pretrained(
             base.removeprefix(HUB),
@@ -162,7 +162,7 @@ def load_language_model(
             dtype=_DTYPES[dtype],
         )
     model.config.use_cache = False
-    if settings is not None:
+    if base_of_adapter is not None:
         model = _with_saved_adapter(model, source, base, trainable)
     elif adapter is not None:
         model = with_adapter(model, adapter)
@@ -185,6 +185,20 @@ def _with_saved_adapter(model: Any, source: str, base: str, trainable: bool) -> 
         for config in model.peft_config.values():
             config.base_model_name_or_path = str(Path(base).resolve())
     return model
+
+
+def base_of(source: str, base_model: str | None = None) -> str | None:
+    """The base model of a saved adapter, as `load_language_model` finds it; None for a whole model.
+
+    Args:
+        source: see `load_language_model`.
+        base_model: where it lies, if not where the adapter says.
+
+    Raises:
+        HamuError: if it is not there.
+    """
+    settings = _adapter_config(source)
+    return None if settings is None else _base_of(source, settings, base_model)
 
 
 def adapter_base(source: str) -> str | None:

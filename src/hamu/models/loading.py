@@ -6,6 +6,7 @@ Only the last may use the network; code that comes with a model never runs.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForImageClassification, PreTrainedModel
 from transformers.image_processing_base import ImageProcessingMixin
+from transformers.utils import cached_file
 
 from hamu.data import ImageData
 from hamu.errors import HamuError
@@ -81,6 +83,37 @@ def load_classifier(source: str) -> PreTrainedModel:
         model.config.image_mean, model.config.image_std = _processor_statistics(source)
     check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
     return model
+
+
+def folder_of(source: str) -> Path:
+    """Where a saved model lies; one of the hub that was loaded before lies in the hub's cache.
+
+    Raises:
+        HamuError: if it is of the hub and not in the cache.
+    """
+    if not source.startswith(HUB):
+        return Path(source)
+    names = ("config.json", "adapter_config.json")
+    settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    found = next(filter(None, (cached_file(source.removeprefix(HUB), name, **settings) for name in names)), None)
+    if found is None:
+        raise HamuError(f"the model {source} is not in the hub's cache")
+    return Path(found).parent
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors of a saved model: those of its adapter if it is one, one file, or the parts that an index names.
+
+    Empty if there are none.
+    """
+    for name in ("adapter_model.safetensors", "model.safetensors"):
+        if (folder / name).is_file():
+            return [folder / name]
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return []
+    parts = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [folder / name for name in sorted(set(parts))]
 
 
 def check_finite(model: nn.Module, advice: str) -> None:

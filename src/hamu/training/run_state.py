@@ -61,6 +61,7 @@ class RunState(TrainerCallback, ExportableState):
         trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
         trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
         trainer._watch.load_state_dict(memory["watch"])
+        trainer.assessed = memory["assessed"]
         trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
         trainer._starts = args.eval_on_start
         control.should_training_stop = bool(trainer.stop_reason)
@@ -80,6 +81,7 @@ class RunState(TrainerCallback, ExportableState):
                 "skips_in_a_row": trainer._skips_in_a_row,
                 "start": trainer._start,
                 "watch": trainer._watch.state_dict(),
+                "assessed": trainer.assessed,
                 "stop_reason": trainer.stop_reason,
                 "evaluated": trainer.evaluated_step,
                 "steering": None if trainer.steering is None else trainer.steering.state_dict(),

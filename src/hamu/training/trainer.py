@@ -8,6 +8,7 @@ combined one is what the optimizer sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class UnlearnTrainer(ResumableTrainer):
         pair: the `PairedGradients` behind the steps.
         steps_taken: steps in which the weights were updated.
         steps_skipped: steps that could not be taken, or that the trust region undid.
+        assessed: figures of an assessment before the run, for its record; None without.
         stop_reason: why the run ended before its last epoch, "" if it did not.
         start_predictions, predictions: by set, what the first and the last evaluation predicted.
         evaluated_step: the step after which that was, -1 before the first evaluation.
@@ -122,6 +124,7 @@ class UnlearnTrainer(ResumableTrainer):
         self._starts = False
         self.steps_taken = 0
         self.steps_skipped = 0
+        self.assessed: dict[str, Any] | None = None
         self.stop_reason = ""
         self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
         self.predictions: dict[str, Predictions | TokenPredictions] = {}
@@ -296,6 +299,7 @@ class UnlearnTrainer(ResumableTrainer):
         """Look at what the optimizer did; a step that was undone was none."""
         if self._step is None or self._step.decision != "step" or not self._watch.after():
             return
+        self._step = replace(self._step, decision="skip")  # for the log
         self.steps_taken -= 1
         self.steps_skipped += 1
         trust = self._watch.trust

@@ -1,0 +1,160 @@
+"""What the config.yaml of a run names, read again: settings, data, models. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from hamu.cli.evaluate import predictions_of
+from hamu.cli.options import DataOptions, RunOptions, parse, recorded_settings
+from hamu.cli.tasks import HUB, Task, choose_task
+from hamu.data import UnlearningData
+from hamu.errors import HamuError
+from hamu.models.loading import folder_of
+from hamu.record import Unavailable
+from hamu.record.figures import figures
+from hamu.training import UnlearnConfig
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What config.yaml says."""
+
+    task: Task
+    args: UnlearnConfig
+    settings: dict[str, Any]
+
+
+class NamedSources:
+    """See `hamu.record.Sources`.
+
+    Args:
+        run: the folder of the run.
+        hub: the names of the hub that may be read, each "hub:OWNER/NAME".
+    """
+
+    def __init__(self, run: Path, hub: Collection[str] = ()) -> None:
+        self._run, self._hub = run, hub
+        self._figures: dict[str, dict[str, Any]] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """Those that the run was given."""
+        return self._named.settings
+
+    def problem(self) -> UnlearningData[Any]:
+        """The sets, read once."""
+        return self._problem
+
+    def weights(self, role: str) -> Path:
+        """Where the whole model or an adapter's base model is."""
+        source = self._model(role)
+        return self._folder(self._base(source) or source)
+
+    def adapter(self, role: str) -> Path:
+        """Where an adapter is."""
+        return self._folder(self._model(role))
+
+    def figures(self, role: str) -> dict[str, Any]:
+        """By the precision and the sample of the run."""
+        if role not in self._figures:
+            predictions = self._predictions(self._model(role))
+            args = self._named.args
+            report = self._named.task.report(predictions, self._problem, self._reference, args)
+            self._figures[role] = figures(report, predictions, args.seed)
+        return self._figures[role]
+
+    def precision(self) -> str:
+        """Of the run's evaluations."""
+        args, options = self._named.args, self._named.task.run_options
+        is_full = not (args.bf16 or args.fp16) and options.model_dtype == "float32"
+        return "float32" if is_full else "half precision"
+
+    @cached_property
+    def _named(self) -> _Named:
+        path = self._run / "config.yaml"
+        if not path.is_file():
+            raise Unavailable("config.yaml is missing")
+        try:
+            data, options, args, given = parse(
+                "unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig
+            )
+        except HamuError as error:
+            raise Unavailable(f"config.yaml cannot be used here: {error}") from error
+        task = choose_task(data, options, Console(quiet=True))
+        task.fill_in(args, given)
+        of_run = recorded_settings(data, options, args, given)
+        if options.lora and options.base_model is None and not self._is_adapter(str(options.model), task):
+            options.base_model = options.model  # of the new adapter
+        return _Named(task, args, {name: value for name, value in of_run.items() if name in given})
+
+    @cached_property
+    def _problem(self) -> UnlearningData[Any]:
+        for source in self._named.task.data_sources():
+            self._need(source)
+        return self._named.task.problem()
+
+    @cached_property
+    def _reference(self) -> dict[str, Any] | None:
+        """The retain model's predictions; None where it is not here."""
+        if self._named.task.run_options.retain_model is None:
+            return None
+        try:
+            return self._predictions(self._model("retain_model"))
+        except Unavailable:
+            return None
+
+    def _predictions(self, source: str) -> dict[str, Any]:
+        self._base(source)
+        args = self._named.args
+        half = torch.float16 if args.fp16 else torch.bfloat16
+        with torch.autocast(args.device.type, dtype=half, enabled=args.bf16 or args.fp16):
+            return predictions_of(self._named.task, source, self._problem, args, args.max_eval_samples)[1]
+
+    def _model(self, role: str) -> str:
+        """Where a model is."""
+        if role == "after":
+            return str(self._run / "model")
+        options = self._named.task.run_options
+        source = str(options.model if role == "before" else options.retain_model)
+        self._need(source)
+        return source
+
+    def _base(self, source: str) -> str | None:
+        """Where an adapter's base model is, None for a whole model."""
+        if not source.startswith(HUB) and not _has_adapter(source):
+            return None
+        try:
+            base = self._named.task.base_of(source)
+        except HamuError as error:
+            raise Unavailable(str(error)) from error
+        if base is not None:
+            self._need(base)
+        return base
+
+    def _is_adapter(self, source: str, task: Task) -> bool:
+        """Whether a model is one; what is of the hub and may not be looked at is taken for a whole model."""
+        if source.startswith(HUB):
+            return source in self._hub and task.base_of(source) is not None
+        return _has_adapter(source)
+
+    def _need(self, source: str) -> None:
+        if source.startswith(HUB):
+            if source not in self._hub:
+                raise Unavailable(f"{source} is of the hub; to read it, name it again: --hub {source}")
+        elif not self._named.task.is_elsewhere(source) and not Path(source).exists():
+            raise Unavailable(f"{source} is not here")
+
+    def _folder(self, source: str) -> Path:
+        if source.startswith(HUB):
+            self._named.task.load_model(source)  # into the hub's cache
+        return folder_of(source)
+
+
+def _has_adapter(folder: str) -> bool:
+    return (Path(folder) / "adapter_config.json").is_file()

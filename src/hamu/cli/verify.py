@@ -1,0 +1,49 @@
+"""`hamu verify`: check the record of a run against its files, its model and its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from hamu.cli.named_sources import NamedSources
+from hamu.cli.options import Parser
+from hamu.record import TOLERANCE, Finding, verify
+from hamu.record.digests import file_digest
+
+_DESCRIPTION = """Check the record of a run against its files, its model, and the data and models that its config.yaml
+names, as far as they are still there. Prints a line for each statement of the record: holds, does not hold, or cannot
+be checked. Exit code 1 if something does not hold. Nothing is written."""
+_WORDS = {True: "holds", False: "does not hold", None: "cannot be checked"}
+
+
+def run(argv: list[str], console: Console) -> int:
+    """Check, print what was found."""
+    parser = Parser((), prog="hamu verify", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("run", help="the --output_dir of a `hamu unlearn`")
+    parser.add_argument(
+        "--no_figures", action="store_true", help="do not evaluate the models again, which takes most of the time"
+    )
+    parser.add_argument(
+        "--hub", action="append", default=[], metavar="hub:OWNER/NAME",
+        help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
+        "may be given several times. Without it what is of the hub cannot be checked",
+    )  # fmt: skip
+    args = parser.parse_args(argv)
+    sources = NamedSources(Path(args.run), args.hub)
+    counts = dict.fromkeys(_WORDS, 0)
+    for finding in verify(Path(args.run), sources, evaluate=not args.no_figures):
+        counts[finding.holds] += 1
+        _show(finding, console)
+    near = " and ".join(f"{value:g} ({precision})" for precision, value in TOLERANCE.items())
+    console.print(
+        f"\n{counts[True]} hold, {counts[False]} do not hold, {counts[None]} cannot be checked; figures may differ by "
+        f"{near}, relatively if above 1\nthe SHA-256 of record.json is {file_digest(Path(args.run) / 'record.json')}",
+        soft_wrap=True,
+    )
+    return 1 if counts[False] else 0
+
+
+def _show(finding: Finding, console: Console) -> None:
+    why = f": {finding.why}" if finding.why else ""
+    console.print(f"{_WORDS[finding.holds]:18} {finding.statement}{why}", soft_wrap=True, markup=False)

@@ -1,0 +1,58 @@
+"""How sure a figure is: what it would have been with other records from the same source (bootstrap)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hamu.evaluation.likelihood import probabilities
+from hamu.evaluation.predictions import Predictions, TokenPredictions
+
+LEVEL = 0.95
+REPLICATES = 1000
+
+
+def record_intervals(
+    predictions: Predictions | TokenPredictions, *, replicates: int = REPLICATES, level: float = LEVEL, seed: int = 42
+) -> dict[str, tuple[float, float]]:
+    """Percentile bootstrap intervals of the figures of a set (Efron 1979); records are drawn with replacement.
+
+    The tokens of a text are not independent of each other, so that it is drawn as a whole.
+
+    Args:
+        predictions: for one set.
+        replicates, level: see `hamu.assess.Intervals`.
+        seed: seed of the draws.
+
+    Returns:
+        (low, high) of `loss` and `accuracy`, for texts of `probability` too, as the reports define them. A figure that
+        is not finite, or that is of fewer than two records, has no interval.
+    """
+    sums, counts = _per_record(predictions)
+    records = len(next(iter(counts.values())))
+    finite = [name for name, values in sums.items() if np.isfinite(values).all()]
+    if records < 2 or not finite:
+        return {}
+    columns = np.stack([*(sums[name] for name in finite), *(counts[name] for name in finite)])
+    draws = np.random.default_rng(seed)
+    totals = np.stack(
+        [columns @ np.bincount(draws.integers(records, size=records), minlength=records) for _ in range(replicates)]
+    )
+    figures = totals[:, : len(finite)] / totals[:, len(finite) :]
+    low, high = np.quantile(figures, [(1 - level) / 2, (1 + level) / 2], axis=0).tolist()
+    return {name: (low[i], high[i]) for i, name in enumerate(finite)}
+
+
+def _per_record(predictions: Predictions | TokenPredictions) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What each record adds to a figure's sum and to what that is divided by, [records] each."""
+    if isinstance(predictions, Predictions):
+        sums = {"loss": predictions.losses.numpy(), "accuracy": predictions.correct.double().numpy()}
+        return sums, dict.fromkeys(sums, np.ones(len(predictions.labels)))
+    tokens, correct = predictions.lengths.double(), predictions.correct.double()
+    right = torch.zeros_like(tokens).index_add_(0, predictions.record, correct)
+    sums = {
+        "loss": (predictions.record_losses * tokens).numpy(),
+        "accuracy": right.numpy(),
+        "probability": probabilities(predictions).numpy(),
+    }
+    return sums, {name: (np.ones_like(one) if name == "probability" else tokens.numpy()) for name, one in sums.items()}

@@ -1,0 +1,61 @@
+"""The figures of a model as the record keeps them: means over whole sets, with intervals; nothing of single records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hamu.evaluation.intervals import record_intervals
+
+_SETS = ("retain", "forget", "test")
+_FIGURES = ("loss", "accuracy", "probability")
+
+
+def figures(report: Mapping[str, Any], predictions: Mapping[str, Any] | None = None, seed: int = 42) -> dict[str, Any]:
+    """From a report on a classifier or a language model.
+
+    Args:
+        report: see `classifier_report` and `text_report`.
+        predictions: what the report was made from; without them there are no intervals.
+        seed: seed of the bootstrap.
+
+    Returns:
+        By set its `records`, `loss`, `accuracy` and `probability` (texts), each with `..._interval`;
+        `membership_inference` and `against_retain_model`, None where they were not measured.
+    """
+    sets = {}
+    for name in _SETS:
+        if name in report:
+            sets[name] = _of_set(report[name])
+            if predictions is not None:
+                found = record_intervals(predictions[name], seed=seed)
+                sets[name] |= {f"{key}_interval": found.get(key) for key in _FIGURES if key in sets[name]}
+    return {
+        "sets": sets,
+        "membership_inference": report["membership_inference"],
+        "against_retain_model": report.get("against_retain_model") or _differences(sets, report.get("retain_model")),
+    }
+
+
+def without_intervals(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `figures` gives without predictions."""
+    sets = {
+        name: {key: value for key, value in one.items() if not key.endswith("_interval")}
+        for name, one in found["sets"].items()
+    }
+    return {**found, "sets": sets}
+
+
+def _of_set(report: Mapping[str, Any]) -> dict[str, Any]:
+    records = {"records": report["samples"] if "samples" in report else report["records"]}
+    return records | {key: report[key] for key in _FIGURES if key in report}
+
+
+def _differences(sets: Mapping[str, Any], reference: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Ours less those of the retain model."""
+    if reference is None:
+        return None
+    return {
+        name: {f"{key}_difference": ours[key] - reference[name][key] for key in _FIGURES if key in ours}
+        for name, ours in sets.items()
+    }

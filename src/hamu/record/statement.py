@@ -1,0 +1,54 @@
+"""What a record proves and what it does not, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def statement(record: Mapping[str, Any]) -> list[str]:
+    """Sentences that fit what this run did and measured.
+
+    Args:
+        record: all else of the record.
+    """
+    after = record["figures"]["after"]
+    return [
+        f"The model after was made from the model before by {record['steps']['taken']} gradient updates of the method "
+        f"{record['method']}, on the forget and the retain set whose digests stand here.",
+        "This is approximate unlearning. It is no certificate that the forget set was removed: nothing here proves "
+        "that its influence on the weights is gone, or that the model could have come about without it.",
+        "The figures are those of these sets and of this run. Their intervals say what other records from the same "
+        "sources would have given, not what another seed, another attack or other questions would.",
+        _attack(after["membership_inference"]),
+        _comparison(after["against_retain_model"]),
+        "A promise that was kept says that the losses of a step's own batches changed as demanded, and no more.",
+        "Nothing is said about copies: of the data, of the model before, of its checkpoints, of other models that were "
+        "made from it, or of what they have answered.",
+        "The digests let whoever has the weights and the data check that they are meant. The record is not signed: "
+        "that it is unchanged is known only to those who kept its own SHA-256 elsewhere.",
+    ]
+
+
+def _attack(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return (
+            "No membership inference was measured, so that nothing is known about whether the forget set can be told "
+            "from data that were never trained on."
+        )
+    return (
+        "Membership inference is one kind of attack, from the losses on the test and the forget set. That it does not "
+        "succeed does not mean that none would; a value below 0.5 shows a forget set that stands out too."
+    )
+
+
+def _comparison(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return (
+            "There was no model that had been retrained without the forget set, so that nothing is known about how far "
+            "the result is from retraining."
+        )
+    return (
+        "The retain model is one that is said to have been retrained without the forget set; its digest stands here, "
+        "how it was trained does not. To be near its figures is not to be the same model."
+    )

@@ -1,0 +1,255 @@
+"""Whether what a record says still holds: recomputed from the run's folder, and from its sources where they are there.
+
+Nothing is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import hamu
+from hamu.data import UnlearningData
+from hamu.errors import HamuError
+from hamu.record.digests import file_digest, weights_digest
+from hamu.record.figures import figures, without_intervals
+from hamu.record.markdown import markdown
+from hamu.record.record import first_hardness, logged_steps, plain, set_entry, steps_of
+from hamu.record.schema import schema, violations
+
+# How far figures may be from those recorded, absolutely and for those above 1 relatively.
+TOLERANCE = {"float32": 0.005, "half precision": 0.05}
+_MODELS = {
+    "after": "the model after unlearning",
+    "before": "the model before unlearning",
+    "retain_model": "the retain model",
+}
+_SETS = {"forget_set": "forget", "retain_set": "retain", "test_set": "test"}
+_FIGURES = {
+    "sets": "losses and accuracies",
+    "membership_inference": "membership inference",
+    "against_retain_model": "distance to the retain model",
+}
+
+
+class Unavailable(HamuError):
+    """Something that would be needed for a check is not there."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement of a record.
+
+    Attributes:
+        statement: what is said.
+        holds: None if it cannot be checked.
+        why: why it does not hold, or cannot be checked.
+    """
+
+    statement: str
+    holds: bool | None
+    why: str = ""
+
+
+class Sources(Protocol):
+    """What the settings of a run name. Each method raises `Unavailable` for what is not there (any more)."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """Those of config.yaml, as a record holds them."""
+
+    def problem(self) -> UnlearningData[Any]:
+        """The sets, read again."""
+
+    def weights(self, role: str) -> Path:
+        """The folder with all weights of the model "before", "after" or "retain_model"; of its base if an adapter."""
+
+    def adapter(self, role: str) -> Path:
+        """The folder with its adapter."""
+
+    def figures(self, role: str) -> Mapping[str, Any]:
+        """See `figures`: of the model "before" or "after", evaluated again."""
+
+    def precision(self) -> str:
+        """A key of `TOLERANCE`."""
+
+
+def verify(run: Path, sources: Sources, *, evaluate: bool = True) -> Iterator[Finding]:
+    """Check a record, one statement after the other.
+
+    Args:
+        run: the folder that `hamu unlearn` has written.
+        sources: what its config.yaml names.
+        evaluate: whether to evaluate the models again.
+
+    Raises:
+        HamuError: if there is no record.
+    """
+    if not (run / "record.json").is_file():
+        raise HamuError(f"{run} has no record.json; name the --output_dir of a `hamu unlearn`")
+    try:
+        record = _json(run / "record.json")
+        wrong = next(violations(record, schema()), "")
+    except HamuError as error:
+        wrong = str(error)
+    yield Finding("record.json fits its schema", not wrong, wrong)
+    if wrong:  # there is no telling what the rest would mean
+        return
+    yield _checked("record.md says what record.json says", _markdown, run, record)
+    for name, digest in record["files"].items():
+        yield _checked(f"{name} is as the run left it", _file, run / name, digest)
+    yield _checked("record.json and config.yaml name the same settings", _settings, record, sources)
+    yield _checked("record.json and evaluation.json say the same", _evaluation, run, record)
+    yield _checked("steps.jsonl has the steps recorded", _steps, run, record["steps"])
+    if record["hardness"] is not None and record["hardness"]["measured_at"] != "assessment":
+        yield _checked("steps.jsonl has the hardness recorded", _hardness, run, record["hardness"])
+    yield from _models(run, record["models"], sources)
+    for key, side in _SETS.items():
+        if record[key] is not None:
+            yield _checked(f"the {side} set is the one recorded", _set, record[key], side, sources)
+    for role in ("after", "before"):
+        for part, name in _FIGURES.items():
+            recorded = record["figures"][role][part]
+            if recorded is not None:
+                given = sources if evaluate else None
+                yield _checked(f"{_MODELS[role]} has the {name} recorded", _measured, recorded, role, part, given)
+
+
+def _checked(statement: str, check: Callable[..., str], *of: Any) -> Finding:
+    """A check says what is wrong, "" if nothing is; what it needs may be unavailable."""
+    try:
+        wrong = check(*of)
+    except Unavailable as error:
+        return Finding(statement, None, str(error))
+    except HamuError as error:
+        return Finding(statement, False, str(error))
+    return Finding(statement, not wrong, wrong)
+
+
+def _markdown(run: Path, record: Mapping[str, Any]) -> str:
+    written_by = record["environment"]["versions"]["hamu"]
+    if written_by != hamu.__version__:
+        raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
+    path = run / "record.md"
+    if not path.is_file():
+        return "it is missing"
+    return "" if path.read_text(encoding="utf-8") == markdown(record) else "the two differ"
+
+
+def _file(path: Path, digest: str) -> str:
+    return _differing(file_digest(path), digest) if path.is_file() else "it is missing"
+
+
+def _settings(record: Mapping[str, Any], sources: Sources) -> str:
+    recorded = record["settings"]
+    found = {**sources.settings(), "method": record["method"], "seed": record["seed"]}
+    return next(_differences({name: recorded.get(name) for name in found}, found), "")
+
+
+def _evaluation(run: Path, record: Mapping[str, Any]) -> str:
+    if not (run / "evaluation.json").is_file():
+        raise Unavailable("evaluation.json is missing")
+    evaluation = _json(run / "evaluation.json")
+    roles = ("before", "after")
+    try:
+        found = {role: figures(evaluation[role]) for role in roles}
+        found |= {"steps": steps_of(evaluation), "promise": evaluation["promise"]}
+    except (KeyError, TypeError) as error:
+        return f"evaluation.json cannot be understood: {error}"
+    recorded = {role: without_intervals(record["figures"][role]) for role in roles}
+    recorded |= {"steps": {name: record["steps"][name] for name in found["steps"]}, "promise": record["promise"]}
+    return "; ".join(_differences(recorded, plain(found)))
+
+
+def _steps(run: Path, recorded: Mapping[str, Any]) -> str:
+    found = _logged(logged_steps, run)
+    every_step_is_logged = recorded["logged"] == recorded["ended_at"]
+    if every_step_is_logged and recorded["logged_taken"] != recorded["taken"]:
+        return f"recorded are {recorded['taken']} steps taken, but {recorded['logged_taken']} logged as taken"
+    return next(_differences({name: recorded[name] for name in found}, found), "")
+
+
+def _hardness(run: Path, recorded: Mapping[str, Any]) -> str:
+    return next(_differences(recorded, _logged(first_hardness, run)), "")
+
+
+def _logged(read: Callable[[Path], Any], run: Path) -> Any:
+    try:
+        return read(run)
+    except (ValueError, KeyError, TypeError) as error:
+        raise HamuError(f"steps.jsonl cannot be read: {error}") from error
+
+
+def _models(run: Path, models: Mapping[str, Any], sources: Sources) -> Iterator[Finding]:
+    for role, name in _MODELS.items():
+        recorded = models[role]
+        if recorded is None:
+            continue
+        if recorded["adapter"] is None:
+            yield _checked(f"{name} has the weights recorded", _weights, recorded["weights"], sources.weights, role)
+            continue
+        yield _checked(f"{name} has the adapter recorded", _weights, recorded["adapter"], sources.adapter, role)
+        yield _checked(f"{name} has the base model recorded", _weights, recorded["weights"], sources.weights, role)
+    if models["merged"] is not None:
+        merged = run / "merged"
+        yield _checked("merged/ has the weights recorded", _weights, models["merged"]["weights"], lambda: merged)
+
+
+def _weights(recorded: str | None, folder_of: Callable[..., Path], *of: Any) -> str:
+    if recorded is None:
+        raise Unavailable("it was not in safetensors, so that nothing is recorded of it")
+    return _differing(weights_digest(folder_of(*of)), recorded)
+
+
+def _set(recorded: Mapping[str, Any], side: str, sources: Sources) -> str:
+    found = sources.problem().sets().get(side)
+    if found is None:
+        return "there is none any more"
+    entry = set_entry(found)
+    if entry["records"] != recorded["records"]:
+        return f"it has {entry['records']} records, recorded are {recorded['records']}"
+    return _differing(entry["sha256"], recorded["sha256"])
+
+
+def _measured(recorded: Any, role: str, part: str, sources: Sources | None) -> str:
+    if sources is None:
+        raise Unavailable("--no_figures leaves it out")
+    found = plain(sources.figures(role)[part])
+    if found is None and part == "against_retain_model":
+        raise Unavailable("the retain model is not here")
+    return "; ".join(_differences(recorded, found, TOLERANCE[sources.precision()]))
+
+
+def _differing(found: str | None, recorded: str) -> str:
+    """What to say of two digests."""
+    if found is None:
+        return "there are no weights"
+    return "" if found == recorded else f"its SHA-256 is {found[:12]}..., recorded is {recorded[:12]}..."
+
+
+def _differences(recorded: Any, found: Any, tolerance: float = 0.0, at: str = "") -> Iterator[str]:
+    """What differs, by its place; fractions may, by a tolerance."""
+    if isinstance(recorded, dict) and isinstance(found, dict):
+        for name in sorted(recorded.keys() | found.keys()):
+            yield from _differences(recorded.get(name), found.get(name), tolerance, f"{at} {name}".strip())
+    elif isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):
+        for one, other in zip(recorded, found, strict=True):
+            yield from _differences(one, other, tolerance, at)
+    elif not _near(recorded, found, tolerance):
+        yield f"{at.replace('_', ' ')}: recorded is {recorded}, there is {found}"
+
+
+def _near(recorded: Any, found: Any, tolerance: float) -> bool:
+    if isinstance(recorded, float) and isinstance(found, float):
+        return math.isclose(recorded, found, rel_tol=tolerance, abs_tol=tolerance)
+    return bool(recorded == found)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise HamuError(f"{path.name} is not JSON: {error}") from error

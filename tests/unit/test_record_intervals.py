@@ -1,0 +1,55 @@
+"""Intervals of figures: what records tell, and no more."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hamu.evaluation import Predictions, TokenPredictions
+from hamu.evaluation.intervals import record_intervals
+
+
+def classifier(records, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return Predictions(torch.randn(records, 4, generator=generator), torch.arange(records) % 4)
+
+
+def texts(lengths, losses):
+    record = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    values = torch.tensor(losses, dtype=torch.float64)
+    return TokenPredictions(values, values < 1, values, values, record, len(lengths))
+
+
+def test_an_interval_is_as_wide_as_the_standard_error_says():
+    found = classifier(2000)
+    losses = found.losses.numpy()
+    error = losses.std() / math.sqrt(len(losses))
+    low, high = record_intervals(found)["loss"]
+    assert low == pytest.approx(losses.mean() - 1.96 * error, abs=0.2 * error)
+    assert high == pytest.approx(losses.mean() + 1.96 * error, abs=0.2 * error)
+
+
+def test_tokens_of_one_text_are_drawn_together():
+    """A hundred tokens of two texts are two observations: the interval reaches from one text's loss to the other's."""
+    found = record_intervals(texts([50, 50], [0.5] * 50 + [2.0] * 50))
+    assert found["loss"] == (0.5, 2.0)
+    assert found["accuracy"] == (0.0, 1.0)
+    assert found["probability"] == pytest.approx((math.exp(-2.0), math.exp(-0.5)))
+
+
+def test_long_texts_weigh_more_in_the_loss_as_they_do_in_the_report():
+    found = texts([30, 1] * 200, ([0.5] * 30 + [2.0]) * 200)
+    low, high = record_intervals(found)["loss"]
+    assert low < found.losses.mean() < high
+    assert high < 0.6
+
+
+def test_the_seed_decides():
+    found = classifier(50)
+    assert record_intervals(found, seed=1) == record_intervals(found, seed=1) != record_intervals(found, seed=2)
+
+
+def test_what_has_no_interval():
+    assert record_intervals(classifier(1)) == {}
+    assert set(record_intervals(texts([1, 1], [np.inf, 1.0]))) == {"accuracy", "probability"}

@@ -1,0 +1,53 @@
+"""What of a run's settings its record may hold, and what its statement says of what was not measured."""
+
+import json
+
+import pytest
+
+from hamu import UnlearnConfig
+from hamu.cli.options import DataOptions, RunOptions, recorded_settings
+from hamu.record.digests import text_digest
+from hamu.record.statement import statement
+
+
+@pytest.fixture
+def settings(tmp_path):
+    data = DataOptions(data="/home/jane/secret/people.jsonl", forget_filter="author=Jane Doe", data_dir="hub:o/n")
+    run = RunOptions(model="hub:owner/model", retain_model="../models/retrained/")
+    args = UnlearnConfig(output_dir=str(tmp_path / "jane"), optim="adamw_torch", hub_token="hf_secret",
+                         run_name="for jane", adam_beta1=0.8, max_retain_loss=2.0)  # fmt: skip
+    return recorded_settings(data, run, args, ["optim", "hub_token", "run_name", "adam_beta1", "output_dir"])
+
+
+def test_every_setting_is_there_as_it_was_resolved(settings):
+    assert settings["adam_beta1"] == 0.8
+    assert settings["optim"] == "adamw_torch"
+    assert settings["method"] == "hamu-q"
+    assert settings["seed"] == 42
+    assert settings["max_retain_loss"] == 2.0
+    assert "min_forget_loss" not in settings, "it has no value"
+    assert json.loads(json.dumps(settings, allow_nan=False)) == settings
+
+
+def test_places_and_people_are_not(settings):
+    assert settings["data"] == "people.jsonl"
+    assert settings["retain_model"] == "retrained"
+    assert settings["model"] == "hub:owner/model"
+    assert settings["forget_filter"] == {"sha256": text_digest("author=Jane Doe")}
+    for secret in ("jane", "home", "hf_secret", "Jane"):
+        assert secret not in json.dumps(settings)
+
+
+def test_the_statement_says_what_was_not_measured():
+    def said(**measured):
+        after = {"membership_inference": None, "against_retain_model": None} | measured
+        return " ".join(statement({"method": "ga", "steps": {"taken": 7}, "figures": {"after": after}}))
+
+    assert "by 7 gradient updates of the method ga" in said()
+    assert "no certificate" in said()
+    assert "No membership inference was measured" in said()
+    assert "no model that had been retrained" in said()
+    measured = said(membership_inference={"auc": 0.5}, against_retain_model={"forget": {"kl": 0.1}})
+    assert "Membership inference is one kind of attack" in measured
+    assert "No membership inference" not in measured
+    assert "no model that had been retrained" not in measured
