@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import warnings
 
@@ -19,6 +20,10 @@ COMMANDS = {
     "methods": "list the methods",
 }
 _PARALLEL = ("train", "unlearn")  # what several processes may share
+_LOST = (
+    "process {rank} lost another process of this run, which is named below as the root cause; go on from the last "
+    "checkpoint with --resume"
+)
 _USAGE = "usage: hamu COMMAND [--help] [--debug] [options]\n\ncommands:\n" + "\n".join(
     f"  {n:10} {t}" for n, t in COMMANDS.items()
 )
@@ -65,6 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     ) as error:  # from a library: not foreseen, so say where to look
         if debug:
             raise
+        if _has_lost_a_process(error):
+            print(f"hamu {command}: {_LOST.format(rank=os.environ['RANK'])}", file=sys.stderr)
+            return 2
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         print(f"hamu {command}: {type(error).__name__}: {first} (--debug shows where)", file=sys.stderr)
         return 2
@@ -74,6 +82,16 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"hamu {command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _has_lost_a_process(error: Exception) -> bool:
+    """Whether a process waited for one that is gone."""
+    import torch.distributed as dist
+
+    from hamu.distributed import processes
+
+    is_of_backend = isinstance(error, dist.DistBackendError | dist.DistNetworkError) or "gloo" in str(error)
+    return processes() > 1 and is_of_backend
 
 
 def _say_on_main(text: str) -> None:

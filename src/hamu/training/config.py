@@ -188,7 +188,9 @@ class UnlearnConfig(TrainConfig):
         if self.shard and self.pairing == "split":
             raise HamuError("--shard cuts both gradients over all processes; leave pairing at sequential")
         if self.shard and processes() < 2:
-            raise HamuError("--shard cuts a model over several processes; start them with torchrun, or leave it out")
+            raise HamuError(
+                "--shard cuts a model over several processes; start them with torchrun, or give --shard False"
+            )
         if self.pairing == "split" and not (method.uses_retain and method.uses_forget):
             raise HamuError(f"split pairing needs both sides, but {self.method} has one; leave pairing at sequential")
         if self.pairing == "split" and processes() % 2:

@@ -1,0 +1,62 @@
+"""A process that dies takes the run with it, by name, and leaves whole checkpoints to go on from."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hamu.cli import main
+from hamu.training.checkpoints import Checkpoints
+
+FAST = ("--recipe", "digits", "--num_train_epochs", "1")
+
+
+def launched(processes, *argv):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), "-m",
+               "hamu", *argv]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def worker_of(launcher, rank):
+    """The process id of one of a launcher's processes."""
+    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
+            return int(child)
+    raise AssertionError("no such process")
+
+
+@pytest.mark.parametrize("layout", [(), ("--shard",)])
+def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(tmp_path, monkeypatch, layout):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *FAST, "--output_dir", "original"]) == 0
+    run = ("unlearn", *FAST, "--model", "original/model", "--max_steps", "40", "--optim", "adamw_torch",
+           "--learning_rate", "1e-4", "--save_strategy", "steps", "--save_steps", "1", "--keep", "3",
+           "--eval_strategy", "no")  # fmt: skip
+    launcher = launched(2, *run, "--per_device_train_batch_size", "32", *layout, "--output_dir", "broken")
+    while not (tmp_path / "broken/checkpoint-3").exists():
+        assert launcher.poll() is None, launcher.communicate()[0]
+        time.sleep(0.05)
+    os.kill(worker_of(launcher, 1), signal.SIGKILL)
+    said = launcher.communicate(timeout=120)[0]
+    assert launcher.returncode != 0
+    assert "Root Cause" in said
+    assert "rank      : 1 (local_rank: 1)" in said.split("Root Cause")[1]
+    assert "hamu unlearn: process 0 lost another process of this run, which is named below" in said
+    newest, damages = Checkpoints("broken").newest()
+    assert newest is not None
+    assert damages == []
+    assert main(["unlearn", "--resume", "--output_dir", "broken", "--per_device_train_batch_size", "64",
+                 *(layout and ("--shard", "False"))]) == 0  # fmt: skip
+    assert main([*run, "--per_device_train_batch_size", "64", "--output_dir", "whole"]) == 0
+    ends = [load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "broken")]
+    for name, weight in ends[0].items():
+        torch.testing.assert_close(ends[1][name], weight, rtol=0, atol=1e-3)
+    assert json.loads((tmp_path / "broken/evaluation.json").read_text())["steps_taken"] == 40
