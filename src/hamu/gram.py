@@ -251,7 +251,7 @@ class _Large:
         for start in range(0, grads[0].shape[0], step):
             pieces = [g[start : start + step] for g in grads]
             if pieces[0].numel() > _PIECE:  # one row of a strided matrix can be longer than the buffer
-                yield [p.double().reshape(-1) for p in pieces], dot
+                yield [p.to(self._buffer).reshape(-1) for p in pieces], dot
             else:
                 flat = [b[: p.numel()] for b, p in zip(self._buffer, pieces, strict=False)]
                 for widened, piece in zip(flat, pieces, strict=True):
@@ -266,7 +266,8 @@ def _gram_matrix(dot: Callable[[Tensor, Tensor], Tensor], r: Tensor, f: Tensor) 
 
 
 def _sums_in_float32(*grads: Tensor) -> bool:
-    return all(g.dtype == torch.float32 and g.is_contiguous() for g in grads)
+    alike = len({g.device for g in grads}) == 1
+    return alike and all(g.dtype == torch.float32 and g.is_contiguous() for g in grads)
 
 
 def _dot_by_rows(x: Tensor, y: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from hamu.distributed import processes
 from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.objectives import build_objective
+from hamu.stash import Stash
 from hamu.training.trust_region import TrustRegion
 
 
@@ -86,6 +87,11 @@ class UnlearnConfig(TrainConfig):
     shard: bool = _option(
         False, "With several processes: cut parameters, gradients and the optimizer's state over them (FSDP2)."
     )
+    stash: str = _option(
+        "none",
+        "Where one side's gradient waits for the other's: none (in full, where it is), cpu (in the host's memory) or "
+        "bf16 (in half the memory, each entry to 2^-9 of itself).",
+    )
     guarantee: str = _option(
         "first_order",
         "What the promise is for: first_order (g*, as in the paper) or exact (the step that the optimizer really "
@@ -151,7 +157,7 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
         if self.pairing not in ("sequential", "split"):
             raise HamuError(f"pairing {self.pairing!r} is unknown; choose sequential or split")
-        if self.pairing == "split" or self.shard:
+        if self.pairing == "split" or self.shard or Stash(self.stash).is_used:
             self._check_parted()
         if self.guarantee not in ("first_order", "exact"):
             raise HamuError(f"guarantee {self.guarantee!r} is unknown; choose first_order or exact")
@@ -199,7 +205,8 @@ class UnlearnConfig(TrainConfig):
                             ("auto", self.auto)):  # fmt: skip
             if asked:
                 raise HamuError(
-                    f"{name} needs both whole gradients in each process; leave pairing at sequential, and --shard out"
+                    f"{name} needs both whole gradients in each process; leave pairing at sequential, and --shard and "
+                    f"--stash out"
                 )
 
     def _check_goal(self) -> None:

@@ -96,7 +96,11 @@ class UnlearnTrainer(ResumableTrainer):
         if checkpoints_activations(args):
             let_gradients_through(model)
         self.pair = PairedGradients(
-            model, method, blocks=args.blocks, max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None
+            model,
+            method,
+            blocks=args.blocks,
+            max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
+            stash=args.stash,
         )
         names = {"retain": method.retain_objective, "forget": args.forget_objective or method.forget_objective}
         self._objectives = {side: build_objective(names[side]) for side in self.sides}

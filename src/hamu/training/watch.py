@@ -80,7 +80,7 @@ class StepWatch:
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """What `combine` is to keep for the step to come."""
-        if not self._pair.layout.is_whole and not self._is_plain(optimizer):
+        if not self._pair.can_keep and not self._is_plain(optimizer):
             self._passes = []  # what became of g* could only be told with both gradients here
         guard = self._guard_for(optimizer)
         return () if guard is None else guard.keep
@@ -88,7 +88,7 @@ class StepWatch:
     def _guard_for(self, optimizer: torch.optim.Optimizer) -> StepGuard | None:
         """A guard, if this step needs one: to correct it, to undo it, or to see what an optimizer made of g*."""
         exact = self._args.guarantee == "exact"
-        sees = bool(self._passes) and (exact or not self._is_plain(optimizer)) and self._pair.layout.is_whole
+        sees = bool(self._passes) and (exact or not self._is_plain(optimizer)) and self._pair.can_keep
         if not (exact or sees or self.trust is not None):
             self._guard = None
             return None

@@ -1,0 +1,75 @@
+"""Where one side's gradient waits while the other's is collected: see `PairedGradients`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from hamu.errors import HamuError
+from hamu.gram import combine_dtype
+
+_PIECE = 1 << 20  # elements that come back at once
+
+
+class Stash:
+    """Puts gradients away and adds them back a piece at a time.
+
+    Args:
+        name: "none", "bf16" or "cpu".
+
+    Attributes:
+        is_used: whether anything is put away.
+
+    Raises:
+        HamuError: if the name is unknown.
+    """
+
+    def __init__(self, name: str) -> None:
+        if name not in ("none", "bf16", "cpu"):
+            raise HamuError(f"stash {name!r} is unknown; choose none, bf16 or cpu")
+        self.name = name
+        self.is_used = name != "none"
+
+    def put(self, grads: list[Tensor | None]) -> list[Tensor | None]:
+        """Gradients as they wait; those that wait already stay as they are. Uses the list up."""
+        return [None if g is None else self._put(g) for g in _used_up(grads)] if self.is_used else grads
+
+    def take(self, grads: list[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
+        """Gradients as they were collected, to be added to."""
+        if not self.is_used:
+            return grads
+        return [
+            None if g is None else g.to(p.device, p.dtype) for g, p in zip(_used_up(grads), parameters, strict=True)
+        ]
+
+    def combine(self, retain: Tensor | None, forget: Tensor | None, a: float, b: float, part: Tensor) -> Tensor | None:
+        """a·retain + b·forget, in the memory of the one that has not been put away."""
+        waits = [g is not None and (g.dtype != part.dtype or g.device != part.device) for g in (retain, forget)]
+        whole, away, x, y = (forget, retain, b, a) if waits[0] else (retain, forget, a, b)
+        if whole is None:
+            return None if away is None else away.to(part.device, part.dtype).mul_(y)
+        if away is None:
+            return whole.mul_(x)
+        dtype = combine_dtype(part)
+        rows = whole.numel() if whole.dim() == 0 else max(1, _PIECE * whole.shape[0] // max(1, whole.numel()))
+        pairs = [(whole, away)] if whole.dim() == 0 else zip(whole.split(rows), away.split(rows), strict=True)
+        for w, s in pairs:
+            w.copy_(w.to(dtype).mul_(x).add_(s.to(w.device, dtype), alpha=y))
+        return whole
+
+    def _put(self, grad: Tensor) -> Tensor:
+        if self.name == "bf16":
+            return grad.to(torch.bfloat16)
+        if grad.device.type == "cpu":
+            return grad
+        # pinned, so that neither this copy nor the one back keeps the host waiting
+        return torch.empty_like(grad, device="cpu", pin_memory=True).copy_(grad, non_blocking=True)
+
+
+def _used_up(grads: list[Tensor | None]) -> Iterator[Tensor | None]:
+    """The gradients in turn, each let go of by the list when it is its turn."""
+    grads.reverse()
+    while grads:
+        yield grads.pop()
