@@ -121,7 +121,7 @@ class PairedGradients:
             a function from a parameter's name to a key, equal keys making one block.
         stash: where one side's gradient waits while the other's is collected: "none", where it is; "cpu", in the
             host's memory; "bf16", where it is, in half the memory. With bf16 each of its entries is off by at most
-            2⁻⁹ of itself, so g_r·g_f by at most 2⁻⁹ Σ|g_r,i g_f,i|, and the step keeps its promise for the gradient so
+            2⁻⁸ of itself, so g_r·g_f by at most 2⁻⁸ Σ|g_r,i g_f,i|, and the step keeps its promise for the gradient so
             rounded.
         max_grad_norm: each side is clipped to this global norm before it is weighed (the paper: 1); None for no
             clipping. Leave other clipping off.

@@ -54,8 +54,8 @@ def test_in_half_the_memory_the_error_is_as_stated(method, order):
     expected, whole = step(method, "none", torch.float64, order, clip=None)
     found, put = step(method, "bf16", torch.float64, order, clip=None)
     assert not torch.equal(put.gram.dot, whole.gram.dot), "something must have been rounded"
-    # every entry is off by 2^-9 at most, so a product of two by the product of their sizes times that
-    bound = 2**-9 * (whole.gram.retain_sq * whole.gram.forget_sq).sqrt()
+    # every entry is off by 2^-8 at most, so a product of two by the product of their sizes times that
+    bound = 2**-8 * (whole.gram.retain_sq * whole.gram.forget_sq).sqrt()
     assert ((put.gram.dot - whole.gram.dot).abs() <= bound).all()
     size = sum((g**2).sum() for g in expected).sqrt()
     off = sum(((f - g) ** 2).sum() for f, g in zip(found, expected, strict=True)).sqrt()

@@ -90,7 +90,7 @@ class UnlearnConfig(TrainConfig):
     stash: str = _option(
         "none",
         "Where one side's gradient waits for the other's: none (in full, where it is), cpu (in the host's memory) or "
-        "bf16 (in half the memory, each entry to 2^-9 of itself).",
+        "bf16 (in half the memory, each entry to 2^-8 of itself).",
     )
     guarantee: str = _option(
         "first_order",
