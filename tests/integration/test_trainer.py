@@ -173,8 +173,44 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(mode
     trainer = trainer_of(model, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)
     trainer.train()
     assert trainer.state.global_step == 2
-    assert trainer.stop_reason == "a gradient is not finite"
+    assert trainer.stop_reason == (
+        "2 steps in a row could not be taken: a gradient is not finite. The weights are those of the last step that "
+        "was; lower the learning rate, or look for records with values that are not finite"
+    )
     assert torch.equal(weights(model), start)
+
+
+def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of, monkeypatch):
+    settings = {"method": "gdiff", "learning_rate": 0.02}
+    after_four = copy.deepcopy(model)
+    trainer_of(after_four, **settings, max_steps=4).train()
+    trainer = trainer_of(model, **settings, max_steps=12, eval_strategy="steps", eval_steps=4, save_strategy="steps",
+                         save_steps=4, max_retain_loss=1e9)  # fmt: skip
+    seen = iter([False] * 5 + [True])
+    reason = trainer._early_ends.reason
+
+    def diverging():
+        if next(seen):
+            monkeypatch.setattr(trainer._early_ends, "_max_retain", 1e-9)
+        return reason()
+
+    monkeypatch.setattr(trainer._early_ends, "reason", diverging)
+    trainer.train()
+    assert trainer.state.global_step == 6
+    assert torch.equal(weights(model), weights(after_four))
+    assert "is above 1e-09; back to the weights of" in trainer.stop_reason
+    assert trainer.stop_reason.endswith("checkpoint-4")
+
+
+def test_only_the_last_steps_stay_in_memory(model, trainer_of, monkeypatch):
+    import hamu.training.trainer as module
+
+    monkeypatch.setattr(module, "_REMEMBERED", 3)
+    trainer = trainer_of(model, max_steps=6, eval_strategy="steps", eval_steps=2)
+    trainer.train()
+    history = trainer.state.log_history
+    assert [entry["step"] for entry in history if "taken" in entry] == [4, 5, 6]
+    assert [entry["step"] for entry in history if "eval_joint_gain" in entry] == [2, 4, 6]
 
 
 def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model, trainer_of, problem):

@@ -16,6 +16,9 @@ class EarlyEnds:
         min_forget_loss: end when the forget loss is below it: the run does not unlearn (the paper: 0.1).
         max_retain_loss: end when the retain loss is above it: the run unlearns too much (the paper: 0.4).
         target_forget_loss: end when the forget loss has reached it.
+
+    Attributes:
+        diverged: whether it was the retain loss that ended the run.
     """
 
     def __init__(
@@ -27,6 +30,7 @@ class EarlyEnds:
         self._min_forget, self._max_retain, self._target = min_forget_loss, max_retain_loss, target_forget_loss
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
+        self.diverged = False
 
     def __bool__(self) -> bool:
         """Whether anything is watched at all."""
@@ -54,5 +58,6 @@ class EarlyEnds:
         if forget is not None and self._min_forget is not None and forget < self._min_forget:
             return f"the forget loss of a step, {forget:.4g}, is below {self._min_forget:g}"
         if retain is not None and self._max_retain is not None and retain > self._max_retain:
+            self.diverged = True
             return f"the retain loss of a step, {retain:.4g}, is above {self._max_retain:g}"
         return ""

@@ -34,6 +34,7 @@ from hamu.training.watch import StepWatch
 
 SIDES = ("retain", "forget")
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
+_REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _STEERED_BY = 1000  # records of each side that a run by goal is measured on
 
 
@@ -148,6 +149,19 @@ class UnlearnTrainer(ResumableTrainer):
         if self.steering is not None:
             self.steering.trust = self._watch.trust
             self.add_callback(self.steering)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; a run that diverged goes back to its best checkpoint, if it has one. See `ResumableTrainer.train`."""
+        output = super().train(*args, **kwargs)
+        best = self.state.best_model_checkpoint
+        if self._early_ends.diverged and not self.args.load_best_model_at_end:
+            if best is None:
+                self.stop_reason += "; there is no checkpoint to go back to, --save_strategy would write some"
+            else:
+                self._load_best_model()
+                self.predictions = {}
+                self.stop_reason += f"; back to the weights of {best}"
+        return output
 
     def _new_steering(self, args: UnlearnConfig) -> Steering:
         samples = {
@@ -290,10 +304,13 @@ class UnlearnTrainer(ResumableTrainer):
         infeasible = constraint is not None and not constraint.feasible and self.pair.method.on_infeasible == "stop"
         if self.steps_taken == 0 and decision == "stop" and infeasible:
             raise HamuError(f"no step can be taken: {step.reason}")
-        if self._skips_in_a_row >= self.args.max_skips:
-            decision = "stop"
         if decision == "stop":
             self._end_run(step.reason)
+        elif self._skips_in_a_row >= self.args.max_skips:
+            self._end_run(
+                f"{self._skips_in_a_row} steps in a row could not be taken: {step.reason}. The weights are those of "
+                f"the last step that was; lower the learning rate, or look for records with values that are not finite"
+            )
 
     def _begin_optimizer_step(self) -> None:
         if self._step is not None and self._step.decision == "step":
@@ -336,6 +353,9 @@ class UnlearnTrainer(ResumableTrainer):
             del logs["loss"]
             logs.update(self._step_figures())
         super().log(logs, start_time)
+        steps = [number for number, entry in enumerate(self.state.log_history) if "taken" in entry]
+        for number in reversed(steps[:-_REMEMBERED]):
+            del self.state.log_history[number]
 
     def _step_figures(self) -> dict[str, Any]:
         """What happened in the last step, read from the device at once."""
