@@ -50,6 +50,7 @@ class Case:
     batch_size: int
     steps: int
     rates: tuple[float, ...]
+    measured_on: int = 1000  # records of each side
 
 
 def digits(options: argparse.Namespace) -> Iterator[Case]:
@@ -78,7 +79,7 @@ def tofu(options: argparse.Namespace) -> Iterator[Case]:
     retain, forget = (encode(data, tokenizer, 256) for data in (records.retain, records.forget))
     problem = UnlearningData(retain, forget, None, records.forget_name)
     collator = TextCollator(tokenizer.pad_token_id)
-    yield Case("TOFU forget10", load_language_model(options.model), problem, collator, 16, 40, (3e-2, 3e-1))
+    yield Case("TOFU forget10", load_language_model(options.model), problem, collator, 16, 40, (3e-2, 3e-1), 200)
 
 
 class Standings(TrainerCallback):
@@ -97,7 +98,7 @@ def settings(case: Case, goal: Goal) -> UnlearnConfig:
     return UnlearnConfig(
         output_dir="runs/unused", per_device_train_batch_size=case.batch_size, max_steps=case.steps, eval_strategy="no",
         eval_on_start=False, target_forget_loss=goal.forget_loss, max_retain_increase=goal.max_retain_increase,
-        auto=True,
+        auto=True, max_eval_samples=case.measured_on,
     )  # fmt: skip
 
 
