@@ -63,6 +63,9 @@ def test_any_number_of_processes_ends_with_the_same_weights(processes, alone, tm
     for case in (*CASES, *more):
         expected = alone[more.get(case, case)][0]
         assert_same_weights(found[case], expected, case)
+        for one in found[case]:  # every process has the predictions of all records, in their order
+            for name, losses in one["losses"].items():
+                torch.testing.assert_close(losses, expected["losses"][name], rtol=1e-5, atol=1e-6)
         mine = found[case][0]
         for ours, theirs in zip(mine["log"], expected["log"], strict=True):
             for key in ("retain_loss", "forget_loss", "kappa", "realised_forget_change", "first_order_retain_change"):

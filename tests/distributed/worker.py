@@ -118,10 +118,17 @@ def run(case, folder, steps):
     trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=f"{resumed}/{start}/checkpoint-{steps // 2}" if resumed else None)
+    trainer.evaluate()
     found = {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad}
     log = [{k: v for k, v in e.items() if isinstance(v, float)} for e in trainer.state.log_history if "taken" in e]
     torch.save(
-        {"weights": found, "log": log, "promise": trainer.promise}, folder / f"{case.replace('/', '-')}-{rank()}.pt"
+        {
+            "weights": found,
+            "log": log,
+            "promise": trainer.promise,
+            "losses": {name: one.losses for name, one in trainer.predictions.items()},
+        },
+        folder / f"{case.replace('/', '-')}-{rank()}.pt",
     )
 
 

@@ -65,8 +65,8 @@ class ResumableTrainer(Trainer):
         return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        """Nothing more is to be done by a run that had ended when it was saved."""
-        if not self.control.should_training_stop:
+        """Nothing more is to be done by a run that had ended when it was saved, or taken its last step."""
+        if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
             super()._run_epoch(**kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from hamu.distributed import SplitPairing, check_equal, is_main, processes, rank, summed
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
+from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.evaluation.sharing import predict_shared
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
 from hamu.paired import Decision, PairedGradients, PairStep
 from hamu.training.auto import Goal, Standing, Steering
@@ -182,8 +183,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.control.should_training_stop = True
 
     def _predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
-        measure = predict_tokens if self._is_text else predict
-        return measure(self.model, data, self.args.eval_batch_size, self._collate)
+        return predict_shared(self.model, data, self.args.eval_batch_size, self._collate, is_text=self._is_text)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         """In order: the paired data set does the shuffling."""
