@@ -127,7 +127,7 @@ class PairedGradients:
             clipping. Leave other clipping off.
 
     Raises:
-        HamuError: if no parameter requires a gradient.
+        HamuError: if no parameter requires a gradient, or one is offloaded.
     """
 
     def __init__(
@@ -143,6 +143,11 @@ class PairedGradients:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
+        away = next((name for name, p in named if p.is_meta), None)
+        if away is not None:
+            raise HamuError(
+                f"{away} has no values here: it was offloaded or never loaded; what is trained has to be on a device"
+            )
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
         self.method = method

@@ -47,6 +47,13 @@ def assert_clean(pair, model):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def test_a_model_whose_weights_are_elsewhere_is_refused():
+    with torch.device("meta"):
+        model = nn.Linear(3, 2)
+    with pytest.raises(HamuError, match="weight has no values here: it was offloaded or never loaded"):
+        PairedGradients(model, HamuQ())
+
+
 def test_several_passes_of_a_side_equal_one_pass_on_the_sum(model, pair):
     with pair.retain():
         (loss(model, 1) + loss(model, 2) + loss(model, 3)).backward()
