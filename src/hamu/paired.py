@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from hamu.blocks import Blocks, group_blocks
-from hamu.distributed.layout import Layout, Replicated
+from hamu.distributed.layout import Layout, Replicated, drained
 from hamu.errors import HamuError
 from hamu.gram import GramMeter, PairGram, combine_dtype
 from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
 
 Decision = Literal["step", "skip", "stop"]
+PIECE = 1 << 21  # elements of half precision that are widened at a time
 
 
 @dataclass(frozen=True)
@@ -214,13 +215,12 @@ class PairedGradients:
         retain, forget = (self._grads.get(side, none) for side in ("retain", "forget"))
         self.discard()
         if scaler is not None and scaler.is_enabled():
-            self._spoil(retain, forget)
+            self._spoil(_either(retain, forget))
 
-    def _spoil(self, retain: list[Tensor | None], forget: list[Tensor | None]) -> None:
+    def _spoil(self, grads: list[Tensor | None]) -> None:
         """Leave NaN in `.grad`, at which a scaler passes over the step."""
-        for parameter, r, f in zip(self.parameters, retain, forget, strict=True):
-            kept = r if r is not None else f
-            parameter.grad = None if kept is None else kept.fill_(math.nan)
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            parameter.grad = None if grad is None else grad.fill_(math.nan)
 
     @torch.no_grad()
     def combine(self, scaler: torch.amp.GradScaler | None = None, *, keep: Collection[str] = ()) -> PairStep:
@@ -261,11 +261,11 @@ class PairedGradients:
             if not (finite and too_coarse):
                 break
         decision, reason = self._decide(finite, figures)
+        kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":
             self._write(retain, forget, a, b, keep)
         elif scaled:
-            self._spoil(self.layout.give(retain), self.layout.give(forget))
-        kept = {side: grads[side] for side in keep} if decision == "step" else {}
+            self._spoil(self.layout.give(_either(retain, forget)))
         return PairStep(gram, weights, clip, decision, reason, kept, unscale)
 
     def state_dict(self) -> dict[str, Any]:
@@ -369,17 +369,21 @@ class PairedGradients:
         b: list[float],
         keep: Collection[str],
     ) -> None:
+        """Leave g* in `.grad`. Both lists are emptied on the way, so that what is used up is freed."""
         if "retain" in keep and "forget" not in keep:  # g* is written into the memory of the side that comes first
             retain, forget, a, b = forget, retain, b, a
-        combined: list[Tensor | None] = []
-        for part, block, r, f in zip(self.layout.parts, self.layout.block_of, retain, forget, strict=True):
-            if r is None and keep:
-                f = None if f is None else f.clone()
-            elif r is not None and len(keep) > 1:
-                r = r.clone()
-            combined.append(_combine(r, f, a[block], b[block], combine_dtype(part)))
+        if keep:  # where there is none, it takes the other's
+            forget = [f.clone() if r is None and f is not None else f for r, f in zip(retain, forget, strict=True)]
+        if len(keep) > 1:
+            retain = [None if r is None else r.clone() for r in retain]
+        sides = zip(self.layout.parts, self.layout.block_of, drained(retain), drained(forget), strict=True)
+        combined = [_combine(r, f, a[block], b[block], combine_dtype(part)) for part, block, r, f in sides]
         for parameter, grad in zip(self.parameters, self.layout.give(combined), strict=True):
             parameter.grad = grad
+
+
+def _either(retain: list[Tensor | None], forget: list[Tensor | None]) -> list[Tensor | None]:
+    return [r if r is not None else f for r, f in zip(retain, forget, strict=True)]
 
 
 def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, dtype: torch.dtype) -> Tensor | None:
@@ -395,7 +399,12 @@ def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, d
         return retain
     if retain.dtype == dtype:
         return retain.mul_(a).add_(forget, alpha=b)
-    return retain.copy_(retain.to(dtype).mul_(a).add_(forget, alpha=b))
+    pieces = [(retain, forget)]
+    if retain.is_contiguous() and forget.is_contiguous():
+        pieces = list(zip(*(torch.split(g.view(-1), PIECE) for g in (retain, forget)), strict=True))
+    for r, f in pieces:
+        r.copy_(r.to(dtype).mul_(a).add_(f, alpha=b))
+    return retain
 
 
 @lru_cache(maxsize=16)
