@@ -30,7 +30,6 @@ from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
 
 Decision = Literal["step", "skip", "stop"]
-PIECE = 1 << 21  # elements of half precision that are widened at a time
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,8 @@ class PairedGradients:
             The `PairStep`.
 
         Raises:
-            HamuError: if a side that the method needs is missing, or was collected before the weights changed.
+            HamuError: if a side that the method needs is missing, was collected before the weights changed, or was
+                overwritten by the other.
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
@@ -249,6 +249,7 @@ class PairedGradients:
             raise HamuError("gradients can only be kept where each process has both of them; leave keep out")
         grads = self._take()
         retain, forget = self.layout.take(grads)
+        _check_apart(retain, forget)
         scaled = scaler is not None and scaler.is_enabled()
         unscale = 1.0 / scaler.get_scale() if scaler is not None and scaled else 1.0
         for exact in (False, True) if self.layout.is_whole else (True,):  # all processes must decide alike
@@ -382,6 +383,16 @@ class PairedGradients:
             parameter.grad = grad
 
 
+def _check_apart(retain: list[Tensor | None], forget: list[Tensor | None]) -> None:
+    """Gradients are kept by pointer, so what writes both sides into the same memory leaves only the second."""
+    for r, f in zip(retain, forget, strict=True):
+        if r is not None and f is not None and r.data_ptr() == f.data_ptr() != 0:
+            raise HamuError(
+                "the second side's gradient overwrote the first one's, as both lie in the same memory; with "
+                "DistributedDataParallel leave gradient_as_bucket_view at False"
+            )
+
+
 def _either(retain: list[Tensor | None], forget: list[Tensor | None]) -> list[Tensor | None]:
     return [r if r is not None else f for r, f in zip(retain, forget, strict=True)]
 
@@ -401,10 +412,16 @@ def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, d
         return retain.mul_(a).add_(forget, alpha=b)
     pieces = [(retain, forget)]
     if retain.is_contiguous() and forget.is_contiguous():
-        pieces = list(zip(*(torch.split(g.view(-1), PIECE) for g in (retain, forget)), strict=True))
+        most = widened_at_once(retain.device)
+        pieces = list(zip(*(torch.split(g.view(-1), most) for g in (retain, forget)), strict=True))
     for r, f in pieces:
         r.copy_(r.to(dtype).mul_(a).add_(f, alpha=b))
     return retain
+
+
+def widened_at_once(device: torch.device) -> int:
+    """Elements of half precision: on a CPU as many as stay in its cache, elsewhere so many that launches are few."""
+    return 1 << 18 if device.type == "cpu" else 1 << 24
 
 
 @lru_cache(maxsize=16)
