@@ -23,8 +23,6 @@ _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _COARSE_SINE = 0.15  # float32 sums are off by up to 1e-5, of which the sine squared must be a thousandfold
 _COARSE_PIECE = 1 << 17  # a longer float32 sum would lose more digits
-_SCRATCH_BYTES = 1 << 22  # what values are packed or widened into, on each device
-BUCKET_BYTES = _SCRATCH_BYTES + (1 << 19)  # what measuring takes on it in all, however large the model is
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class GramMeter:
         self._never = torch.zeros((), dtype=torch.bool, device=self.device)
         self._parts: list[_Small | _Large] = []
         for device in dict.fromkeys(p.device for p in parameters):
-            scratch = torch.empty(_SCRATCH_BYTES, dtype=torch.uint8, device=device)
+            scratch = torch.empty(scratch_bytes(device), dtype=torch.uint8, device=device)
             here = [(i, p) for i, p in enumerate(parameters) if p.device == device]
             tiny = [(i, p) for i, p in here if p.numel() <= _TINY or (_is_small(p) and p.dtype == torch.float64)]
             small = [(i, p) for i, p in here if _is_small(p) and p.numel() > _TINY and p.dtype != torch.float64]
@@ -152,6 +150,16 @@ class GramMeter:
     def too_coarse(self, gram: PairGram) -> Tensor:
         """0-dim bool: whether a Gram that was not measured exactly has an angle too small for float32 sums."""
         return self._never if self._has_coarse is None else (self._has_coarse & (gram.sin < _COARSE_SINE)).any()
+
+
+def scratch_bytes(device: torch.device) -> int:
+    """What values are packed or widened into: on a CPU little, for its cache, elsewhere more, for fewer launches."""
+    return 1 << 22 if device.type == "cpu" else 1 << 24
+
+
+def bucket_bytes(device: torch.device) -> int:
+    """What measuring takes in all, however large the model is: the sums of packed rows as well."""
+    return scratch_bytes(device) * 9 // 8
 
 
 def _is_small(parameter: Tensor) -> bool:
@@ -269,13 +277,13 @@ class _Large:
         return sums.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._blocks, sums.view(-1, 2, 2))
 
     def _of_one(self, retain: Tensor | None, forget: Tensor | None, exact: bool) -> Tensor:
-        zero = self._buffer.new_zeros(())
         if not exact and retain is not None and forget is not None and _sums_in_float32(retain, forget):
             pairs = list(zip(*(torch.split(g.view(-1), _COARSE_PIECE) for g in (retain, forget)), strict=True))
             sums = [entry for r, f in pairs for entry in _gram_matrix(torch.dot, r, f)]
             return torch.stack(sums).view(-1, 4).double().sum(0)
         if retain is None or forget is None:
             only = retain if retain is not None else forget
+            zero = self._buffer.new_zeros(())
             square = zero if only is None else torch.stack([dot(x, x) for (x,), dot in self._pieces(only)]).sum()
             return torch.stack([zero if retain is None else square, zero, zero, zero if forget is None else square])
         sums = [entry for (r, f), dot in self._pieces(retain, forget) for entry in _gram_matrix(dot, r, f)]
