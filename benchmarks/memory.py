@@ -13,7 +13,7 @@ Three steps by HAMU-Q, the last with parallel gradients, which are measured a se
 In one process every byte counts that torch's allocator gives out, an operator's workspace as well; with split pairing
 (2 and 4 gloo processes, the one that holds most) every tensor, but not gloo's own copies. The limits:
 
-    one process     2 gradients and a bucket: what the Gram works in (`hamu.gram.BUCKET_BYTES`), and for half precision
+    one process     2 gradients and a bucket: what the Gram works in (`hamu.gram.bucket_bytes`), and for half precision
                     the widened pieces of both sides in which the combine works
     split pairing   1 gradient and 2 buckets: what is exchanged at once, 4 M numbers or the largest tensor
     kl, scrub       beyond gdiff: one copy of the trainable tensors and of BatchNorm's statistics
@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from hamu import Method, PairedGradients, build_method
 from hamu.distributed import SplitPairing
 from hamu.distributed import split as exchange
-from hamu.gram import BUCKET_BYTES
+from hamu.gram import bucket_bytes
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, with_adapter
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
@@ -158,8 +158,9 @@ def new_backward(model: nn.Module, method: Method) -> Callable[[str, Batch], Non
 def worked_in(pair: PairedGradients) -> int:
     """The bucket of one process."""
     halves = [p.numel() for p in pair.parameters if p.itemsize == 2]
-    piece = min(widened_at_once(pair.parameters[0].device), max(halves, default=0))
-    return BUCKET_BYTES + 2 * torch.float32.itemsize * piece
+    device = pair.parameters[0].device
+    piece = min(widened_at_once(device), max(halves, default=0))
+    return bucket_bytes(device) + 2 * torch.float32.itemsize * piece
 
 
 def exchanged_at_once(pair: PairedGradients) -> int:
