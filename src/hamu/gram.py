@@ -23,7 +23,6 @@ _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _COARSE_SINE = 0.15  # float32 sums are off by up to 1e-5, of which the sine squared must be a thousandfold
 _COARSE_PIECE = 1 << 17  # a longer float32 sum would lose more digits
-_PIECE = 1 << 18  # larger tensors are widened to float64 this many elements at a time
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ class PairGram:
 class GramMeter:
     """Measures the `PairGram` of two gradient lists of fixed shapes.
 
-    Small tensors are packed into zero-padded rows of one buffer, so that a network with hundreds of them costs a
-    handful of kernels; large ones are summed where they are, or widened a piece at a time into another. Buffers are
-    kept: memory that is taken anew in every step costs more than the sums.
+    Small tensors are packed into zero-padded rows, so that a network with hundreds of them costs a handful of kernels;
+    large ones are summed where they are, or widened a piece at a time. All of that happens in one scratch memory of
+    fixed size on each device. It is kept: memory that is taken anew in every step costs more than the sums.
 
     Args:
         parameters: the tensors whose gradients will be measured, in order.
@@ -119,15 +118,16 @@ class GramMeter:
             has_coarse[block] |= parameter.numel() > _TINY
         self._has_coarse = has_coarse.to(self.device) if has_coarse.any() else None
         self._never = torch.zeros((), dtype=torch.bool, device=self.device)
-        self._parts: list[_Pack | _CoarsePack | _Large] = []
+        self._parts: list[_Small | _Large] = []
         for device in dict.fromkeys(p.device for p in parameters):
+            scratch = torch.empty(scratch_bytes(device), dtype=torch.uint8, device=device)
             here = [(i, p) for i, p in enumerate(parameters) if p.device == device]
             tiny = [(i, p) for i, p in here if p.numel() <= _TINY or (_is_small(p) and p.dtype == torch.float64)]
             small = [(i, p) for i, p in here if _is_small(p) and p.numel() > _TINY and p.dtype != torch.float64]
             large = [i for i, p in here if not _is_small(p)]
-            self._parts += [_Pack(device, tiny, block_of, self._num_blocks)] if tiny else []
-            self._parts += [_CoarsePack(device, small, block_of, self._num_blocks)] if small else []
-            self._parts += [_Large(device, large, block_of, self._num_blocks)] if large else []
+            self._parts += [_Small(scratch, tiny, block_of, self._num_blocks, torch.float64)] if tiny else []
+            self._parts += [_Small(scratch, small, block_of, self._num_blocks, torch.float32)] if small else []
+            self._parts += [_Large(scratch, large, block_of, self._num_blocks)] if large else []
 
     def measure(
         self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], *, exact: bool = True
@@ -152,36 +152,95 @@ class GramMeter:
         return self._never if self._has_coarse is None else (self._has_coarse & (gram.sin < _COARSE_SINE)).any()
 
 
+def scratch_bytes(device: torch.device) -> int:
+    """What values are packed or widened into: on a CPU little, for its cache, elsewhere more, for fewer launches."""
+    return 1 << 22 if device.type == "cpu" else 1 << 24
+
+
+def bucket_bytes(device: torch.device) -> int:
+    """What measuring takes in all, however large the model is: the sums of packed rows as well."""
+    return scratch_bytes(device) * 9 // 8
+
+
 def _is_small(parameter: Tensor) -> bool:
     return parameter.numel() <= _SMALL
 
 
-class _Pack:
-    """Small parameters of one device, each starting on a row of its own in a shared buffer, float64 unless told."""
+class _Small:
+    """Small parameters of one device, packed a group at a time: in `coarse` precision, and in float64 if asked for."""
 
     def __init__(
         self,
-        device: torch.device,
+        scratch: Tensor,
         members: list[tuple[int, Tensor]],
         block_of: Sequence[int],
         num_blocks: int,
-        dtype: torch.dtype = torch.float64,
+        coarse: torch.dtype,
     ) -> None:
-        rows = [-(-p.numel() // _ROW) for _, p in members]
+        self._arguments = (scratch, members, block_of, num_blocks)
+        self._coarse = coarse
+        self._packs = {coarse: _packs(*self._arguments, coarse)}
+
+    def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool) -> Tensor:
+        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]."""
+        dtype = torch.float64 if exact else self._coarse
+        if dtype not in self._packs:
+            self._packs[dtype] = _packs(*self._arguments, dtype)
+        first, *others = self._packs[dtype]
+        sums = first.sums(retain, forget)
+        for pack in others:
+            sums += pack.sums(retain, forget)
+        return sums
+
+
+def _packs(
+    scratch: Tensor,
+    members: list[tuple[int, Tensor]],
+    block_of: Sequence[int],
+    num_blocks: int,
+    dtype: torch.dtype,
+) -> list[_Pack]:
+    """As few groups of parameters as the scratch memory allows, in their order."""
+    buffer = _two_rows(scratch, dtype)
+    most = buffer.shape[1] // _ROW
+    groups: list[list[tuple[int, Tensor]]] = [[]]
+    taken = 0
+    for number, parameter in members:
+        rows = _rows_of(parameter)
+        if groups[-1] and taken + rows > most:
+            groups.append([])
+            taken = 0
+        groups[-1].append((number, parameter))
+        taken += rows
+    return [_Pack(buffer, group, block_of, num_blocks) for group in groups]
+
+
+class _Pack:
+    """Parameters that are packed together, each starting on a row of its own in a buffer that others use as well."""
+
+    def __init__(
+        self, buffer: Tensor, members: list[tuple[int, Tensor]], block_of: Sequence[int], num_blocks: int
+    ) -> None:
+        rows = [_rows_of(p) for _, p in members]
         starts = [sum(rows[:k]) for k in range(len(rows))]
-        self._buffer = torch.zeros(2, sum(rows), _ROW, dtype=dtype, device=device)
+        device = buffer.device
+        self._buffer = buffer[:, : sum(rows) * _ROW].view(2, -1, _ROW)
         self._indices = [i for i, _ in members]
         self._num_blocks = num_blocks
         self._row_block = torch.repeat_interleave(
             torch.tensor([block_of[i] for i in self._indices], device=device), torch.tensor(rows, device=device)
         )
+        padded = [s + n - 1 for s, n, (_, p) in zip(starts, rows, members, strict=True) if p.numel() < n * _ROW]
+        self._padded_rows = torch.tensor(padded, device=device) if padded else None
         self._views = [
             [side[s * _ROW : s * _ROW + p.numel()].view(p.shape) for s, (_, p) in zip(starts, members, strict=True)]
-            for side in self._buffer.flatten(1)
+            for side in buffer
         ]
 
-    def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool) -> Tensor:
+    def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]) -> Tensor:
         """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]; as exact as the buffer."""
+        if self._padded_rows is not None:
+            self._buffer.index_fill_(1, self._padded_rows, 0.0)
         for views, side in zip(self._views, (retain, forget), strict=True):
             grads = [side[i] for i in self._indices]
             present = [(v, g) for v, g in zip(views, grads, strict=True) if g is not None]
@@ -194,33 +253,23 @@ class _Pack:
         return rows.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._row_block, rows)
 
 
-class _CoarsePack:
-    """Parameters that are packed in float32, and in float64 once that is asked for."""
+def _rows_of(parameter: Tensor) -> int:
+    return -(-parameter.numel() // _ROW)
 
-    def __init__(
-        self, device: torch.device, members: list[tuple[int, Tensor]], block_of: Sequence[int], num_blocks: int
-    ) -> None:
-        self._arguments = (device, members, block_of, num_blocks)
-        self._coarse = _Pack(*self._arguments, dtype=torch.float32)
-        self._exact: _Pack | None = None
 
-    def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool) -> Tensor:
-        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]."""
-        if not exact:
-            return self._coarse.sums(retain, forget, exact)
-        if self._exact is None:
-            self._exact = _Pack(*self._arguments)
-        return self._exact.sums(retain, forget, exact)
+def _two_rows(scratch: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scratch memory as two rows, one of each side."""
+    return scratch.view(dtype).view(2, -1)
 
 
 class _Large:
     """Large parameters of one device, each widened to float64 a piece at a time."""
 
-    def __init__(self, device: torch.device, members: list[int], block_of: Sequence[int], num_blocks: int) -> None:
+    def __init__(self, scratch: Tensor, members: list[int], block_of: Sequence[int], num_blocks: int) -> None:
         self._indices = members
         self._num_blocks = num_blocks
-        self._blocks = torch.tensor([block_of[i] for i in members], device=device)
-        self._buffer = torch.empty(2, _PIECE, dtype=torch.float64, device=device)
+        self._blocks = torch.tensor([block_of[i] for i in members], device=scratch.device)
+        self._buffer = _two_rows(scratch, torch.float64)
 
     def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool) -> Tensor:
         """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]."""
@@ -228,13 +277,13 @@ class _Large:
         return sums.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._blocks, sums.view(-1, 2, 2))
 
     def _of_one(self, retain: Tensor | None, forget: Tensor | None, exact: bool) -> Tensor:
-        zero = self._buffer.new_zeros(())
         if not exact and retain is not None and forget is not None and _sums_in_float32(retain, forget):
             pairs = list(zip(*(torch.split(g.view(-1), _COARSE_PIECE) for g in (retain, forget)), strict=True))
             sums = [entry for r, f in pairs for entry in _gram_matrix(torch.dot, r, f)]
             return torch.stack(sums).view(-1, 4).double().sum(0)
         if retain is None or forget is None:
             only = retain if retain is not None else forget
+            zero = self._buffer.new_zeros(())
             square = zero if only is None else torch.stack([dot(x, x) for (x,), dot in self._pieces(only)]).sum()
             return torch.stack([zero if retain is None else square, zero, zero, zero if forget is None else square])
         sums = [entry for (r, f), dot in self._pieces(retain, forget) for entry in _gram_matrix(dot, r, f)]
@@ -244,13 +293,14 @@ class _Large:
         """The gradients' pieces as flat float64 tensors, valid until the next, and how to take their dot products."""
         # torch.dot keeps one long running sum, exact to 1e-12: plenty for float32, too little for float64 gradients.
         dot = _dot_by_rows if grads[0].dtype == torch.float64 else torch.dot
+        most = self._buffer.shape[1]
         if all(g.is_contiguous() for g in grads):
-            grads, step = tuple(g.view(-1) for g in grads), _PIECE
+            grads, step = tuple(g.view(-1) for g in grads), most
         else:  # pieces along the first dimension are the same elements whatever the strides
-            step = max(1, _PIECE * grads[0].shape[0] // grads[0].numel())
+            step = max(1, most * grads[0].shape[0] // grads[0].numel())
         for start in range(0, grads[0].shape[0], step):
             pieces = [g[start : start + step] for g in grads]
-            if pieces[0].numel() > _PIECE:  # one row of a strided matrix can be longer than the buffer
+            if pieces[0].numel() > most:  # one row of a strided matrix can be longer than the buffer
                 yield [p.to(self._buffer).reshape(-1) for p in pieces], dot
             else:
                 flat = [b[: p.numel()] for b, p in zip(self._buffer, pieces, strict=False)]

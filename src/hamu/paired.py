@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.blocks import Blocks, group_blocks
-from hamu.distributed.layout import Layout, Replicated, is_sharded
+from hamu.distributed.layout import Layout, Replicated, drained, is_sharded
 from hamu.errors import HamuError
 from hamu.gram import GramMeter, PairGram, combine_dtype
 from hamu.methods.base import Method, Weights
@@ -202,7 +202,7 @@ class PairedGradients:
             self._raise_stale()
         for other in self._grads.keys() - {side}:
             self._grads[other] = self.stash.put(self._grads[other])
-        kept = self.stash.take(self._grads.pop(side, None) or [None] * len(self.parameters), self.parameters)
+        kept = self.stash.take(self._grads.pop(side, [None] * len(self.parameters)), self.parameters)
         for parameter, grad in zip(self.parameters, kept, strict=True):
             parameter.grad = grad
         self._inside = side
@@ -241,13 +241,12 @@ class PairedGradients:
         retain, forget = (self._grads.get(side, none) for side in ("retain", "forget"))
         self.discard()
         if scaler is not None and scaler.is_enabled():
-            self._spoil(retain, forget)
+            self._spoil(_either(retain, forget))
 
-    def _spoil(self, retain: list[Tensor | None], forget: list[Tensor | None]) -> None:
+    def _spoil(self, grads: list[Tensor | None]) -> None:
         """Leave NaN in `.grad`, at which a scaler passes over the step."""
-        for parameter, r, f in zip(self.parameters, retain, forget, strict=True):
-            kept = r if r is not None else f
-            parameter.grad = None if kept is None else kept.to(parameter.device, parameter.dtype).fill_(math.nan)
+        for parameter, grad in zip(self.parameters, grads, strict=True):
+            parameter.grad = None if grad is None else grad.to(parameter.device, parameter.dtype).fill_(math.nan)
 
     @torch.no_grad()
     def combine(self, scaler: torch.amp.GradScaler | None = None, *, keep: Collection[str] = ()) -> PairStep:
@@ -266,7 +265,8 @@ class PairedGradients:
             The `PairStep`.
 
         Raises:
-            HamuError: if a side that the method needs is missing, or was collected before the weights changed.
+            HamuError: if a side that the method needs is missing, was collected before the weights changed, or was
+                overwritten by the other.
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
@@ -276,6 +276,7 @@ class PairedGradients:
             raise HamuError("gradients can only be kept where each process has both of them whole; leave keep out")
         grads = self._take()
         retain, forget = self.layout.take(grads)
+        _check_apart(retain, forget)
         scaled = scaler is not None and scaler.is_enabled()
         unscale = 1.0 / scaler.get_scale() if scaler is not None and scaled else 1.0
         for exact in (False, True) if self.layout.is_whole else (True,):  # all processes must decide alike
@@ -288,11 +289,11 @@ class PairedGradients:
             if not (finite and too_coarse):
                 break
         decision, reason = self._decide(finite, figures)
+        kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":
             self._write(retain, forget, a, b, keep)
         elif scaled:
-            self._spoil(self.layout.give(retain), self.layout.give(forget))
-        kept = {side: grads[side] for side in keep} if decision == "step" else {}
+            self._spoil(self.layout.give(_either(retain, forget)))
         return PairStep(gram, weights, clip, decision, reason, kept, unscale)
 
     def state_dict(self) -> dict[str, Any]:
@@ -396,24 +397,37 @@ class PairedGradients:
         b: list[float],
         keep: Collection[str],
     ) -> None:
+        """Leave g* in `.grad`. Both lists are emptied on the way, so that what is used up is freed."""
         if "retain" in keep and "forget" not in keep:  # g* is written into the memory of the side that comes first
             retain, forget, a, b = forget, retain, b, a
-        combined: list[Tensor | None] = []
-        for part, block, r, f in zip(self.layout.parts, self.layout.block_of, retain, forget, strict=True):
-            if r is None and keep:
-                f = None if f is None else f.clone()
-            elif r is not None and len(keep) > 1:
-                r = r.clone()
-            if self.stash.is_used:
-                combined.append(self.stash.combine(r, f, a[block], b[block], part))
-                continue
-            combined.append(_combine(r, f, a[block], b[block], combine_dtype(part)))
+        if keep:  # where there is none, it takes the other's
+            forget = [f.clone() if r is None and f is not None else f for r, f in zip(retain, forget, strict=True)]
+        if len(keep) > 1:
+            retain = [None if r is None else r.clone() for r in retain]
+        sides = zip(self.layout.parts, self.layout.block_of, drained(retain), drained(forget), strict=True)
+        combine = self.stash.combine if self.stash.is_used else _combine
+        combined = [combine(r, f, a[block], b[block], part) for part, block, r, f in sides]
         for parameter, grad in zip(self.parameters, self.layout.give(combined), strict=True):
             parameter.grad = grad
 
 
-def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, dtype: torch.dtype) -> Tensor | None:
+def _check_apart(retain: list[Tensor | None], forget: list[Tensor | None]) -> None:
+    """Gradients are kept by pointer, so what writes both sides into the same memory leaves only the second."""
+    for r, f in zip(retain, forget, strict=True):
+        if r is not None and f is not None and r.data_ptr() == f.data_ptr() != 0:
+            raise HamuError(
+                "the second side's gradient overwrote the first one's, as both lie in the same memory; with "
+                "DistributedDataParallel leave gradient_as_bucket_view at False"
+            )
+
+
+def _either(retain: list[Tensor | None], forget: list[Tensor | None]) -> list[Tensor | None]:
+    return [r if r is not None else f for r, f in zip(retain, forget, strict=True)]
+
+
+def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, part: Tensor) -> Tensor | None:
     """a·retain + b·forget, in the memory of one of them; rounded once, in the end, for half precisions."""
+    dtype = combine_dtype(part)
     if retain is None or forget is None:
         only, weight = (retain, a) if forget is None else (forget, b)
         return None if only is None else only.mul_(weight)
@@ -425,7 +439,18 @@ def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, d
         return retain
     if retain.dtype == dtype:
         return retain.mul_(a).add_(forget, alpha=b)
-    return retain.copy_(retain.to(dtype).mul_(a).add_(forget, alpha=b))
+    pieces = [(retain, forget)]
+    if retain.is_contiguous() and forget.is_contiguous():
+        most = widened_at_once(retain.device)
+        pieces = list(zip(*(torch.split(g.view(-1), most) for g in (retain, forget)), strict=True))
+    for r, f in pieces:
+        r.copy_(r.to(dtype).mul_(a).add_(f, alpha=b))
+    return retain
+
+
+def widened_at_once(device: torch.device) -> int:
+    """Elements of half precision: on a CPU as many as stay in its cache, elsewhere so many that launches are few."""
+    return 1 << 18 if device.type == "cpu" else 1 << 24
 
 
 @lru_cache(maxsize=16)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from hamu.distributed.layout import drained
 from hamu.errors import HamuError
 from hamu.gram import combine_dtype
 
@@ -34,15 +35,13 @@ class Stash:
 
     def put(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients as they wait; those that wait already stay as they are. Uses the list up."""
-        return [None if g is None else self._put(g) for g in _used_up(grads)] if self.is_used else grads
+        return [None if g is None else self._put(g) for g in drained(grads)] if self.is_used else grads
 
     def take(self, grads: list[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients as they were collected, to be added to."""
         if not self.is_used:
             return grads
-        return [
-            None if g is None else g.to(p.device, p.dtype) for g, p in zip(_used_up(grads), parameters, strict=True)
-        ]
+        return [None if g is None else g.to(p.device, p.dtype) for g, p in zip(drained(grads), parameters, strict=True)]
 
     def combine(self, retain: Tensor | None, forget: Tensor | None, a: float, b: float, part: Tensor) -> Tensor | None:
         """a·retain + b·forget, in the memory of the one that has not been put away."""
@@ -66,10 +65,3 @@ class Stash:
             return grad
         # pinned, so that neither this copy nor the one back keeps the host waiting
         return torch.empty_like(grad, device="cpu", pin_memory=True).copy_(grad, non_blocking=True)
-
-
-def _used_up(grads: list[Tensor | None]) -> Iterator[Tensor | None]:
-    """The gradients in turn, each let go of by the list when it is its turn."""
-    grads.reverse()
-    while grads:
-        yield grads.pop()

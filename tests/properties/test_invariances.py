@@ -161,6 +161,22 @@ def test_every_layout_is_measured_as_a_plain_double_dot():
         assert_measured(gram, i, r, f)
 
 
+def test_more_small_tensors_than_are_packed_at_once_are_measured_alike():
+    g = torch.Generator().manual_seed(3)
+    sizes = [45_000 + 7 * i for i in range(24)] + [60_000] + [1 + 13 * i for i in range(150)]
+    parameters = [torch.empty(size) for size in sizes]
+    meter = GramMeter(parameters, range(len(sizes)))
+    for exact in (False, True, False):  # what one group, precision or step leaves must not leak into another
+        retain, forget = ([torch.randn(size, generator=g) for size in sizes] for _ in range(2))
+        gram = meter.measure(retain, forget, exact=exact)
+        for i, (r, f) in enumerate(zip(retain, forget, strict=True)):
+            if exact:
+                assert_measured(gram, i, r, f)
+            else:
+                assert abs(gram.dot[i] - r.double().dot(f.double())) <= 1e-5 * r.norm() * f.norm()
+                assert gram.retain_sq[i] == pytest.approx(r.double().square().sum().item(), rel=1e-5)
+
+
 def test_a_missing_gradient_counts_as_zeros_even_after_a_present_one():
     g = torch.Generator().manual_seed(1)
     r, f = ([torch.randn(shape, generator=g) for shape in (5, 70_000, 9)] for _ in range(2))

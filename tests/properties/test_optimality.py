@@ -29,12 +29,15 @@ def problem(specs, seed, forget_constrained):
     return retain, forget, [(r, f) if forget_constrained else (-f, -r) for r, f in pairs]
 
 
-def solver_optimum(g_o, g_c, phi):
-    """The best that SLSQP finds for unit vectors and R = 1, from several starts; None if it finds nothing feasible."""
+def solver_optimum(g_o, g_c, phi, ours):
+    """The best that SLSQP finds for unit vectors and R = 1, from several starts, one of them our step.
+
+    None if it finds nothing feasible.
+    """
     cone = {"type": "ineq", "fun": lambda x: g_c @ x - phi, "jac": lambda x: g_c}
     ball = {"type": "ineq", "fun": lambda x: 1 - x @ x, "jac": lambda x: -2 * x}
     found = []
-    for start in (g_c, phi * g_c, -g_o, 0.5 * (g_c - g_o), 0 * g_c):
+    for start in (g_c, phi * g_c, -g_o, 0.5 * (g_c - g_o), 0 * g_c, ours):
         options = {"ftol": 1e-14, "maxiter": 300}
         result = minimize(
             lambda x: g_o @ x, start, jac=lambda x: g_o, constraints=[cone, ball], method="SLSQP", options=options
@@ -68,7 +71,7 @@ def test_no_solver_finds_a_better_step_and_both_constraints_hold(method, radius,
         assert g_c.dot(dw) >= demand - 1e-9 * reach[i]
         assert dw.norm() <= R * (1 + 1e-9)
         ours = (g_o.dot(dw) / (R * g_o.norm())).item()
-        best = solver_optimum(*(np.asarray(g / g.norm()) for g in (g_o, g_c)), demand / reach[i])
+        best = solver_optimum(*(np.asarray(g / g.norm()) for g in (g_o, g_c)), demand / reach[i], np.asarray(dw / R))
         assert best is not None, "the solver failed, so nothing was compared"
         assert ours <= best + 1e-7
 

@@ -241,6 +241,18 @@ def test_sparse_gradients_are_refused():
         pair.combine()
 
 
+def test_a_side_that_overwrote_the_other_is_refused(model, pair):
+    """As DistributedDataParallel does with gradient_as_bucket_view: each pass writes into the same buckets."""
+    buckets = [torch.zeros_like(p) for p in model.parameters()]
+    for context in (pair.retain, pair.forget):
+        with context():
+            for parameter, bucket in zip(model.parameters(), buckets, strict=True):
+                parameter.grad = bucket
+    with pytest.raises(HamuError, match="leave gradient_as_bucket_view at False"):
+        pair.combine()
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_a_frozen_parameter_takes_no_part(model):
     model[0].weight.requires_grad_(False)
     pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))

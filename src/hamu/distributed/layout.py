@@ -7,7 +7,7 @@ every process holds everything (one process, or gradients that were averaged bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -44,7 +44,14 @@ class Layout(Protocol):
         """The Gram of the whole gradients from that of the parts."""
 
     def give(self, combined: Grads) -> Grads:
-        """The gradient of each parameter from the combined parts."""
+        """The gradient of each parameter from the combined parts; uses them up."""
+
+
+def drained(grads: Grads) -> Iterator[Tensor | None]:
+    """Each in turn; the list lets go of it, so that it is freed once it has been used."""
+    for number, grad in enumerate(grads):
+        grads[number] = None
+        yield grad
 
 
 class Replicated:

@@ -14,21 +14,21 @@ Over d numbers and W processes each sends (1 - 2/W)·d + d/W + (1 - 1/W)·d = 2(
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hamu.distributed.layout import Grads
+from hamu.distributed.layout import Grads, drained
 from hamu.errors import HamuError
 from hamu.gram import PairGram
 
 # as torch 2.13 calls them, and as it did before
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_BUCKET = 1 << 22  # elements that are exchanged at once, unless one tensor is larger
+BUCKET = 1 << 22  # elements that are exchanged at once, unless one tensor is larger
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SplitPairing:
 
     is_whole = False
 
-    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int], bucket: int = _BUCKET) -> None:
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int], bucket: int = BUCKET) -> None:
         self._world = dist.get_world_size() if dist.is_initialized() else 1
         if self._world % 2:
             raise HamuError(f"split pairing needs an even number of processes; there are {self._world}")
@@ -79,8 +79,10 @@ class SplitPairing:
         self._parameters = parameters
         self._buckets = self._bucketed(bucket)
         self.block_of: Sequence[int] = [block_of[number] for b in self._buckets for number, _, _ in b.own]
-        self.parts: Sequence[Tensor] = [
-            parameters[number].detach().new_empty(end - start) for b in self._buckets for number, start, end in b.own
+        self.parts: Sequence[Tensor] = [  # expanded, so that they take no memory
+            parameters[number].detach().new_empty(1).expand(end - start)
+            for b in self._buckets
+            for number, start, end in b.own
         ]
         self._present: list[bool] = []
 
@@ -118,32 +120,44 @@ class SplitPairing:
         retain: Grads = []
         forget: Grads = []
         for bucket in self._buckets:
-            flat = self._parameters[bucket.members[0][0]].new_zeros(bucket.size)
-            for number, start, end in bucket.members:
-                grad = mine[number]
-                if grad is not None:
-                    flat[start:end].view(grad.shape).copy_(grad)
-                    mine[number] = None
-                del grad
-            shard = flat.new_empty(bucket.size // self.half)
-            _reduce_scatter(shard, flat, group=self._group)
-            del flat
-            first, second = shard.chunk(2)
-            kept, sent = (first, second) if self._is_retain else (second, first)
-            received = torch.empty_like(sent)
-            for work in dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, sent.contiguous(), self._partner),
-                    dist.P2POp(dist.irecv, received, self._partner),
-                ]
-            ):
-                work.wait()
-            kept = kept.clone()  # the rest of the shard is not needed any more
-            r, f = (kept, received) if self._is_retain else (received, kept)
+            r, f = self._swapped(self._scattered(self._packed(bucket, mine)))
             for _, start, end in bucket.own:
                 retain.append(r[start:end])
                 forget.append(f[start:end])
         return retain, forget
+
+    def _packed(self, bucket: _Bucket, grads: Grads) -> Tensor:
+        flat = self._parameters[bucket.members[0][0]].new_zeros(bucket.size)
+        for number, start, end in bucket.members:
+            grad = grads[number]
+            if grad is not None:
+                flat[start:end].view(grad.shape).copy_(grad)
+                grads[number] = None
+            del grad
+        return flat
+
+    def _scattered(self, flat: Tensor) -> Tensor:
+        """The shard of its half's sum that this process keeps."""
+        if self.half == 1:
+            return flat
+        shard = flat.new_empty(len(flat) // self.half)
+        _reduce_scatter(shard, flat, group=self._group)
+        return shard
+
+    def _swapped(self, shard: Tensor) -> tuple[Tensor, Tensor]:
+        """The retain and the forget side of this process's part, half a shard each."""
+        first, second = shard.chunk(2)
+        kept, sent = (first, second) if self._is_retain else (second, first)
+        received = torch.empty_like(sent)
+        for work in dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent.contiguous(), self._partner),
+                dist.P2POp(dist.irecv, received, self._partner),
+            ]
+        ):
+            work.wait()
+        kept = kept.clone()  # so that the other half of the shard is freed
+        return (kept, received) if self._is_retain else (received, kept)
 
     def total(self, gram: PairGram) -> PairGram:
         """Step 3."""
@@ -154,20 +168,21 @@ class SplitPairing:
     def give(self, combined: Grads) -> Grads:
         """Step 5; the gradients are views of one buffer per bucket."""
         whole: Grads = [None] * len(self._parameters)
-        parts = iter(combined)
+        parts = drained(combined)
         for bucket in self._buckets:
-            like = self._parameters[bucket.members[0][0]]
-            part = like.new_zeros(bucket.size // self._world)
-            for _, start, end in bucket.own:
-                piece = next(parts)
-                if piece is not None:
-                    part[start:end].copy_(piece)
-                del piece
-            gathered = like.new_empty(bucket.size)
-            _all_gather(gathered, part)
-            # all first halves come before all second halves
-            flat = gathered.view(2, self.half, -1).transpose(0, 1).reshape(-1) if self.half > 1 else gathered
+            flat = self._gathered(bucket, parts)
             for number, start, end in bucket.members:
                 if self._present[number]:
                     whole[number] = flat[start:end].view(self._parameters[number].shape)
         return whole
+
+    def _gathered(self, bucket: _Bucket, parts: Iterator[Tensor | None]) -> Tensor:
+        like = self._parameters[bucket.members[0][0]]
+        part = like.new_zeros(bucket.size // self._world)
+        for (_, start, end), piece in zip(bucket.own, parts, strict=False):
+            if piece is not None:
+                part[start:end].copy_(piece)
+        gathered = like.new_empty(bucket.size)
+        _all_gather(gathered, part)
+        # all first halves come before all second halves
+        return gathered.view(2, self.half, -1).transpose(0, 1).reshape(-1) if self.half > 1 else gathered

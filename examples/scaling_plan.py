@@ -1,0 +1,296 @@
+"""A plan on paper: unlearning a model of 7 B on 8 GPUs and one of 70 B on 64. Nothing of it was measured on GPUs.
+
+    python examples/scaling_plan.py
+
+Prints the tables of docs/scaling.md as Markdown: memory and traffic of each GPU, and what a paired step takes longer
+than plain fine-tuning on both sides' summed gradients. Shapes are Llama 2's, built without memory; sizes of buckets and
+pieces are the library's own. A GB is 10⁹ bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hamu import gram
+from hamu.distributed.split import BUCKET
+from hamu.models.language import AdapterSettings, with_adapter
+from hamu.paired import widened_at_once
+
+GPU = torch.device("cuda")
+# One of the H100 class, by its maker's figures.
+MEMORY = 80e9  # bytes
+BANDWIDTH = 3.35e12  # bytes per second of its own memory
+LINK = {8: 450e9, 64: 50e9}  # bytes per second that it sends: by NVLink among 8, by the network among nodes of 8
+FLOPS = {4: 495e12, 2: 989e12}  # dense products per second, by bytes of a number (4: TF32)
+# Assumed.
+TOKENS = 4096  # of each side and GPU in a step, all scored
+USED_FLOPS = 0.4  # the share of FLOPS that the passes reach
+USED_BANDWIDTH = 0.9  # the share of BANDWIDTH that a copy reaches
+LAUNCH = 5e-6  # seconds of the host for an operation
+METHOD = 86  # operations with the numbers of all blocks, of HAMU-Q and of the decision
+# Measured on a CPU, over what its memory allows: docs/results/combine_bandwidth.md. By bytes of a number, and whether a
+# process has all of a gradient.
+COMBINE = {(4, True): 1.3, (4, False): 2.2, (2, True): 4.9, (2, False): 4.9}
+SPLIT_TRAFFIC = 1.0001  # over the formula, the Gram included: docs/scaling.md
+LAYOUTS = ("sequential", "split", "sharded")
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What checkpointed passes take for each token, in bytes; fitted to the peaks of small Llamas on a CPU.
+
+    Attributes:
+        checkpoint: for each layer and each number of the hidden state.
+        hidden, key, inner: within the layer that is computed again, for each number of the hidden state, of the keys,
+            and of the feed-forward layer.
+        last: at the loss, for each number of the hidden state.
+        logit: at the loss, for each entry of the vocabulary.
+    """
+
+    checkpoint: int
+    hidden: int
+    key: int
+    inner: int
+    last: int
+    logit: int = 12
+
+    def per_token(self, config: LlamaConfig) -> int:
+        """The larger of the two peaks."""
+        keys = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+        layer = self.hidden * config.hidden_size + self.key * keys + self.inner * config.intermediate_size
+        loss = self.last * config.hidden_size + self.logit * config.vocab_size
+        return self.checkpoint * config.num_hidden_layers * config.hidden_size + max(layer, loss)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained.
+
+    Attributes:
+        weight: bytes of a weight in the passes.
+        trained: bytes of a trainable weight, its gradients and each of AdamW's two averages.
+        flops: for each weight and token: 2 forward, 2 again for the checkpoints, 2 back to the activations, and 2 to
+            the weights if they are trained.
+    """
+
+    name: str
+    weight: int
+    trained: int
+    flops: int
+    activations: Activations
+    adapter: bool = False
+
+
+TRAININGS = (
+    Training("float32", 4, 4, 8, Activations(4, 33, 8, 24, 12)),
+    Training("bfloat16", 2, 2, 8, Activations(2, 23, 4, 12, 8)),
+    Training("LoRA on bfloat16", 2, 4, 6, Activations(2, 23, 4, 12, 8), adapter=True),
+)
+
+
+class Model:
+    """A Llama, and an adapter for it (r = 8, on what PEFT adapts by default), by shapes alone."""
+
+    def __init__(self, name: str, gpus: int, **shape: int) -> None:
+        self.name, self.gpus = name, gpus
+        self.config = LlamaConfig(vocab_size=32000, tie_word_embeddings=False, **shape)
+        with torch.device("meta"):
+            model = LlamaForCausalLM(self.config)
+            self.layer = sum(sizes_of(model.model.layers[0]))
+            self.sizes = sizes_of(model)
+            self.adapter_sizes = sizes_of(with_adapter(model, AdapterSettings(rank=8)))
+
+
+def sizes_of(model: nn.Module) -> list[int]:
+    """The numbers in each trainable tensor."""
+    return [p.numel() for p in model.parameters() if p.requires_grad]
+
+
+def models() -> tuple[Model, Model]:
+    seven = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+    seventy = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    return Model("7 B", 8, **seven), Model("70 B", 64, **seventy, num_key_value_heads=8)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One model, trained in one way, in one layout. All figures are of one GPU and one step."""
+
+    model: Model
+    training: Training
+    layout: str
+
+    @cached_property
+    def trained(self) -> list[int]:
+        """The numbers in each trainable tensor of the model."""
+        return self.model.adapter_sizes if self.training.adapter else self.model.sizes
+
+    @cached_property
+    def gradient(self) -> int:
+        """The bytes of one side's gradient of the whole model."""
+        return self.training.trained * sum(self.trained)
+
+    @cached_property
+    def weights(self) -> int:
+        """The bytes of all weights of the whole model."""
+        frozen = self.training.weight * sum(self.model.sizes) if self.training.adapter else 0
+        return frozen + self.training.trained * sum(self.trained)
+
+    @cached_property
+    def memory(self) -> dict[str, float]:
+        """Bytes, by what takes them."""
+        cut = self.model.gpus if self.layout == "sharded" else 1
+        sides = 1 if self.layout == "split" else 2
+        return {
+            "weights": self.weights / cut,
+            "gradients": sides * self.gradient / cut,
+            "AdamW": 2 * self.gradient / cut,
+            "activations": TOKENS * self.training.activations.per_token(self.model.config),
+            "buckets": self.buckets,
+        }
+
+    @cached_property
+    def buckets(self) -> int:
+        """Bytes that are taken for a while: by the Gram and the combine, and by what is exchanged or gathered."""
+        size, largest = self.training.trained, max(self.trained)
+        own = gram.bucket_bytes(GPU)
+        if size == 2:
+            own += 4 * min(widened_at_once(GPU), largest)
+        if self.layout == "sequential":
+            return own + self.gradient  # DistributedDataParallel's buckets
+        if self.layout == "split":
+            return own + 2 * size * min(max(BUCKET, largest), sum(self.trained))
+        gathered = 2 * self.model.layer + 2 * self.model.config.vocab_size * self.model.config.hidden_size
+        reduced = 0 if self.training.adapter else 2 * self.model.layer
+        return own + self.training.weight * (gathered + reduced)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a GPU has the memory."""
+        return sum(self.memory.values()) <= MEMORY
+
+    @cached_property
+    def sent(self) -> float:
+        """Bytes."""
+        around = (self.model.gpus - 1) / self.model.gpus
+        sums = 2 * around * 3 * 8 * len(self.trained)  # the Gram's
+        if self.layout == "sequential":
+            return 4 * around * self.gradient
+        if self.layout == "split":
+            return SPLIT_TRAFFIC * 2 * around * self.gradient
+        return self.sent_by_plain + sums
+
+    @cached_property
+    def sent_by_plain(self) -> float:
+        """Bytes that plain fine-tuning sends, which sums both sides' gradients before it reduces them."""
+        around = (self.model.gpus - 1) / self.model.gpus
+        if self.layout != "sharded":
+            return 2 * around * self.gradient
+        gathers, scatters = 2 * 2, 2  # of two passes: for the forward and the backward pass, and after it
+        return around * (gathers * self.weights + scatters * self.gradient)
+
+    @cached_property
+    def plain(self) -> float:
+        """Seconds of plain fine-tuning: both passes, behind which all that it sends is hidden as far as it can be."""
+        flops = self.training.flops * sum(self.model.sizes) * 2 * TOKENS
+        passes = flops / (USED_FLOPS * FLOPS[self.training.weight])
+        return max(passes, self.sent_by_plain / LINK[self.model.gpus])
+
+    @cached_property
+    def operations(self) -> int:
+        """How many the Gram and the combine start."""
+        cut = 1 if self.layout == "sequential" else self.model.gpus
+        return operations([-(-size // cut) for size in self.trained], self.training.trained, cut == 1, GPU)
+
+    @cached_property
+    def combine(self) -> float:
+        """Seconds of the Gram and the combine: of the memory or of the host, whichever takes longer."""
+        whole = self.layout == "sequential"
+        moved = 5 * self.gradient / (1 if whole else self.model.gpus)
+        memory = COMBINE[self.training.trained, whole] * moved / (USED_BANDWIDTH * BANDWIDTH)
+        return max(memory, LAUNCH * self.operations)
+
+    @cached_property
+    def exchange(self) -> float:
+        """Seconds of what a paired step sends and plain fine-tuning hides or does not send."""
+        hidden = 0.0 if self.layout == "split" else self.sent_by_plain
+        return (self.sent - hidden) / LINK[self.model.gpus]
+
+
+def operations(sizes: Sequence[int], itemsize: int, whole: bool, device: torch.device) -> int:
+    """How many operations measure and combine tensors of these sizes, views not counted.
+
+    Measuring packs small tensors in groups: a zeroing, two copies, a product, its widening, a sum of two operations.
+    Of large ones it takes pieces: three products, and two copies where they are widened; and each tensor has two or
+    three for its sum. Combining is one for each tensor, or four for each widened piece.
+    """
+    coarse = whole and itemsize == 4
+    scratch = gram.scratch_bytes(device) // 2
+    large = [size for size in sizes if size > gram._SMALL]
+    packed = sum(size for size in sizes if size <= gram._SMALL)
+    piece = gram._COARSE_PIECE if coarse else scratch // 8
+    pieces = sum(math.ceil(size / piece) for size in large)
+    measuring = 7 * math.ceil(packed / (scratch // (4 if whole else 8)))
+    measuring += (3 if coarse else 5) * pieces + (3 if coarse else 2) * len(large)
+    widened = widened_at_once(device)
+    combining = len(sizes) if itemsize == 4 else sum(4 * math.ceil(size / widened) for size in sizes)
+    return METHOD + measuring + combining
+
+
+def table(*rows: Sequence[str]) -> str:
+    """Markdown; the first row is the head."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def tables() -> Iterator[str]:
+    """What docs/scaling.md shows."""
+    both = models()
+    yield table(
+        ("model", "GPUs", "parameters", "tensors", "largest tensor", "adapter", "its tensors"),
+        *(
+            (m.name, str(m.gpus), f"{sum(m.sizes):,}", str(len(m.sizes)), f"{max(m.sizes):,}",
+             f"{sum(m.adapter_sizes):,}", str(len(m.adapter_sizes)))
+            for m in both
+        ),
+    )  # fmt: skip
+    plans = [Plan(*choice) for choice in product(both, TRAININGS, LAYOUTS)]
+    kinds = list(plans[0].memory)
+    yield table(
+        ("model", "training", "layout", *(f"{kind}, GB" for kind in kinds), "sum", "fits"),
+        *(
+            (p.model.name, p.training.name, p.layout, *(f"{p.memory[kind] / 1e9:.2f}" for kind in kinds),
+             f"{sum(p.memory.values()) / 1e9:.1f}", "yes" if p.fits else "no")
+            for p in plans
+        ),
+    )  # fmt: skip
+    yield table(
+        ("model", "training", "layout", "sent, GB", "by plain, GB", "ratio"),
+        *(
+            (p.model.name, p.training.name, p.layout, f"{p.sent / 1e9:.3f}", f"{p.sent_by_plain / 1e9:.3f}",
+             f"{p.sent / p.sent_by_plain:.4f}")
+            for p in plans
+            if p.fits
+        ),
+    )  # fmt: skip
+    yield table(
+        ("model", "training", "layout", "plain step, s", "operations", "Gram and combine, ms", "exchange, ms", "more"),
+        *(
+            (p.model.name, p.training.name, p.layout, f"{p.plain:.2f}", f"{p.operations:,}", f"{1e3 * p.combine:.1f}",
+             f"{1e3 * p.exchange:.2f}", f"{(p.combine + p.exchange) / p.plain:.1%}")
+            for p in plans
+            if p.fits
+        ),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables()))

@@ -1,0 +1,97 @@
+"""The plan for large models says what small ones do, and docs/scaling.md says what the plan does."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hamu import HamuQ, PairedGradients
+from hamu.distributed import Replicated
+from hamu.models.language import AdapterSettings, with_adapter
+from hamu.objectives import CrossEntropy, Scored, predict_logits
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+import scaling_plan
+from _memory_meter import TensorMeter
+
+TRAININGS = pytest.mark.parametrize("training", scaling_plan.TRAININGS, ids=lambda training: training.name)
+
+
+def llama(training, **shape):
+    config = LlamaConfig(num_attention_heads=8, max_position_embeddings=256, use_cache=False, **shape)
+    model = LlamaForCausalLM(config).to(torch.float32 if training.weight == 4 else torch.bfloat16).train()
+    model = with_adapter(model, AdapterSettings(rank=8)) if training.adapter else model
+    if training.adapter:
+        model.enable_input_require_grads()
+    model.gradient_checkpointing_enable()
+    return model, config
+
+
+SHAPES = {
+    "deep": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 7, "num_key_value_heads": 2},
+    "wide": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_key_value_heads": 8},
+}
+
+
+@pytest.mark.parametrize("vocab_size", [64, 6000])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@TRAININGS
+def test_activations_are_those_of_small_models(training, shape, vocab_size):
+    torch.manual_seed(0)
+    with TensorMeter() as meter:
+        model, config = llama(training, vocab_size=vocab_size, **shape)
+        ids = torch.randint(0, vocab_size, (2, 256))
+        for parameter in model.parameters():  # so that the pass adds to gradients that are there
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        with meter.phase("forward"):
+            loss = CrossEntropy().total(Scored.of(predict_logits(model, {"input_ids": ids}), ids), None)
+        with meter.phase("backward"):
+            loss.backward()
+    taken = max(meter.phases[name].peak for name in ("forward", "backward")) - meter.phases["forward"].start
+    planned = ids.numel() * training.activations.per_token(config)
+    assert 0.94 * planned <= taken <= planned
+
+
+class Operations(TorchDispatchMode):
+    """Counts those that are no views."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not (func.is_view or func is torch.ops.aten.split.Tensor)
+        return func(*args, **(kwargs or {}))
+
+
+class Parts(Replicated):
+    is_whole = False
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@TRAININGS
+def test_operations_are_those_of_small_models(training, whole):
+    torch.manual_seed(0)
+    model, _ = llama(training, vocab_size=4000, **SHAPES["wide"])
+    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"))
+    if not whole:
+        pair.use(Parts(pair.parameters, pair.block_of))
+    for side in (pair.retain, pair.forget):
+        with side():
+            for parameter in pair.parameters:
+                parameter.grad = torch.randn_like(parameter)
+    with Operations() as operations:
+        assert pair.combine().decision == "step"
+    sizes = [p.numel() for p in pair.parameters]
+    planned = scaling_plan.operations(sizes, training.trained, whole, torch.device("cpu"))
+    assert operations.count == pytest.approx(planned, rel=0.03)
+
+
+def test_the_document_has_the_tables_of_the_plan():
+    document = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    for table in scaling_plan.tables():
+        assert table in document

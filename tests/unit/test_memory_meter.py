@@ -1,0 +1,121 @@
+"""The meters of benchmarks/memory.py count what is known to be allocated."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Holder, collect
+
+from hamu import HamuQ, PairedGradients
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from _memory_meter import AllocationMeter, TensorMeter
+
+METERS = pytest.mark.parametrize("new_meter", [AllocationMeter, TensorMeter])
+N = 1 << 18  # floats of a tensor
+SIZE = 4 * N
+
+
+def levels(meter, name):
+    phase = meter.phases[name]
+    return phase.start, phase.peak, phase.end
+
+
+@METERS
+def test_a_tensor_counts_from_its_making_until_it_is_freed(new_meter):
+    before = torch.zeros(N)
+    with new_meter() as meter:
+        with meter.phase("made"):
+            a = torch.tensor([0.0] * N)
+        with meter.phase("twice"):
+            b = torch.empty(2 * N)
+        with meter.phase("freed"):
+            del a, before
+        with meter.phase("renamed"):
+            c = b  # noqa: F841
+            del b
+    assert levels(meter, "made") == (0, SIZE, SIZE)
+    assert levels(meter, "twice") == (SIZE, 3 * SIZE, 3 * SIZE)
+    assert levels(meter, "freed") == (3 * SIZE, 3 * SIZE, 2 * SIZE)
+    assert levels(meter, "renamed") == (2 * SIZE, 2 * SIZE, 2 * SIZE)
+
+
+@METERS
+def test_a_view_and_an_operation_in_place_take_nothing_and_a_view_holds_all_of_it(new_meter):
+    old = torch.zeros(N)
+    with new_meter() as meter:
+        a = torch.zeros(N)
+        with meter.phase("views"):
+            row = a.view(2, -1).t()[3:4]
+            a.zero_()
+            torch._foreach_add_([a, old], [old, a])
+            torch.add(a, a, out=a)
+        with meter.phase("one held"):
+            del a
+        with meter.phase("none held"):
+            del row
+    assert levels(meter, "views") == (SIZE, SIZE, SIZE)
+    assert levels(meter, "one held") == (SIZE, SIZE, SIZE)
+    assert levels(meter, "none held") == (SIZE, SIZE, 0)
+
+
+@METERS
+def test_a_temporary_is_in_the_peak_and_not_in_the_end(new_meter):
+    with new_meter() as meter, meter.phase("all"):
+        a = torch.zeros(N)
+        b = a.exp().neg()
+        del a
+        b = b.neg()
+    assert levels(meter, "all") == (0, 3 * SIZE, SIZE)
+
+
+@METERS
+def test_a_backward_pass_frees_activations_and_leaves_gradients(new_meter):
+    with new_meter() as meter:
+        w = torch.zeros(N, requires_grad=True)
+        with meter.phase("forward"):
+            y = w.exp().exp()  # each keeps its result
+            total = y.sum()
+            del y
+        with meter.phase("backward"):
+            total.backward()
+        with meter.phase("cleared"):
+            w.grad = None
+            del total
+    assert levels(meter, "forward") == (SIZE, 3 * SIZE + 4, 3 * SIZE + 4)
+    assert meter.phases["backward"].peak in range(4 * SIZE, 5 * SIZE + 64)  # one or two gradients on their way
+    assert levels(meter, "backward")[2] in (2 * SIZE + 4, 2 * SIZE + 8)  # the gradient; total's own is 4 bytes
+    assert levels(meter, "cleared")[2] == SIZE
+
+
+def test_only_the_allocation_meter_sees_what_an_operator_takes_for_itself():
+    wide, half = torch.zeros(N), torch.zeros(N, dtype=torch.bfloat16)
+    peaks = []
+    for new_meter in (AllocationMeter, TensorMeter):
+        with new_meter() as meter, meter.phase("all"):
+            wide.add_(half)  # on a CPU, half is widened first
+        peaks.append(meter.phases["all"].peak)
+    assert peaks == [SIZE, 0]
+
+
+def measured_step(meter):
+    """One step of the library, its phases measured."""
+    torch.manual_seed(0)
+    with meter:
+        retain, forget = ([torch.randn(n) for n in (7, 3000, 100_000)] for _ in range(2))
+        pair = PairedGradients(Holder(retain), HamuQ(0.5, constraint_mode="relative", stopping="off"))
+        with meter.phase("collect"):
+            collect(pair, "retain", retain)
+            collect(pair, "forget", forget)
+        with meter.phase("combine"):
+            pair.combine()
+    return meter.phases
+
+
+def test_both_agree_on_a_step_of_the_library():
+    measured_step(TensorMeter())  # the first ever leaves a constant of a few bytes behind
+    allocated, tensors = measured_step(AllocationMeter()), measured_step(TensorMeter())
+    assert allocated["collect"] == tensors["collect"]
+    assert allocated["combine"].end == tensors["combine"].end
+    assert tensors["combine"].peak <= allocated["combine"].peak <= tensors["combine"].peak + (1 << 16)
