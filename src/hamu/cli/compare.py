@@ -130,7 +130,7 @@ def _run(runs: Runs, children: Children, console: Console) -> None:
 
     with handling(note), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description="compare"):
-            console.print(_line(row), soft_wrap=True)
+            console.print(_line(row), soft_wrap=True, markup=False)
     if received and runs.waiting:
         raise Interrupted(
             f"interrupted by {signal.Signals(received[0]).name}; {len(runs.waiting)} runs are not finished; the same "

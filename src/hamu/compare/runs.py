@@ -62,7 +62,7 @@ class Runs:
 
     @property
     def waiting(self) -> list[Cell]:
-        """The cells that have neither figures nor failed."""
+        """The cells that neither have figures nor have failed."""
         return [cell for cell in self._plans if cell not in self._rows]
 
     def run(self, children: Children) -> Iterator[Row]:
@@ -79,8 +79,9 @@ class Runs:
             is_finished = not ended.reason and self._place(cell).has(_RECORD)
             if is_finished or not children.asked_to_end:
                 self._rows[cell] = self._row(cell, "" if is_finished else ended.reason or "it left no record")
-                yield self._rows[cell]
             self._save()
+            if cell in self._rows:
+                yield self._rows[cell]
 
     def folders(self) -> dict[str, Path]:
         """By name, of the runs that are finished."""
@@ -107,9 +108,8 @@ class Runs:
                     f"--output_dir, or give --overwrite to replace such runs"
                 )
         RunFolder(place.path, overwrite=True)  # refuses what is not of a run
-        return Call(
-            cell.name, ("unlearn", "--config", str(plan.settings), "--overwrite", "--output_dir", str(place.path))
-        )
+        argv = ("unlearn", "--config", str(plan.settings), "--overwrite", "--output_dir", str(place.path))
+        return Call(cell.name, argv)
 
     def _row(self, cell: Cell, failure: str = "") -> Row:
         seconds = self._seconds.get(cell.name)

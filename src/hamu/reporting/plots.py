@@ -146,7 +146,8 @@ def _draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title
         "better", (1, 1), (0.90, 0.90), xycoords="axes fraction", color="0.5", ha="right", va="top",
         arrowprops={"arrowstyle": "->", "color": "0.5"},
     )  # fmt: skip
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    meaning = "best run (others fainter)" if len(runs) > len(firsts) else None
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title=meaning, alignment="left")
     axes.spines[["top", "right"]].set_visible(False)
 
 
