@@ -1,11 +1,20 @@
 """A small trained classifier, its problem, and a quiet trainer, shared by the tests of whole runs."""
 
+import gc
+import importlib
+import os
+import signal
+import sys
+import time
+
 import pytest
 import transformers
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from hamu import UnlearnConfig, UnlearnTrainer
+from hamu.cli import main
+from hamu.compare import children
 from hamu.data import forget_class, pixel_statistics, read_images
 from hamu.models import new_classifier
 from hamu.training import TrainConfig, train_original
@@ -60,3 +69,47 @@ def trainer_of(problem, tmp_path):
         return trainer
 
     return make
+
+
+class Forked:
+    """Stands in for a process of `hamu`: a child forked from this one, which has loaded the libraries."""
+
+    def __init__(self, argv, environment, said, lock):
+        self.returncode = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code = 70
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            gc.freeze()  # what both have is not to be copied
+            os.environ.clear()
+            os.environ.update(environment)
+            with open(os.devnull, "w") as sys.stdout, os.fdopen(said.fileno(), "w", closefd=False) as sys.stderr:
+                code = main(list(argv))
+        finally:
+            os._exit(code)
+
+    def poll(self):
+        if self.returncode is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if done else None
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self):
+        while self.poll() is None:
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def forked_runs(monkeypatch):
+    """The runs of a comparison without the seconds that each takes to load the libraries."""
+    importlib.import_module("hamu.cli.unlearn")
+    monkeypatch.setattr(children, "start", Forked)

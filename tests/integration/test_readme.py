@@ -39,14 +39,14 @@ def test_the_loop_unlearns():
     assert loss(model(x[30:]), y[30:]).item() > before
 
 
-def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys):
+def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, forked_runs):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for number in range(30):
         place = tmp_path / "images" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
-    for line in "".join(blocks("sh")[n] for n in (0, 2, 3)).strip().splitlines():
+    for line in "".join(blocks("sh")[n] for n in (0, 2, 3, 4)).strip().splitlines():
         program, *argv = shlex.split(line)
         assert program == "hamu"
         as_it_is = argv[0] in ("evaluate", "verify") or "--resume" in argv
@@ -56,6 +56,7 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "runs/check/evaluation.json").is_file()
     assert (tmp_path / "runs/assess/frontier.png").is_file()
     assert (tmp_path / "runs/by-goal/model/model.safetensors").is_file()
+    assert len(list((tmp_path / "runs/compare").glob("*/record.json"))) == 3
 
 
 def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys):

@@ -15,6 +15,7 @@ COMMANDS = {
     "train": "train the original model, or the retain model",
     "assess": "say before a run how hard it is, what it will cost, whether to start",
     "unlearn": "unlearn the forget set from a model",
+    "compare": "unlearn by several methods and settings, and compare what comes out",
     "evaluate": "measure a model: losses, accuracy, membership inference",
     "verify": "check the record of a run against its files, its model and its data",
     "methods": "list the methods",

@@ -21,7 +21,8 @@ from hamu.record.settings import recorded
 from hamu.training import UnlearnConfig
 from hamu.training.config import own_options
 
-_SECTIONS = ("train", "assess", "unlearn", "evaluate")
+_SECTIONS = ("train", "assess", "unlearn", "compare", "evaluate")
+_AS_UNLEARN = ("assess", "compare")  # they take what unlearn takes, and so its section too
 _NOT_OF_A_RUN = ("resume", "overwrite")  # how a command was called
 # what a run may be resumed with although it was begun with something else: none of it changes a result
 _MAY_CHANGE = {
@@ -29,6 +30,7 @@ _MAY_CHANGE = {
     "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "keep", "report_to",
     "dataloader_num_workers",
 }  # fmt: skip
+_LISTS = ("methods", "constraints", "learning_rates", "seeds")
 _TEXT = ("forget_class", "forget_rows", "radius", "answer_prefix")  # texts that look like numbers in YAML
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
 _SHOWN = {
@@ -181,6 +183,21 @@ class AssessOptions:
     )
 
 
+@dataclass
+class CompareOptions:
+    """What `hamu compare` combines."""
+
+    methods: list[str] | None = field(default=None, metadata={"help": "Methods; by default all that there are."})
+    constraints: list[float] | None = field(
+        default=None, metadata={"help": "Values of --constraint, for methods that have one; by default that one alone."}
+    )
+    learning_rates: list[float] | None = field(
+        default=None, metadata={"help": "Values of --learning_rate; by default that one alone."}
+    )
+    seeds: list[int] | None = field(default=None, metadata={"help": "Values of --seed; by default that one alone."})
+    jobs: int = field(default=1, metadata={"help": "Run so many at a time, each in a process of its own."})
+
+
 class Parser(HfArgumentParser):
     """An argument parser whose mistakes are HamuErrors."""
 
@@ -216,10 +233,11 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     settings: dict[str, Any] = {}
     for name, content in _files(named) if resumed is None else [resumed]:
         settings |= _flatten(name, content, command, known)
+    listed = [word for key in _LISTS if settings.get(key) is not None for word in (f"--{key}", *settings[key])]
     parser.set_defaults(**settings)
     for action in parser._actions:
         action.required = False
-    values = vars(parser.parse_args(rest))
+    values = vars(parser.parse_args([*listed, *rest]))
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     given = vars(parser.parse_args(rest))
@@ -262,6 +280,16 @@ def recorded_settings(data: DataOptions, run: RunOptions, args: UnlearnConfig, g
     names = {*own_options(type(args)), *_SHOWN}
     own = {**vars(data), **vars(run), **{name: getattr(args, name) for name in names}}
     return recorded(own, {name: getattr(args, name) for name in given if name not in own})
+
+
+def every_option(config: Path) -> dict[str, Any]:
+    """The value of every option of `hamu unlearn` by a config.yaml, given or not: what makes two runs the same.
+
+    Raises:
+        HamuError: as `parse`.
+    """
+    data, run, args, _ = parse("unlearn", "", ["--config", str(config)], DataOptions, RunOptions, UnlearnConfig)
+    return {**vars(data), **vars(run), **{f.name: getattr(args, f.name) for f in dataclasses.fields(args)}}
 
 
 def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:
@@ -336,13 +364,15 @@ def _flatten(name: str, text: str, command: str, known: set[str]) -> dict[str, A
             hint = f"; did you mean {close[0]}?" if close else ""
             raise HamuError(f"{name} has the unknown setting {key!r}{hint}")
     merged = dict(content)
-    for section in ("unlearn", "assess") if command == "assess" else (command,):  # it assesses what unlearn would do
+    for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
         merged |= sections.get(section, {})
     return {key: _as_flag(key, value) for key, value in merged.items() if key in known}
 
 
 def _as_flag(key: str, value: Any) -> Any:
     """A YAML value as the parser takes it from a flag, so that it is checked alike."""
+    if key in _LISTS and value is not None:
+        return [str(one) for one in (value if isinstance(value, list) else [value])]
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, float) or (isinstance(value, int) and key in _TEXT):
@@ -351,5 +381,5 @@ def _as_flag(key: str, value: Any) -> Any:
 
 
 def _every_key() -> set[str]:
-    types = (DataOptions, RunOptions, AssessOptions, EvaluateOptions, UnlearnConfig)
+    types = (DataOptions, RunOptions, AssessOptions, CompareOptions, EvaluateOptions, UnlearnConfig)
     return {f.name for cls in types for f in dataclasses.fields(cls)}

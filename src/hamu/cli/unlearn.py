@@ -29,6 +29,7 @@ from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED, tuned
 from hamu.training.promise import describe
+from hamu.training.trainer import ALL_DONE
 
 _CURVATURE_SAMPLES = 64
 _ASSESSED_BATCHES = 10  # of each side, before a run by goal
@@ -82,7 +83,7 @@ def run(argv: list[str], console: Console) -> int:
         name: task.report(predictions, problem, reference, args)
         for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
     }
-    ended = trainer.stop_reason or "all its steps are done"
+    ended = trainer.stop_reason or ALL_DONE
     evaluation = reports | {
         "trajectory": [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry],
         "steps_taken": trainer.steps_taken,

@@ -12,6 +12,7 @@ from hamu.evaluation.likelihood import (
     truth_ratios,
 )
 from hamu.evaluation.membership import MembershipInference, membership_inference
+from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.evaluation.text_membership import membership_scores, privleak, text_membership
 from hamu.evaluation.tofu import TofuSets, tofu_report
@@ -24,10 +25,12 @@ __all__ = [
     "classifier_report",
     "forget_quality",
     "generate_answers",
+    "hypervolume",
     "membership_inference",
     "membership_scores",
     "model_utility",
     "normalized_probabilities",
+    "pareto_optimal",
     "predict",
     "predict_tokens",
     "privleak",

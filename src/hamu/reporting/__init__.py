@@ -1,5 +1,5 @@
 """Pictures of what happened."""
 
-from hamu.reporting.plots import plot_frontiers, plot_trajectories
+from hamu.reporting.plots import plot_comparison, plot_frontiers, plot_trajectories
 
-__all__ = ["plot_frontiers", "plot_trajectories"]
+__all__ = ["plot_comparison", "plot_frontiers", "plot_trajectories"]

@@ -31,6 +31,7 @@ _STYLES: dict[str, tuple[str, str]] = {
     "simnpo": ("#999933", "h"),
 }
 Trajectory = Sequence[tuple[float, float]]
+_Limits = tuple[tuple[float, float], tuple[float, float]]
 
 
 def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
@@ -45,22 +46,32 @@ def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title:
         title: printed above.
     """
     figure, axes = plt.subplots(figsize=(7.5, 5.2), layout="constrained")
-    limits = _limits(trajectories)
-    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    reach = max(map(abs, (*limits[0], *limits[1])))
-    axes.plot([-reach, reach], [reach, -reach], ":", color="0.5", linewidth=1, zorder=0)
-    for number, (name, points) in enumerate(trajectories.items()):
-        _draw(axes, name, points, number, limits)
-    axes.set(xlim=limits[0], ylim=limits[1], title=title)
-    axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
-    axes.set_ylabel(r"forget quality gained, $\Delta L_f$")
-    axes.annotate(
-        "better", (1, 1), (0.90, 0.90), xycoords="axes fraction", color="0.5", ha="right", va="top",
-        arrowprops={"arrowstyle": "->", "color": "0.5"},
-    )  # fmt: skip
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    _draw_trajectories(axes, list(trajectories.items()), title)
+    _save(figure, path)
+
+
+def plot_comparison(
+    runs: Sequence[tuple[str, Trajectory]], hypervolumes: Mapping[str, float], path: Path, title: str = ""
+) -> None:
+    """Draw the trajectories of several runs of each method, and the hypervolumes of the methods, and save them.
+
+    Args:
+        runs: method and points of each, see `plot_trajectories`, the best first: of each method the first run is drawn
+            as its own, the others fainter.
+        hypervolumes: by method.
+        path: where to save; the suffix chooses the format.
+        title: printed above.
+    """
+    figure, (axes, bars) = plt.subplots(1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained")
+    _draw_trajectories(axes, runs, title)
+    names = sorted(hypervolumes, key=hypervolumes.__getitem__)
+    colors = [_STYLES.get(name, ("0.6", ""))[0] for name in names]
+    drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
+    bars.bar_label(drawn, [f"{hypervolumes[name]:.3g}" for name in names], padding=3)
+    bars.set_title("hypervolume")
+    bars.margins(x=0.2)
+    bars.set_xticks([])
+    bars.spines[["top", "right", "bottom"]].set_visible(False)
     _save(figure, path)
 
 
@@ -109,25 +120,50 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
     _save(figure, path)
 
 
-def _draw(axes: Axes, name: str, points: Trajectory, number: int, limits: tuple[tuple[float, float], ...]) -> None:
-    color, marker = _STYLES.get(name, (f"C{number}", "."))
-    ours = name.startswith("hamu")
-    xs, ys = zip(*points, strict=True)
-    inside = limits[0][0] <= xs[-1] <= limits[0][1] and limits[1][0] <= ys[-1] <= limits[1][1]
-    label = name if inside else f"{name} (ends at {xs[-1]:.2g}, {ys[-1]:.2g})"
-    axes.plot(
-        xs, ys, color=color, marker=marker, markersize=6, markevery=slice(1, None), label=label,
-        linewidth=2.4 if ours else 1.3, zorder=3 if ours else 2,
+def _draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title: str) -> None:
+    """Every run in the colour of its method; the first of a method in the legend and bold, others fainter."""
+    firsts: dict[str, Trajectory] = {}
+    for name, points in runs:
+        firsts.setdefault(name, points)
+    limits = _limits(list(firsts.values()))
+    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+    reach = max(map(abs, (*limits[0], *limits[1])))
+    axes.plot([-reach, reach], [reach, -reach], ":", color="0.5", linewidth=1, zorder=0)
+    for name, points in runs:
+        xs, ys = zip(*points, strict=True)
+        color, marker = _STYLES.get(name, (f"C{list(firsts).index(name)}", "."))
+        is_first, is_ours = points is firsts[name], name.startswith("hamu")
+        axes.plot(
+            xs, ys, color=color, marker=marker, markersize=6, markevery=slice(1, None),
+            label=_label(name, points[-1], limits) if is_first else None, alpha=1.0 if is_first else 0.3,
+            linewidth=2.4 if is_ours else 1.3, zorder=2 + is_ours + is_first,
+        )  # fmt: skip
+    axes.set(xlim=limits[0], ylim=limits[1], title=title)
+    axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
+    axes.set_ylabel(r"forget quality gained, $\Delta L_f$")
+    axes.annotate(
+        "better", (1, 1), (0.90, 0.90), xycoords="axes fraction", color="0.5", ha="right", va="top",
+        arrowprops={"arrowstyle": "->", "color": "0.5"},
     )  # fmt: skip
+    meaning = "best run (others fainter)" if len(runs) > len(firsts) else None
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title=meaning, alignment="left")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
-def _limits(trajectories: Mapping[str, Trajectory]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Limits that show two thirds of the methods whole, with room to spare; what runs farther off is cut."""
+def _label(name: str, end: tuple[float, float], limits: _Limits) -> str:
+    """Name of a method, and where it ended if that is not to be seen."""
+    inside = all(low <= value <= high for value, (low, high) in zip(end, limits, strict=True))
+    return name if inside else f"{name} (ends at {end[0]:.2g}, {end[1]:.2g})"
+
+
+def _limits(trajectories: Sequence[Trajectory]) -> _Limits:
+    """Limits that show two thirds of the trajectories whole, with room to spare; what goes farther off is cut."""
     limits = []
     for axis in (0, 1):
-        ends = sorted(max(abs(point[axis]) for point in points) for points in trajectories.values())
+        ends = sorted(max(abs(point[axis]) for point in points) for points in trajectories)
         bound = 1.6 * ends[max(0, (2 * len(ends)) // 3 - 1)] or 1.0
-        values = [point[axis] for points in trajectories.values() for point in points if abs(point[axis]) <= bound]
+        values = [point[axis] for points in trajectories for point in points if abs(point[axis]) <= bound]
         low, high = min(values, default=0.0), max(values, default=0.0)
         margin = 0.08 * (high - low) or bound
         limits.append((low - margin, high + margin))

@@ -18,6 +18,19 @@ from hamu.objectives import build_objective
 from hamu.stash import Stash
 from hamu.training.trust_region import TrustRegion
 
+# settings that only methods with a pass over that side have a use for
+_OF_A_SIDE = {
+    "forget_objective": "forget",
+    "min_forget_loss": "forget",
+    "target_forget_loss": "forget",
+    "max_retain_loss": "retain",
+}
+# and those that only methods with a constraint have a use for
+_OF_A_CONSTRAINT = (
+    "constraint", "constraint_mode", "distribution", "radius", "on_infeasible", "guarantee", "stopping",
+    "stopping_margin", "stopping_patience", "stopping_window",
+)  # fmt: skip
+
 
 def _option(default: Any, text: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": text, **metadata})
@@ -169,13 +182,12 @@ class UnlearnConfig(TrainConfig):
         if self.forget_objective is not None:
             build_objective(self.forget_objective)
         method = self.build_method()
-        for name in ("forget_objective", "min_forget_loss", "max_retain_loss", "target_forget_loss"):
+        for name, side in _OF_A_SIDE.items():
             value = getattr(self, name)
             if value is None:
                 continue
             if not isinstance(value, str) and not 0 < value < float("inf"):
                 raise HamuError(f"{name} {value} must be a positive number")
-            side = "retain" if "retain" in name else "forget"
             if not getattr(method, f"uses_{side}"):
                 raise HamuError(f"{name} has no effect with {self.method}, which has no {side} pass; leave it out")
         if self.fsdp or self.deepspeed:
@@ -250,6 +262,17 @@ class UnlearnConfig(TrainConfig):
                 self.stopping_window,
             ),
         )
+
+
+def has_constraint(method: Method) -> bool:
+    """Whether something is demanded of each step."""
+    return hasattr(method, "constraint")
+
+
+def unused_settings(method: Method) -> set[str]:
+    """Names of the settings that have no effect with a method, or are refused with it."""
+    unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
+    return unused if has_constraint(method) else unused | set(_OF_A_CONSTRAINT)
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:

@@ -34,6 +34,7 @@ from hamu.training.sharing import ShareSampler, shared_loader
 from hamu.training.watch import StepWatch
 
 SIDES = ("retain", "forget")
+ALL_DONE = "all its steps are done"  # why a run ended that nothing ended before
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _STEERED_BY = 1000  # records of each side that a run by goal is measured on

@@ -1,0 +1,172 @@
+"""`hamu compare`: several methods, constraints, learning rates and seeds, from one model and on one problem."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from hamu.cli.evaluate import opened
+from hamu.cli.interrupts import handling
+from hamu.cli.options import CompareOptions, DataOptions, RunOptions, every_option, parse
+from hamu.cli.progress import task_bar
+from hamu.cli.tables import plain_table
+from hamu.compare import Cell, Children, Comparison, Plan, Runs, alone_in, cells
+from hamu.compare.figures import Row, check_same_problem, trajectory
+from hamu.compare.runs import SUMMARY
+from hamu.compare.table import (
+    CAPTION,
+    SETTINGS,
+    columns_of,
+    csv_table,
+    latex_page,
+    markdown_page,
+    notes,
+    start_line,
+    volumes_line,
+    written,
+)
+from hamu.errors import HamuError, Interrupted
+from hamu.methods import method_classes
+from hamu.reporting import plot_comparison
+from hamu.training import UnlearnConfig
+
+_SEVERAL = {"--constraint": "--constraints", "--learning_rate": "--learning_rates", "--seed": "--seeds"}
+
+
+def run(argv: list[str], console: Console) -> int:
+    """Run what is not finished, print and save the table and the picture."""
+    environment = dict(os.environ)  # of the runs; reading settings changes it
+    data_options, run_options, options, args, resolved = parse(
+        "compare",
+        "Unlearn by several methods, with several constraints, learning rates and seeds, and compare what comes out. "
+        "Takes the same options as unlearn. The same command again goes on where it was.",
+        argv,
+        DataOptions,
+        RunOptions,
+        CompareOptions,
+        UnlearnConfig,
+    )
+    _check(argv, options, run_options, args)
+    grid = cells(
+        options.methods or method_classes(),
+        options.constraints or [args.constraint],
+        options.learning_rates or [args.learning_rate],
+        options.seeds or [args.seed],
+    )
+    folder_is_ours = (Path(args.output_dir) / SUMMARY).is_file()
+    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=folder_is_ours)
+    if not task.is_elsewhere(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
+        raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
+    shared = {name: value for name, value in resolved.items() if name not in (*vars(options), "output_dir")}
+    with TemporaryDirectory(prefix="hamu-") as place:
+        plans = {cell: _planned(cell, shared, Path(place)) for cell in grid}
+        with alone_in(folder.prepare()) as lock:
+            runs = Runs(folder, plans, every_option, overwrite=run_options.overwrite)
+            console.print(
+                f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
+                f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"
+            )
+            _run(runs, Children(options.jobs, environment, lock), console)
+    finished = runs.folders()
+    check_same_problem(finished)
+    comparison = runs.comparison()
+    show(comparison, console)
+    folder.write_text("comparison.csv", csv_table(comparison.rows))
+    folder.write_text("comparison.md", markdown_page(comparison))
+    folder.write_text("comparison.tex", latex_page(comparison))
+    if not finished:
+        raise HamuError(f"none of {len(grid)} runs came to its end; why is said above and in {folder.path}")
+    drawn = [(row["method"], trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
+    picture = folder.path / "comparison.png"
+    plot_comparison(drawn, comparison.hypervolumes, picture, f"Forgetting {len(problem.forget)} {task.noun}")
+    console.print(f"the table is in {folder.path} as comparison.md, .tex, .csv and .json, the picture in {picture}")
+    return 0
+
+
+def _check(argv: list[str], options: CompareOptions, run_options: RunOptions, args: UnlearnConfig) -> None:
+    given = {"--" + word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    if "--method" in given:
+        raise HamuError("compare takes several: give --methods in place of --method")
+    for one, several in _SEVERAL.items():
+        if one in given and several in given:
+            raise HamuError(f"{several} takes the place of {one}; leave out one of them")
+    for name, asked in (("dry_run", run_options.dry_run), ("auto", args.auto),
+                        ("resume_from_checkpoint", args.resume_from_checkpoint)):  # fmt: skip
+        if asked:
+            raise HamuError(f"compare has no --{name}; leave it out")
+    if options.jobs < 1:
+        raise HamuError(f"jobs {options.jobs} must be at least 1")
+
+
+def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
+    """The settings of a run in a file, once it is sure that they fit together."""
+    path = place / f"{cell.name}.yaml"
+    path.write_text(yaml.safe_dump(cell.settings(shared), allow_unicode=True), encoding="utf-8")
+    try:
+        return Plan(path, every_option(path))
+    except HamuError as error:
+        raise HamuError(f"{cell.name}: {error}") from error
+
+
+def _run(runs: Runs, children: Children, console: Console) -> None:
+    """Run what waits, a line for each that ends.
+
+    Raises:
+        Interrupted: by a signal, once all runs under way have ended.
+    """
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        children.ask_to_end()
+
+    with handling(note), task_bar(console) as bar:
+        for row in bar.track(runs.run(children), total=len(runs.waiting), description="compare"):
+            console.print(_line(row), soft_wrap=True, markup=False)
+    if received and runs.waiting:
+        raise Interrupted(
+            f"interrupted by {signal.Signals(received[0]).name}; {len(runs.waiting)} runs are not finished; the same "
+            f"command goes on with them",
+            received[0],
+        )
+
+
+def _line(row: Row) -> str:
+    if row["failed"]:
+        return f"{row['run']} failed: {row['failed']}"
+    return (
+        f"{row['run']}: ΔL_f {row['forget_gain']:+.4g}, -ΔL_r {row['retain_gain']:+.4g}, {row['steps']} steps, "
+        f"{row['seconds']:.0f} s"
+    )
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """The table, the means over seeds, the hypervolumes, and the runs that ended otherwise than by their last step."""
+    _show_table(comparison.rows, console)
+    if comparison.means:
+        console.print("means over seeds ± standard deviation:")
+        _show_table(comparison.means, console)
+    for line in (start_line(comparison), CAPTION, volumes_line(comparison), *notes(comparison)):
+        if line:
+            console.print(line, soft_wrap=True, markup=False)
+
+
+def _show_table(rows: Sequence[Row], console: Console) -> None:
+    """As wide as it must be; a setting that is the same in all rows is left out."""
+    same = [column for column in SETTINGS[1:] if len({row.get(column.key) for row in rows}) == 1]
+    columns = [column for column in columns_of(rows) if column not in same]
+    right = tuple(number for number, column in enumerate(columns) if column.form)
+    table = plain_table(*(column.head for column in columns), right=right)
+    table.collapse_padding = True
+    for row in rows:
+        table.add_row(*(written(row, column) for column in columns))
+    table.width = console.measure(table, options=console.options.update(width=1000)).maximum
+    console.print(table, crop=False)

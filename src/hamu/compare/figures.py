@@ -1,0 +1,186 @@
+"""What a comparison says of its runs: a row of figures for each, means over seeds, hypervolumes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from hamu.compare.grid import Cell
+from hamu.errors import HamuError
+from hamu.evaluation.pareto import hypervolume, pareto_optimal
+from hamu.record.record import plain
+
+Row = dict[str, Any]
+LARGEST_RETAIN_LOSS = 1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
+_AVERAGED = (
+    "forget_gain", "retain_gain", "forget_accuracy", "retain_accuracy", "test_accuracy",
+    "forget_probability", "retain_probability", "test_probability", "membership_auc", "promise_kept", "steps",
+    "seconds",
+)  # fmt: skip
+
+
+def finished_row(cell: Cell, run: Path, seconds: float | None) -> Row:
+    """The figures of a run that has come to its end; those that are not finite are None.
+
+    Args:
+        cell: its settings.
+        run: its folder.
+        seconds: how long it took.
+    """
+    evaluation, record = _json(run / "evaluation.json"), _json(run / "record.json")
+    before, after = evaluation["before"], evaluation["after"]
+    found = {
+        "forget_gain": after["forget"]["loss"] - before["forget"]["loss"],
+        "retain_gain": before["retain"]["loss"] - after["retain"]["loss"],
+    }
+    found |= {"joint_gain": min(found.values()), **_of_model(after)}
+    found |= {
+        "promise_kept": (record["promise"] or {}).get("kept"),
+        "steps": record["steps"]["taken"],
+        "ended_at": record["steps"]["ended_at"],
+        "ended": record["steps"]["ended_because"],
+    }
+    row: Row = _named(cell) | plain(found) | {"seconds": seconds, "failed": ""}
+    if row["forget_gain"] is None or row["retain_gain"] is None:
+        row |= {"failed": "the losses of its model are not finite", "joint_gain": None}
+    return row
+
+
+def failed_row(cell: Cell, reason: str, seconds: float | None) -> Row:
+    """The row of a run that has not come to its end."""
+    return _named(cell) | {"seconds": seconds, "failed": reason}
+
+
+def trajectory(run: Path) -> list[tuple[float, float]]:
+    """The points (-ΔL_r, ΔL_f) of a run's evaluations, from the origin on, as far as they are finite."""
+    entries = _json(run / "evaluation.json")["trajectory"]
+    later = [(entry["eval_retain_gain"], entry["eval_forget_gain"]) for entry in entries if entry["step"]]
+    return [(0.0, 0.0), *(point for point in later if all(map(math.isfinite, point)))]
+
+
+def start_figures(run: Path) -> Row:
+    """Accuracies and membership inference of the model that a run has started from."""
+    found: Row = plain(_of_model(_json(run / "evaluation.json")["before"]))
+    return found
+
+
+def check_same_problem(runs: Mapping[str, Path]) -> None:
+    """Check that runs have started from the same model and have read the same data, by their records.
+
+    Raises:
+        HamuError: if not; names two of them.
+    """
+    first: tuple[str, Mapping[str, Any]] | None = None
+    for name, run in runs.items():
+        record = _json(run / "record.json")
+        asked = {key: record[f"{key}_set"]["sha256"] for key in ("forget", "retain")}
+        asked |= {"model": record["models"]["before"], "test": record["test_set"] and record["test_set"]["sha256"]}
+        first = first or (name, asked)
+        for key, value in asked.items():
+            if value != first[1][key]:
+                what = "started from another model" if key == "model" else f"had another {key} set"
+                raise HamuError(
+                    f"{name} {what} than {first[0]}, so that they do not compare; remove the folder of the one that "
+                    f"is out of date and run it again"
+                )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of a comparison, put in order.
+
+    Attributes:
+        found: rows of `finished_row` and `failed_row`.
+        start: the figures of the model that all have started from, None as long as no run is finished.
+    """
+
+    found: tuple[Row, ...]
+    start: Row | None
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """By joint gain, the best first, each with `pareto`: whether no other run is better. Then those that failed."""
+        return [*_ranked([row for row in self.found if not row["failed"]]), *(r for r in self.found if r["failed"])]
+
+    @cached_property
+    def means(self) -> list[Row]:
+        """For each setting, means over its finished runs in the same order; empty if there is one seed alone.
+
+        A figure is its mean and its (sample) standard deviation, None of a single run.
+        """
+        if len({row["seed"] for row in self.found}) < 2:
+            return []
+        groups: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if not row["failed"]:
+                groups.setdefault(row["setting"], []).append(row)
+        return _ranked([_mean(rows) for rows in groups.values()])
+
+    @cached_property
+    def reference(self) -> tuple[float, float]:
+        """Reference of the hypervolumes, (ΔL_f, -ΔL_r): nothing is forgotten, at the worst retain loss of all runs, but
+        at most at `LARGEST_RETAIN_LOSS` and at least at that of the start.
+        """
+        worst = min((row["retain_gain"] for row in self.rows if not row["failed"]), default=0.0)
+        return 0.0, max(-LARGEST_RETAIN_LOSS, min(0.0, worst))
+
+    @cached_property
+    def hypervolumes(self) -> dict[str, float]:
+        """By method, of the points (ΔL_f, -ΔL_r) at which its runs have ended; those that failed add nothing."""
+        points: dict[str, list[tuple[float, float]]] = {row["method"]: [] for row in self.found}
+        for row in self.rows:
+            if not row["failed"]:
+                points[row["method"]].append((row["forget_gain"], row["retain_gain"]))
+        return {name: hypervolume(ends, self.reference) for name, ends in points.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """All of it, as JSON holds it."""
+        volumes = {"reference": self.reference, "methods": self.hypervolumes}
+        return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
+
+
+def _named(cell: Cell) -> Row:
+    return {"run": cell.name, "setting": cell.setting, **vars(cell)}
+
+
+def _of_model(report: Mapping[str, Any]) -> Row:
+    """Accuracies, for texts probabilities too, and the AUC of membership inference (for texts by Min-K%)."""
+    found: Row = {}
+    for side in ("forget", "retain", "test"):
+        for figure in ("accuracy", "probability"):
+            found[f"{side}_{figure}"] = report.get(side, {}).get(figure)
+    inference = report["membership_inference"] or {}
+    return found | {"membership_auc": inference.get("auc", inference.get("min_k"))}
+
+
+def _ranked(rows: Iterable[Row]) -> list[Row]:
+    rows = sorted(rows, key=lambda row: -_value(row["joint_gain"]))
+    best = pareto_optimal([(_value(row["forget_gain"]), _value(row["retain_gain"])) for row in rows])
+    return [{**row, "pareto": is_best} for row, is_best in zip(rows, best, strict=True)]
+
+
+def _mean(rows: list[Row]) -> Row:
+    """One row of several that differ in the seed."""
+    shared = {key: rows[0][key] for key in ("setting", "method", "constraint", "learning_rate")}
+    figures = {}
+    for key in _AVERAGED:
+        values = [row[key] for row in rows if row[key] is not None]
+        spread = stdev(values) if len(values) > 1 else None
+        figures[key] = {"mean": mean(values), "deviation": spread} if values else None
+    joint = min(_value(figures[key]) for key in ("forget_gain", "retain_gain"))
+    return shared | {"runs": len(rows)} | figures | {"joint_gain": {"mean": joint, "deviation": None}}
+
+
+def _value(figure: Any) -> float:
+    """A figure, or the mean of one."""
+    return float(figure["mean"] if isinstance(figure, dict) else figure)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,124 @@
+"""The runs of a comparison, each an ordinary `hamu unlearn` in its own folder: begun, gone on with, or finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hamu.compare.children import Call, Children
+from hamu.compare.figures import Comparison, Row, failed_row, finished_row, start_figures
+from hamu.compare.grid import Cell
+from hamu.errors import HamuError
+from hamu.run_folder import RunFolder
+
+SUMMARY = "comparison.json"
+_CONFIG, _RECORD = "config.yaml", "record.json"  # what a run leaves first and last
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to be.
+
+    Attributes:
+        settings: a file of them, as --config takes it.
+        options: what it comes to for every option.
+    """
+
+    settings: Path
+    options: Mapping[str, Any]
+
+
+class Runs:
+    """The runs, and what has come out of them so far.
+
+    Args:
+        folder: of the comparison.
+        plans: by cell.
+        options_of: what the config.yaml of an earlier run comes to.
+        overwrite: replace runs whose settings differ.
+
+    Raises:
+        HamuError: if something else is in the place of a run.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plans: Mapping[Cell, Plan],
+        options_of: Callable[[Path], Mapping[str, Any]],
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        self._folder, self._plans, self._options_of, self._overwrite = folder, plans, options_of, overwrite
+        self._seconds: dict[str, float] = {}
+        if folder.has(SUMMARY):
+            self._seconds = json.loads((folder.path / SUMMARY).read_text(encoding="utf-8"))["seconds"]
+        calls = {cell: self._call(cell) for cell in plans}
+        self._calls = {cell: call for cell, call in calls.items() if call is not None}
+        self._rows = {cell: self._row(cell) for cell, call in calls.items() if call is None}
+
+    @property
+    def waiting(self) -> list[Cell]:
+        """The cells that neither have figures nor have failed."""
+        return [cell for cell in self._plans if cell not in self._rows]
+
+    def run(self, children: Children) -> Iterator[Row]:
+        """Run what is not finished; yields the row of each run that has ended.
+
+        A run that was asked to end has no row. comparison.json holds at any time what is known.
+        """
+        cells = {call.name: cell for cell, call in self._calls.items()}
+        self._save()
+        for ended in children.make(self._calls.values()):
+            cell = cells[ended.name]
+            earlier = self._seconds.get(ended.name, 0.0) if "--resume" in self._calls[cell].argv else 0.0
+            self._seconds[ended.name] = round(earlier + ended.seconds, 1)
+            is_finished = not ended.reason and self._place(cell).has(_RECORD)
+            if is_finished or not children.asked_to_end:
+                self._rows[cell] = self._row(cell, "" if is_finished else ended.reason or "it left no record")
+            self._save()
+            if cell in self._rows:
+                yield self._rows[cell]
+
+    def folders(self) -> dict[str, Path]:
+        """By name, of the runs that are finished."""
+        return {row["run"]: self._folder.path / row["run"] for row in self.comparison().rows if not row["failed"]}
+
+    def comparison(self) -> Comparison:
+        """Of what is known."""
+        rows = tuple(self._rows[cell] for cell in self._plans if cell in self._rows)
+        finished = next((row["run"] for row in rows if not row["failed"]), None)
+        return Comparison(rows, None if finished is None else start_figures(self._folder.path / finished))
+
+    def _call(self, cell: Cell) -> Call | None:
+        """How a run is begun, or gone on with; None if it is finished."""
+        place, plan = self._place(cell), self._plans[cell]
+        if place.has(_CONFIG):
+            was, now = self._options_of(place.path / _CONFIG), plan.options
+            differing = next((name for name in now if name != "output_dir" and was[name] != now[name]), None)
+            if differing is None:
+                going_on = Call(cell.name, ("unlearn", "--resume", "--output_dir", str(place.path)))
+                return None if place.has(_RECORD) else going_on
+            if not self._overwrite:
+                raise HamuError(
+                    f"{place.path} holds a run with {differing} {was[differing]}, not {now[differing]}; choose another "
+                    f"--output_dir, or give --overwrite to replace such runs"
+                )
+        RunFolder(place.path, overwrite=True)  # refuses what is not of a run
+        argv = ("unlearn", "--config", str(plan.settings), "--overwrite", "--output_dir", str(place.path))
+        return Call(cell.name, argv)
+
+    def _row(self, cell: Cell, failure: str = "") -> Row:
+        seconds = self._seconds.get(cell.name)
+        if failure:
+            return failed_row(cell, failure, seconds)
+        return finished_row(cell, self._folder.path / cell.name, seconds)
+
+    def _place(self, cell: Cell) -> RunFolder:
+        return RunFolder(self._folder.path / cell.name, resume=True)
+
+    def _save(self) -> None:
+        self._folder.write_json(SUMMARY, self.comparison().summary() | {"seconds": self._seconds})

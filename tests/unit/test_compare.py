@@ -1,0 +1,191 @@
+"""The cells of a comparison, its figures, and its table in each form."""
+
+import csv
+import io
+import math
+
+import pytest
+
+from hamu import HamuError
+from hamu.compare import Cell, Comparison, cells
+from hamu.compare.figures import failed_row
+from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_page, markdown_page, notes, volumes_line
+from hamu.methods import build_method, method_classes
+from hamu.training import UnlearnConfig
+from hamu.training.config import unused_settings
+from hamu.training.trainer import ALL_DONE
+
+UNMEASURED = ("retain_accuracy", "test_accuracy", "forget_probability", "retain_probability", "test_probability",
+              "membership_auc")  # fmt: skip
+
+
+def row(method="gdiff", seed=42, *, forget=1.0, retain=0.5, constraint=None, **figures):
+    cell = Cell(method, constraint, 0.1, seed)
+    found = {"forget_gain": forget, "retain_gain": retain, "joint_gain": min(forget, retain), "forget_accuracy": 0.25,
+             "promise_kept": None, "ended": ALL_DONE, "ended_at": 5, "steps": 5, "seconds": 12.3,
+             "failed": ""}  # fmt: skip
+    named = {"run": cell.name, "setting": cell.setting, **vars(cell)}
+    return named | dict.fromkeys(UNMEASURED) | found | figures
+
+
+def failed(method="ga", reason="unlearning diverged"):
+    return failed_row(Cell(method, None, 0.1, 42), reason, 3.0)
+
+
+def compared(*rows):
+    return Comparison(rows, {"forget_accuracy": 0.985, "membership_auc": None})
+
+
+def test_constraints_multiply_only_methods_that_have_one():
+    found = cells(["hamu-q", "gdiff", "hamu-u"], [0.25, 0.5], [1e-4], [42])
+    assert [cell.name for cell in found] == [
+        "hamu-q-c0.25-lr0.0001-s42", "hamu-q-c0.5-lr0.0001-s42", "gdiff-lr0.0001-s42", "hamu-u-c0.25-lr0.0001-s42",
+        "hamu-u-c0.5-lr0.0001-s42",
+    ]  # fmt: skip
+
+
+def test_all_is_combined_with_all_seed_by_seed():
+    found = cells(["ft", "ga"], [0.5], [1.0, 1e-5], [2, 1])
+    assert [cell.name for cell in found] == [
+        "ft-lr1-s2", "ft-lr1e-05-s2", "ga-lr1-s2", "ga-lr1e-05-s2",
+        "ft-lr1-s1", "ft-lr1e-05-s1", "ga-lr1-s1", "ga-lr1e-05-s1",
+    ]  # fmt: skip
+
+
+def test_nothing_is_run_twice():
+    assert len(cells(["ft", "hamu-q", "ft"], [0.5, 0.50, 5e-1], [1e-4, 0.0001], [7, 7])) == 2
+
+
+def test_names_tell_apart_what_differs_in_the_last_digit():
+    close = math.nextafter(0.1, 1)
+    first, second = cells(["ft"], [0.5], [0.1, close], [1])
+    assert first.name != second.name
+    assert float(second.name.removeprefix("ft-lr").removesuffix("-s1")) == close
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(HamuError, match="method 'magic' is unknown; choose one of hamu-q"):
+        cells(["magic"], [0.5], [0.1], [1])
+
+
+@pytest.mark.parametrize("method", method_classes())
+def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_rest(method, tmp_path):
+    shared = {
+        "method": "hamu-q", "seed": 0, "learning_rate": 7.0, "constraint": 0.1, "constraint_mode": "relative",
+        "stopping": "any", "guarantee": "exact", "min_forget_loss": 0.1, "max_retain_loss": 0.4,
+        "forget_objective": "npo", "max_steps": 3,
+    }  # fmt: skip
+    [cell] = cells([method], [0.25], [0.01], [5])
+    settings = cell.settings(shared)
+    args = UnlearnConfig(output_dir=str(tmp_path), **settings)
+    assert (args.method, args.seed, args.learning_rate, args.max_steps) == (method, 5, 0.01, 3)
+    left_out = shared.keys() - settings.keys()
+    assert left_out == unused_settings(build_method(method)) & shared.keys()
+    ours = method.startswith("hamu")
+    assert ("constraint" in settings, "stopping" in settings, "guarantee" in settings) == (ours, ours, ours)
+    assert settings.get("constraint", 0.25) == 0.25
+    assert ("max_retain_loss" in settings) == (method != "ga")
+    assert ("min_forget_loss" in settings) == ("forget_objective" in settings) == (method != "ft")
+
+
+def test_rows_are_sorted_by_joint_gain_and_what_nothing_beats_is_marked():
+    found = compared(failed(), row("ft", forget=0.1, retain=2.0), row("gdiff", forget=1.0, retain=0.5),
+                     row("kl", forget=0.9, retain=0.4), row("gru", forget=9.0, retain=-3.0))  # fmt: skip
+    assert [(one["method"], one.get("pareto")) for one in found.rows] == [
+        ("gdiff", True), ("kl", False), ("ft", True), ("gru", True), ("ga", None)
+    ]  # fmt: skip
+
+
+def test_means_are_over_the_seeds_of_a_setting():
+    rows = [row("hamu-q", 1, constraint=0.5, forget=1.0, retain=0.0, promise_kept=1.0),
+            row("hamu-q", 2, constraint=0.5, forget=3.0, retain=1.0, promise_kept=0.5),
+            row("hamu-q", 2, constraint=0.25, forget=7.0, retain=-2.0),
+            failed("ga")]  # fmt: skip
+    best, other = compared(*rows).means
+    assert (best["setting"], best["runs"], best["pareto"]) == ("hamu-q-c0.5-lr0.1", 2, True)
+    assert best["forget_gain"] == {"mean": 2.0, "deviation": pytest.approx(math.sqrt(2))}
+    assert best["joint_gain"]["mean"] == 0.5
+    assert best["promise_kept"]["mean"] == 0.75
+    assert (other["runs"], other["forget_gain"]) == (1, {"mean": 7.0, "deviation": None})
+    assert other["promise_kept"] is None
+
+
+def test_one_seed_has_no_means():
+    assert compared(row("ft"), row("gdiff")).means == []
+
+
+@pytest.mark.parametrize(("worst", "reference"), [(-0.3, -0.3), (-50.0, -1.0), (0.2, 0.0)])
+def test_the_reference_is_the_worst_retain_loss_within_limits(worst, reference):
+    found = compared(row("ga", forget=4.0, retain=worst), row("ft", forget=2.0, retain=0.25), failed("kl"))
+    assert found.reference == (0.0, reference)
+    assert found.hypervolumes["ft"] == pytest.approx(2.0 * (0.25 - reference))
+    assert found.hypervolumes["ga"] == pytest.approx(4.0 * max(0.0, worst - reference))
+    assert found.hypervolumes["kl"] == 0.0
+
+
+NASTY = "50% of {a_b} | #1 & $x^2$ ~ \\cmd [link](url) <b> *bold* `code`"
+
+
+def test_markdown_shows_texts_as_they_are():
+    markdown = pytest.importorskip("markdown_it").MarkdownIt()  # a dependency of rich
+    assert "".join(token.content for token in markdown.parseInline(escape_markdown(NASTY))[0].children) == NASTY
+
+
+def test_a_cell_of_markdown_has_no_bare_bar_and_no_line_break():
+    assert escape_markdown("a|b\n c") == "a\\|b c"
+
+
+def test_latex_has_no_bare_special_letters():
+    assert escape_latex(NASTY) == (
+        r"50\% of \{a\_b\} $|$ \#1 \& \$x\textasciicircum{}2\$ \textasciitilde{} \textbackslash{}cmd [link](url) "
+        r"$<$b$>$ *bold* `code`"
+    )
+    assert [escape_latex(text) for text in ("-0.5", "-", "+1 ± 0.1", "hamu-q")] == [
+        "$-$0.5", "-", r"+1 $\pm$ 0.1", "hamu-q"
+    ]  # fmt: skip
+
+
+def test_the_markdown_page_is_a_table_of_the_runs_with_notes():
+    found = compared(row("hamu-q", constraint=0.5, ended="a|b was met", promise_kept=0.9), failed(), row("ft"))
+    lines = markdown_page(found).splitlines()
+    assert lines[0].startswith("|   | method | c | lr | seed | ΔL_f | -ΔL_r | forget acc | kept | steps | time, s |")
+    assert lines[2] == "| \\* | hamu-q | 0.5 | 0.1 | 42 | +1 | +0.5 | 25.0% | 90% | 5 | 12 |"
+    assert lines[4] == "|  | ga | - | 0.1 | 42 | - | - | - | - | - | 3 |"
+    assert len({line.count("|") - line.count("\\|") for line in lines[:5]}) == 1
+    assert "before: forget acc 98.5%" in lines
+    assert lines[-2:] == [
+        "- ga-lr0.1-s42 failed: unlearning diverged",
+        "- hamu-q-c0.5-lr0.1-s42 ended at step 5 because a\\|b was met",
+    ]
+
+
+def test_the_latex_page_has_a_tabular_for_the_runs_and_one_for_the_means():
+    page = latex_page(compared(row("ft", 1, retain=-0.125), row("ft", 2, retain=-0.375), failed("a_b & c")))
+    assert page.count(r"\begin{tabular}") == page.count(r"\end{tabular}") == page.count(r"\bottomrule") == 2
+    assert r" & ft & 0.1 & 1 & +1 & $-$0.125 & 25.0\% & 5 & 12 \\" in page
+    assert (
+        r"* & ft & 0.1 & 2 & +1 $\pm$ 0 & $-$0.25 $\pm$ 0.1768 & 25.0\% $\pm$ 0.0\% & 5 $\pm$ 0 & 12 $\pm$ 0 \\" in page
+    )
+    assert r"a\_b \& c & 0.1 & 42 & - " in page
+    widths = {line.count(" & ") - line.count(r"\&") for line in page.splitlines() if line.endswith(r"\\")}
+    assert len(widths) <= 2, "as many columns in each row of a table"
+
+
+def test_csv_has_every_figure_with_all_its_digits():
+    found = compared(row("ft", forget=1 / 3, ended='he said "a, b"'), failed())
+    read = list(csv.DictReader(io.StringIO(csv_table(found.rows))))
+    assert [one["run"] for one in read] == ["ft-lr0.1-s42", "ga-lr0.1-s42"]
+    assert float(read[0]["forget_gain"]) == 1 / 3
+    assert read[0]["ended"] == 'he said "a, b"'
+    assert (read[1]["forget_gain"], read[1]["failed"]) == ("", "unlearning diverged")
+
+
+def test_notes_name_what_did_not_end_by_its_last_step():
+    assert notes(compared(row("ft"), row("gdiff", ended="it stopped"))) == [
+        "gdiff-lr0.1-s42 ended at step 5 because it stopped"
+    ]
+
+
+def test_hypervolumes_are_told_with_their_reference_the_largest_first():
+    found = compared(row("ft", forget=1.0, retain=-0.25), row("kl", forget=2.0, retain=0.0))
+    assert volumes_line(found) == "hypervolume over (0, -0.25): kl 0.5, ft 0"

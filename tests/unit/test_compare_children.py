@@ -1,0 +1,129 @@
+"""Calls in processes of their own: how many at a time, how they end, and what is said of those that fail."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from hamu import HamuError
+from hamu.compare import Children, alone_in, children
+from hamu.compare.children import Call
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """Calls run as shell scripts in place of `hamu`."""
+
+    def start(argv, environment, said, lock):
+        return subprocess.Popen(["sh", "-c", *argv], env=environment, stderr=said, pass_fds=(lock,))
+
+    monkeypatch.setattr(children, "start", start)
+    monkeypatch.setattr(children, "_POLL", 0.01)
+
+
+@pytest.fixture
+def lock(tmp_path):
+    with alone_in(tmp_path) as handle:
+        yield handle
+
+
+def reasons(calls, lock, jobs=1):
+    found = Children(jobs, os.environ, lock).make([Call(str(n), (script,)) for n, script in enumerate(calls)])
+    return {ended.name: ended.reason for ended in found}
+
+
+def test_a_call_that_fails_says_why_in_one_line_and_the_others_go_on(shell, lock):
+    assert reasons(
+        [
+            "echo warning >&2; echo 'hamu unlearn: it diverged: lower it' >&2; exit 2",
+            "kill -KILL $$",
+            "exit 3",
+            "echo 'ImportError: no  such\tthing' >&2; exit 1",
+            "echo 'a warning' >&2",
+        ],
+        lock,
+    ) == {
+        "0": "it diverged: lower it",
+        "1": "killed by SIGKILL",
+        "2": "it ended with exit code 3",
+        "3": "ImportError: no such thing",
+        "4": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_as_many_run_at_a_time_as_are_allowed_and_share_the_threads(shell, lock, tmp_path, monkeypatch, jobs):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    script = (
+        f"cd {tmp_path}; touch $$.running; until [ -e full ] || [ $(ls *.running | wc -l) -ge {jobs} ]; do sleep 0.01;"
+        "done; touch full; ls *.running | wc -l >> counts; rm $$.running; echo $OMP_NUM_THREADS >> threads"
+    )
+    assert set(reasons([script] * 6, lock, jobs).values()) == {""}
+    assert max(map(int, (tmp_path / "counts").read_text().split())) <= jobs
+    assert set((tmp_path / "threads").read_text().split()) == {str(7 // jobs)}
+
+
+@pytest.mark.parametrize(("times", "reason"), [(1, "saved"), (2, "killed by SIGKILL")])
+def test_asked_to_end_calls_save_and_asked_again_are_killed(shell, lock, tmp_path, times, reason):
+    stubborn = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
+    obedient = "trap 'echo saved >&2; exit 143' TERM; touch ready; while :; do sleep 0.05; done"
+    script = f"cd {tmp_path}; {obedient if times == 1 else stubborn}"
+    pool = Children(1, os.environ, lock)
+
+    def ask():
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        for _ in range(times):
+            pool.ask_to_end()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    ended = list(pool.make([Call("first", (script,)), Call("never", (script,))]))
+    thread.join()
+    assert [(one.name, one.reason) for one in ended] == [("first", reason)]
+    assert pool.asked_to_end
+
+
+def test_nothing_is_left_running_when_the_caller_fails(shell, lock, tmp_path):
+    made = Children(2, os.environ, lock).make(
+        [Call("quick", ("true",)), Call("slow", (f"echo $$ > {tmp_path}/pid; exec sleep 60",))]
+    )
+    next(made)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.01)
+    made.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_folder_is_locked_as_long_as_the_comparison_or_one_of_its_runs_lives(tmp_path):
+    def is_locked():
+        try:
+            with alone_in(tmp_path):
+                return False
+        except HamuError as error:
+            return "another comparison, or a run that one left, is under way" in str(error)
+
+    with alone_in(tmp_path) as handle:
+        run = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(handle,))
+        assert is_locked()
+    was_locked = is_locked()
+    run.communicate(b"\n")
+    assert was_locked
+    assert not is_locked()
+
+
+def test_signals_to_the_terminal_do_not_reach_the_runs(lock, tmp_path):
+    with open(tmp_path / "said", "w+") as said:
+        run = children.start(["--version"], os.environ, said, lock)
+        try:
+            assert os.getpgid(run.pid) != os.getpgid(0)
+        finally:
+            run.send_signal(signal.SIGKILL)
+            run.wait()
