@@ -120,9 +120,10 @@ class PairedGradients:
         blocks: what a block is: "tensor" (each parameter), "module" (the parameters of one module), "model" (all), or
             a function from a parameter's name to a key, equal keys making one block.
         stash: where one side's gradient waits while the other's is collected: "none", where it is; "cpu", in the
-            host's memory; "bf16", where it is, in half the memory. With bf16 each of its entries is off by at most
-            2⁻⁸ of itself, so g_r·g_f by at most 2⁻⁸ Σ|g_r,i g_f,i|, and the step keeps its promise for the gradient so
-            rounded.
+            host's memory; "bf16", where it is, in half the memory. Whenever it is put away each of its
+            entries is then rounded by at most 2⁻⁸ of itself: once if each side is collected at a stretch, and
+            g_r·g_f is off by at most 2⁻⁸ Σ|g_r,i g_f,i|; once a turn if the sides take turns. The step keeps its
+            promise for the gradients so rounded.
         max_grad_norm: each side is clipped to this global norm before it is weighed (the paper: 1); None for no
             clipping. Leave other clipping off.
 
@@ -275,6 +276,7 @@ class PairedGradients:
         if keep and not self.can_keep:
             raise HamuError("gradients can only be kept where each process has both of them whole; leave keep out")
         grads = self._take()
+        self.stash.wait()
         retain, forget = self.layout.take(grads)
         _check_apart(retain, forget)
         scaled = scaler is not None and scaler.is_enabled()

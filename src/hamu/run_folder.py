@@ -82,6 +82,8 @@ class RunFolder:
                     f"runs, so choose another --output_dir"
                 )
             self._stale = list(self.path.iterdir())
+        elif resume and self.path.is_dir():
+            self._stale = [p for p in self.path.iterdir() if p.name.startswith(_LEFT)]
         parent = next(p for p in (resolved, *resolved.parents) if p.exists())
         if not os.access(parent, os.W_OK):
             raise HamuError(
@@ -92,7 +94,9 @@ class RunFolder:
         """Make the folder, and clear an earlier run out of it."""
         if not is_main():
             return self.path
-        for stale in self._stale:
+        for stale in sorted(
+            self._stale, key=lambda path: path.name != "config.yaml"
+        ):  # first: it says that this is a run
             if stale.is_dir():
                 shutil.rmtree(stale)
             else:

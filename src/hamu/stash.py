@@ -32,15 +32,29 @@ class Stash:
             raise HamuError(f"stash {name!r} is unknown; choose none, bf16 or cpu")
         self.name = name
         self.is_used = name != "none"
+        self._sent: torch.cuda.Event | None = None
 
     def put(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients as they wait; those that wait already stay as they are. Uses the list up."""
-        return [None if g is None else self._put(g) for g in drained(grads)] if self.is_used else grads
+        if not self.is_used:
+            return grads
+        put = [None if g is None else self._put(g) for g in drained(grads)]
+        if any(g is not None and g.is_pinned() for g in put):
+            self._sent = torch.cuda.Event()
+            self._sent.record()
+        return put
+
+    def wait(self) -> None:
+        """Return once all that was put away has arrived: the host would read it before."""
+        if self._sent is not None:
+            self._sent.synchronize()
+            self._sent = None
 
     def take(self, grads: list[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients as they were collected, to be added to."""
         if not self.is_used:
             return grads
+        self.wait()
         return [None if g is None else g.to(p.device, p.dtype) for g, p in zip(drained(grads), parameters, strict=True)]
 
     def combine(self, retain: Tensor | None, forget: Tensor | None, a: float, b: float, part: Tensor) -> Tensor | None:

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ def outcome(folder):
     )
 
 
+DIVERGING = ("--learning_rate", "0.5", "--max_retain_loss", "0.35", "--eval_strategy", "steps", "--eval_steps", "1",
+             "--save_strategy", "steps", "--save_steps", "1")  # fmt: skip
+UNDONE = (
+    "--method",
+    "hamu-u",
+    "--trust_region",
+    "--stopping",
+    "off",
+    "--learning_rate",
+    "3",
+    "--num_train_epochs",
+    "3",
+)
 GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2", "--max_steps", "6")
 
 
@@ -81,8 +95,9 @@ GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2",
         (2, signal.SIGTERM, GOAL),
         (6, signal.SIGTERM, ()),  # when all steps are done
         (4, signal.SIGTERM, ("--max_steps", "4")),  # likewise, within an epoch
-        (3, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch")),
-        (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
+        (6, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1")),
+        (2, signal.SIGTERM, DIVERGING),
+        (3, signal.SIGTERM, UNDONE),
     ],
 )
 def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_model, signal_at, step, number, more):
@@ -98,16 +113,31 @@ def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_mode
     assert not (tmp_path / "broken/evaluation.json").exists()
     assert cli("unlearn", "--resume", "--output_dir", "broken")[0] == 0
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+    if more == UNDONE:
+        assert outcome(tmp_path / "whole")[2][0]["taken"] == 0, "the case is for runs whose first step is not taken"
     assert cli("unlearn", "--resume", "--output_dir", "broken") == (0, "the run in broken is complete", "")
 
 
-def test_training_of_the_original_resumes_too(cli, tmp_path, signal_at):
-    train = ("train", "--recipe", "digits", "--num_train_epochs", 2, "--per_device_train_batch_size", 256)
+TEXT = ("train", "--data", "miniature", "--model", "tiny-llama", "--max_length", "64", "--max_steps", "6",
+        "--per_device_train_batch_size", "96", "--train_sampling_strategy", "group_by_length")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("train", "step"),
+    [
+        (("train", "--recipe", "digits", "--num_train_epochs", 2, "--per_device_train_batch_size", 256), 8),
+        (TEXT, 4),  # in the second epoch, which has an order of its own
+    ],
+)
+def test_training_of_the_original_resumes_too(cli, tmp_path, signal_at, train, step):
     assert cli(*train, "--output_dir", "whole")[0] == 0
-    signal_at(5, signal.SIGTERM)
+    signal_at(step, signal.SIGTERM)
     code, _, err = cli(*train, "--output_dir", "broken")
     assert code == 143
     assert "go on with: hamu train --resume --output_dir broken" in err
+    code, _, err = cli("train", "--resume", "--output_dir", "broken", "--per_device_train_batch_size", 7)
+    assert code == 2
+    assert "records, now they would be of 7" in err
     assert cli("train", "--resume", "--output_dir", "broken")[0] == 0
     ends = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert ends[0] == ends[1]
@@ -161,7 +191,7 @@ def test_what_cannot_be_resumed_is_said(cli, tmp_path, saved_model, signal_at):
         (("--recipe", "digits"), "is resumed by its own settings, run/config.yaml; leave out --recipe and --config"),
         (
             ("--per_device_train_batch_size", "100"),
-            "the run took steps of 512 records a side, now they would be of 100",
+            "the run took steps of 512 records, now they would be of 100",
         ),
     ]:
         code, _, err = cli("unlearn", "--resume", "--output_dir", "run", *more)
@@ -169,6 +199,30 @@ def test_what_cannot_be_resumed_is_said(cli, tmp_path, saved_model, signal_at):
         assert message in err
     assert cli("unlearn", "--resume", "--output_dir", "run", "--per_device_train_batch_size", 256,
                "--gradient_accumulation_steps", 2)[0] == 0  # fmt: skip
+
+
+def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, saved_model, signal_at):
+    more = ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1", "--learning_rate", "0.3")
+    assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
+    signal_at(4, signal.SIGTERM)
+    assert cli(*settings(saved_model, *more), "--output_dir", "broken")[0] == 143
+    assert (tmp_path / "broken/checkpoint-4").is_dir()
+    (tmp_path / "broken/checkpoint-9").mkdir()  # damaged, and newer: --keep 1 must not prefer it
+    (tmp_path / "broken").rename(tmp_path / "moved")
+    signal_at(5, signal.SIGINT)
+    assert cli("unlearn", "--resume", "--output_dir", "moved")[0] == 130
+    assert (tmp_path / "moved/checkpoint-5").is_dir()
+    assert not (tmp_path / "moved/checkpoint-9").exists()
+    assert cli("unlearn", "--resume", "--output_dir", "moved")[0] == 0
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "moved")
+
+
+def test_commands_run_outside_of_the_main_thread(capsys):
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(main(["methods"])))
+    thread.start()
+    thread.join()
+    assert codes == [0]
 
 
 def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_model, tmp_path):

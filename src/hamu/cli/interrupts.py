@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -26,7 +27,9 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
         received: list[int] = []
 
         def note(number: int, frame: FrameType | None) -> None:
-            if received or not trainer.state.global_step:
+            if received:
+                raise Interrupted("interrupted again; what was done since the last checkpoint is lost", number)
+            if not trainer.state.global_step:
                 raise Interrupted("interrupted before the first step", number)
             received.append(number)
             trainer.interrupted_by = signal.Signals(number).name
@@ -48,7 +51,8 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
 @contextmanager
 def handling(handler: _Handler) -> Iterator[None]:
     """Let a function handle both signals for a while."""
-    earlier = {number: signal.signal(number, handler) for number in _SIGNALS}
+    is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
+    earlier = {number: signal.signal(number, handler) for number in _SIGNALS} if is_main else {}
     try:
         yield
     finally:

@@ -225,7 +225,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     files.add_argument("--recipe")
     files.add_argument("--config")
     named, rest = files.parse_known_args(argv)
-    resumed = _resumed(command, rest) if ResumeOptions in types and "--resume" in rest else None
+    resumed = _resumed(command, rest) if ResumeOptions in types else None
     parser = _parser(command, description, types)
     if "--help-all" in rest or "--help" in rest or "-h" in rest:
         _print_help(parser, everything="--help-all" in rest)
@@ -256,11 +256,14 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     return (*built, resolved)
 
 
-def _resumed(command: str, rest: list[str]) -> tuple[str, str]:
-    """Name and content of the settings of the run that is to go on."""
-    place = Parser((), add_help=False, allow_abbrev=False)
+def _resumed(command: str, rest: list[str]) -> tuple[str, str] | None:
+    """Name and content of the settings of the run that is to go on, None for a new run."""
+    place = Parser((ResumeOptions,), add_help=False, allow_abbrev=False)
     place.add_argument("--output_dir", default=f"runs/{command}")
-    path = Path(place.parse_known_args(rest)[0].output_dir) / "config.yaml"
+    named = place.parse_known_args(rest)[0]
+    if not named.resume:
+        return None
+    path = Path(named.output_dir) / "config.yaml"
     if not path.is_file():
         raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
     return str(path), path.read_text(encoding="utf-8")

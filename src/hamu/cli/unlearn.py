@@ -203,7 +203,8 @@ class StepLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Once a step was taken, and no sooner, an earlier run may give way; a checkpoint may come next."""
-        self._has_begun()
+        if self._has_begun():
+            self.begin()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """Append the figures of a step; figures that are not finite become null, which JSON can hold."""
@@ -211,17 +212,16 @@ class StepLog(TrainerCallback):
             finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
             self._lines.append({"step": state.global_step, **finite})
         if self._has_begun():
-            for line in self._lines:
-                self._folder.append_line("steps.jsonl", line)
-            self._lines.clear()
+            self.begin()
 
     def begin(self) -> None:
         """Let an earlier run give way, and write the settings."""
         if not self._begun:
             self._folder.write_config(self._settings)
             self._begun = True
+        for line in self._lines:
+            self._folder.append_line("steps.jsonl", line)
+        self._lines.clear()
 
     def _has_begun(self) -> bool:
-        if self.trainer is not None and self.trainer.steps_taken > 0:
-            self.begin()
-        return self._begun
+        return self._begun or (self.trainer is not None and self.trainer.steps_taken > 0)

@@ -61,7 +61,7 @@ class Checkpoints:
         except BaseException as error:
             if is_main():
                 shutil.rmtree(staged, ignore_errors=True)
-            if isinstance(error, OSError | SafetensorError | RuntimeError):  # what a full disk becomes in libraries
+            if _is_of_disk(error):
                 raise HamuError(
                     f"the checkpoint of step {step} cannot be written into {self._folder}: {first_line(error)}; make "
                     f"room, and go on from the one before with --resume"
@@ -87,6 +87,13 @@ class Checkpoints:
         for _, old in self._found()[: -self._keep]:
             if old.name != spared:
                 _remove(old)
+
+    def remove_after(self, path: Path | None) -> None:
+        """Remove what is newer than the checkpoint that a run goes on from (all, without one): it is damaged."""
+        for _, newer in reversed(self._found()):
+            if newer == path:
+                return
+            _remove(newer)
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, None if there is none; and of each newer one what is wrong with it."""
@@ -122,14 +129,14 @@ def check_whole(path: str | Path) -> None:
 def damage_of(path: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is as it was written."""
     try:
-        listed = json.loads((path / _MANIFEST).read_text("utf-8"))
-    except (OSError, ValueError):
+        listed = [(n, e["size"], e["sha256"]) for n, e in json.loads((path / _MANIFEST).read_text("utf-8")).items()]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return f"its {_MANIFEST} cannot be read"
-    for name, entry in listed.items():
+    for name, size, digest in listed:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != entry["size"] or _digest(file) != entry["sha256"]:
+        if file.stat().st_size != size or _digest(file) != digest:
             return f"{name} is not as it was written"
     return None
 
@@ -140,11 +147,22 @@ def _seal(folder: Path) -> None:
     listed = {str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": _digest(p)} for p in files}
     (folder / _MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
     for path in (*files, folder / _MANIFEST, folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_of_disk(error: BaseException) -> bool:
+    """Whether a file could not be written; torch.save says so in words only."""
+    return isinstance(error, OSError | SafetensorError) or (
+        isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error)
+    )
 
 
 def _replace(staged: Path, target: Path) -> None:
@@ -152,6 +170,7 @@ def _replace(staged: Path, target: Path) -> None:
     if target.exists():
         _remove(target)
     os.replace(staged, target)
+    _sync(target.parent)
 
 
 def _remove(path: Path) -> None:

@@ -60,10 +60,8 @@ class TrainConfig(TrainingArguments):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
                 raise HamuError(f"{name} {value} must be positive")
-        if self.keep is not None:
-            if self.keep < 1:
-                raise HamuError(f"keep {self.keep} must be at least 1 checkpoint; leave it out to keep all")
-            self.save_total_limit = self.keep
+        if self.keep is not None and self.keep < 1:
+            raise HamuError(f"keep {self.keep} must be at least 1 checkpoint; leave it out to keep all")
         if self.seed < 0:
             raise HamuError(f"seed {self.seed} must not be negative")
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
@@ -103,7 +101,7 @@ class UnlearnConfig(TrainConfig):
     stash: str = _option(
         "none",
         "Where one side's gradient waits for the other's: none (in full, where it is), cpu (in the host's memory) or "
-        "bf16 (in half the memory, each entry to 2^-8 of itself).",
+        "bf16 (in half the memory, each entry to 2^-8 of itself whenever it is put away: once in each pass of a step).",
     )
     guarantee: str = _option(
         "first_order",
@@ -208,6 +206,10 @@ class UnlearnConfig(TrainConfig):
         if self.shard and processes() < 2:
             raise HamuError(
                 "--shard cuts a model over several processes; start them with torchrun, or give --shard False"
+            )
+        if self.shard and self.optim == "adafactor":
+            raise HamuError(
+                "adafactor's factored state cannot be cut; with --shard choose another --optim, such as adamw_torch"
             )
         if self.pairing == "split" and not (method.uses_retain and method.uses_forget):
             raise HamuError(f"split pairing needs both sides, but {self.method} has one; leave pairing at sequential")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hamu.distributed import is_main, is_sharded, processes, summed
 from hamu.errors import HamuError
@@ -38,9 +40,11 @@ class ResumableTrainer(Trainer):
         self._saved_step = -1
         self._held = False
         self._in_epoch = True
+        # transformers removes checkpoints by rules of its own, the one of an interrupted run among them
+        self.checkpoints = Checkpoints(args.output_dir, args.save_total_limit if args.keep is None else args.keep)
+        args.save_total_limit = None
         super().__init__(model, args, **kwargs)
-        self.checkpoints = Checkpoints(args.output_dir, args.save_total_limit)
-        self.add_callback(_EpochMarks(self))
+        self.add_callback(_Marks(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train, from the start or from a checkpoint.
@@ -59,10 +63,30 @@ class ResumableTrainer(Trainer):
                 _logger.warning("%s; it is passed over", damage)
             if newest is None and resume_from_checkpoint is True:
                 raise HamuError(f"there is no whole checkpoint in {self.args.output_dir}; start the run anew")
+            if is_main():
+                self.checkpoints.remove_after(newest)
             resume_from_checkpoint = None if newest is None else str(newest)
         elif resume_from_checkpoint:
             check_whole(str(resume_from_checkpoint))
         return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+
+    @property
+    def global_batch(self) -> int:
+        """Records in a step, over all processes."""
+        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * processes()
+
+    def _init_training_state(self, max_steps: int, *args: Any) -> Any:
+        """As ever, but how often to save is what the settings say now, and the best checkpoint is in this folder."""
+        found = super()._init_training_state(max_steps, *args)
+        self.state.compute_steps(self.args, max_steps)
+        if self.state.best_global_step:
+            best = self.checkpoints.path(self.state.best_global_step)
+            self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+        return found
+
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
+        sampler = super()._get_train_sampler(train_dataset)
+        return _ByLength(sampler, self.args.seed) if isinstance(sampler, LengthGroupedSampler) else sampler
 
     def _run_epoch(self, **kwargs: Any) -> None:
         """Nothing more is to be done by a run that had ended when it was saved, or taken its last step."""
@@ -153,14 +177,54 @@ class ResumableTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
-class _EpochMarks(TrainerCallback):
-    """Tells a trainer whether it is within an epoch."""
+class _ByLength(Sampler[int]):
+    """Records of like length together, in an order that depends on seed and epoch alone."""
 
-    def __init__(self, trainer: ResumableTrainer) -> None:
+    def __init__(self, sampler: LengthGroupedSampler, seed: int) -> None:
+        self._sampler, self._seed, self._epoch = sampler, seed, 0
+        sampler.generator = torch.Generator()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; data loaders call this."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self._sampler.generator.manual_seed(self._seed + self._epoch)
+        return iter(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class _Marks(TrainerCallback, ExportableState):
+    """Tells a trainer whether it is within an epoch, and holds a resumed run to the size of its steps."""
+
+    def __init__(self, trainer: ResumableTrainer | None = None, **saved: Any) -> None:
         self._trainer = trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Compare with what the checkpoint says."""
+        saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        if not saved or self._trainer is None:
+            return
+        was, now = saved["attributes"]["global_batch"], self._trainer.global_batch
+        if was != now:
+            raise HamuError(
+                f"the run took steps of {was} records, now they would be of {now}; choose per_device_train_batch_size "
+                f"and gradient_accumulation_steps for the same over all processes"
+            )
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._in_epoch = True
+        """A step belongs to an epoch."""
+        if self._trainer is not None:
+            self._trainer._in_epoch = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._in_epoch = False
+        """What follows is the epoch's."""
+        if self._trainer is not None:
+            self._trainer._in_epoch = False
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        size = None if self._trainer is None else self._trainer.global_batch
+        return {"args": {}, "attributes": {"global_batch": size}}

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 
 if TYPE_CHECKING:
@@ -49,12 +48,6 @@ class RunState(TrainerCallback, ExportableState):
         if not saved or trainer is None:
             return
         memory = saved["attributes"]
-        if memory["global_batch"] != trainer.global_batch:
-            raise HamuError(
-                f"the run took steps of {memory['global_batch']} records a side, now they would be of "
-                f"{trainer.global_batch}; choose per_device_train_batch_size and gradient_accumulation_steps for the "
-                f"same over all processes"
-            )
         if trainer.steering is not None:
             trainer.steering.load_state_dict(memory["steering"])
         trainer.pair.load_state_dict(memory["pair"])
@@ -62,6 +55,7 @@ class RunState(TrainerCallback, ExportableState):
         trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
         trainer._watch.load_state_dict(memory["watch"])
         trainer.assessed = memory["assessed"]
+        trainer._early_ends.diverged = memory["diverged"]
         trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
         trainer._starts = args.eval_on_start
         control.should_training_stop = bool(trainer.stop_reason)
@@ -74,7 +68,6 @@ class RunState(TrainerCallback, ExportableState):
         return {
             "args": {},
             "attributes": {
-                "global_batch": trainer.global_batch,
                 "pair": trainer.pair.state_dict(),
                 "taken": trainer.steps_taken,
                 "skipped": trainer.steps_skipped,
@@ -82,6 +75,7 @@ class RunState(TrainerCallback, ExportableState):
                 "start": trainer._start,
                 "watch": trainer._watch.state_dict(),
                 "assessed": trainer.assessed,
+                "diverged": trainer._early_ends.diverged,
                 "stop_reason": trainer.stop_reason,
                 "evaluated": trainer.evaluated_step,
                 "steering": None if trainer.steering is None else trainer.steering.state_dict(),

@@ -155,14 +155,13 @@ class UnlearnTrainer(ResumableTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; a run that diverged goes back to its best checkpoint, if it has one. See `ResumableTrainer.train`."""
         output = super().train(*args, **kwargs)
-        best = self.state.best_model_checkpoint
-        if self._early_ends.diverged and not self.args.load_best_model_at_end:
-            if best is None:
+        if self._early_ends.diverged and not (self.args.load_best_model_at_end or self.was_interrupted):
+            if self.state.best_model_checkpoint is None:
                 self.stop_reason += "; there is no checkpoint to go back to, --save_strategy would write some"
             else:
                 self._load_best_model()
                 self.predictions = {}
-                self.stop_reason += f"; back to the weights of {best}"
+                self.stop_reason += f"; back to the weights of step {self.state.best_global_step}"
         return output
 
     def _new_steering(self, args: UnlearnConfig) -> Steering:
@@ -402,7 +401,8 @@ class UnlearnTrainer(ResumableTrainer):
 
         They are means over images, or over the scored tokens of all texts.
         """
-        known = not self.predictions and self.evaluated_step == self.state.global_step  # before the run was resumed
+        evaluated = [entry["step"] for entry in self.state.log_history if f"{metric_key_prefix}_forget_gain" in entry]
+        known = self.state.global_step in evaluated  # before the run was resumed, or other weights were loaded
         self.predictions = {name: self._predict(data) for name, data in self._eval_sets.items()}
         self.start_predictions = self.start_predictions or self.predictions
         self.evaluated_step = self.state.global_step
