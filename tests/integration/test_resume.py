@@ -98,6 +98,8 @@ GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2",
         (6, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1")),
         (2, signal.SIGTERM, DIVERGING),
         (3, signal.SIGTERM, UNDONE),
+        (3, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch")),
+        (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
     ],
 )
 def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_model, signal_at, step, number, more):
