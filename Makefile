@@ -8,7 +8,7 @@ demo: venv
 	$(BIN)/hamu demo --overwrite
 
 test: venv
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope
 
 bench: venv
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
