@@ -109,7 +109,11 @@ def every_method():
     return methods + [HamuQ(stopping=criterion) for criterion in ("any", "global", "off")]
 
 
-@pytest.mark.parametrize("method", every_method(), ids=lambda method: f"{method.name} {getattr(method, 'distribution', '')}")
+def name_of(method):
+    return f"{method.name} {getattr(method, 'distribution', '')}"
+
+
+@pytest.mark.parametrize("method", every_method(), ids=name_of)
 def test_methods_decide_nothing_on_the_host(method):
     gram = random_gram(0)
     with _NoHostRead():
