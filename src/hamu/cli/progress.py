@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,6 +21,17 @@ from transformers import TrainerCallback
 
 _SECONDS_PER_LINE = 30.0
 _FIGURES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget", "kappa": "κ", "stop_threshold": "κ stop"}
+
+
+def peak_memory() -> str:
+    """The most memory that this process has held so far: on its GPU if it has one, else resident."""
+    if torch.cuda.is_available():
+        return f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB on the device"
+    if sys.platform != "linux":  # others count in other units, or not at all
+        return "peak memory is told on Linux and GPUs"
+    import resource
+
+    return f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
 
 
 def task_bar(console: Console, *columns: ProgressColumn) -> Progress:

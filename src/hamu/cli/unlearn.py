@@ -16,7 +16,7 @@ from hamu.cli.dry_run import show_plan
 from hamu.cli.evaluate import opened, predictions_of
 from hamu.cli.interrupts import leaving_in_order
 from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse, recorded_settings
-from hamu.cli.progress import ProgressBar
+from hamu.cli.progress import ProgressBar, peak_memory
 from hamu.cli.tasks import Task, fitted_problem
 from hamu.data import UnlearningData
 from hamu.distributed import is_main
@@ -101,7 +101,7 @@ def run(argv: list[str], console: Console) -> int:
     console.print(_best(trainer) if trainer.steering is None else trainer.steering.outcome)
     if trainer.promise is not None:
         console.print(describe(trainer.promise))
-    console.print(f"the model is in {path}")
+    console.print(f"the model is in {path}; {peak_memory()}")
     if is_main():
         settings = recorded_settings(data_options, run_options, args, resolved)
         asked = Asked(problem, task.chosen_by(), settings, **models, hardness=trainer.assessed)
