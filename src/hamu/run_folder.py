@@ -7,7 +7,6 @@ model/  config.yaml  steps.jsonl  evaluation.json  record.json  record.md
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -36,6 +35,7 @@ _OWN = (
     "trajectories.png",
     "assess.json",
     "frontier.png",
+    "runs",  # of tensorboard
 )
 
 _LEFT = (".checkpoint-", *(f".{name}." for name in _OWN))  # what an interrupted write leaves
@@ -106,14 +106,22 @@ class RunFolder:
         return (self.path / name).is_file()
 
     def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> None:
-        """Leave of a log only the whole lines that belong to a run that is resumed."""
+        """Leave of a log only the whole lines that belong to a run that is resumed.
+
+        Raises:
+            HamuError: if there is a line that no run has written.
+        """
         file = self.path / name
         if not is_main() or not file.is_file():
             return
         kept = []
-        for line in file.read_text("utf-8").splitlines(keepends=True):
-            with contextlib.suppress(json.JSONDecodeError):  # broken off while it was written
-                kept += [line] if line.endswith("\n") and belongs(json.loads(line)) else []
+        for number, line in enumerate(
+            file.read_bytes().split(b"\n")[:-1], start=1
+        ):  # the last was broken off, or is ""
+            try:
+                kept += [line.decode() + "\n"] if belongs(json.loads(line)) else []
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise HamuError(f"line {number} of {file} is not of a step; take it out, or start a new run") from None
         self.write_text(name, "".join(kept))
 
     def discard_if_empty(self) -> None:

@@ -80,6 +80,7 @@ GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2",
         ),
         (2, signal.SIGTERM, GOAL),
         (6, signal.SIGTERM, ()),  # when all steps are done
+        (4, signal.SIGTERM, ("--max_steps", "4")),  # and the epoch is not
         (3, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch")),
         (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import REGIMES, Assessment, assess
@@ -108,7 +109,7 @@ def show(found: Assessment, console: Console) -> None:
     _show_curvature(found, console)
     _show_conflicts(found, console)
     verdict, ratio = found.verdict, found.error_ratio
-    console.print(f"\n[bold]{verdict.headline}[/]: {verdict.reason}")
+    console.print(Text.assemble("\n", (verdict.headline, "bold"), f": {verdict.reason}"))
     if ratio is not None and ratio > ERROR_RATIO:
         console.print(
             f"But all of this is first order, and at learning rate {found.learning_rate:g} second order may be "

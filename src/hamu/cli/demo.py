@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from rich.console import Console
+from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import measure_hardness
@@ -176,7 +177,7 @@ def _table(results: dict[str, dict[str, Any]]) -> Any:
     for name, row in results.items():
         both = row["forget_gain"] > 0 and row["retain_gain"] > 0
         table.add_row(
-            f"[bold]{name}[/]" if both else name,
+            Text(name, "bold" if both else ""),
             f"{row['forget_gain']:+.3f}",
             f"{row['retain_gain']:+.4f}",
             *(f"{row[key]:.1%}" for key in ("forget_accuracy", "retain_accuracy", "test_accuracy")),

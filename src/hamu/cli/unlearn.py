@@ -40,8 +40,6 @@ def run(argv: list[str], console: Console) -> int:
         "unlearn", "Unlearn the forget set from a model.", argv, DataOptions, RunOptions, ResumeOptions, UnlearnConfig
     )
     resume = going_on.resume
-    if args.resume_from_checkpoint:
-        raise HamuError("a run goes on in its own folder; give --resume and its --output_dir")
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args)
     if resume and RunFolder(args.output_dir, resume=True).has("record.json"):

@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.training.checkpoints import restoring
 
 if TYPE_CHECKING:
     from hamu.training.trainer import UnlearnTrainer
@@ -48,21 +49,8 @@ class RunState(TrainerCallback, ExportableState):
         trainer = self._trainer
         if not saved or trainer is None:
             return
-        memory = saved["attributes"]
-        if memory["global_batch"] != trainer.global_batch:
-            raise HamuError(
-                f"the run took steps of {memory['global_batch']} records a side, now they would be of "
-                f"{trainer.global_batch}; choose per_device_train_batch_size and gradient_accumulation_steps for the "
-                f"same over all processes"
-            )
-        if trainer.steering is not None:
-            trainer.steering.load_state_dict(memory["steering"])
-        trainer.pair.load_state_dict(memory["pair"])
-        trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
-        trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
-        trainer._watch.load_state_dict(memory["watch"])
-        trainer.assessed = memory["assessed"]
-        trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
+        with restoring(trainer.resumed_from):
+            _restore(trainer, saved["attributes"])
         trainer._starts = args.eval_on_start
         control.should_training_stop = bool(trainer.stop_reason)
 
@@ -87,6 +75,24 @@ class RunState(TrainerCallback, ExportableState):
                 "steering": None if trainer.steering is None else trainer.steering.state_dict(),
             },
         }
+
+
+def _restore(trainer: UnlearnTrainer, memory: dict[str, Any]) -> None:
+    """What `RunState.state` has kept."""
+    if memory["global_batch"] != trainer.global_batch:
+        raise HamuError(
+            f"the run took steps of {memory['global_batch']} records a side, now they would be of "
+            f"{trainer.global_batch}; choose per_device_train_batch_size and gradient_accumulation_steps for the "
+            f"same over all processes"
+        )
+    if trainer.steering is not None:
+        trainer.steering.load_state_dict(memory["steering"])
+    trainer.pair.load_state_dict(memory["pair"])
+    trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
+    trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
+    trainer._watch.load_state_dict(memory["watch"])
+    trainer.assessed = memory["assessed"]
+    trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
 
 
 def save_tensors(trainer: UnlearnTrainer, folder: Path) -> None:
