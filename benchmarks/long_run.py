@@ -22,7 +22,8 @@ from _report import print_report
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
-from hamu.cli.unlearn import StepLog, new_trainer
+from hamu.cli.step_log import StepLog
+from hamu.cli.unlearn import new_trainer
 from hamu.data import UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
@@ -65,8 +66,7 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(1)
     set_seed(0)
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder(Path(place) / "run")
+    with tempfile.TemporaryDirectory() as place, RunFolder(Path(place) / "run") as folder:
         args = UnlearnConfig(
             output_dir=str(folder.path), max_steps=options.steps, per_device_train_batch_size=16, eval_strategy="no",
             constraint_mode="relative", stopping="off", learning_rate=1e-4, check_steps=5, save_strategy="no",

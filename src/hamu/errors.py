@@ -10,6 +10,16 @@ class HamuError(ValueError):
     """Something that the caller can put right; the message says how."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of a library says first."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def one_line(text: str) -> str:
+    """A text on one line: whatever would break it, or speak to the terminal, is written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 class Interrupted(BaseException):  # not an Exception: nothing but the command line is to catch it
     """A signal has ended a command.
 

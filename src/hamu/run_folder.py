@@ -7,19 +7,19 @@ model/  config.yaml  steps.jsonl  evaluation.json  record.json  record.md
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
 from hamu.distributed import is_main
 from hamu.errors import HamuError
+from hamu.folder_lock import lock
 from hamu.models.saving import save_model
 
 _OWN = (
@@ -36,6 +36,7 @@ _OWN = (
     "trajectories.png",
     "assess.json",
     "frontier.png",
+    "runs",  # of tensorboard
 )
 
 _LEFT = (".checkpoint-", *(f".{name}." for name in _OWN))  # what an interrupted write leaves
@@ -44,6 +45,8 @@ _OWN_PREFIXES = ("checkpoint-", *_LEFT)
 
 class RunFolder:
     """An output folder, checked at once and made when the first file is written.
+
+    As a context it is for one run alone from that file on, and leaves no folder behind in which nothing was written.
 
     Args:
         path: the folder; it may exist if it is empty.
@@ -59,6 +62,8 @@ class RunFolder:
         self, path: str | Path, *, overwrite: bool = False, resume: bool = False, sources: tuple[str, ...] = ()
     ) -> None:
         self.path = Path(path)
+        self.lock: int | None = None  # a descriptor, see `hamu.folder_lock`
+        self._overwrite, self._resume = overwrite, resume
         resolved = self.path.resolve()
         for source in sources:
             origin = Path(source).resolve()
@@ -69,64 +74,89 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise HamuError(f"the output folder {path} is a file; choose another --output_dir")
         self._absent = [p for p in (self.path, *self.path.parents) if not p.exists()]
-        self._stale: list[Path] = []
-        if not resume and self.path.is_dir() and any(self.path.iterdir()):
-            if not overwrite:
-                raise HamuError(f"the output folder {path} is in use; choose another --output_dir, or give --overwrite")
-            foreign = [
-                p.name for p in self.path.iterdir() if p.name not in _OWN and not p.name.startswith(_OWN_PREFIXES)
-            ]
-            if foreign:
-                raise HamuError(
-                    f"the output folder {path} holds {foreign[0]}, which is not of a run; --overwrite only replaces "
-                    f"runs, so choose another --output_dir"
-                )
-            self._stale = list(self.path.iterdir())
-        elif resume and self.path.is_dir():
-            self._stale = [p for p in self.path.iterdir() if p.name.startswith(_LEFT)]
+        self._stale()
+        if self.path.is_dir() and is_main():
+            os.close(lock(self.path))
         parent = next(p for p in (resolved, *resolved.parents) if p.exists())
         if not os.access(parent, os.W_OK):
             raise HamuError(
                 f"the output folder {path} cannot be made: {parent} is not writable; choose another --output_dir"
             )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+        for made in self._absent if is_main() else []:
+            if made.is_dir():
+                if any(made.iterdir()):
+                    return
+                made.rmdir()
+
     def prepare(self) -> Path:
-        """Make the folder, and clear an earlier run out of it."""
-        if not is_main():
+        """Make the folder, and clear an earlier run out of it.
+
+        Raises:
+            HamuError: if another run came first.
+        """
+        if self.lock is not None or not is_main():
             return self.path
-        for stale in sorted(
-            self._stale, key=lambda path: path.name != "config.yaml"
-        ):  # first: it says that this is a run
-            if stale.is_dir():
-                shutil.rmtree(stale)
-            else:
-                stale.unlink(missing_ok=True)
-        self._stale = []
         self.path.mkdir(parents=True, exist_ok=True)
+        self.lock = lock(self.path)
+        stale = self._stale()  # as it is now: another run may have come and gone
+        for left in sorted(stale, key=lambda path: path.name != "config.yaml"):  # first: it says that this is a run
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink(missing_ok=True)
         return self.path
+
+    def _stale(self) -> list[Path]:
+        """What an earlier run, or an interrupted write of this one, has left and is to go.
+
+        Raises:
+            HamuError: if there is what must not go.
+        """
+        found = list(self.path.iterdir()) if self.path.is_dir() else []
+        if self._resume:
+            return [path for path in found if path.name.startswith(_LEFT)]
+        if found and not self._overwrite:
+            raise HamuError(
+                f"the output folder {self.path} is in use; choose another --output_dir, or give --overwrite"
+            )
+        foreign = [p.name for p in found if p.name not in _OWN and not p.name.startswith(_OWN_PREFIXES)]
+        if foreign:
+            raise HamuError(
+                f"the output folder {self.path} holds {foreign[0]}, which is not of a run; --overwrite only replaces "
+                f"runs, so choose another --output_dir"
+            )
+        return found
 
     def has(self, name: str) -> bool:
         """Whether a file is there; the last that a run writes tells that it has come to its end."""
         return (self.path / name).is_file()
 
     def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> None:
-        """Leave of a log only the whole lines that belong to a run that is resumed."""
+        """Leave of a log only the whole lines that belong to a run that is resumed.
+
+        Raises:
+            HamuError: if there is a line that no run has written.
+        """
         file = self.path / name
         if not is_main() or not file.is_file():
             return
         kept = []
-        for line in file.read_text("utf-8").splitlines(keepends=True):
-            with contextlib.suppress(json.JSONDecodeError):  # broken off while it was written
-                kept += [line] if line.endswith("\n") and belongs(json.loads(line)) else []
+        for number, line in enumerate(
+            file.read_bytes().split(b"\n")[:-1], start=1
+        ):  # the last was broken off, or is ""
+            try:
+                kept += [line.decode() + "\n"] if belongs(json.loads(line)) else []
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise HamuError(f"line {number} of {file} is not of a step; take it out, or start a new run") from None
         self.write_text(name, "".join(kept))
-
-    def discard_if_empty(self) -> None:
-        """Remove the folders that were made for the run, if nothing was written into them."""
-        for made in self._absent if is_main() else []:
-            if made.is_dir():
-                if any(made.iterdir()):
-                    return
-                made.rmdir()
 
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
         """Write one file whole: beside its place first, then renamed; a private one is for its owner alone."""

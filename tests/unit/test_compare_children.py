@@ -10,9 +10,10 @@ import time
 import pytest
 import torch
 
-from hamu import HamuError
-from hamu.compare import Children, alone_in, children
+from hamu import HamuError, folder_lock
+from hamu.compare import Children, children
 from hamu.compare.children import Call
+from hamu.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -28,8 +29,9 @@ def shell(monkeypatch):
 
 @pytest.fixture
 def lock(tmp_path):
-    with alone_in(tmp_path) as handle:
-        yield handle
+    handle = folder_lock.lock(tmp_path)
+    yield handle
+    os.close(handle)
 
 
 def reasons(calls, lock, jobs=1):
@@ -105,13 +107,14 @@ def test_nothing_is_left_running_when_the_caller_fails(shell, lock, tmp_path):
 def test_a_folder_is_locked_as_long_as_the_comparison_or_one_of_its_runs_lives(tmp_path):
     def is_locked():
         try:
-            with alone_in(tmp_path):
-                return False
+            RunFolder(tmp_path, resume=True)
+            return False
         except HamuError as error:
-            return "another comparison, or a run that one left, is under way" in str(error)
+            return "another run, or one that it left, is under way" in str(error)
 
-    with alone_in(tmp_path) as handle:
-        run = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(handle,))
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.prepare()
+        run = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(folder.lock,))
         assert is_locked()
     was_locked = is_locked()
     run.communicate(b"\n")

@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 
-from hamu.errors import HamuError, Interrupted
+from hamu.errors import HamuError, Interrupted, first_line, one_line
 
 COMMANDS = {
     "demo": "train, unlearn and compare all methods on bundled data, in under a minute",
@@ -55,13 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     except HamuError as error:
         if debug:
             raise
-        print(f"hamu {command}: {error}", file=sys.stderr)
-        return 2
+        return _refused(command, str(error))
     except OSError as error:  # a full disk, a folder that may not be written, a file that vanished
         if debug:
             raise
-        print(f"hamu {command}: {error}", file=sys.stderr)
-        return 2
+        return _refused(command, first_line(error))
     except (
         ValueError,
         RuntimeError,
@@ -72,11 +70,8 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             raise
         if _has_lost_a_process(error):
-            print(f"hamu {command}: {_LOST.format(rank=os.environ['RANK'])}", file=sys.stderr)
-            return 2
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        print(f"hamu {command}: {type(error).__name__}: {first} (--debug shows where)", file=sys.stderr)
-        return 2
+            return _refused(command, _LOST.format(rank=os.environ["RANK"]))
+        return _refused(command, f"{type(error).__name__}: {first_line(error)} (--debug shows where)")
     except Interrupted as end:
         _say_on_main(f"hamu {command}: {end}")
         return 128 + end.signal
@@ -93,6 +88,11 @@ def _has_lost_a_process(error: Exception) -> bool:
 
     is_of_backend = isinstance(error, dist.DistBackendError | dist.DistNetworkError) or "gloo" in str(error)
     return processes() > 1 and is_of_backend
+
+
+def _refused(command: str, why: str) -> int:
+    print(one_line(f"hamu {command}: {why}"), file=sys.stderr)
+    return 2
 
 
 def _say_on_main(text: str) -> None:
@@ -112,7 +112,8 @@ def _run(command: str, argv: list[str]) -> int:
     _quiet()
     if processes() > 1 and command not in _PARALLEL:
         raise HamuError(f"{command} runs in one process; start it without torchrun")
-    console = Console(highlight=False, quiet=not is_main())
+    # names of files and classes are shown as they are, whatever brackets and colons are in them
+    console = Console(highlight=False, markup=False, emoji=False, quiet=not is_main())
     try:
         with handling(at_once):
             return int(importlib.import_module(f"hamu.cli.{command}").run(argv, console))
@@ -125,6 +126,7 @@ def _quiet() -> None:
     """Keep other libraries' bars and notices off the screen; errors stay."""
     import datasets
     import transformers
+    from PIL import Image
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -132,4 +134,8 @@ def _quiet() -> None:
     for name in ("accelerate", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # what it warns of is not to be read
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings(
+        "ignore", category=UserWarning, module="peft|PIL"
+    )  # damage is an error, the rest is repaired

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import REGIMES, Assessment, assess
@@ -61,9 +62,10 @@ def run(argv: list[str], console: Console) -> int:
             progress=lambda done, total: bar.update(shown, completed=round(done), total=round(total)),
         )
     show(found, console)
-    folder.write_config(resolved)
-    path = folder.write_json("assess.json", {"forget_set": problem.forget_name} | found.record())
-    plot_frontiers(found.frontiers, found.method, folder.path / "frontier.png")
+    with folder:
+        folder.write_config(resolved)
+        path = folder.write_json("assess.json", {"forget_set": problem.forget_name} | found.record())
+        plot_frontiers(found.frontiers, found.method, folder.path / "frontier.png")
     console.print(f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}")
     return found.verdict.code
 
@@ -108,7 +110,7 @@ def show(found: Assessment, console: Console) -> None:
     _show_curvature(found, console)
     _show_conflicts(found, console)
     verdict, ratio = found.verdict, found.error_ratio
-    console.print(f"\n[bold]{verdict.headline}[/]: {verdict.reason}")
+    console.print(Text.assemble("\n", (verdict.headline, "bold"), f": {verdict.reason}"))
     if ratio is not None and ratio > ERROR_RATIO:
         console.print(
             f"But all of this is first order, and at learning rate {found.learning_rate:g} second order may be "

@@ -18,7 +18,7 @@ from hamu.cli.interrupts import handling
 from hamu.cli.options import CompareOptions, DataOptions, RunOptions, every_option, parse
 from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
-from hamu.compare import Cell, Children, Comparison, Plan, Runs, alone_in, cells
+from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.compare.figures import Row, check_same_problem, trajectory
 from hamu.compare.runs import SUMMARY
 from hamu.compare.table import (
@@ -36,6 +36,7 @@ from hamu.compare.table import (
 from hamu.errors import HamuError, Interrupted
 from hamu.methods import method_classes
 from hamu.reporting import plot_comparison
+from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
 _SEVERAL = {"--constraint": "--constraints", "--learning_rate": "--learning_rates", "--seed": "--seeds"}
@@ -66,15 +67,21 @@ def run(argv: list[str], console: Console) -> int:
     if not task.is_elsewhere(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
     shared = {name: value for name, value in resolved.items() if name not in (*vars(options), "output_dir")}
-    with TemporaryDirectory(prefix="hamu-") as place:
+    with folder, TemporaryDirectory(prefix="hamu-") as place:
         plans = {cell: _planned(cell, shared, Path(place)) for cell in grid}
-        with alone_in(folder.prepare()) as lock:
-            runs = Runs(folder, plans, every_option, overwrite=run_options.overwrite)
-            console.print(
-                f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
-                f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"
-            )
-            _run(runs, Children(options.jobs, environment, lock), console)
+        folder.prepare()
+        runs = Runs(folder, plans, every_option, overwrite=run_options.overwrite)
+        console.print(
+            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
+            f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"
+        )
+        _run(runs, Children(options.jobs, environment, folder.lock), console)
+        _compare(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}", console)
+    return 0
+
+
+def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> None:
+    """Show and save the table and the picture."""
     finished = runs.folders()
     check_same_problem(finished)
     comparison = runs.comparison()
@@ -83,12 +90,11 @@ def run(argv: list[str], console: Console) -> int:
     folder.write_text("comparison.md", markdown_page(comparison))
     folder.write_text("comparison.tex", latex_page(comparison))
     if not finished:
-        raise HamuError(f"none of {len(grid)} runs came to its end; why is said above and in {folder.path}")
+        raise HamuError(f"none of {len(runs)} runs came to its end; why is said above and in {folder.path}")
     drawn = [(row["method"], trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
     picture = folder.path / "comparison.png"
-    plot_comparison(drawn, comparison.hypervolumes, picture, f"Forgetting {len(problem.forget)} {task.noun}")
+    plot_comparison(drawn, comparison.hypervolumes, picture, title)
     console.print(f"the table is in {folder.path} as comparison.md, .tex, .csv and .json, the picture in {picture}")
-    return 0
 
 
 def _check(argv: list[str], options: CompareOptions, run_options: RunOptions, args: UnlearnConfig) -> None:

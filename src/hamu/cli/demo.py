@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from rich.console import Console
+from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import measure_hardness
@@ -107,10 +108,11 @@ def run(argv: list[str], console: Console) -> int:
     console.print("AUC: membership inference on the forget set; 0.5 is ideal.")
     console.print("stop at: the step at which the stopping criterion was first met; not enforced here.\n")
     scenario.finish(console, original, models)
-    path = folder.prepare() / "trajectories.png"
-    plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
     summary = {"task": options.task, "seed": options.seed, "settings": settings, "hardness": hardness}
-    folder.write_json("summary.json", summary | {"methods": results, "seconds": round(seconds, 1)})
+    with folder:
+        path = folder.prepare() / "trajectories.png"
+        plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
+        folder.write_json("summary.json", summary | {"methods": results, "seconds": round(seconds, 1)})
     console.print(f"The picture is in {path}, all figures in {folder.path / 'summary.json'} ({seconds:.0f} s).\n")
     console.print(scenario.next)
     return 0
@@ -176,7 +178,7 @@ def _table(results: dict[str, dict[str, Any]]) -> Any:
     for name, row in results.items():
         both = row["forget_gain"] > 0 and row["retain_gain"] > 0
         table.add_row(
-            f"[bold]{name}[/]" if both else name,
+            Text(name, "bold" if both else ""),
             f"{row['forget_gain']:+.3f}",
             f"{row['retain_gain']:+.4f}",
             *(f"{row[key]:.1%}" for key in ("forget_accuracy", "retain_accuracy", "test_accuracy")),

@@ -36,10 +36,11 @@ def run(argv: list[str], console: Console) -> int:
     console.print(f"forget set: {problem.forget_name}")
     task.show({"": report})
     files = task.evaluate_further(model, problem, args, further, report)
-    folder.write_config(resolved)
-    for name, text in files.items():
-        folder.write_text(name, text, private=True)
-    path = folder.write_json("evaluation.json", report)
+    with folder:
+        folder.write_config(resolved)
+        for name, text in files.items():
+            folder.write_text(name, text, private=True)
+        path = folder.write_json("evaluation.json", report)
     console.print(f"all figures are in {path}")
     return 0
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
+from hamu.cli.config_files import read_config, read_files, recipes, settings_of
+from hamu.cli.refused import check_has_a_place, has_a_place
 from hamu.data.text_readers import QUESTION_TEMPLATE
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 from hamu.record.settings import recorded
 from hamu.training import UnlearnConfig
 from hamu.training.config import own_options
 
-_SECTIONS = ("train", "assess", "unlearn", "compare", "evaluate")
-_AS_UNLEARN = ("assess", "compare")  # they take what unlearn takes, and so its section too
 _NOT_OF_A_RUN = ("resume", "overwrite")  # how a command was called
 # what a run may be resumed with although it was begun with something else: none of it changes a result
 _MAY_CHANGE = {
@@ -30,8 +28,6 @@ _MAY_CHANGE = {
     "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "keep", "report_to",
     "dataloader_num_workers",
 }  # fmt: skip
-_LISTS = ("methods", "constraints", "learning_rates", "seeds")
-_TEXT = ("forget_class", "forget_rows", "radius", "answer_prefix")  # texts that look like numbers in YAML
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
 _SHOWN = {
     "num_train_epochs", "max_steps", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay",
@@ -199,11 +195,24 @@ class CompareOptions:
 
 
 class Parser(HfArgumentParser):
-    """An argument parser whose mistakes are HamuErrors."""
+    """An argument parser whose mistakes are HamuErrors, and whose texts can be written to any file."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving the program."""
         raise HamuError(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Check the texts too, wherever they come from."""
+        found, rest = super().parse_known_args(args, namespace)
+        for name, value in vars(found).items():
+            if isinstance(value, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
+                raise HamuError(f"{name} {value!r} has a character that no name or text may have; leave it out")
+        return found, rest
+
+    @staticmethod
+    def _parse_dataclass_field(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+        if has_a_place(field.name):
+            HfArgumentParser._parse_dataclass_field(parser, field)
 
 
 def parse(command: str, description: str, argv: list[str], *types: type) -> tuple[Any, ...]:
@@ -230,19 +239,24 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     if "--help-all" in rest or "--help" in rest or "-h" in rest:
         _print_help(parser, everything="--help-all" in rest)
     known = {action.dest for action in parser._actions}
+    for word in rest:
+        if word.startswith("--"):
+            check_has_a_place(word[2:].partition("=")[0].replace("-", "_"), "the command")
     settings: dict[str, Any] = {}
-    for name, content in _files(named) if resumed is None else [resumed]:
-        settings |= _flatten(name, content, command, known)
-    listed = [word for key in _LISTS if settings.get(key) is not None for word in (f"--{key}", *settings[key])]
-    parser.set_defaults(**settings)
+    for name, text in read_files(named) if resumed is None else [resumed]:
+        settings |= settings_of(name, text, command, known, _every_key())
+    settings = {key: value for key, value in settings.items() if value is not None}
+    listed = _listed(parser, settings)
     for action in parser._actions:
+        action.default = settings.get(action.dest, action.default)
         action.required = False
     values = vars(parser.parse_args([*listed, *rest]))
+    was = {} if resumed is None else vars(parser.parse_args(listed))
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     given = vars(parser.parse_args(rest))
     if resumed is not None:
-        _check_same(resumed[0], settings, given, named)
+        _check_same(resumed[0], {key: was[key] for key in settings}, given, named)
     resolved = {key: values[key] for key in (*settings, *given) if key not in _NOT_OF_A_RUN}
     built = []
     for cls in types:
@@ -252,28 +266,34 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
         except HamuError:
             raise
         except (ValueError, TypeError, ImportError, RuntimeError, KeyError) as error:
-            raise HamuError(f"the settings do not fit together: {str(error).strip().splitlines()[0]}") from error
+            raise HamuError(f"the settings do not fit together: {first_line(error)}") from error
     return (*built, resolved)
+
+
+def _listed(parser: Parser, settings: dict[str, Any]) -> list[str]:
+    """The settings that take several values, as flags; a file has them as lists or with commas."""
+    actions = [action for action in parser._actions if action.nargs == "+" and action.dest in settings]
+    return [word for action in actions for word in (f"--{action.dest}", *settings[action.dest].split(","))]
 
 
 def _resumed(command: str, rest: list[str]) -> tuple[str, str] | None:
     """Name and content of the settings of the run that is to go on, None for a new run."""
-    place = Parser((ResumeOptions,), add_help=False, allow_abbrev=False)
-    place.add_argument("--output_dir", default=f"runs/{command}")
-    named = place.parse_known_args(rest)[0]
-    if not named.resume:
+    asked = Parser((ResumeOptions,), add_help=False, allow_abbrev=False)
+    asked.add_argument("--output_dir", "--output-dir", default=f"runs/{command}")
+    found = asked.parse_known_args(rest)[0]
+    if not found.resume:
         return None
-    path = Path(named.output_dir) / "config.yaml"
+    path = Path(os.path.expanduser(found.output_dir)) / "config.yaml"
     if not path.is_file():
         raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
-    return str(path), path.read_text(encoding="utf-8")
+    return str(path), read_config(path)
 
 
 def _check_same(name: str, settings: dict[str, Any], given: dict[str, Any], files: argparse.Namespace) -> None:
     if files.recipe or files.config:
         raise HamuError(f"a run is resumed by its own settings, {name}; leave out --recipe and --config")
     for key, value in given.items():
-        if key not in _MAY_CHANGE and str(settings.get(key)) != str(value):
+        if key not in _MAY_CHANGE and (key not in settings or settings[key] != value):
             was = f"has {key} {settings[key]}" if key in settings else f"was started without --{key}"
             raise HamuError(f"the run of {name} {was}; leave out --{key} {value}, or start a new run")
 
@@ -320,67 +340,6 @@ def _print_help(parser: Parser, everything: bool) -> NoReturn:
     if not everything:
         print("\n--help-all shows the other training arguments too.")
     sys.exit(0)
-
-
-def recipes() -> list[str]:
-    """Names of the bundled recipes."""
-    return sorted(
-        f.name.removesuffix(".yaml") for f in resources.files("hamu.recipes").iterdir() if f.name.endswith(".yaml")
-    )
-
-
-def _files(named: argparse.Namespace) -> list[tuple[str, str]]:
-    found = []
-    if named.recipe:
-        if named.recipe not in recipes():
-            raise HamuError(f"recipe {named.recipe!r} is unknown; choose one of {', '.join(recipes())}")
-        found.append(
-            (f"recipe {named.recipe}", (resources.files("hamu.recipes") / f"{named.recipe}.yaml").read_text("utf-8"))
-        )
-    if named.config:
-        path = Path(named.config)
-        if not path.is_file():
-            raise HamuError(f"the config file {named.config} does not exist")
-        try:
-            found.append((named.config, path.read_text(encoding="utf-8")))
-        except UnicodeDecodeError:
-            raise HamuError(f"{named.config} is not a text file; expected YAML") from None
-    return found
-
-
-def _flatten(name: str, text: str, command: str, known: set[str]) -> dict[str, Any]:
-    """Settings for this command: the keys at the top, then those of its own section."""
-    try:
-        content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise HamuError(f"{name} is not valid YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict):
-        raise HamuError(f"{name} holds a {type(content).__name__}; expected settings as `key: value`")
-    sections = {key: content.pop(key) or {} for key in _SECTIONS if key in content}
-    for key, section in sections.items():
-        if not isinstance(section, dict):
-            raise HamuError(f"{name} has {section!r} under {key}; expected settings as `key: value`")
-    everywhere = _every_key()
-    for key in (*content, *(key for section in sections.values() for key in section)):
-        if key not in everywhere:
-            close = difflib.get_close_matches(str(key), everywhere, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise HamuError(f"{name} has the unknown setting {key!r}{hint}")
-    merged = dict(content)
-    for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
-        merged |= sections.get(section, {})
-    return {key: _as_flag(key, value) for key, value in merged.items() if key in known}
-
-
-def _as_flag(key: str, value: Any) -> Any:
-    """A YAML value as the parser takes it from a flag, so that it is checked alike."""
-    if key in _LISTS and value is not None:
-        return [str(one) for one in (value if isinstance(value, list) else [value])]
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    if isinstance(value, float) or (isinstance(value, int) and key in _TEXT):
-        return str(value)
-    return value
 
 
 def _every_key() -> set[str]:

@@ -41,41 +41,39 @@ def run(argv: list[str], console: Console) -> int:
     if resume and folder.has("evaluation.json"):
         console.print(f"the run in {args.output_dir} is complete")
         return 0
-    task.fill_in(args, resolved)
-    if run_options.without_forget:
-        problem = task.problem()
-        train, test = problem.retain, problem.test
-        console.print(f"{len(train)} training {task.noun}, {len(problem.forget)} left out ({problem.forget_name})")
-    else:
-        train, test = task.train_and_test()
-        console.print(f"{len(train)} training {task.noun} of {train.source}")
-    set_seed(args.seed)
-    model = task.new_model(run_options.model, train)
-    train, test = task.fitted(model, train, test)
-    args.disable_tqdm = True
-    bar = ProgressBar(console, "train")
+    with folder:
+        task.fill_in(args, resolved)
+        if run_options.without_forget:
+            problem = task.problem()
+            train, test = problem.retain, problem.test
+            console.print(f"{len(train)} training {task.noun}, {len(problem.forget)} left out ({problem.forget_name})")
+        else:
+            train, test = task.train_and_test()
+            console.print(f"{len(train)} training {task.noun} of {train.source}")
+        set_seed(args.seed)
+        model = task.new_model(run_options.model, train)
+        train, test = task.fitted(model, train, test)
+        args.disable_tqdm = True
+        bar = ProgressBar(console, "train")
 
-    @contextmanager
-    def around(trainer: ResumableTrainer) -> Iterator[None]:
-        # an earlier run gives way only to a first checkpoint, or once training has succeeded
-        trainer.before_saving = lambda: folder.write_config(resolved)
-        with leaving_in_order("train")(trainer):
-            yield
+        @contextmanager
+        def around(trainer: ResumableTrainer) -> Iterator[None]:
+            # an earlier run gives way only to a first checkpoint, or once training has succeeded
+            trainer.before_saving = lambda: folder.write_config(resolved)
+            with leaving_in_order("train")(trainer):
+                yield
 
-    begin = time.perf_counter()
-    try:
+        begin = time.perf_counter()
         train_original(model, train, args, task.collator(), [bar], test, resume=resume, around=around)
-    finally:
-        folder.discard_if_empty()
-    figures = {"seconds": round(time.perf_counter() - begin, 1)}
-    for name, data in (("train", train), ("test", test)):
-        if data is not None:
-            predictions = task.predict(model, data, args)
-            figures[f"{name}_loss"] = predictions.losses.mean().item()
-            figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
-            console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
-    folder.write_config(resolved)
-    path = task.save_model(folder, model)
-    folder.write_json("evaluation.json", figures)
-    console.print(f"the model is in {path}")
+        figures = {"seconds": round(time.perf_counter() - begin, 1)}
+        for name, data in (("train", train), ("test", test)):
+            if data is not None:
+                predictions = task.predict(model, data, args)
+                figures[f"{name}_loss"] = predictions.losses.mean().item()
+                figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
+                console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
+        folder.write_config(resolved)
+        path = task.save_model(folder, model)
+        folder.write_json("evaluation.json", figures)
+        console.print(f"the model is in {path}")
     return 0

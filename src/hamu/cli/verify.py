@@ -46,4 +46,4 @@ def run(argv: list[str], console: Console) -> int:
 
 def _show(finding: Finding, console: Console) -> None:
     why = f": {finding.why}" if finding.why else ""
-    console.print(f"{_WORDS[finding.holds]:18} {finding.statement}{why}", soft_wrap=True, markup=False)
+    console.print(f"{_WORDS[finding.holds]:18} {finding.statement}{why}", soft_wrap=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import signal
 import subprocess
 import sys
@@ -11,17 +9,12 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import torch
 
-from hamu.errors import HamuError
-
 _POLL = 0.1  # seconds
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -58,10 +51,11 @@ class Children:
     Args:
         jobs: how many at a time.
         environment: of their processes.
-        lock: a descriptor that they inherit, see `alone_in`.
+        lock: a descriptor that they inherit, so that what is left of them when this process is killed keeps others
+            out of the folder, see `hamu.folder_lock`.
     """
 
-    def __init__(self, jobs: int, environment: Mapping[str, str], lock: int) -> None:
+    def __init__(self, jobs: int, environment: Mapping[str, str], lock: int | None) -> None:
         self._jobs, self._lock = jobs, lock
         self._environment = dict(environment)
         if jobs > 1:
@@ -101,7 +95,7 @@ class Children:
 class _Child:
     """A call under way."""
 
-    def __init__(self, call: Call, environment: Mapping[str, str], lock: int) -> None:
+    def __init__(self, call: Call, environment: Mapping[str, str], lock: int | None) -> None:
         self._name, self._begin = call.name, time.monotonic()
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.process = start(call.argv, environment, self._said, lock)
@@ -113,7 +107,9 @@ class _Child:
         return Ended(self._name, time.monotonic() - self._begin, reason)
 
 
-def start(argv: Iterable[str], environment: Mapping[str, str], said: IO[str], lock: int) -> subprocess.Popen[bytes]:
+def start(
+    argv: Iterable[str], environment: Mapping[str, str], said: IO[str], lock: int | None
+) -> subprocess.Popen[bytes]:
     """Start `hamu` in a session of its own: Ctrl-C is for this process, which ends the others in order."""
     return subprocess.Popen(
         [sys.executable, "-m", "hamu", *argv],
@@ -122,30 +118,8 @@ def start(argv: Iterable[str], environment: Mapping[str, str], said: IO[str], lo
         stdout=subprocess.DEVNULL,
         stderr=said,
         start_new_session=True,
-        pass_fds=(lock,),
+        pass_fds=() if lock is None else (lock,),
     )
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[int]:
-    """Keep other comparisons out of a folder; yields a descriptor: the lock lasts as long as any process has it open.
-
-    So what a comparison leaves running that was itself killed keeps the next one out, too.
-
-    Raises:
-        HamuError: if there is another.
-    """
-    with open(folder / _LOCK, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HamuError(
-                f"another comparison, or a run that one left, is under way in {folder}; wait until it has ended"
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # file systems without locks
-                raise
-        yield file.fileno()
 
 
 def _reason(said: str, code: int) -> str:

@@ -60,6 +60,9 @@ class Runs:
         self._calls = {cell: call for cell, call in calls.items() if call is not None}
         self._rows = {cell: self._row(cell) for cell, call in calls.items() if call is None}
 
+    def __len__(self) -> int:
+        return len(self._plans)
+
     @property
     def waiting(self) -> list[Cell]:
         """The cells that neither have figures nor have failed."""

@@ -17,11 +17,14 @@ import torch
 from PIL import Image
 
 from hamu.data.images import ImageData
-from hamu.errors import HamuError
+from hamu.data.packed import check_unpacked, parquet_table
+from hamu.errors import HamuError, first_line
 
 DIGITS = "digits"
 HUB = "hub:"
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+_LARGEST = 4096  # pixels of a side
+_MOST_CLASSES = 100_000
 _ALIASES = {"image": ("image", "img", "images", "pixel_values", "x"), "label": ("label", "labels", "fine_label", "y")}
 
 
@@ -48,8 +51,8 @@ def read_images(
         HamuError: if the source is missing or empty, an image cannot be read (it is named), or the sizes differ.
     """
     columns = {"image": image_column, "label": label_column}
-    if image_size is not None and image_size < 1:
-        raise HamuError(f"image_size {image_size} must be at least 1 pixel")
+    if image_size is not None and not 1 <= image_size <= _LARGEST:
+        raise HamuError(f"image_size {image_size} must be 1 to {_LARGEST} pixels")
     if num_channels not in (None, 1, 3):
         raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
     if source == DIGITS:
@@ -107,11 +110,14 @@ def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels:
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise HamuError(f"{path} holds a single array; expected an npz with images and labels")
             names = {role: _column(arrays.files, role, columns[role], path) for role in columns}
+            check_unpacked(path, sum(member.file_size for member in arrays.zip.infolist()))
             images, labels = arrays[names["image"]], arrays[names["label"]]
+            if not (isinstance(images, np.ndarray) and isinstance(labels, np.ndarray)):
+                raise HamuError(f"{path} holds something else than arrays as {' and '.join(names.values())}")
     except HamuError:
         raise
     except Exception as error:  # numpy raises many kinds for a damaged archive; the cause is kept
-        raise HamuError(f"{path} cannot be read as npz: {_first_line(error)}") from error
+        raise HamuError(f"{path} cannot be read as npz: {first_line(error)}") from error
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)):
         raise HamuError(
             f"the images in {path} have type {images.dtype} and shape {images.shape}; expected uint8 [N, H, W] or "
@@ -145,14 +151,14 @@ def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
 
 def _parquet(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
     import datasets
-    import pyarrow
-    from pyarrow import parquet
 
     try:
         # Not Dataset.from_parquet: that would leave a copy of the user's data in a cache folder.
-        table = datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(path)))
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise HamuError(f"{path} cannot be read as parquet: {_first_line(error)}") from error
+        table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(path)))
+    except HamuError:
+        raise
+    except Exception as error:  # the file itself, or what it says about its columns; the cause is kept
+        raise HamuError(f"{path} cannot be read as parquet: {first_line(error)}") from error
     return _table(table, str(path), columns, size, channels)
 
 
@@ -163,7 +169,7 @@ def _hub(source: str, split: str, columns: dict[str, str | None], size: int | No
         table = datasets.load_dataset(source.removeprefix(HUB), split=split)
     except Exception as error:  # offline, unknown name, no such split: the hub's own words say which
         raise HamuError(
-            f"{source} ({split}) cannot be loaded: {_first_line(error)}; without network, name a local file or folder"
+            f"{source} ({split}) cannot be loaded: {first_line(error)}; without network, name a local file or folder"
         ) from error
     return _table(table, source, columns, size, channels)
 
@@ -172,12 +178,16 @@ def _table(
     table: Any, source: str, columns: dict[str, str | None], size: int | None, channels: int | None
 ) -> ImageData:
     import datasets
+    import pyarrow
 
     image = _column(table.column_names, "image", columns["image"], source)
     label = _column(table.column_names, "label", columns["label"], source)
     feature = table.features[label]
     classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-    raw = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
+    try:
+        raw = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
+    except (pyarrow.ArrowException, ValueError, TypeError) as error:
+        raise HamuError(f"the column {image} of {source} holds no images: {first_line(error)}") from error
     items = ((f"row {i}", _encoded(value)) for i, value in enumerate(raw))
     return _decoded(items, np.asarray(table[label]), classes, source, size, channels)
 
@@ -218,7 +228,7 @@ def _decoded(
             picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
         except Exception as error:  # a damaged picture can raise anything in its decoder; the cause is kept
             raise HamuError(
-                f"{name} of {source} is not a readable image: {_first_line(error)}; remove or repair it"
+                f"{name} of {source} is not a readable image: {first_line(error)}; remove or repair it"
             ) from None
         if size is not None and picture.size != (size, size):
             picture = picture.resize((size, size), Image.Resampling.BILINEAR)
@@ -243,10 +253,10 @@ def _image_data(
 ) -> ImageData:
     if not np.issubdtype(labels.dtype, np.integer):
         raise HamuError(f"the labels of {source} have type {labels.dtype}; expected whole numbers from 0")
-    if labels.min() < 0 or (classes is not None and labels.max() >= len(classes)):
+    most = _MOST_CLASSES if classes is None else len(classes)
+    if labels.min() < 0 or labels.max() >= most:
         wrong = labels.min() if labels.min() < 0 else labels.max()
-        allowed = f"0 to {len(classes) - 1}" if classes else "whole numbers from 0"
-        raise HamuError(f"label {wrong} of {source} is out of range; expected {allowed}")
+        raise HamuError(f"label {wrong} of {source} is out of range; expected 0 to {most - 1}")
     if classes is None:
         classes = tuple(str(number) for number in range(int(labels.max()) + 1))
     return ImageData(
@@ -256,7 +266,3 @@ def _image_data(
         source,
         torch.from_numpy(rows.astype(np.int64)),
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

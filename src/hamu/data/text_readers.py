@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from hamu.data.packed import parquet_table
 from hamu.data.text import TextRecord, TextRecords
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 
 HUB = "hub:"
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -148,26 +149,28 @@ def _json(content: str, path: Path) -> list[Any]:
     if content.lstrip()[:1] == "[":
         try:
             return list(json.loads(content))
-        except json.JSONDecodeError as error:
-            raise HamuError(f"{path} cannot be read as JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise HamuError(f"{path} cannot be read as JSON: {first_line(error)}") from error
     rows = []
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
             try:
                 rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise HamuError(f"line {number} of {path} cannot be read as JSON: {error.msg}") from error
+            except (ValueError, RecursionError) as error:
+                why = getattr(error, "msg", first_line(error))
+                raise HamuError(f"line {number} of {path} cannot be read as JSON: {why}") from error
     return rows
 
 
 def _parquet(path: Path) -> list[Any]:
     import pyarrow
-    from pyarrow import parquet
 
     try:
-        return list(parquet.read_table(path).to_pylist())
-    except (pyarrow.ArrowException, OSError) as error:
-        raise HamuError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from error
+        return list(parquet_table(path).to_pylist())
+    except HamuError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise HamuError(f"{path} cannot be read as parquet: {first_line(error)}") from error
 
 
 def _hub(source: str, split: str) -> list[Any]:
@@ -178,8 +181,9 @@ def _hub(source: str, split: str) -> list[Any]:
     try:
         return list(datasets.load_dataset(name, config or None, split=wanted or split))
     except Exception as error:  # offline, unknown name, no such split: the hub's own words say which
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise HamuError(f"{source} cannot be loaded: {first}; without network, name a local file") from error
+        raise HamuError(
+            f"{source} cannot be loaded: {first_line(error)}; without network, name a local file"
+        ) from error
 
 
 def _shape(
@@ -190,10 +194,15 @@ def _shape(
 
     def cell(number: int, row: dict[str, Any], column: str, may_be_empty: bool = False) -> str:
         value = row.get(column)
-        if not isinstance(value, str) or not (may_be_empty or value.strip()):
-            found = "nothing" if value is None or value == "" else type(value).__name__  # never what a record says
-            raise HamuError(f"row {number} of {source} has no text in {column}, but {found}")
-        return value
+        if value is None or (isinstance(value, str) and not (may_be_empty or value.strip())):
+            found = "nothing"
+        elif not isinstance(value, str):
+            found = type(value).__name__  # never what a record says
+        elif not _is_unicode(value):
+            found = "broken Unicode"
+        else:
+            return value
+        raise HamuError(f"row {number} of {source} has no text in {column}, but {found}")
 
     if prompt_column or answer_column:
         pair = (prompt_column or "question", answer_column or "answer")
@@ -223,7 +232,8 @@ def _shape(
 def _conversation(number: int, row: dict[str, Any], column: str, source: str) -> TextRecord:
     messages = row.get(column)
     well_formed = isinstance(messages, list) and all(
-        isinstance(m, dict) and isinstance(m.get("content"), str) and "role" in m for m in messages
+        isinstance(m, dict) and isinstance(m.get("content"), str) and _is_unicode(m["content"]) and "role" in m
+        for m in messages
     )
     if not messages or not well_formed or messages[-1]["role"] != "assistant":
         raise HamuError(
@@ -232,3 +242,12 @@ def _conversation(number: int, row: dict[str, Any], column: str, source: str) ->
         )
     prompt = "\n".join(m["content"] for m in messages[:-1])
     return TextRecord(prompt, messages[-1]["content"], row, tuple(messages))
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written: JSON allows halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -24,8 +22,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hamu.errors import HamuError
-from hamu.models.loading import HUB, check_finite, first_line, trainable_parameters
+from hamu.errors import HamuError, first_line
+from hamu.models.loading import HUB, check_finite, from_pretrained, readable, trainable_parameters
 from hamu.objectives import predict_logits
 
 if TYPE_CHECKING:
@@ -116,10 +114,11 @@ def load_tokenizer(source: str, base_model: str | None = None) -> Any:
     beside = source.startswith(HUB) or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES)
     if settings is not None and not beside:
         source = _base_of(source, settings, base_model)
-    with _readable(f"the tokenizer of {source}"):
+    with readable(f"the tokenizer of {source}"):
         tokenizer = AutoTokenizer.from_pretrained(
             source.removeprefix(HUB), local_files_only=not source.startswith(HUB), trust_remote_code=False
         )
+        tokenizer("Does it work?")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -153,14 +152,7 @@ def load_language_model(
     _check_is_saved(source)
     base_of_adapter = base_of(source, base_model)
     base = base_of_adapter or source
-    with _readable(f"the model {base}"):
-        model = AutoModelForCausalLM.from_pretrained(
-            base.removeprefix(HUB),
-            local_files_only=not base.startswith(HUB),
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=_DTYPES[dtype],
-        )
+    model = from_pretrained(AutoModelForCausalLM, base, dtype=_DTYPES[dtype])
     model.config.use_cache = False
     if base_of_adapter is not None:
         model = _with_saved_adapter(model, source, base, trainable)
@@ -171,16 +163,23 @@ def load_language_model(
 
 
 def _with_saved_adapter(model: Any, source: str, base: str, trainable: bool) -> Any:
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     where = source.removeprefix(HUB)
     if not source.startswith(HUB):
         # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
         if not (Path(source) / _ADAPTER_WEIGHTS).is_file():
-            raise HamuError(f"the adapter {source} has no {_ADAPTER_WEIGHTS}; it is incomplete")
+            raise HamuError(
+                f"the adapter {source} has no {_ADAPTER_WEIGHTS}, and no other file is read, for a pickle can run "
+                f"code; save it again with save_pretrained"
+            )
         where = str(Path(source).resolve())
-    with _readable(f"the adapter {source}"):
+    with readable(f"the adapter {source}"):
         model = PeftModel.from_pretrained(model, where, is_trainable=trainable)
+        own = get_peft_model_state_dict(model, save_embedding_layers=False)
+        missing = own.keys() - load_peft_weights(where).keys()
+    if missing:
+        raise HamuError(f"the adapter {source} lacks {min(missing)}; start from a whole copy")
     if not base.startswith(HUB):  # saved with the adapter, so that it is found from anywhere
         for config in model.peft_config.values():
             config.base_model_name_or_path = str(Path(base).resolve())
@@ -230,8 +229,9 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        first = str(error).strip().splitlines()[0]
-        raise HamuError(f"the adapter does not fit the model: {first}; name its layers with --lora_targets") from error
+        raise HamuError(
+            f"the adapter does not fit the model: {first_line(error)}; name its layers with --lora_targets"
+        ) from error
 
 
 def longest_text(model: Any) -> int | None:
@@ -265,9 +265,7 @@ def check_reads(model: Any, data: TextData) -> None:
             ids = data[shortest]["input_ids"][None].to(next(model.parameters()).device)
             predict_logits(model.eval(), {"input_ids": ids})
     except (ValueError, RuntimeError, IndexError) as error:
-        raise HamuError(
-            f"the model cannot read the records of {data.texts.source}: {str(error).splitlines()[0]}"
-        ) from error
+        raise HamuError(f"the model cannot read the records of {data.texts.source}: {first_line(error)}") from error
     finally:
         model.train(training)
 
@@ -286,7 +284,7 @@ def _adapter_config(source: str) -> dict[str, Any] | None:
     if source.startswith(HUB):
         from transformers.utils.peft_utils import find_adapter_config_file
 
-        with _readable(f"the model {source}"):
+        with readable(f"the model {source}"):
             found = find_adapter_config_file(source.removeprefix(HUB))
         if found is None:
             return None
@@ -295,8 +293,9 @@ def _adapter_config(source: str) -> dict[str, Any] | None:
         path = Path(source) / "adapter_config.json"
         if not path.is_file():
             return None
-    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return settings
+    with readable(f"the adapter {source}"):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        return {**settings}
 
 
 def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:
@@ -313,12 +312,3 @@ def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> s
             f"--base_model: a folder, or hub:OWNER/NAME"
         )
     return base
-
-
-@contextmanager
-def _readable(what: str) -> Any:
-    """Turn the many kinds of errors of loading into one that names what was to be loaded."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise HamuError(f"{what} cannot be loaded: {first_line(error)}") from error

@@ -7,18 +7,21 @@ Only the last may use the network; code that comes with a model never runs.
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForImageClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedModel
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.utils import cached_file
 
 from hamu.data import ImageData
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.objectives import predict_logits
 
@@ -69,20 +72,61 @@ def load_classifier(source: str) -> PreTrainedModel:
             f"{source} is not a saved model: it has no config.json; give a folder written by save_pretrained (or by "
             f"`hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
         )
-    try:
-        model = AutoModelForImageClassification.from_pretrained(
-            source.removeprefix(HUB),
-            local_files_only=not hub,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,  # "auto" would train a half-precision copy in half precision
-        )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise HamuError(f"the model {source} cannot be loaded: {first_line(error)}") from error
+    # dtype "auto" would train a half-precision copy in half precision
+    model = from_pretrained(AutoModelForImageClassification, source, dtype=torch.float32)
     if getattr(model.config, "image_mean", None) is None:
         model.config.image_mean, model.config.image_std = _processor_statistics(source)
     check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
     return model
+
+
+def from_pretrained(kind: Any, source: str, *, dtype: Any) -> Any:
+    """A whole saved model of a kind, from safetensors alone, without running code that comes with it.
+
+    Args:
+        kind: one of transformers' Auto classes.
+        source: a folder, or "hub:OWNER/NAME".
+        dtype: of its weights.
+
+    Raises:
+        HamuError: if it cannot be loaded, or lacks a weight, which would be drawn at random.
+    """
+    is_local = not source.startswith(HUB)
+    with readable(f"the model {source}"):
+        if is_local and not weight_files(Path(source)):
+            raise HamuError(
+                f"the model {source} has no weights in safetensors, and no other file is read, for a pickle can run "
+                f"code; save it again with save_pretrained"
+            )
+        where, settings = source.removeprefix(HUB), {"local_files_only": is_local, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(where, **settings)
+        attention = str(getattr(config, "_attn_implementation", None))
+        if "/" in attention:
+            raise HamuError(
+                f"the model {source} asks for code of the hub, {attention}, which is not run; take attn_implementation "
+                f"out of its config.json"
+            )
+        model, found = kind.from_pretrained(
+            where, config=config, use_safetensors=True, dtype=dtype, output_loading_info=True, **settings
+        )
+    if found["missing_keys"]:
+        raise HamuError(f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy")
+    return model
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """For whatever reads a model.
+
+    Raises:
+        HamuError: if that fails; it names what was to be loaded.
+    """
+    try:
+        yield
+    except HamuError:
+        raise
+    except Exception as error:  # transformers raises many kinds for a damaged or foreign model; the cause is kept
+        raise HamuError(f"{what} cannot be loaded: {first_line(error)}") from error
 
 
 def folder_of(source: str) -> Path:
@@ -141,6 +185,14 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"the model takes images with {channels} channels, those of {data.source} have {data.pixels.shape[1]}; "
             f"give --num_channels {channels} to convert them"
         )
+    for name in ("image_mean", "image_std"):
+        values = getattr(config, name, None)
+        if values is not None and not _are_numbers(
+            values, data.pixels.shape[1], above=0 if name == "image_std" else None
+        ):
+            raise HamuError(
+                f"the model has {name} {values!r}; expected a number for each of {data.pixels.shape[1]} channels"
+            )
     classes = getattr(config, "num_labels", None)
     highest = int(data.labels.max())
     if classes is not None and highest >= classes:
@@ -165,10 +217,21 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
         remedy = f"give --image_size {size}" if size else "give --image_size"
         raise HamuError(
             f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
-            f"{str(error).splitlines()[0]}; {remedy} to resize them"
+            f"{first_line(error)}; {remedy} to resize them"
         ) from error
     finally:
         model.train(training)
+
+
+def _are_numbers(values: Any, many: int, above: float | None) -> bool:
+    """Whether there are so many, finite and above a limit."""
+    return (
+        isinstance(values, list | tuple)
+        and len(values) == many
+        and all(
+            isinstance(one, int | float) and math.isfinite(one) and (above is None or one > above) for one in values
+        )
+    )
 
 
 def trainable_parameters(model: nn.Module) -> int:
@@ -181,11 +244,6 @@ def trainable_parameters(model: nn.Module) -> int:
     if not count:
         raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
     return count
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of a library says first."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _processor_statistics(source: str) -> tuple[list[float] | None, list[float] | None]:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 
 from hamu.errors import HamuError
 from hamu.models.language import AdapterSettings, with_adapter
-from hamu.models.loading import HUB, first_line
+from hamu.models.loading import HUB, readable
 
 # Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
 _KNOWN = {
@@ -58,9 +58,10 @@ def model_shape(source: str, adapter: AdapterSettings | None, dtype: str) -> Mod
         HamuError: if the configuration cannot be read.
     """
     config = _configuration(source)
-    with torch.device("meta"):
+    with readable(f"a language model after the configuration of {source}"), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        if adapter is not None:
+    if adapter is not None:
+        with torch.device("meta"):
             model = with_adapter(model, adapter)
     name = str(config.dtype or torch.float32).removeprefix("torch.") if dtype == "auto" else dtype
     if name not in _BYTES:
@@ -117,12 +118,10 @@ def estimate_memory(
 def _configuration(source: str) -> PreTrainedConfig:
     if source in _KNOWN:
         return _KNOWN[source]()
-    try:
+    with readable(f"the configuration of {source}"):
         return AutoConfig.from_pretrained(
             source.removeprefix(HUB), local_files_only=not source.startswith(HUB), trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise HamuError(f"the configuration of {source} cannot be read: {first_line(error)}") from error
 
 
 def _count(model: nn.Module, only_trainable: bool = False) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import hamu
 from hamu.data import UnlearningData
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 from hamu.record.digests import file_digest, weights_digest
 from hamu.record.figures import figures, without_intervals
 from hamu.record.markdown import markdown
@@ -136,7 +136,7 @@ def _markdown(run: Path, record: Mapping[str, Any]) -> str:
     path = run / "record.md"
     if not path.is_file():
         return "it is missing"
-    return "" if path.read_text(encoding="utf-8") == markdown(record) else "the two differ"
+    return "" if path.read_bytes() == markdown(record).encode() else "the two differ"
 
 
 def _file(path: Path, digest: str) -> str:
@@ -251,5 +251,5 @@ def _near(recorded: Any, found: Any, tolerance: float) -> bool:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise HamuError(f"{path.name} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise HamuError(f"{path.name} is not JSON: {first_line(error)}") from error

@@ -26,8 +26,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hamu.distributed import from_main, is_main, wait_for_all
-from hamu.errors import HamuError
-from hamu.models.loading import first_line
+from hamu.errors import HamuError, first_line
 
 _MANIFEST = "manifest.json"
 _PREFIX = "checkpoint-"
@@ -56,7 +55,7 @@ class Checkpoints:
             yield staged
             wait_for_all()
             if is_main():
-                _seal(staged)
+                seal(staged)
                 _replace(staged, self.path(step))
         except BaseException as error:
             if is_main():
@@ -130,7 +129,7 @@ def damage_of(path: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is as it was written."""
     try:
         listed = [(n, e["size"], e["sha256"]) for n, e in json.loads((path / _MANIFEST).read_text("utf-8")).items()]
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return f"its {_MANIFEST} cannot be read"
     for name, size, digest in listed:
         file = path / name
@@ -141,7 +140,24 @@ def damage_of(path: Path) -> str | None:
     return None
 
 
-def _seal(folder: Path) -> None:
+@contextmanager
+def restoring(checkpoint: str | Path) -> Iterator[None]:
+    """For whatever reads a checkpoint.
+
+    Raises:
+        HamuError: if that fails: a file can be as it was written, and yet not be what a run would have written.
+    """
+    try:
+        yield
+    except HamuError:
+        raise
+    except Exception as error:  # libraries raise many kinds for what they cannot read; the cause is kept
+        raise HamuError(
+            f"the checkpoint {checkpoint} cannot be restored: {first_line(error)}; resume from an older one"
+        ) from error
+
+
+def seal(folder: Path) -> None:
     """Write the manifest, and see that all is on the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     listed = {str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": _digest(p)} for p in files}

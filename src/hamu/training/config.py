@@ -5,6 +5,7 @@ One dataclass serves the Python API, the command line and YAML.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -36,6 +37,15 @@ def _option(default: Any, text: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": text, **metadata})
 
 
+_POSITIVE = (
+    "learning_rate", "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size",
+    "gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "dataloader_num_workers", "eval_delay",
+)  # fmt: skip
+
+
 @dataclass
 class TrainConfig(TrainingArguments):
     """Settings for training the original model; the defaults are the paper's (App. E.2)."""
@@ -56,14 +66,21 @@ class TrainConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Where there is no accelerator, say so to transformers: it refuses bf16 otherwise."""
-        for name in ("learning_rate", "per_device_train_batch_size", "per_device_eval_batch_size"):
-            value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise HamuError(f"{name} {value} must be positive")
+        for name in (*_POSITIVE, *_NOT_NEGATIVE):
+            value, zero = getattr(self, name), name in _NOT_NEGATIVE
+            if value is not None and not (0 < value < math.inf or (zero and value == 0)):
+                raise HamuError(f"{name} {value} must be {'0 or more' if zero else 'positive'}, and finite")
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise HamuError(f"{name} {getattr(self, name)} must be a share in [0, 1)")
+        if not 0 <= self.seed < 2**32:
+            raise HamuError(f"seed {self.seed} must be 0 to {2**32 - 1}")
+        if self.save_strategy == "best" and (self.eval_strategy == "no" or self.metric_for_best_model is None):
+            raise HamuError(
+                "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model, by which it goes"
+            )
         if self.keep is not None and self.keep < 1:
             raise HamuError(f"keep {self.keep} must be at least 1 checkpoint; leave it out to keep all")
-        if self.seed < 0:
-            raise HamuError(f"seed {self.seed} must not be negative")
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         super().__post_init__()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -47,13 +47,18 @@ def train_original(
     Raises:
         HamuError: if an evaluation is asked for without data, or training ended with weights that are not finite.
     """
-    if args.eval_strategy != "no" and eval_data is None:
-        raise HamuError(f"eval_strategy {args.eval_strategy} needs test data; give --test_data, or leave it at no")
+    evaluates = args.eval_strategy != "no" or args.eval_on_start
+    if evaluates and eval_data is None:
+        raise HamuError(
+            "an evaluation needs test data; give --test_data, or leave out --eval_strategy and --eval_on_start"
+        )
     if args.channels_last:
         to_channels_last(model)
     if checkpoints_activations(args):
         let_gradients_through(model)
     is_text = "input_ids" in data[0]
+    if evaluates and args.metric_for_best_model is not None:
+        check_is_measured(args.metric_for_best_model, ["loss"] if is_text else ["loss", "accuracy"])
     args.prediction_loss_only = is_text  # the logits of every token of a data set would not fit in memory
     trainer = ResumableTrainer(
         model,
@@ -81,8 +86,24 @@ def to_channels_last(model: nn.Module) -> None:
         model.to(memory_format=torch.channels_last)
 
 
+def check_is_measured(metric: str, measured: Collection[str]) -> None:
+    """Check the figure that decides which state of a model is best.
+
+    Raises:
+        HamuError: if no evaluation measures it.
+    """
+    if metric.removeprefix("eval_") not in measured:
+        raise HamuError(f"metric_for_best_model {metric!r} is not measured; choose one of {', '.join(measured)}")
+
+
 def let_gradients_through(model: nn.Module) -> None:
-    """With an adapter, let gradients pass checkpointed layers: else they end at the frozen embeddings, silently."""
+    """With an adapter, let gradients pass checkpointed layers: else they end at the frozen embeddings, silently.
+
+    Raises:
+        HamuError: if the model has no layers that can be checkpointed.
+    """
+    if not getattr(model, "supports_gradient_checkpointing", True):
+        raise HamuError(f"{type(model).__name__} cannot recompute activations; leave out --gradient_checkpointing")
     if hasattr(model, "peft_config"):
         model.enable_input_require_grads()
 

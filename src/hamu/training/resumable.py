@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hamu.distributed import is_main, is_sharded, processes, summed
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 from hamu.models.saving import load_tensors, save_model, save_rest
-from hamu.training.checkpoints import Checkpoints, check_whole
+from hamu.training.checkpoints import Checkpoints, check_whole, restoring
 
 _logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _STATE = "optimizer.pt", "scheduler.pt", "trainer_state.json"
@@ -31,11 +32,13 @@ class ResumableTrainer(Trainer):
         before_saving: called before each checkpoint is written.
         interrupted_by: set to a reason, the run saves a checkpoint after the step that it is at, and ends.
         was_interrupted: whether it has.
+        resumed_from: the checkpoint that the run goes on from, "" if it has been started anew.
     """
 
     def __init__(self, model: nn.Module, args: Any, **kwargs: Any) -> None:
         self.interrupted_by = ""
         self.was_interrupted = False
+        self.resumed_from = ""
         self.before_saving: Callable[[], Any] = lambda: None
         self._saved_step = -1
         self._held = False
@@ -68,7 +71,18 @@ class ResumableTrainer(Trainer):
             resume_from_checkpoint = None if newest is None else str(newest)
         elif resume_from_checkpoint:
             check_whole(str(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+        self.resumed_from = str(resume_from_checkpoint or "")
+        return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Say what is wrong with its settings before anything is written."""
+        with _makeable("optimizer", "optim", self.args.optim):
+            return super().create_optimizer(*args, **kwargs)
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        """Likewise."""
+        with _makeable("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
+            return super().create_scheduler(*args, **kwargs)
 
     @property
     def global_batch(self) -> int:
@@ -149,8 +163,10 @@ class ResumableTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
-        load_tensors(self.model, folder)
-        self.load_more(folder)
+        with restoring(folder):
+            load_tensors(self.model, folder)
+            self.load_more(folder)
+            _check_state(folder / _STATE)  # which the Trainer will read next
 
     def _load_best_model(self) -> None:
         load_tensors(self.model, Path(str(self.state.best_model_checkpoint)))
@@ -174,7 +190,35 @@ class ResumableTrainer(Trainer):
             self.optimizer.load_state_dict(cut_optimizer_state(self.optimizer, state))
             self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / _SCHEDULER, weights_only=True))
             return
-        super()._load_optimizer_and_scheduler(checkpoint)
+        with restoring(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with restoring(checkpoint):
+            super()._load_rng_state(checkpoint)
+
+
+def _check_state(path: Path) -> None:
+    """Check that what the Trainer remembers has the types that it would have."""
+    found, types = TrainerState.load_from_json(str(path)), TrainerState()
+    for name, value in {**vars(types), "best_metric": 0.0}.items():
+        given = getattr(found, name)
+        expected = int | float if isinstance(value, int | float) else type(value)
+        if value is not None and given is not None and not isinstance(given, expected):
+            raise TypeError(f"{path.name} has a {type(given).__name__} as {name}")
+    for entry in (*found.log_history, *found.stateful_callbacks.values()):
+        if not isinstance(entry, dict):
+            raise TypeError(f"{path.name} has a {type(entry).__name__} in its lists")
+
+
+@contextmanager
+def _makeable(what: str, option: str, choice: Any) -> Iterator[None]:
+    """For what the Trainer makes of settings that only the library behind it can judge."""
+    try:
+        yield
+    except (ImportError, ValueError, TypeError, RuntimeError, KeyError) as error:
+        name = getattr(choice, "value", choice)
+        raise HamuError(f"the {what} {name} cannot be made: {first_line(error)}; choose another --{option}") from error
 
 
 class _ByLength(Sampler[int]):

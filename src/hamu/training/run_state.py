@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.training.checkpoints import restoring
 
 if TYPE_CHECKING:
     from hamu.training.trainer import UnlearnTrainer
@@ -47,16 +48,8 @@ class RunState(TrainerCallback, ExportableState):
         trainer = self._trainer
         if not saved or trainer is None:
             return
-        memory = saved["attributes"]
-        if trainer.steering is not None:
-            trainer.steering.load_state_dict(memory["steering"])
-        trainer.pair.load_state_dict(memory["pair"])
-        trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
-        trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
-        trainer._watch.load_state_dict(memory["watch"])
-        trainer.assessed = memory["assessed"]
-        trainer._early_ends.diverged = memory["diverged"]
-        trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
+        with restoring(trainer.resumed_from):
+            _restore(trainer, saved["attributes"])
         trainer._starts = args.eval_on_start
         control.should_training_stop = bool(trainer.stop_reason)
 
@@ -81,6 +74,19 @@ class RunState(TrainerCallback, ExportableState):
                 "steering": None if trainer.steering is None else trainer.steering.state_dict(),
             },
         }
+
+
+def _restore(trainer: UnlearnTrainer, memory: dict[str, Any]) -> None:
+    """What `RunState.state` has kept."""
+    if trainer.steering is not None:
+        trainer.steering.load_state_dict(memory["steering"])
+    trainer.pair.load_state_dict(memory["pair"])
+    trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
+    trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
+    trainer._watch.load_state_dict(memory["watch"])
+    trainer.assessed = memory["assessed"]
+    trainer._early_ends.diverged = memory["diverged"]
+    trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
 
 
 def save_tensors(trainer: UnlearnTrainer, folder: Path) -> None:

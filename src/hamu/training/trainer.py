@@ -26,7 +26,7 @@ from hamu.paired import Decision, PairedGradients, PairStep
 from hamu.training.auto import Goal, Standing, Steering
 from hamu.training.config import UnlearnConfig, checkpoints_activations
 from hamu.training.early_ends import EarlyEnds
-from hamu.training.original import collate, let_gradients_through, to_channels_last
+from hamu.training.original import check_is_measured, collate, let_gradients_through, to_channels_last
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset, subset
 from hamu.training.resumable import ResumableTrainer
 from hamu.training.run_state import RunState, load_saved_tensors, save_tensors
@@ -115,6 +115,9 @@ class UnlearnTrainer(ResumableTrainer):
             for name, data in (("retain", retain_dataset), ("forget", forget_dataset), ("test", test_dataset))
             if data is not None
         }
+        if args.metric_for_best_model is not None:
+            measured = [f"{name}_{figure}" for name in self._eval_sets for figure in ("loss", "accuracy")]
+            check_is_measured(args.metric_for_best_model, [*measured, "forget_gain", "retain_gain", "joint_gain"])
         self._collate = data_collator
         self._is_text = "input_ids" in retain_dataset[0]
         target = None if args.auto else args.target_forget_loss

@@ -1,0 +1,129 @@
+"""Settings from recipes and YAML files, as texts: a value is what it would be as a flag, and is checked alike."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from argparse import Namespace
+from collections.abc import Collection
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hamu.cli.refused import check_has_a_place
+from hamu.errors import HamuError, first_line
+
+_SECTIONS = ("train", "assess", "unlearn", "compare", "evaluate")
+_AS_UNLEARN = ("assess", "compare")  # they take what unlearn takes, and so its section too
+_MEANT = ("null", "str", "seq", "map")  # the tags of YAML that mean something here
+
+
+class _AsWritten(yaml.SafeLoader):
+    """Reads every scalar but null as a text: so `no` is no truth value, and 010 no eight."""
+
+
+_AsWritten.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag.endswith(":null")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_AsWritten.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in _MEANT  # None: what is said of every other tag
+}
+
+
+def recipes() -> list[str]:
+    """Names of the bundled recipes."""
+    return sorted(
+        f.name.removesuffix(".yaml") for f in resources.files("hamu.recipes").iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def read_files(named: Namespace) -> list[tuple[str, str]]:
+    """Name and text of the recipe and of the file that were named.
+
+    Raises:
+        HamuError: if one does not exist or is no text.
+    """
+    found = []
+    if named.recipe:
+        if named.recipe not in recipes():
+            raise HamuError(f"recipe {named.recipe!r} is unknown; choose one of {', '.join(recipes())}")
+        text = (resources.files("hamu.recipes") / f"{named.recipe}.yaml").read_text("utf-8")
+        found.append((f"recipe {named.recipe}", text))
+    if named.config:
+        if not Path(named.config).is_file():
+            raise HamuError(f"the config file {named.config} does not exist")
+        found.append((named.config, read_config(Path(named.config))))
+    return found
+
+
+def read_config(path: Path) -> str:
+    """The text of a file of settings.
+
+    Raises:
+        HamuError: if it is none.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise HamuError(f"{path} is not a text file; expected YAML") from None
+
+
+def settings_of(name: str, text: str, command: str, known: Collection[str], every: Collection[str]) -> dict[str, Any]:
+    """Settings for one command: the keys at the top, then those of its own section; null for what is not to be set.
+
+    Args:
+        name: of the file, for messages.
+        text: YAML.
+        command: the command.
+        known: the settings that it has.
+        every: the settings that any command has.
+
+    Raises:
+        HamuError: if the text is not YAML, or a key is unknown or has no value that a flag could have.
+    """
+    content = _mapping(name, _parsed(name, text), "")
+    sections = {key: _mapping(name, content.pop(key), f" under {key}") for key in _SECTIONS if key in content}
+    for key in (*content, *(key for section in sections.values() for key in section)):
+        check_has_a_place(str(key), name)
+        if key not in every:
+            close = difflib.get_close_matches(str(key), every, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise HamuError(f"{name} has the unknown setting {key!r}{hint}")
+    merged = dict(content)
+    for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
+        merged |= sections.get(section, {})
+    return {key: _as_flag(name, key, value) for key, value in merged.items() if key in known}
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return yaml.load(text, _AsWritten)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        raise HamuError(f"{name} is not valid YAML{where}: {getattr(error, 'problem', first_line(error))}") from error
+    except RecursionError:
+        raise HamuError(f"{name} is nested too deeply; expected settings as `key: value`") from None
+
+
+def _mapping(name: str, content: Any, where: str) -> dict[str, Any]:
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise HamuError(f"{name} has a {type(content).__name__}{where}; expected settings as `key: value`")
+    return content
+
+
+def _as_flag(name: str, key: str, value: Any) -> str | None:
+    """A YAML value as a flag has it: lists with commas, the arguments of a library as JSON."""
+    inner = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+    if any(isinstance(one, list | dict) for one in inner):
+        raise HamuError(f"{name} has nested values under {key}; expected one value, or a list of them")
+    if isinstance(value, list):
+        return ",".join("" if one is None else one for one in value)
+    return json.dumps(value) if isinstance(value, dict) else value

@@ -1,0 +1,51 @@
+"""What a run says of itself when it has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hamu.training import UnlearnTrainer
+from hamu.training.promise import describe
+from hamu.training.trainer import ALL_DONE
+
+
+def history(trainer: UnlearnTrainer) -> dict[str, Any]:
+    """What happened, for evaluation.json."""
+    return {
+        "trajectory": [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry],
+        "steps_taken": trainer.steps_taken,
+        "steps_skipped": trainer.steps_skipped,
+        "promise": trainer.promise,
+        "steering": None if trainer.steering is None else trainer.steering.history,
+        "ended": trainer.stop_reason or ALL_DONE,
+    }
+
+
+def outcome(trainer: UnlearnTrainer) -> list[str]:
+    """The same for the screen, a line each."""
+    return [
+        f"{trainer.steps_taken} steps taken, {trainer.steps_skipped} not taken; the run ended at step "
+        f"{trainer.state.global_step} because {trainer.stop_reason or ALL_DONE}",
+        _best(trainer) if trainer.steering is None else trainer.steering.outcome,
+        *([] if trainer.promise is None else [describe(trainer.promise)]),
+    ]
+
+
+def _best(trainer: UnlearnTrainer) -> str:
+    """Which evaluation of the run was best for both sides, and what of it was saved."""
+    name = f"eval_{str(trainer.args.metric_for_best_model).removeprefix('eval_')}"
+    found = [entry for entry in trainer.state.log_history if name in entry]
+    if not found:
+        return f"no evaluation measured {name.removeprefix('eval_')}"
+    best = (max if trainer.args.greater_is_better else min)(found, key=lambda entry: entry[name])
+    text = f"best {name.removeprefix('eval_')} {best[name]:+.4g} at step {best['step']}"
+    folder = Path(trainer.args.output_dir) / f"checkpoint-{best['step']}"
+    saved = trainer.state.best_global_step if trainer.args.load_best_model_at_end else trainer.state.global_step
+    if best["step"] == 0:
+        return f"best {name.removeprefix('eval_')} at the start: no later evaluation was better"
+    if best["step"] == saved:
+        return f"{text}, which is the model saved"
+    if folder.exists():
+        return f"{text}, in {folder}"
+    return f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps such a state"

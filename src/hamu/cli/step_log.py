@@ -1,0 +1,53 @@
+"""The log of a run: a line per step in steps.jsonl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback
+
+from hamu.run_folder import RunFolder
+from hamu.training import UnlearnTrainer
+
+
+class StepLog(TrainerCallback):
+    """Writes the settings and then a line per step to steps.jsonl, from the first step on that was taken."""
+
+    trainer: UnlearnTrainer | None = None
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any], resume: bool) -> None:
+        self._folder, self._settings, self._resume = folder, settings, resume
+        self._begun = False
+        self._lines: list[dict[str, Any]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Of a run that is resumed, steps after the checkpoint will be taken once more."""
+        if self._resume:
+            self._folder.keep_lines("steps.jsonl", lambda line: line["step"] <= state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Once a step was taken, and no sooner, an earlier run may give way; a checkpoint may come next."""
+        if self._has_begun():
+            self.begin()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        """Append the figures of a step; figures that are not finite become null, which JSON can hold."""
+        if "taken" in logs:
+            finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
+            self._lines.append({"step": state.global_step, **finite})
+        if self._has_begun():
+            self.begin()
+
+    def begin(self) -> None:
+        """Let an earlier run give way, and write the settings."""
+        if not self._begun:
+            self._folder.write_config(self._settings)
+            self._begun = True
+        for line in self._lines:
+            self._folder.append_line("steps.jsonl", line)
+        self._lines.clear()
+
+    def _has_begun(self) -> bool:
+        return self._begun or (self.trainer is not None and self.trainer.steps_taken > 0)

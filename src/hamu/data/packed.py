@@ -1,0 +1,41 @@
+"""Packed files: none is unpacked that would fill the memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hamu.errors import HamuError
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Check that a packed file can be read into memory, where it stands twice while it is taken apart.
+
+    Args:
+        path: the file.
+        size: its size unpacked, in bytes.
+
+    Raises:
+        HamuError: if it takes more than the machine has.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 2 * size > memory:
+        raise HamuError(
+            f"{path} takes {size / 1e9:.1f} GB unpacked, too much for a machine with {memory / 1e9:.1f} GB of memory; "
+            f"give a part of it"
+        )
+
+
+def parquet_table(path: Path) -> Any:
+    """A parquet file as a pyarrow table.
+
+    Raises:
+        HamuError: if it takes too much memory.
+        Exception: what pyarrow raises if it cannot be read.
+    """
+    from pyarrow import parquet
+
+    about = parquet.read_metadata(path)
+    check_unpacked(path, sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups)))
+    return parquet.read_table(path)

@@ -1,0 +1,201 @@
+"""Strategies for data sets: texts and images in every format, good, bad and broken."""
+
+import csv
+import io
+import json
+import zipfile
+
+import numpy as np
+import pyarrow
+from hypothesis import strategies as st
+from PIL import Image
+from pyarrow import parquet
+
+from fuzzing.inputs import POISON, Input, Link
+from fuzzing.settings import COMMANDS, command, easy
+from fuzzing.values import CONTENT, TEXT, maybe_damaged
+
+_CELLS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), TEXT, TEXT, TEXT,
+    st.sampled_from([10**400, "\ud800", "\0", "a\0b", " ", "\ufeff", "x " * 400, [], {}, ["a"], {"role": "user"}]),
+)  # fmt: skip
+_COLUMNS = st.one_of(
+    st.sampled_from(["question", "answer", "prompt", "completion", "text", "messages", "label", "image", "", "[/]"]),
+    TEXT,
+)
+_TURN = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": _CELLS})
+_GOOD = st.fixed_dictionaries({"question": st.sampled_from(["a?", "b?"]), "answer": TEXT})
+_BAD = st.one_of(
+    st.dictionaries(_COLUMNS, _CELLS, max_size=3),
+    st.fixed_dictionaries({"messages": st.lists(st.one_of(_CELLS, _TURN), max_size=3)}),
+    _CELLS,
+)
+_ROWS = st.lists(st.one_of(_GOOD, _GOOD, _GOOD, _BAD), max_size=6)
+_NO_ROWS = st.sampled_from([b"[" * 100_000, b"1" * 5000, b"[" + b"1" * 5000 + b"]", b"{}", b"[]", b"null", b"NaN"])
+
+
+@st.composite
+def _text_file(draw):
+    """Name and bytes of a data set of texts."""
+    kind = draw(st.sampled_from(["jsonl", "jsonl", "json", "csv", "parquet", "none"]))
+    if kind == "none":
+        kind, content = draw(st.sampled_from(["jsonl", "json", "csv", "parquet"])), draw(st.one_of(CONTENT, _NO_ROWS))
+    else:
+        written = {"jsonl": _as_lines, "json": _as_json, "csv": _as_csv, "parquet": _as_parquet}[kind]
+        content = written(draw(_ROWS))
+    return f"x.{kind}", draw(maybe_damaged(content))
+
+
+def _as_lines(rows):
+    return "\n".join(json.dumps(row) for row in rows).encode()
+
+
+def _as_json(rows):
+    return json.dumps(rows).encode()
+
+
+def _as_csv(rows):
+    stream = io.StringIO(newline="")
+    cells = [list(row.values()) if isinstance(row, dict) else [row] for row in rows]
+    csv.writer(stream).writerows([["question", "answer"], *cells])
+    return stream.getvalue().encode("utf-8", "surrogatepass")
+
+
+def _as_parquet(rows):
+    """What of the rows fits into columns; else none at all."""
+    stream = io.BytesIO()
+    try:
+        parquet.write_table(pyarrow.Table.from_pylist([row for row in rows if isinstance(row, dict)]), stream)
+    except (pyarrow.ArrowException, ValueError, TypeError, OverflowError, AttributeError):
+        return b""
+    return stream.getvalue()
+
+
+@st.composite
+def _picture(draw):
+    """An encoded picture of some mode, size and format."""
+    mode = draw(st.sampled_from(["L", "L", "L", "RGB", "RGBA", "P", "1", "I;16", "CMYK", "LA", "F", "I"]))
+    form = draw(st.sampled_from(["png", "png", "gif", "tiff", "jpeg"]))
+    size = draw(st.sampled_from([(8, 8), (8, 8), (8, 8), (9, 8), (1, 1), (8, 3000)]))
+    stream = io.BytesIO()
+    try:
+        Image.new(mode, size).save(stream, form)
+    except (OSError, KeyError):  # the format has no such mode
+        Image.new("L", size).save(stream, "png")
+    return draw(maybe_damaged(stream.getvalue()))
+
+
+_ARRAYS = st.sampled_from([
+    np.zeros((6, 8, 8), np.uint8), np.zeros((6, 8, 8, 1), np.uint8), np.zeros((6, 8, 8, 3), np.uint8),
+    np.zeros((6, 8, 8, 2), np.uint8), np.zeros((0, 8, 8), np.uint8), np.zeros((6, 0, 0), np.uint8),
+    np.zeros((6, 1, 1), np.uint8), np.zeros((6, 8, 8)), np.full((6, 8, 8), np.nan), np.arange(6) % 3,
+    np.arange(6) % 3 - 1, np.arange(6) / 2, np.arange(6) * 10**9, np.full(6, 2**62), np.zeros((6, 1), int),
+    np.arange(6, dtype=np.uint64) + 2**63, np.array(["a", "b"] * 3), np.array([None] * 6), np.array(3),
+    np.zeros(6, bool), np.array(["2020-01-01"] * 6, "datetime64[D]"), np.zeros((2, 8, 8), np.uint8),
+])  # fmt: skip
+_ARRAY_NAMES = st.sampled_from([("images", "labels"), ("images", "labels"), ("x", "y"), ("a", "b"), ("image", "[/]")])
+
+
+@st.composite
+def _array_file(draw):
+    """An npz of some arrays, or what is not one."""
+    kind = draw(st.sampled_from(["npz", "npz", "npz", "npy", "bomb", "zip", "none"]))
+    stream = io.BytesIO()
+    if kind == "npz":
+        images = np.zeros((6, 8, 8), np.uint8) if draw(st.booleans()) else draw(_ARRAYS)
+        np.savez_compressed(stream, **dict(zip(draw(_ARRAY_NAMES), (images, draw(_ARRAYS)), strict=True)))
+    elif kind == "npy":
+        np.save(stream, draw(_ARRAYS), allow_pickle=True)
+    elif kind == "bomb":
+        shape = draw(st.sampled_from(["(1099511627776, 8, 8)", "(6, 1048576, 1048576)", "(-1, 8, 8)", "(1e3,)"]))
+        stream.write(bomb(shape))
+    elif kind == "zip":
+        with zipfile.ZipFile(stream, "w") as file:
+            for name in draw(st.lists(st.sampled_from(["images.npy", "labels.npy", "../x", "images"]), max_size=3)):
+                file.writestr(name, draw(st.sampled_from([b"", POISON, b"\x93NUMPY\x01\x00v\x00{}"])))
+    else:
+        stream.write(draw(st.one_of(CONTENT, st.just(POISON))))
+    return draw(maybe_damaged(stream.getvalue()))
+
+
+def bomb(shape):
+    """An npz whose arrays say that they have this shape, which no machine could hold."""
+    about = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    head = b"\x93NUMPY\x01\x00" + len(about).to_bytes(2, "little") + about.encode()
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("images.npy", head + bytes(10_000))
+        file.writestr("labels.npy", head)
+    return stream.getvalue()
+
+
+_NO_PICTURES = st.sampled_from([
+    None, {"bytes": None, "path": None}, {"bytes": None, "path": "a.npz"}, {"bytes": b"", "path": "/dev/null"},
+])  # fmt: skip
+_ABOUT = st.sampled_from([
+    None, b"{", b'{"info": 3}', b'{"info": {"features": {"image": {"_type": "Image"}}}}',
+    b'{"info": {"features": {"label": {"names": ["a"], "_type": "ClassLabel"}}}}',
+])  # fmt: skip
+
+
+@st.composite
+def _image_parquet(draw):
+    """Pictures and labels as parquet, with or without what the datasets library says of its columns."""
+    encoded = _picture().map(lambda raw: {"bytes": raw, "path": None})
+    pictures = draw(st.lists(st.one_of(encoded, encoded, _NO_PICTURES), min_size=1, max_size=4))
+    number = st.one_of(st.integers(0, 2), st.integers(0, 2), st.none(), st.integers(-(2**62), 2**62))
+    labels = [draw(number) for _ in pictures]
+    if not draw(st.integers(0, 3)):
+        labels = [draw(st.sampled_from(["a", 0.5, [1], b"x"]))] * len(pictures)
+    names = draw(st.sampled_from([("image", "label"), ("img", "labels"), ("x", "z"), ("image", "image2")]))
+    table = pyarrow.table(dict(zip(names, (pictures, labels), strict=True)))
+    about = draw(_ABOUT)
+    stream = io.BytesIO()
+    parquet.write_table(table.replace_schema_metadata(about and {b"huggingface": about}), stream)
+    return draw(maybe_damaged(stream.getvalue()))
+
+
+_CLASSES = st.sampled_from(["cat", "dog", "[/]", "a b", "\u202e", "train", "test"])
+_FILES = st.sampled_from(["1.png", "2.png", "x.PNG", "deep/1.png", "a.txt", "[red].png", "é.png", "a\nb.png"])
+_LINKS = st.sampled_from(["nowhere", "link.png", "../../a.npz", "..", "/dev/null"])
+
+
+@st.composite
+def _image_folder(draw):
+    """A folder of classes: good and bad files, links that lead nowhere, round or out."""
+    found = {"x/file.txt": b""}
+    for label in draw(st.lists(_CLASSES, max_size=3, unique=True)):
+        found |= {f"x/{label}/{name}": draw(_picture()) for name in draw(st.lists(_FILES, max_size=3, unique=True))}
+        if not draw(st.integers(0, 3)):
+            found[f"x/{label}/link.png"] = Link(draw(_LINKS))
+    if not draw(st.integers(0, 3)):
+        found["x/round"] = Link(".")
+    return tuple(found.items())
+
+
+_IMAGES = st.one_of(
+    _array_file().map(lambda content: ("x.npz", (("x.npz", content),))),
+    _image_parquet().map(lambda content: ("x.parquet", (("x.parquet", content),))),
+    _image_folder().map(lambda files: ("x", files)),
+)
+_SHAPES = st.sampled_from([
+    [], [], ["--image_size", "8"], ["--num_channels", "1"], ["--image_size", "8", "--num_channels", "1"],
+])  # fmt: skip
+
+
+@st.composite
+def with_data(draw):
+    """Data sets of any content, as training, test or forget data."""
+    name = draw(st.sampled_from(COMMANDS))
+    role = draw(st.sampled_from(["data", "data", "test_data", "forget_data"]))
+    if draw(st.booleans()):
+        source, changes = draw(_IMAGES)
+        words, valid, way = ["--model", "image", *draw(_SHAPES)], "a.npz", ["--forget_class", "0"]
+    else:
+        source, content = draw(_text_file())
+        changes = ((source, content),)
+        words, valid, way = ["--model", "text", "--task", "text"], "t.jsonl", ["--forget_filter", "question=a?"]
+    words += ["--data", source if role == "data" else valid, *([] if role == "data" else [f"--{role}", source])]
+    if role != "forget_data":
+        words += draw(st.sampled_from([["--forget_rows", "0"], ["--forget_rows", "0,1"], way]))
+    return Input("data", command([name, *words, *easy(name)]), changes)

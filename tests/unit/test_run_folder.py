@@ -1,0 +1,55 @@
+"""Two runs that want one folder, and folders in which nothing was written."""
+
+import pytest
+
+from hamu import HamuError
+from hamu.run_folder import RunFolder
+
+UNDER_WAY = "another run, or one that it left, is under way"
+
+
+def test_a_folder_in_which_a_run_writes_is_refused_at_once(tmp_path):
+    with RunFolder(tmp_path / "out") as first:
+        first.write_json("evaluation.json", {})
+        for how in ({"overwrite": True}, {"resume": True}):
+            with pytest.raises(HamuError, match=UNDER_WAY):
+                RunFolder(tmp_path / "out", **how)
+    RunFolder(tmp_path / "out", overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_that_began_together_the_second_to_write_is_refused_and_changes_nothing(tmp_path, overwrite):
+    first, second = (RunFolder(tmp_path / "out", overwrite=overwrite) for _ in range(2))
+    with first:
+        first.write_text("steps.jsonl", "first\n")
+        with second, pytest.raises(HamuError, match=UNDER_WAY):
+            second.write_text("steps.jsonl", "second\n")
+        assert (tmp_path / "out/steps.jsonl").read_text() == "first\n"
+
+
+def test_what_another_run_has_left_meanwhile_is_not_mixed_with(tmp_path):
+    first, second, third = (RunFolder(tmp_path / "out", overwrite=n == 2) for n in range(3))
+    with first:
+        first.write_text("steps.jsonl", "first\n")
+        first.write_text("record.md", "first\n")
+    with second, pytest.raises(HamuError, match="is in use"):
+        second.write_text("steps.jsonl", "second\n")
+    with third:
+        third.write_text("steps.jsonl", "third\n")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["steps.jsonl"]
+
+
+def test_folders_that_were_made_for_nothing_go(tmp_path):
+    with RunFolder(tmp_path / "deep/er/out") as folder:
+        folder.prepare()
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
+    with RunFolder(tmp_path / "mine") as folder:
+        folder.prepare()
+    assert (tmp_path / "mine").is_dir(), "it was there before"
+
+
+def test_one_file_keeps_its_folder(tmp_path):
+    with RunFolder(tmp_path / "deep/out") as folder:
+        folder.write_text("steps.jsonl", "")
+    assert (tmp_path / "deep/out/steps.jsonl").is_file()

@@ -1,0 +1,92 @@
+"""What a piece of code does to files, to the network and with pickles, as Python's audit events tell."""
+
+import os
+import sys
+import sysconfig
+from contextlib import contextmanager
+from pathlib import Path
+
+_CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod")
+_NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# byte code that Python keeps, semaphores, fonts that matplotlib has found: nothing of a command's own
+_BESIDES = (Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib")), Path("/dev"), Path("/proc"))
+
+
+class Watched:
+    """What was seen.
+
+    Attributes:
+        changed: the files and folders that were made, written, renamed or removed.
+        reached: where it wanted to connect to.
+        unpickled: the names that pickles asked for, "module.name".
+    """
+
+    def __init__(self):
+        self.changed, self.reached, self.unpickled = set(), [], []
+
+    def outside(self, *folders):
+        """What was changed and is neither in one of these folders nor on the way to one."""
+        places = [Path(folder).resolve() for folder in folders]
+        return sorted(
+            str(path)
+            for path in self.changed
+            if not any(path.is_relative_to(place) or place.is_relative_to(path) for place in places)
+        )
+
+
+_watching: list[Watched] = []
+
+
+@contextmanager
+def watched():
+    """Watch what is done within."""
+    if _hook not in _hooked:
+        sys.addaudithook(_hook)  # stays for good
+        _hooked.append(_hook)
+    seen = Watched()
+    _watching.append(seen)
+    try:
+        yield seen
+    finally:
+        _watching.remove(seen)
+
+
+def _hook(event, args):
+    if not _watching:
+        return
+    if event == "open" and (args[2] or 0) & _WRITING:
+        _changed(args[0])
+    elif event in ("os.rename", "os.link"):
+        _changed(args[0], args[2])
+        _changed(args[1], args[3])
+    elif event == "os.symlink":
+        _changed(args[1], args[2])
+    elif event in _CHANGES:
+        _changed(args[0], args[-1] if event != "os.truncate" else -1)
+    elif event in _NETWORK and not _is_local(event, args):
+        for seen in _watching:
+            seen.reached.append(f"{event} {args[1:]}")
+    elif event == "pickle.find_class":
+        for seen in _watching:
+            seen.unpickled.append(f"{args[0]}.{args[1]}")
+
+
+def _is_local(event, args):
+    """Whether a socket is a file of this machine, as between the processes of a data loader."""
+    return event == "socket.connect" and isinstance(args[1], str | bytes)
+
+
+def _changed(path, folder=-1):
+    """Note a path; it may be relative to an open folder."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return
+    around = os.readlink(f"/proc/self/fd/{folder}") if folder >= 0 else os.getcwd()
+    found = Path(os.path.normpath(os.path.join(around, os.fsdecode(path))))
+    if "__pycache__" in found.parts or any(found.is_relative_to(place) for place in _BESIDES):
+        return
+    for seen in _watching:
+        seen.changed.add(found)
+
+
+_hooked: list = []
