@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import stat
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -185,6 +186,50 @@ def test_code_that_comes_with_a_model_never_runs(cli, changed, data, model):
     assert seen.outside("out") == []
     if "attn_implementation" in changed:
         assert "asks for code of the hub, somebody/attention, which is not run" in err
+
+
+OWN_MODEL = """
+import os
+from transformers import LlamaConfig, LlamaForCausalLM
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+    def __init__(self, config):
+        super().__init__(config)
+        os.makedirs("ran", exist_ok=True)
+"""
+
+
+def test_code_that_comes_with_a_model_runs_where_that_is_asked_for_as_a_flag(cli, monkeypatch, tmp_path):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("text/own.py").write_text(OWN_MODEL)
+    path = Path("text/config.json")
+    names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "own", "auto_map": names}))
+    run = ["unlearn", *TEXTS, "--model", "text", *EASY, "--output_dir", "out"]
+    assert "the model text is defined by code that comes with it, which is not run; if you trust it" in refused(
+        cli, *run
+    )
+    Path("run.yaml").write_text("trust_remote_code: true")
+    err = refused(cli, *run, "--config", "run.yaml")
+    assert "run.yaml has trust_remote_code, which lets the code of a model do anything; give it as a flag" in err
+    assert not Path("ran").exists()
+    code, said, err = cli(*run, "--trust_remote_code", *SAVING)
+    assert (code, err) == (0, "")
+    assert "code that comes with a model is run, and can do all that you can" in said
+    assert Path("ran").is_dir()
+    assert "trust_remote_code" not in Path("out/config.yaml").read_text()
+    os.rmdir("ran")
+    code, said, _ = cli("verify", "out")
+    assert code == 0
+    assert "which is not run; if you trust it" in said
+    assert not Path("ran").exists()
+    code, said, err = cli("verify", "out", "--trust_remote_code")
+    assert (code, err) == (0, "")
+    assert "which is not run" not in said
+    assert Path("ran").is_dir()
 
 
 @pytest.mark.parametrize("text", [

@@ -70,7 +70,8 @@ def run(argv: list[str], console: Console) -> int:
     with folder, TemporaryDirectory(prefix="hamu-") as place:
         plans = {cell: _planned(cell, shared, Path(place)) for cell in grid}
         folder.prepare()
-        runs = Runs(folder, plans, every_option, overwrite=run_options.overwrite)
+        flags = ("--trust_remote_code",) if run_options.trust_remote_code else ()
+        runs = Runs(folder, plans, every_option, overwrite=run_options.overwrite, flags=flags)
         console.print(
             f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
             f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"

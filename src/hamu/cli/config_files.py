@@ -90,6 +90,8 @@ def settings_of(name: str, text: str, command: str, known: Collection[str], ever
     sections = {key: _mapping(name, content.pop(key), f" under {key}") for key in _SECTIONS if key in content}
     for key in (*content, *(key for section in sections.values() for key in section)):
         check_has_a_place(str(key), name)
+        if key == "trust_remote_code":
+            raise HamuError(f"{name} has {key}, which lets the code of a model do anything; give it as a flag only")
         if key not in every:
             close = difflib.get_close_matches(str(key), every, 1)
             hint = f"; did you mean {close[0]}?" if close else ""

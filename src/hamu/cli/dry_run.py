@@ -26,7 +26,7 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
     if run.model is None or run.model == TINY:
         raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read")
     adapter = AdapterSettings(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets) if run.lora else None
-    shape = model_shape(run.model, adapter, run.model_dtype)
+    shape = model_shape(run.model, adapter, run.model_dtype, trust_remote_code=run.trust_remote_code)
     retain, forget, known = _records(data, run, console)
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     is_unlearning = isinstance(args, UnlearnConfig)

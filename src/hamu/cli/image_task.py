@@ -46,11 +46,12 @@ class ImageTask(Task):
 
     def new_model(self, name: str, train: ImageData) -> Any:
         """A new classifier, normalising by this data's statistics."""
-        return new_classifier(name, train, *pixel_statistics(train))
+        trusted = self.run_options.trust_remote_code
+        return new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
 
     def load_model(self, source: str) -> Any:
         """A saved classifier."""
-        return load_classifier(source)
+        return load_classifier(source, trust_remote_code=self.run_options.trust_remote_code)
 
     def fitted(self, model: Any, *sets: ImageData | None) -> list[ImageData | None]:
         """Checked, and normalised as the model expects; by the first set's statistics if the model does not say."""

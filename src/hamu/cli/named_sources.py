@@ -16,7 +16,7 @@ from hamu.cli.options import DataOptions, RunOptions, parse, recorded_settings
 from hamu.cli.tasks import HUB, Task, choose_task
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
-from hamu.models.loading import folder_of
+from hamu.models.loading import NeedsCode, folder_of
 from hamu.record import Unavailable
 from hamu.record.figures import figures
 from hamu.training import UnlearnConfig
@@ -37,10 +37,11 @@ class NamedSources:
     Args:
         run: the folder of the run.
         hub: the names of the hub that may be read, each "hub:OWNER/NAME".
+        trust_remote_code: run the code that comes with a model; that can do anything.
     """
 
-    def __init__(self, run: Path, hub: Collection[str] = ()) -> None:
-        self._run, self._hub = run, hub
+    def __init__(self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False) -> None:
+        self._run, self._hub, self._trusts = run, hub, trust_remote_code
         self._figures: dict[str, dict[str, Any]] = {}
 
     def settings(self) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class NamedSources:
             )
         except HamuError as error:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
+        options.trust_remote_code = self._trusts
         task = choose_task(data, options, Console(quiet=True))
         task.fill_in(args, given)
         of_run = recorded_settings(data, options, args, given)
@@ -113,8 +115,11 @@ class NamedSources:
         self._base(source)
         args = self._named.args
         half = torch.float16 if args.fp16 else torch.bfloat16
-        with torch.autocast(args.device.type, dtype=half, enabled=args.bf16 or args.fp16):
-            return predictions_of(self._named.task, source, self._problem, args, args.max_eval_samples)[1]
+        try:
+            with torch.autocast(args.device.type, dtype=half, enabled=args.bf16 or args.fp16):
+                return predictions_of(self._named.task, source, self._problem, args, args.max_eval_samples)[1]
+        except NeedsCode as error:
+            raise Unavailable(str(error)) from error
 
     def _model(self, role: str) -> str:
         """Where a model is."""

@@ -21,10 +21,11 @@ from hamu.record.settings import recorded
 from hamu.training import UnlearnConfig
 from hamu.training.config import own_options
 
-_NOT_OF_A_RUN = ("resume", "overwrite")  # how a command was called
+_NOT_OF_A_RUN = ("resume", "overwrite", "trust_remote_code")  # how a command was called
 # what a run may be resumed with although it was begun with something else: none of it changes a result
 _MAY_CHANGE = {
-    "resume", "output_dir", "shard", "pairing", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "resume", "output_dir", "trust_remote_code", "shard", "pairing", "per_device_train_batch_size",
+    "gradient_accumulation_steps",
     "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "keep", "report_to",
     "dataloader_num_workers",
 }  # fmt: skip
@@ -101,6 +102,10 @@ class RunOptions:
             "help": "A folder written by `hamu train` or save_pretrained (a PEFT adapter too), or hub:OWNER/NAME; for "
             "train also resnet20 or tiny-llama, which are new."
         },
+    )
+    trust_remote_code: bool = field(
+        default=False,
+        metadata={"help": "Run the code that comes with a model, which can do anything; taken as a flag only."},
     )
     base_model: str | None = field(
         default=None, metadata={"help": "Text: where an adapter's base model is, if not where the adapter says."}

@@ -203,6 +203,8 @@ def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:
     from hamu.cli.image_task import ImageTask
     from hamu.cli.text_task import TextTask
 
+    if run.trust_remote_code:
+        console.print("code that comes with a model is run, and can do all that you can", style="yellow")
     tasks: dict[str, type[Task]] = {"image": ImageTask, "text": TextTask}
     name = data.task
     if name == "auto":

@@ -85,7 +85,7 @@ class TextTask(Task):
         self.tokenizer = (
             new_tokenizer(record.prompt + record.answer for record in train.records)
             if other is None
-            else load_tokenizer(other)
+            else load_tokenizer(other, trust_remote_code=self.run_options.trust_remote_code)
         )
         return new_language_model(self.tokenizer, max_length=self.data_options.max_length)
 
@@ -115,9 +115,12 @@ class TextTask(Task):
 
     def _loaded(self, source: str, adapter: AdapterSettings | None = None) -> tuple[Any, Any]:
         """A model and its tokenizer."""
-        base, dtype = self.run_options.base_model, self.run_options.model_dtype
-        model = load_language_model(source, base_model=base, adapter=adapter, dtype=dtype)
-        return model, load_tokenizer(source, base)
+        options = self.run_options
+        base, trusted = options.base_model, options.trust_remote_code
+        model = load_language_model(
+            source, base_model=base, adapter=adapter, dtype=options.model_dtype, trust_remote_code=trusted
+        )
+        return model, load_tokenizer(source, base, trust_remote_code=trusted)
 
     def fitted(self, model: Any, *sets: TextRecords | None) -> list[TextData | None]:
         """As tokens; checked."""

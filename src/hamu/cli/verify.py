@@ -29,8 +29,11 @@ def run(argv: list[str], console: Console) -> int:
         help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
         "may be given several times. Without it what is of the hub cannot be checked",
     )  # fmt: skip
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="run the code that comes with a model, which can do anything"
+    )
     args = parser.parse_args(argv)
-    sources = NamedSources(Path(args.run), args.hub)
+    sources = NamedSources(Path(args.run), args.hub, trust_remote_code=args.trust_remote_code)
     counts = dict.fromkeys(_WORDS, 0)
     for finding in verify(Path(args.run), sources, evaluate=not args.no_figures):
         counts[finding.holds] += 1

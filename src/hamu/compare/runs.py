@@ -39,6 +39,7 @@ class Runs:
         plans: by cell.
         options_of: what the config.yaml of an earlier run comes to.
         overwrite: replace runs whose settings differ.
+        flags: given to every run, beside its settings.
 
     Raises:
         HamuError: if something else is in the place of a run.
@@ -51,8 +52,10 @@ class Runs:
         options_of: Callable[[Path], Mapping[str, Any]],
         *,
         overwrite: bool = False,
+        flags: tuple[str, ...] = (),
     ) -> None:
         self._folder, self._plans, self._options_of, self._overwrite = folder, plans, options_of, overwrite
+        self._flags = flags
         self._seconds: dict[str, float] = {}
         if folder.has(SUMMARY):
             self._seconds = json.loads((folder.path / SUMMARY).read_text(encoding="utf-8"))["seconds"]
@@ -103,7 +106,7 @@ class Runs:
             was, now = self._options_of(place.path / _CONFIG), plan.options
             differing = next((name for name in now if name != "output_dir" and was[name] != now[name]), None)
             if differing is None:
-                going_on = Call(cell.name, ("unlearn", "--resume", "--output_dir", str(place.path)))
+                going_on = Call(cell.name, ("unlearn", "--resume", *self._flags, "--output_dir", str(place.path)))
                 return None if place.has(_RECORD) else going_on
             if not self._overwrite:
                 raise HamuError(
@@ -111,8 +114,8 @@ class Runs:
                     f"--output_dir, or give --overwrite to replace such runs"
                 )
         RunFolder(place.path, overwrite=True)  # refuses what is not of a run
-        argv = ("unlearn", "--config", str(plan.settings), "--overwrite", "--output_dir", str(place.path))
-        return Call(cell.name, argv)
+        how = ("--config", str(plan.settings), "--overwrite", *self._flags)
+        return Call(cell.name, ("unlearn", *how, "--output_dir", str(place.path)))
 
     def _row(self, cell: Cell, failure: str = "") -> Row:
         seconds = self._seconds.get(cell.name)

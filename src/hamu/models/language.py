@@ -1,7 +1,8 @@
 """Causal language models and their adapters: new, saved, or of the hub.
 
 A model is "tiny-llama" (new, with a tokenizer of its own), a folder written by `save_pretrained` (a whole model, or a
-PEFT adapter), or "hub:OWNER/NAME". Only the last may use the network; code that comes with a model never runs.
+PEFT adapter), or "hub:OWNER/NAME". Only the last may use the network. Code that comes with a model runs
+only where `trust_remote_code` is given.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def new_language_model(
     return LlamaForCausalLM(config)
 
 
-def load_tokenizer(source: str, base_model: str | None = None) -> Any:
+def load_tokenizer(source: str, base_model: str | None = None, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer that lies beside a model, or beside an adapter's base model.
 
     The end-of-sequence token pads where it has no padding token.
@@ -116,7 +117,9 @@ def load_tokenizer(source: str, base_model: str | None = None) -> Any:
         source = _base_of(source, settings, base_model)
     with readable(f"the tokenizer of {source}"):
         tokenizer = AutoTokenizer.from_pretrained(
-            source.removeprefix(HUB), local_files_only=not source.startswith(HUB), trust_remote_code=False
+            source.removeprefix(HUB),
+            local_files_only=not source.startswith(HUB),
+            trust_remote_code=trust_remote_code,
         )
         tokenizer("Does it work?")
     if tokenizer.pad_token is None:
@@ -131,6 +134,7 @@ def load_language_model(
     adapter: AdapterSettings | None = None,
     dtype: str = "float32",
     trainable: bool = True,
+    trust_remote_code: bool = False,
 ) -> Any:
     """A saved causal language model, or a PEFT adapter on its base model.
 
@@ -140,6 +144,7 @@ def load_language_model(
         adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays the only one.
         dtype: "float32", "bfloat16", "float16", or "auto" for that of the file. Adapters are float32 in any case.
         trainable: whether a saved adapter is to be trained on.
+        trust_remote_code: run the code that comes with the model; that can do anything.
 
     Returns:
         A PreTrainedModel, or with an adapter a PeftModel.
@@ -152,7 +157,7 @@ def load_language_model(
     _check_is_saved(source)
     base_of_adapter = base_of(source, base_model)
     base = base_of_adapter or source
-    model = from_pretrained(AutoModelForCausalLM, base, dtype=_DTYPES[dtype])
+    model = from_pretrained(AutoModelForCausalLM, base, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code)
     model.config.use_cache = False
     if base_of_adapter is not None:
         model = _with_saved_adapter(model, source, base, trainable)

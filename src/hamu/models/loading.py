@@ -1,7 +1,7 @@
 """Loading image classifiers, new or saved, and checking that they fit the data before anything runs.
 
 A model is a built-in name ("resnet20", "resnet8", ...), a folder written by `save_pretrained`, or "hub:OWNER/NAME".
-Only the last may use the network; code that comes with a model never runs.
+Only the last may use the network. Code that comes with a model runs only where `trust_remote_code` is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.utils import cached_file
 
@@ -28,20 +28,23 @@ from hamu.objectives import predict_logits
 HUB = "hub:"
 
 
-def new_classifier(name: str, data: ImageData, mean: list[float], std: list[float]) -> PreTrainedModel:
+def new_classifier(
+    name: str, data: ImageData, mean: list[float], std: list[float], *, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """A classifier with random weights for this data.
 
     Args:
         name: "resnetN" with N = 6n+2, or a folder or hub id whose weights are the start.
         data: the training data; its classes and channels shape the model.
         mean, std: per-channel normalisation, saved with the model.
+        trust_remote_code: see `load_classifier`.
 
     Raises:
         HamuError: if the name is unknown.
     """
     match = re.fullmatch(r"resnet(\d+)", name)
     if match is None:
-        model = load_classifier(name)
+        model = load_classifier(name, trust_remote_code=trust_remote_code)
         if model.config.image_mean is None:
             model.config.image_mean, model.config.image_std = mean, std
         return model
@@ -57,11 +60,12 @@ def new_classifier(name: str, data: ImageData, mean: list[float], std: list[floa
     )
 
 
-def load_classifier(source: str) -> PreTrainedModel:
+def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """A saved classifier.
 
     Args:
         source: a folder with config.json and safetensors, or "hub:OWNER/NAME".
+        trust_remote_code: run the code that comes with it; that can do anything.
 
     Raises:
         HamuError: if it is not there, cannot be loaded, or has weights that are not finite.
@@ -73,20 +77,22 @@ def load_classifier(source: str) -> PreTrainedModel:
             f"`hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
         )
     # dtype "auto" would train a half-precision copy in half precision
-    model = from_pretrained(AutoModelForImageClassification, source, dtype=torch.float32)
+    kind = AutoModelForImageClassification
+    model = from_pretrained(kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code)
     if getattr(model.config, "image_mean", None) is None:
         model.config.image_mean, model.config.image_std = _processor_statistics(source)
     check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
     return model
 
 
-def from_pretrained(kind: Any, source: str, *, dtype: Any) -> Any:
-    """A whole saved model of a kind, from safetensors alone, without running code that comes with it.
+def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False) -> Any:
+    """A whole saved model of a kind, from safetensors alone.
 
     Args:
         kind: one of transformers' Auto classes.
         source: a folder, or "hub:OWNER/NAME".
         dtype: of its weights.
+        trust_remote_code: run the code that comes with it; that can do anything.
 
     Raises:
         HamuError: if it cannot be loaded, or lacks a weight, which would be drawn at random.
@@ -98,10 +104,11 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any) -> Any:
                 f"the model {source} has no weights in safetensors, and no other file is read, for a pickle can run "
                 f"code; save it again with save_pretrained"
             )
-        where, settings = source.removeprefix(HUB), {"local_files_only": is_local, "trust_remote_code": False}
-        config = AutoConfig.from_pretrained(where, **settings)
+        where = source.removeprefix(HUB)
+        settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
+        config = _config(where, source, settings)
         attention = str(getattr(config, "_attn_implementation", None))
-        if "/" in attention:
+        if "/" in attention:  # kernels that transformers would fetch whatever was asked of it
             raise HamuError(
                 f"the model {source} asks for code of the hub, {attention}, which is not run; take attn_implementation "
                 f"out of its config.json"
@@ -112,6 +119,23 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any) -> Any:
     if found["missing_keys"]:
         raise HamuError(f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy")
     return model
+
+
+class NeedsCode(HamuError):
+    """A model is defined by code that comes with it."""
+
+
+def _config(where: str, source: str, settings: dict[str, bool]) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(where, **settings)
+    except ValueError as error:
+        raw, _ = PreTrainedConfig.get_config_dict(where, local_files_only=settings["local_files_only"])
+        if settings["trust_remote_code"] or "auto_map" not in raw:
+            raise
+        raise NeedsCode(
+            f"the model {source} is defined by code that comes with it, which is not run; if you trust it, give "
+            f"--trust_remote_code"
+        ) from error
 
 
 @contextmanager

@@ -46,20 +46,23 @@ class ModelShape:
     bytes_per_parameter: int
 
 
-def model_shape(source: str, adapter: AdapterSettings | None, dtype: str) -> ModelShape:
+def model_shape(
+    source: str, adapter: AdapterSettings | None, dtype: str, *, trust_remote_code: bool = False
+) -> ModelShape:
     """The shape of a model that need not be there.
 
     Args:
         source: a folder with config.json, or a hub name (looked up only if its shape is not known here).
         adapter: a new adapter to count, or None to train everything.
         dtype: "float32", "bfloat16", "float16", or "auto" for that of the configuration.
+        trust_remote_code: run the code that comes with the model; that can do anything.
 
     Raises:
         HamuError: if the configuration cannot be read.
     """
-    config = _configuration(source)
+    config = _configuration(source, trust_remote_code)
     with readable(f"a language model after the configuration of {source}"), torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     if adapter is not None:
         with torch.device("meta"):
             model = with_adapter(model, adapter)
@@ -115,12 +118,14 @@ def estimate_memory(
     return {name: value / 1e9 for name, value in found.items()}
 
 
-def _configuration(source: str) -> PreTrainedConfig:
+def _configuration(source: str, trust_remote_code: bool) -> PreTrainedConfig:
     if source in _KNOWN:
         return _KNOWN[source]()
     with readable(f"the configuration of {source}"):
         return AutoConfig.from_pretrained(
-            source.removeprefix(HUB), local_files_only=not source.startswith(HUB), trust_remote_code=False
+            source.removeprefix(HUB),
+            local_files_only=not source.startswith(HUB),
+            trust_remote_code=trust_remote_code,
         )
 
 
