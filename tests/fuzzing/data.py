@@ -80,7 +80,7 @@ def _picture(draw):
     stream = io.BytesIO()
     try:
         Image.new(mode, size).save(stream, form)
-    except (OSError, KeyError):  # the format has no such mode
+    except (OSError, KeyError, ValueError):  # the format has no such mode
         Image.new("L", size).save(stream, "png")
     return draw(maybe_damaged(stream.getvalue()))
 
