@@ -201,7 +201,7 @@ class ResumableTrainer(Trainer):
 def _check_state(path: Path) -> None:
     """Check that what the Trainer remembers has the types that it would have."""
     found, types = TrainerState.load_from_json(str(path)), TrainerState()
-    for name, value in {**vars(types), "best_metric": 0.0}.items():
+    for name, value in {**vars(types), "best_metric": 0.0, "train_batch_size": 0}.items():
         given = getattr(found, name)
         expected = int | float if isinstance(value, int | float) else type(value)
         if value is not None and given is not None and not isinstance(given, expected):
