@@ -36,6 +36,7 @@ _OWN = (
     "trajectories.png",
     "assess.json",
     "frontier.png",
+    "tensorboard",
 )
 
 _LEFT = (".checkpoint-", *(f".{name}." for name in _OWN))  # what an interrupted write leaves

@@ -203,6 +203,11 @@ class UnlearnTrainer(ResumableTrainer):
         return processes() // 2 if self._is_split else processes()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a step was taken; one that was passed over is none."""
+        return self.steps_taken > 0
+
+    @property
     def global_batch(self) -> int:
         """Records of each side in a step, over all processes."""
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self._sharing
@@ -352,6 +357,8 @@ class UnlearnTrainer(ResumableTrainer):
         if "loss" in logs and self._losses:
             del logs["loss"]
             logs.update(self._step_figures())
+        for name in ("train_loss", "total_flos"):  # the sum of two losses, and what is not counted
+            logs.pop(name, None)
         super().log(logs, start_time)
         steps = [number for number, entry in enumerate(self.state.log_history) if "taken" in entry]
         for number in reversed(steps[:-_REMEMBERED]):
@@ -363,7 +370,7 @@ class UnlearnTrainer(ResumableTrainer):
         none = torch.zeros((), device=self.args.device)
         tensors = {f"{side}_loss": summed(self._losses.get(side, none).double()) for side in self.sides}
         if step is None:  # the run ended before this step
-            return {name: loss.item() for name, loss in tensors.items()} | {"taken": 0.0}
+            return {name: loss.item() for name, loss in tensors.items()} | {"taken": 0.0, "stopped": 1.0}
         norms = step.gradient_norms
         tensors |= {f"{side}_norm": norms[SIDES.index(side)] for side in self.sides}
         if len(self.sides) == 2:
@@ -385,7 +392,7 @@ class UnlearnTrainer(ResumableTrainer):
             }
         values = torch.stack([t.detach().double() for t in tensors.values()]).tolist()
         figures = dict(zip(tensors, values, strict=True)) | self._watch.figures
-        return figures | {"taken": float(step.decision == "step")}
+        return figures | {"taken": float(step.decision == "step"), "stopped": float(bool(self.stop_reason))}
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Not once more at the start of a run that is resumed: it was before its first step."""
