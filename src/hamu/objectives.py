@@ -73,7 +73,7 @@ def count_predictions(labels: Tensor) -> Tensor | int:
 class Objective(ABC):
     """One loss. `name` is what methods and the command line call it.
 
-    Class attributes:
+    Attributes:
         needs_original: whether it compares with the original model.
         per_record: whether its sum is over records; otherwise it is over predictions.
     """

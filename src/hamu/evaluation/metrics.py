@@ -15,7 +15,7 @@ BySet = Mapping[str, Predictions] | Mapping[str, TokenPredictions]
 class Metric(ABC):
     """One figure of a model. Subclass it, name it in an entry point, and it stands in every report.
 
-    Class attributes:
+    Attributes:
         name: what reports call it.
     """
 

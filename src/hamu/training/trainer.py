@@ -57,8 +57,9 @@ class UnlearnTrainer(ResumableTrainer):
         steps_skipped: steps that could not be taken, or that the trust region undid.
         assessed: figures of an assessment before the run, for its record; None without.
         stop_reason: why the run ended before its last epoch, "" if it did not.
-        start_predictions, predictions: by set, what the first and the last evaluation predicted.
-        evaluated_step: the step after which that was, -1 before the first evaluation.
+        start_predictions: by set, what the first evaluation predicted.
+        predictions: by set, what the last one did.
+        evaluated_step: the step after which the last one was, -1 before the first evaluation.
 
     Raises:
         HamuError: if a set is empty, the model cannot train, or the constraint cannot be met at the first step.
