@@ -1,14 +1,18 @@
-# make demo | test | bench | lint | venv: each sets up what it needs and runs.
+# make demo | test | docs | bench | lint | venv: each sets up what it needs and runs.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench lint venv clean
+.PHONY: demo test docs bench lint venv clean
 
 demo: venv
 	$(BIN)/hamu demo --overwrite
 
 test: venv
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope
+
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "the site is in build/docs; its search needs a server: python -m http.server --directory build/docs"
 
 bench: venv
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
@@ -30,4 +34,4 @@ venv: .venv/.complete
 	@touch $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv build

@@ -34,7 +34,8 @@ class StepTaken:
     """What a step did to the weights, to first order. Changes are of the losses as they are, not clipped.
 
     Attributes:
-        retain_change, forget_change: g_r·Δw and g_f·Δw, 0-dim; None where that gradient was not kept.
+        retain_change: g_r·Δw, 0-dim; None where that gradient was not kept.
+        forget_change: g_f·Δw, likewise.
         gain: first-order change of the constrained, clipped loss in the promised direction, by block, [L]; None for
             methods without a constraint.
         demand: what was demanded of it, η q_i, [L]; None likewise.

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from hamu.distributed.layout import is_sharded
 from hamu.errors import HamuError
+from hamu.plugins import with_plugins
 
 IGNORED = -100  # the label of what is not scored, transformers' convention
 
@@ -72,7 +73,7 @@ def count_predictions(labels: Tensor) -> Tensor | int:
 class Objective(ABC):
     """One loss. `name` is what methods and the command line call it.
 
-    Class attributes:
+    Attributes:
         needs_original: whether it compares with the original model.
         per_record: whether its sum is over records; otherwise it is over predictions.
     """
@@ -171,9 +172,18 @@ class SimpleNegativePreference(Objective):
         return 2.0 / self.beta * F.logsigmoid(-self.beta * mean - self.gamma).sum()
 
 
-_OBJECTIVES: dict[str, type[Objective]] = {
-    cls.name: cls for cls in (CrossEntropy, KLToOriginal, ScrubRetain, NegativePreference, SimpleNegativePreference)
-}
+_OURS: tuple[type[Objective], ...] = (
+    CrossEntropy,
+    KLToOriginal,
+    ScrubRetain,
+    NegativePreference,
+    SimpleNegativePreference,
+)
+
+
+def objective_classes() -> dict[str, type[Objective]]:
+    """All known objectives by name: ours, and those that installed packages name in group `hamu.objectives`."""
+    return with_plugins(_OURS, "hamu.objectives", "objective")
 
 
 def build_objective(name: str) -> Objective:
@@ -182,9 +192,10 @@ def build_objective(name: str) -> Objective:
     Raises:
         HamuError: if the name is unknown.
     """
-    if name not in _OBJECTIVES:
-        raise HamuError(f"objective {name!r} is unknown; choose one of {', '.join(_OBJECTIVES)}")
-    return _OBJECTIVES[name]()
+    classes = objective_classes()
+    if name not in classes:
+        raise HamuError(f"objective {name!r} is unknown; choose one of {', '.join(classes)}")
+    return classes[name]()
 
 
 def predict_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:

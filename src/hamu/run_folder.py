@@ -36,7 +36,8 @@ _OWN = (
     "trajectories.png",
     "assess.json",
     "frontier.png",
-    "runs",  # of tensorboard
+    "runs",  # of tensorboard, as transformers names it
+    "tensorboard",
 )
 
 _LEFT = (".checkpoint-", *(f".{name}." for name in _OWN))  # what an interrupted write leaves

@@ -3,21 +3,21 @@
 import json
 import re
 import shlex
-from pathlib import Path
 
 import numpy as np
 import torch
+from doc_blocks import ROOT, blocks_of
 from PIL import Image
 
 from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
 
 
 def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return [block.text for block in blocks_of(README) if block.language == language and block.is_run]
 
 
 def test_the_loop_unlearns():
@@ -46,6 +46,7 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, f
         place = tmp_path / "images" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
+    assert len(blocks("sh")) == 5, "each is run by a test of this file"
     for line in "".join(blocks("sh")[n] for n in (0, 2, 3, 4)).strip().splitlines():
         program, *argv = shlex.split(line)
         assert program == "hamu"
@@ -79,5 +80,5 @@ def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys):
 def test_the_table_of_methods_is_complete():
     from hamu.methods import method_classes
 
-    listed = re.findall(r"^\| `([\w-]+)` \|", README, re.MULTILINE)
+    listed = re.findall(r"^\| `([\w-]+)` \|", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert listed == list(method_classes())

@@ -11,8 +11,8 @@ import torch
 from helpers import Holder, random_gram
 from torch import nn
 
-from hamu import HamuError, HamuQ, HamuU, Method, PairedGradients, StoppingRule, build_method
-from hamu.methods import method_classes, registry
+from hamu import HamuError, HamuQ, HamuU, Method, PairedGradients, StoppingRule, build_method, plugins
+from hamu.methods import method_classes
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
@@ -103,7 +103,7 @@ class Third(Method):
 
 def install(monkeypatch, cls):
     point = SimpleNamespace(load=lambda: cls, value="them:Third")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "hamu.methods" else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "hamu.methods" else [])
 
 
 def test_an_installed_package_adds_a_method(monkeypatch):

@@ -61,9 +61,11 @@ class Assessment:
         gradient_norms: ‖g_r‖ and ‖g_f‖ before clipping.
         clip: the factors by which clipping shortens them.
         step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where ‖g_f‖ is larger.
-        hamu_q, hamu_u: the hardness for either variant (κ1 and κ2, κ3 and κ4).
+        hamu_q: the hardness for HAMU-Q (κ1 and κ2).
+        hamu_u: the hardness for HAMU-U (κ3 and κ4).
         intervals: of κ, cosθ and the regime; None with too few records, or where memory did not allow it.
-        block_names, blocks: the hardness of each block.
+        block_names: of each block.
+        blocks: the hardness of each.
         frontiers: by variant.
         learning_rate: of the run to come.
         curvature: the retain loss's; None if it was not asked for.

@@ -20,7 +20,8 @@ class Curvature:
     """The ends of a Hessian's spectrum.
 
     Attributes:
-        largest, smallest: eigenvalues, as far as Lanczos found them (they lie inside the true range).
+        largest: eigenvalue, as far as Lanczos found it (it lies inside the true range).
+        smallest: likewise.
         residual: ‖Hv - λv‖ of the largest; the true spectrum has an eigenvalue within this distance of it.
     """
 

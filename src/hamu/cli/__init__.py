@@ -38,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
         by SIGTERM); `assess` also 3 if unlearning will cost, 4 if any step hurts or none is possible; `verify` 1 if
         something does not hold.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv = sys.argv[1:]
+        del sys.argv[2:]  # trackers send it along, and it may name whom to forget
     if not argv or argv[0] in ("-h", "--help"):
         print(_USAGE)
         return 0

@@ -10,7 +10,7 @@ from hamu.cli.tables import membership_line, reference_table, report_table
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.readers import DIGITS, has_test_split
-from hamu.evaluation import Predictions, classifier_report, predict
+from hamu.evaluation import Predictions, classifier_report, further_figures, predict
 from hamu.models import check_fits, load_classifier, new_classifier
 from hamu.training import TrainConfig
 from hamu.training.original import collate
@@ -76,13 +76,16 @@ class ImageTask(Task):
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
     ) -> dict[str, Any]:
         """See `classifier_report`."""
-        return classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
+        classes = problem.retain.classes
+        report = classifier_report(predictions, classes, problem.target_class, reference, args.seed)
+        return report | further_figures(predictions, reference)
 
     def show(self, reports: dict[str, dict[str, Any]]) -> None:
         """Losses and accuracies, membership inference, and the distance to the retain model."""
         self.console.print(report_table(reports))
         for name, report in reports.items():
             self.console.print(f"{name}: {membership_line(report)}" if name else membership_line(report))
+            self.show_metrics(report)
         last = list(reports.values())[-1]
         if "against_retain_model" in last:
             self.console.print(reference_table(last))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,13 +15,13 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from transformers import TrainerCallback
 
 _SECONDS_PER_LINE = 30.0
-_FIGURES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget", "kappa": "κ", "stop_threshold": "κ stop"}
+_LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
 
 
 def peak_memory() -> str:
@@ -34,14 +35,27 @@ def peak_memory() -> str:
     return f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
 
 
+def figures_line(logs: Mapping[str, Any]) -> str:
+    """The figures of a step in at most 43 characters: its losses and how hard it was.
+
+    That is κ/κ₂ where the method has a threshold (κ₄ for HAMU-U): above 1 every further step must hurt. Else it is
+    the cosine of the two gradients.
+    """
+    shown = [f"{name} {logs[key]:.3g}" for key, name in _LOSSES.items() if key in logs]
+    if logs.get("stop_threshold", 0.0) > 0:
+        shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
+    elif "cos" in logs:
+        shown.append(f"cosθ {logs['cos']:.2f}")
+    return " ".join(shown)
+
+
 def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
-    """A progress bar with times; it stays silent where the output is not a terminal."""
+    """A progress bar of one line, with the time to come and in the end the time taken; silent without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        BarColumn(30),  # narrower where the rest needs the place
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
         *columns,
         console=console,
         disable=not console.is_terminal,
@@ -72,10 +86,8 @@ class ProgressBar(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         """Show the last figures."""
-        shown = [f"{name} {logs[key]:.4g}" for key, name in _FIGURES.items() if key in logs]
-        if shown:
-            self._figures = "  ".join(shown)
-            self._bar.update(self._task, figures=self._figures)
+        self._figures = figures_line(logs) or self._figures
+        self._bar.update(self._task, figures=self._figures)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the bar as it is."""

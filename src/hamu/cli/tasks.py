@@ -93,6 +93,11 @@ class Task(ABC):
     def show(self, reports: dict[str, dict[str, Any]]) -> None:
         """Print reports side by side."""
 
+    def show_metrics(self, report: dict[str, Any]) -> None:
+        """Print what other packages measure."""
+        for name, value in report.get("metrics", {}).items():
+            self.console.print(f"{name}: " + ("not measured" if value is None else f"{value:.4g}"))
+
     @abstractmethod
     def evaluate_further(
         self,

@@ -17,6 +17,7 @@ from hamu.evaluation import (
     TofuSets,
     TokenPredictions,
     forget_quality,
+    further_figures,
     generate_answers,
     predict_tokens,
     privleak,
@@ -157,7 +158,7 @@ class TextTask(Task):
         report = text_report(predictions, texts=texts)
         if reference is not None:
             report["retain_model"] = text_report(reference, texts=texts)
-        return report
+        return report | further_figures(predictions, reference)
 
     def show(self, reports: dict[str, dict[str, Any]]) -> None:
         """Losses, accuracies and probabilities; membership inference."""
@@ -166,6 +167,7 @@ class TextTask(Task):
         self.console.print(text_table(shown))
         for name, report in shown.items():
             self.console.print(f"{name}: {text_membership_line(report)}" if name else text_membership_line(report))
+            self.show_metrics(report)
 
     def evaluate_further(
         self,

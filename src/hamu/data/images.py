@@ -23,7 +23,8 @@ class ImageData(Dataset[dict[str, Tensor]]):
         classes: the K class names.
         source: where they come from, for messages.
         rows: [N], int64, the row of each image in its source.
-        mean, std: per-channel normalisation of pixels in [0, 1], shape [C]; see `normalized`.
+        mean: of the pixels in [0, 1] by channel, shape [C], for normalisation; see `normalized`.
+        std: their standard deviation, [C].
     """
 
     pixels: Tensor

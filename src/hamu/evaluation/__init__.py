@@ -12,6 +12,7 @@ from hamu.evaluation.likelihood import (
     truth_ratios,
 )
 from hamu.evaluation.membership import MembershipInference, membership_inference
+from hamu.evaluation.metrics import Metric, further_figures, metric_classes
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.evaluation.text_membership import membership_scores, privleak, text_membership
@@ -19,15 +20,18 @@ from hamu.evaluation.tofu import TofuSets, tofu_report
 
 __all__ = [
     "MembershipInference",
+    "Metric",
     "Predictions",
     "TofuSets",
     "TokenPredictions",
     "classifier_report",
     "forget_quality",
+    "further_figures",
     "generate_answers",
     "hypervolume",
     "membership_inference",
     "membership_scores",
+    "metric_classes",
     "model_utility",
     "normalized_probabilities",
     "pareto_optimal",

@@ -102,7 +102,7 @@ class Weights:
 class Method(ABC):
     """One way of combining the two gradients. Subclass it, add a line to the registry, done.
 
-    Class attributes:
+    Attributes:
         name: what the command line and the registry call it.
         summary: one line for the table of methods.
         source: the publication that defines it.

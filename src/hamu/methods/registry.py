@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from importlib.metadata import entry_points
 from typing import Any
 
 from hamu.errors import HamuError
@@ -21,6 +20,7 @@ from hamu.methods.baselines import (
     SimpleNegativePreferenceOptimization,
 )
 from hamu.methods.hamu import HamuQ, HamuU
+from hamu.plugins import with_plugins
 
 _OURS: tuple[type[Method], ...] = (
     HamuQ,
@@ -40,13 +40,7 @@ _OURS: tuple[type[Method], ...] = (
 
 def method_classes() -> dict[str, type[Method]]:
     """All known methods by name: ours first, then those of installed packages."""
-    classes = {cls.name: cls for cls in _OURS}
-    for point in entry_points(group="hamu.methods"):
-        cls = point.load()
-        if cls.name in classes:
-            raise HamuError(f"the method {cls.name!r} of {point.value} has a name that is taken; rename it")
-        classes[cls.name] = cls
-    return classes
+    return with_plugins(_OURS, "hamu.methods", "method")
 
 
 def build_method(name: str, **settings: Any) -> Method:

@@ -17,6 +17,7 @@ from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.objectives import build_objective
 from hamu.stash import Stash
+from hamu.training.trackers import named_trackers
 from hamu.training.trust_region import TrustRegion
 
 # settings that only methods with a pass over that side have a use for
@@ -59,7 +60,9 @@ class TrainConfig(TrainingArguments):
     logging_steps: float = _option(50, "Log every so many steps.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
     keep: int | None = _option(None, "Keep at most so many checkpoints: the newest, and the best beyond them.")
-    report_to: str = _option("none", "Where to send the logs: none, tensorboard, wandb, ...")
+    report_to: str = _option(
+        "none", "Where to send settings and figures, nothing else: tensorboard, wandb, mlflow, trackio (with commas)."
+    )
     channels_last: bool = _option(True, "Keep images and convolutions in channels-last order, faster on most devices.")
     remove_unused_columns: bool = _option(False, "Not used: the collators choose the columns.")
     logging_nan_inf_filter: bool = _option(False, "Hide non-finite losses from the logs.")
@@ -82,7 +85,9 @@ class TrainConfig(TrainingArguments):
         if self.keep is not None and self.keep < 1:
             raise HamuError(f"keep {self.keep} must be at least 1 checkpoint; leave it out to keep all")
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        trackers = named_trackers(self.report_to)
         super().__post_init__()
+        self.report_to = trackers  # transformers adds one by itself where its environment has another
 
 
 @dataclass

@@ -19,6 +19,8 @@ from hamu.distributed import is_main, is_sharded, processes, summed
 from hamu.errors import HamuError, first_line
 from hamu.models.saving import load_tensors, save_model, save_rest
 from hamu.training.checkpoints import Checkpoints, check_whole, restoring
+from hamu.training.config import own_options
+from hamu.training.trackers import stand_between
 
 _logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _STATE = "optimizer.pt", "scheduler.pt", "trainer_state.json"
@@ -29,7 +31,7 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         checkpoints: of this run.
-        before_saving: called before each checkpoint is written.
+        before_saving: called before each checkpoint is written, and before a tracker begins.
         interrupted_by: set to a reason, the run saves a checkpoint after the step that it is at, and ends.
         was_interrupted: whether it has.
         resumed_from: the checkpoint that the run goes on from, "" if it has been started anew.
@@ -47,6 +49,7 @@ class ResumableTrainer(Trainer):
         self.checkpoints = Checkpoints(args.output_dir, args.save_total_limit if args.keep is None else args.keep)
         args.save_total_limit = None
         super().__init__(model, args, **kwargs)
+        stand_between(self, kwargs.get("callbacks") or [], own_options(type(args)))
         self.add_callback(_Marks(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
@@ -83,6 +86,11 @@ class ResumableTrainer(Trainer):
         """Likewise."""
         with _makeable("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
             return super().create_scheduler(*args, **kwargs)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was taken."""
+        return self.state.global_step > 0
 
     @property
     def global_batch(self) -> int:

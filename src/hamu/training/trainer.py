@@ -57,8 +57,9 @@ class UnlearnTrainer(ResumableTrainer):
         steps_skipped: steps that could not be taken, or that the trust region undid.
         assessed: figures of an assessment before the run, for its record; None without.
         stop_reason: why the run ended before its last epoch, "" if it did not.
-        start_predictions, predictions: by set, what the first and the last evaluation predicted.
-        evaluated_step: the step after which that was, -1 before the first evaluation.
+        start_predictions: by set, what the first evaluation predicted.
+        predictions: by set, what the last one did.
+        evaluated_step: the step after which the last one was, -1 before the first evaluation.
 
     Raises:
         HamuError: if a set is empty, the model cannot train, or the constraint cannot be met at the first step.
@@ -204,6 +205,11 @@ class UnlearnTrainer(ResumableTrainer):
     def _sharing(self) -> int:
         """How many processes share the batches of a side."""
         return processes() // 2 if self._is_split else processes()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was taken; one that was passed over is none."""
+        return self.steps_taken > 0
 
     @property
     def global_batch(self) -> int:
@@ -355,6 +361,8 @@ class UnlearnTrainer(ResumableTrainer):
         if "loss" in logs and self._losses:
             del logs["loss"]
             logs.update(self._step_figures())
+        for name in ("train_loss", "total_flos"):  # the sum of two losses, and what is not counted
+            logs.pop(name, None)
         super().log(logs, start_time)
         steps = [number for number, entry in enumerate(self.state.log_history) if "taken" in entry]
         for number in reversed(steps[:-_REMEMBERED]):
@@ -366,7 +374,7 @@ class UnlearnTrainer(ResumableTrainer):
         none = torch.zeros((), device=self.args.device)
         tensors = {f"{side}_loss": summed(self._losses.get(side, none).double()) for side in self.sides}
         if step is None:  # the run ended before this step
-            return {name: loss.item() for name, loss in tensors.items()} | {"taken": 0.0}
+            return {name: loss.item() for name, loss in tensors.items()} | {"taken": 0.0, "stopped": 1.0}
         norms = step.gradient_norms
         tensors |= {f"{side}_norm": norms[SIDES.index(side)] for side in self.sides}
         if len(self.sides) == 2:
@@ -388,7 +396,7 @@ class UnlearnTrainer(ResumableTrainer):
             }
         values = torch.stack([t.detach().double() for t in tensors.values()]).tolist()
         figures = dict(zip(tensors, values, strict=True)) | self._watch.figures
-        return figures | {"taken": float(step.decision == "step")}
+        return figures | {"taken": float(step.decision == "step"), "stopped": float(bool(self.stop_reason))}
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Not once more at the start of a run that is resumed: it was before its first step."""

@@ -1,0 +1,180 @@
+"""Every code block of the documentation is run; what cannot be run here says why, and its options are still read.
+
+The README's blocks are run by test_readme.py.
+"""
+
+import importlib
+import json
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from doc_blocks import FENCE, ROOT, blocks_of
+from PIL import Image
+
+from hamu.cli import COMMANDS, main, options
+from hamu.data import read_text
+from hamu.models.language import new_language_model, new_tokenizer
+
+READ = ("math", "text")  # nothing to run
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES_RUN = [
+    page for page in PAGES[2:] if any(block.is_run and block.language not in READ for block in blocks_of(page))
+]
+
+
+def pages(chosen):
+    return pytest.mark.parametrize("page", chosen, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@pages(PAGES)
+def test_every_block_is_fenced_and_names_its_language(page):
+    for block in blocks_of(page):
+        assert block.language in ("python", "sh", "yaml", "json", "toml", *READ), block.text
+    assert not re.search(r"\n\n {4}\S", FENCE.sub("", page.read_text(encoding="utf-8"))), "an indented block is not run"
+
+
+@pages(PAGES)
+def test_what_is_not_run_is_understood_at_least(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks_of(page):
+        for line in block.commands if block.language == "sh" else ():
+            program, *argv = shlex.split(line, comments=True)
+            if block.is_run:
+                assert program == "hamu", f"nothing else is run by these tests: {line}"
+            elif program == "hamu":
+                read_options(argv)
+            elif not re.fullmatch(r"\w+=\S+", program):
+                check_of_others(program, argv)
+
+
+def check_of_others(program, argv):
+    if program == "torchrun":
+        module = argv.index("-m")
+        assert argv[module + 1] == "hamu"
+        read_options(argv[module + 2 :], processes=argv[argv.index("--nproc_per_node") + 1])
+    elif program == "python" and argv[0] != "-m":
+        source = (ROOT / argv[0]).read_text(encoding="utf-8")
+        for flag in (word for word in argv[1:] if word.startswith("--")):
+            assert f'"{flag}"' in source, f"{argv[0]} has no {flag}"
+    elif program == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(argv) <= set(targets)
+    else:
+        assert program in ("python", "pip", "bash", "tensorboard"), f"{program} is not known"
+
+
+class OptionsRead(Exception):
+    pass
+
+
+def read_options(argv, processes="1"):
+    """Let a command read its options, and do no more."""
+    command, *rest = argv
+    assert command in COMMANDS
+
+    def then_stop(read):
+        def reading(*args, **kwargs):
+            read(*args, **kwargs)
+            raise OptionsRead
+
+        return reading
+
+    module = importlib.import_module(f"hamu.cli.{command}")
+    if command == "methods":
+        assert not rest
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hamu.training.config.processes", lambda: int(processes))
+        if hasattr(module, "parse"):
+            patch.setattr(module, "parse", then_stop(module.parse))
+        else:
+            patch.setattr(options.Parser, "parse_args", then_stop(options.Parser.parse_args))
+        if "--report_to" in rest:
+            patch.setattr("hamu.training.config.named_trackers", str)
+        if "--resume" in rest:
+            begun = Path(rest[rest.index("--output_dir") + 1]) / "config.yaml"
+            begun.parent.mkdir(parents=True, exist_ok=True)
+            begun.write_text("{}")
+        with pytest.raises(OptionsRead):
+            module.run(rest, None)
+
+
+def test_a_wrong_option_is_noticed():
+    for argv in (["unlearn", "--no_such_option", "1"], ["verify"], ["compare", "--jobs", "many"]):
+        with pytest.raises(ValueError, match=r"argument|required"):
+            read_options(argv)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with what the pages say that a reader has: images, records, a model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        folder = tmp_path / "images" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    texts = read_text("miniature")
+    for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
+        lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 400)
+    for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
+        part.save_pretrained(tmp_path / "my-model")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_unlearning"]:
+        del sys.modules[name]
+
+
+@pages(PAGES_RUN)
+def test_the_page_runs(page, place, forked_runs, capsys):
+    names = {"__name__": page.stem}
+    for block in blocks_of(page):
+        if not block.is_run or block.language in READ:
+            continue
+        if block.language == "sh":
+            for line in block.commands:
+                run_shortened(shlex.split(line, comments=True)[1:], capsys)
+        elif block.language == "python" and (module := re.match(r"# (\S+\.py)\n", block.text)):
+            (place / module[1]).parent.mkdir(exist_ok=True)
+            (place / module[1]).write_text(block.text)
+            importlib.invalidate_caches()
+        elif block.language == "python":
+            exec(compile(block.text, str(page), "exec"), names)
+        elif block.language == "yaml":
+            (place / "run.yaml").write_text(block.text)
+            read_options(["compare", "--config", "run.yaml"])
+        elif block.language == "toml":
+            install(place, tomllib.loads(block.text)["project"])
+        else:
+            for line in block.text.splitlines():
+                (place / "one.jsonl").write_text(line)
+                assert len(read_text("one.jsonl")) == 1
+
+
+def run_shortened(argv, capsys):
+    """A few steps show that the commands of a page go together."""
+    command = argv[0]
+    if command in ("train", "unlearn", "assess") and not {"--resume", "--num_train_epochs"} & set(argv):
+        argv += ["--max_steps", "2"]
+    if command == "compare":
+        argv += ["--max_steps", "2"] + ([] if "--methods" in argv else ["--methods", "hamu-q", "ft"])
+    if command == "evaluate" and "my-model/" in argv:
+        argv += ["--generate", "4"]
+    assert main(argv) in ((0, 3, 4) if command == "assess" else (0,)), capsys.readouterr().err
+
+
+def install(folder, project):
+    """What pip leaves of a package: its name, and its entry points."""
+    info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in groups]
+    (info / "entry_points.txt").write_text("\n".join(lines))

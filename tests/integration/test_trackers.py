@@ -1,0 +1,199 @@
+"""Live figures: what a tracker of experiments is given of a run, and what not; the line of the progress bar."""
+
+import io
+import json
+import math
+import sys
+
+import pytest
+from rich.console import Console
+from rich.progress import TextColumn
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
+
+from hamu.cli import main
+from hamu.cli.progress import figures_line, task_bar
+
+SHORT = ["--recipe", "digits", "--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off"]
+OF_EVERY_STEP = {
+    "retain_loss", "forget_loss", "retain_norm", "forget_norm", "kappa", "cos", "direct_threshold", "stop_threshold",
+    "demand", "sustainable", "capacity", "direct_share", "criterion_met", "promised_retain_change",
+    "promised_forget_change", "first_order_retain_change", "first_order_forget_change", "realised_retain_change",
+    "realised_forget_change", "promise_kept", "trust", "taken", "stopped", "grad_norm", "learning_rate", "epoch",
+}  # fmt: skip
+
+
+class Listener(TrainerCallback):
+    """Stands in for a tracker; remembers all that it is given."""
+
+    seen: list
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.seen.append(("begin", state.global_step, args.to_dict(), kwargs))
+        json.loads(args.to_json_string())
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.seen.append(("log", state.global_step, logs, kwargs))
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.seen.append(("end", state.global_step, {}, kwargs))
+
+
+@pytest.fixture
+def listened(monkeypatch, tmp_path):
+    """What a listener in W&B's place is given; it is installed, whatever is."""
+    Listener.seen = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "wandb", Listener)
+    monkeypatch.setattr(integration_utils, "is_wandb_available", lambda: True)
+    for name in ("WANDB_CONSOLE", "WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE"):
+        monkeypatch.setenv(name, "as the user wants it")  # so that it is restored
+        monkeypatch.delenv(name)
+    return Listener.seen
+
+
+def logged(seen):
+    return [(step, figures) for kind, step, figures, _ in seen if kind == "log"]
+
+
+def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listened, saved_model):
+    assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", "out", "--report_to", "wandb"]) == 0
+    assert [kind for kind, *_ in listened] == ["begin", *["log"] * 6, "end"]
+    steps = {step: figures for step, figures in logged(listened) if "taken" in figures}
+    assert sorted(steps) == [1, 2, 3]
+    for figures in steps.values():
+        assert set(figures) == OF_EVERY_STEP
+        assert all(isinstance(value, int | float) for value in figures.values())
+        assert (figures["taken"], figures["stopped"]) == (1.0, 0.0)
+    evaluations = [step for step, figures in logged(listened) if "eval_forget_gain" in figures]
+    assert evaluations == [0, 3], "the evaluation before the first step is told too, as of step 0"
+    assert not any("train_loss" in figures or "total_flos" in figures for _, figures in logged(listened))
+
+
+def test_a_tracker_gets_no_data_no_place_and_no_name(listened, saved_model, tmp_path):
+    from hamu.training.trackers import _Outline
+
+    folder = tmp_path / "of Jane Doe"
+    assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", str(folder), "--report_to", "wandb",
+                 "--forget_class", "3", "--run_name", "my run", "--resume_from_checkpoint", ""]) == 0  # fmt: skip
+    settings = listened[0][2]
+    assert settings["method"] == "hamu-q"
+    assert settings["constraint_mode"] == "relative"
+    assert settings["max_steps"] == 3
+    assert not {"output_dir", "run_name", "hub_token", "resume_from_checkpoint"} & set(settings) - {
+        name for name, value in settings.items() if value is None
+    }
+    told = json.dumps([figures for _, _, figures, _ in listened])
+    for secret in ("Jane", str(tmp_path), str(saved_model), "forget_class", "my run"):
+        assert secret not in told
+    for *_, further in listened:
+        assert set(further) == {"model"}, "no data loader, tokenizer or optimizer"
+        assert type(further["model"]) is _Outline
+    assert listened[0][3]["model"].num_parameters() > 0
+
+
+def test_the_command_line_is_not_left_for_trackers_to_find(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["hamu", "unlearn", "--forget_filter", "author=Jane Doe"])
+    assert main() == 2
+    assert "name the model with --model" in capsys.readouterr().err
+    assert sys.argv == ["hamu", "unlearn"]
+
+
+def test_a_tracker_hears_nothing_of_a_run_that_took_no_step(listened, saved_model, tmp_path, capsys):
+    impossible = ["--constraint_mode", "absolute", "--constraint", "1e9"]
+    assert main(["unlearn", *SHORT, *impossible, "--model", str(saved_model), "--output_dir", "out",
+                 "--report_to", "wandb"]) == 2  # fmt: skip
+    assert "no step can be taken" in capsys.readouterr().err
+    assert listened == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_tracker_unless_it_is_named(listened, saved_model, monkeypatch):
+    monkeypatch.setattr(integration_utils, "is_kubeflow_available", lambda: True)
+    monkeypatch.setattr("transformers.integrations.is_kubeflow_available", lambda: True)
+    assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", "out"]) == 0
+    assert listened == []
+    from hamu import UnlearnConfig
+
+    assert UnlearnConfig(output_dir="out").report_to == [], "transformers adds kubeflow by itself"
+
+
+def test_ones_own_callback_stays_as_it_is(listened, model, trainer_of):
+    own = Listener()
+    trainer = trainer_of(model, callbacks=[own])
+    assert own in trainer.callback_handler.callbacks
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("trackio", "report_to trackio: it is not installed; pip install trackio, or leave it out"),
+        ("wandb,mlflow", "report_to mlflow: it is not installed; pip install mlflow, or leave it out"),
+        ("all", "report_to 'all' is unknown; name some of tensorboard, wandb, mlflow, trackio, or none"),
+    ],
+)
+@pytest.mark.parametrize("command", ["unlearn", "train"])
+def test_a_tracker_that_is_not_there_is_one_line_before_anything_is_written(
+    listened, monkeypatch, tmp_path, capsys, command, asked, said
+):
+    for name in ("trackio", "mlflow"):
+        monkeypatch.setattr(integration_utils, f"is_{name}_available", lambda: False)
+    model = ["--model", "resnet8"] if command == "train" else ["--model", "nowhere"]
+    assert main([command, "--recipe", "digits", *model, "--output_dir", "out", "--report_to", asked]) == 2
+    assert capsys.readouterr().err == f"hamu {command}: {said}\n"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_tracker_that_is_to_upload_the_model_is_refused(listened, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_LOG_MODEL", "end")
+    assert main(["unlearn", "--recipe", "digits", "--model", "nowhere", "--report_to", "wandb"]) == 2
+    assert "unset WANDB_LOG_MODEL" in capsys.readouterr().err
+
+
+def test_tensorboard_files_lie_with_the_run_and_go_with_it(saved_model, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    run = ["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", "out", "--report_to", "tensorboard"]
+    assert main(run) == 0
+    assert main([*run, "--overwrite"]) == 0
+    [events] = (tmp_path / "out/tensorboard").iterdir()
+    found = EventAccumulator(str(events)).Reload()
+    lines = [json.loads(line) for line in (tmp_path / "out/steps.jsonl").read_text().splitlines()]
+    for name in ("kappa", "stop_threshold", "retain_loss", "realised_forget_change"):
+        shown = [(event.step, event.value) for event in found.Scalars(f"train/{name}")]
+        assert shown == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines]
+    assert [event.step for event in found.Scalars("eval/forget_gain")] == [0, 3]
+    assert str(tmp_path).encode() not in events.read_bytes()
+    assert main(["verify", "out", "--no_figures"]) == 0
+
+
+def test_training_is_reported_too(listened):
+    short = ["--recipe", "digits", "--model", "resnet8", "--max_steps", "2", "--logging_steps", "1"]
+    assert main(["train", *short, "--output_dir", "original", "--report_to", "wandb"]) == 0
+    losses = [(step, figures["loss"]) for step, figures in logged(listened) if "loss" in figures]
+    assert [step for step, _ in losses] == [1, 2]
+    assert all(math.isfinite(loss) for _, loss in losses)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_bar_with_its_longest_figures_stays_one_line(width):
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, force_terminal=True, color_system=None)
+    figures = {"retain_loss": 1.234e-5, "forget_loss": 1.234e-5, "kappa": -12.345, "stop_threshold": 1.0, "cos": 0.1}
+    bar = task_bar(console, TextColumn("{task.fields[figures]}"))
+    bar.add_task("hamu-q", total=20000, completed=12345, figures=figures_line(figures))
+    console.print(bar.get_renderable())
+    [line] = screen.getvalue().splitlines()
+    assert len(line) <= width
+    for part in ("hamu-q", "12345/20000", "retain 1.23e-05", "forget 1.23e-05", "κ/κ₂ -12.3", "━"):
+        assert part in line
+
+
+def test_the_bar_tells_the_cosine_where_there_is_no_threshold():
+    assert figures_line({"retain_loss": 1.0, "forget_loss": 2.0, "kappa": 0.5, "cos": 0.25}) == (
+        "retain 1 forget 2 cosθ 0.25"
+    )
+    assert figures_line({"forget_loss": 2.0}) == "forget 2"
+    assert figures_line({"eval_forget_loss": 2.0}) == ""
