@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hamu.assess import Assessment, assess
 from hamu.cli.dry_run import show_plan
 from hamu.cli.evaluate import opened, predictions_of
 from hamu.cli.interrupts import leaving_in_order
+from hamu.cli.layer_log import LayerLog
 from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse, recorded_settings
 from hamu.cli.progress import ProgressBar, peak_memory
 from hamu.cli.tasks import Task, fitted_problem
@@ -107,6 +109,7 @@ def run(argv: list[str], console: Console) -> int:
         asked = Asked(problem, task.chosen_by(), settings, **models, hardness=trainer.assessed)
         readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
         console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
+    console.print(f"to look at it: hamu report {shlex.quote(str(folder.path))}", soft_wrap=True)
     return 0
 
 
@@ -187,7 +190,7 @@ def new_trainer(
 
 
 class StepLog(TrainerCallback):
-    """Writes the settings and then a line per step to steps.jsonl, from the first step on that was taken."""
+    """Writes the settings, then a line per step to steps.jsonl and layers.jsonl, once a first step was taken."""
 
     trainer: UnlearnTrainer | None = None
 
@@ -195,11 +198,13 @@ class StepLog(TrainerCallback):
         self._folder, self._settings, self._resume = folder, settings, resume
         self._begun = False
         self._lines: list[dict[str, Any]] = []
+        self._layers = LayerLog(folder)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Of a run that is resumed, steps after the checkpoint will be taken once more."""
         if self._resume:
             self._folder.keep_lines("steps.jsonl", lambda line: line["step"] <= state.global_step)
+            self._layers.resume(state.global_step, self._folder.count_lines("steps.jsonl"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Once a step was taken, and no sooner, an earlier run may give way; a checkpoint may come next."""
@@ -211,6 +216,8 @@ class StepLog(TrainerCallback):
         if "taken" in logs:
             finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
             self._lines.append({"step": state.global_step, **finite})
+            if self.trainer is not None:
+                self._layers.take(state.global_step, self.trainer)
         if self._has_begun():
             self.begin()
 
@@ -222,6 +229,7 @@ class StepLog(TrainerCallback):
         for line in self._lines:
             self._folder.append_line("steps.jsonl", line)
         self._lines.clear()
+        self._layers.write()
 
     def _has_begun(self) -> bool:
         return self._begun or (self.trainer is not None and self.trainer.steps_taken > 0)

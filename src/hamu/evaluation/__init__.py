@@ -1,6 +1,7 @@
 """Measuring a model: losses, accuracy, membership inference, and the distance to a retain model; TOFU for texts."""
 
 from hamu.evaluation.classifier import classifier_report
+from hamu.evaluation.embedding import embed, principal_axes
 from hamu.evaluation.generation import generate_answers, rouge_l_recall
 from hamu.evaluation.language import text_report
 from hamu.evaluation.likelihood import (
@@ -11,21 +12,24 @@ from hamu.evaluation.likelihood import (
     truth_ratio_scores,
     truth_ratios,
 )
-from hamu.evaluation.membership import MembershipInference, membership_inference
+from hamu.evaluation.membership import AttackScores, MembershipInference, loss_attack, membership_inference
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.evaluation.text_membership import membership_scores, privleak, text_membership
 from hamu.evaluation.tofu import TofuSets, tofu_report
 
 __all__ = [
+    "AttackScores",
     "MembershipInference",
     "Predictions",
     "TofuSets",
     "TokenPredictions",
     "classifier_report",
+    "embed",
     "forget_quality",
     "generate_answers",
     "hypervolume",
+    "loss_attack",
     "membership_inference",
     "membership_scores",
     "model_utility",
@@ -33,6 +37,7 @@ __all__ = [
     "pareto_optimal",
     "predict",
     "predict_tokens",
+    "principal_axes",
     "privleak",
     "probabilities",
     "rouge_l_recall",
