@@ -17,8 +17,8 @@ from hamu.reporting.run import read_runs, run_folders
 from hamu.run_folder import write_whole
 
 _DESCRIPTION = """Make one HTML page of a run, finished or not, or of several side by side. It needs no network and
-nothing beside it. What the models say about the data is measured again, as far as both are still where config.yaml of the
-run says; what is not there is named on the page. Only the page is written."""
+nothing beside it. What the models say about the data is measured again, as far as both are still where the config.yaml
+of the run says; what is not there is named on the page. Only the page is written."""
 _NAME = "report.html"
 
 

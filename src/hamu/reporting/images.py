@@ -102,7 +102,7 @@ def _confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
 
 def _worst(shares: np.ndarray, names: Sequence[str]) -> str:
     off = np.where(np.isfinite(shares), shares, 0.0) * (1 - np.eye(len(shares)))
-    row, column = np.unravel_index(int(off.argmax()), off.shape)
+    row, column = divmod(int(off.argmax()), off.shape[1])
     share = off[row, column]
     return f" Most often confused: {names[row]} taken for {names[column]} ({share:.1%})." if share > 0 else ""
 
@@ -186,7 +186,7 @@ def _changed(found: ImageObservations) -> dict[str, list[Picture]]:
 
 def _right(predictions: Predictions) -> np.ndarray:
     """The probability of the right class, [N]."""
-    return np.exp(-predictions.losses.numpy())
+    return predictions.losses.neg().exp().numpy()
 
 
 def _uri(pixels: np.ndarray) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +48,7 @@ def layers_section(run: Run) -> Section:
 
 def _chart(layers: Layers, values: np.ndarray, title: str, meaning: str, scale: dict[str, Any]) -> Chart:
     """Of [T, L] figures; more rows or columns than a screen shows are joined, the largest magnitude of each stays."""
-    rows, names = _joined(values.T, layers.blocks, _MOST_ROWS)
+    rows, names = _joined(values.T, _short_names(layers.blocks), _MOST_ROWS)
     columns, steps = _joined(rows.T, [f"{step:,}" for step in layers.steps], _MOST_COLUMNS)
     spec = {
         "kind": "heat", "rows": names, "columns": steps, "values": [shorts(row) for row in columns.T], "xlabel": "step",
@@ -66,6 +67,13 @@ def _joined(values: np.ndarray, names: Sequence[str], most: int) -> tuple[np.nda
         magnitude = np.where(np.isfinite(values[part]), np.abs(values[part]), -1.0)
         rows.append(np.take_along_axis(values[part], magnitude.argmax(0)[None], 0)[0])
     return np.array(rows), [names[p[0]] if len(p) == 1 else f"{names[p[0]]} … {names[p[-1]]}" for p in parts]
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Without what says nothing: the modules that all are in, and the ending of weights."""
+    shared = os.path.commonprefix(list(names)).rpartition(".")[0] if len(names) > 1 else ""
+    cut = len(shared) + 1 if shared else 0
+    return [name[cut:].removesuffix(".weight") or name for name in names]
 
 
 def _in_words(layers: Layers, values: np.ndarray) -> str:

@@ -26,8 +26,8 @@ def membership_section(found: Observations) -> Section:
     name = "a logistic regression on the loss" if isinstance(found, ImageObservations) else "Min-K%"
     intro = (
         f"An attacker ({name}) gives each record a score, higher the more it looks trained on. Where the curves of "
-        f"forget and test records lie upon each other, it cannot tell them; an AUC of 0.5 is ideal, and one below it shows a "
-        f"forget set that stands out too."
+        f"forget and test records lie upon each other, it cannot tell them; an AUC of 0.5 is ideal, and one below it "
+        f"shows a forget set that stands out too."
     )
     every = np.concatenate([scores.both for scores in known.values()])
     edges = np.linspace(every.min(), every.max() if every.max() > every.min() else every.min() + 1, _BINS + 1)
@@ -36,12 +36,12 @@ def membership_section(found: Observations) -> Section:
 
 
 def _attack(found: Observations, role: str) -> AttackScores | None:
-    predictions = found.predictions[role]
     if isinstance(found, ImageObservations):
         return loss_attack(found.predictions[role]["forget"], found.predictions[role]["test"], found.seed)
-    scores = [membership_scores(predictions[n], [""] * predictions[n].records)["min_k"] for n in ("forget", "test")]
+    groups = [found.predictions[role][name] for name in ("forget", "test")]
+    scores = [membership_scores(one, [""] * one.records)["min_k"] for one in groups]
     is_usable = all(len(s) and bool(torch.isfinite(s).all()) for s in scores)
-    return AttackScores(*scores) if is_usable else None
+    return AttackScores(scores[0], scores[1]) if is_usable else None
 
 
 def _histogram(role: str, scores: AttackScores, edges: np.ndarray) -> Chart:

@@ -129,7 +129,8 @@
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}` });
     const box = { left: 58, right: width - 14, top: 26, bottom: height - 44 };
     const ys = values("y").concat(spec.zero && !spec.y.limits ? [0] : []);
-    const x = scaleOf(spec.x, values("x").concat((spec.marks || []).map((m) => m.x)), box.left, box.right);
+    const xs = values("x").concat((spec.marks || []).map((m) => m.x), spec.zero && !spec.x.limits ? [0] : []);
+    const x = scaleOf(spec.x, xs, box.left, box.right);
     const y = scaleOf(spec.y, spec.y.log ? ys.filter((v) => v > 0) : ys, box.bottom, box.top);
     frame(svg, box, x, y, spec);
     const clip = `clip${drawXY.count = (drawXY.count || 0) + 1}`;
@@ -199,6 +200,7 @@
 
   // ---- bars ---------------------------------------------------------------------------------------------------------
   const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
+  const tail = (text, most) => text.length > most ? `…${text.slice(1 - most)}` : text;
   const drawBars = (holder, spec, width, hidden) => {
     const there = spec.series.filter((one) => !hidden.has(one.name));
     const thick = 9, gap = 8, group = Math.max(14, thick * there.length);
@@ -250,7 +252,7 @@
   const css = (color) => `rgb(${color.join(",")})`;
   const drawHeat = (holder, spec, width) => {
     const rows = spec.rows.length, columns = spec.columns.length;
-    const most = width < 500 ? 14 : 30;
+    const most = width < 500 ? 14 : 34;
     const longest = Math.max(...spec.rows.map((name) => Math.min(most, name.length)));
     const left = Math.min(14 + 6.7 * longest, width * 0.42), right = width - 8, top = 6;
     const cell = (right - left) / columns;
@@ -272,7 +274,7 @@
     make("rect", { class: "frame", x: left, y: top, width: right - left, height: tall * rows }, svg);
     const every = Math.ceil(13 / tall);
     spec.rows.forEach((name, r) => {
-      if (r % every === 0) make("text", { x: left - 6, y: top + (r + 0.5) * tall + 4, "text-anchor": "end" }, svg, cut(name, most));
+      if (r % every === 0) make("text", { x: left - 6, y: top + (r + 0.5) * tall + 4, "text-anchor": "end" }, svg, spec.square ? cut(name, most) : tail(name, most));
     });
     const room = spec.square ? 20 : 60, apart = Math.max(1, Math.ceil(room / cell));
     spec.columns.forEach((name, c) => {

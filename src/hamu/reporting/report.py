@@ -94,9 +94,10 @@ def sections_of(one: Reported, contents: bool) -> list[Section]:
         measured = [Section("What the models say", missing=[
             f"confusion, embeddings, images or answers, and the scores of membership inference: {needs}"
         ])]  # fmt: skip
+    elif isinstance(observed, ImageObservations):
+        measured = [images_section(observed, contents), membership_section(observed)]
     else:
-        own = (images_section if isinstance(observed, ImageObservations) else texts_section)(observed, contents)  # type: ignore[operator]
-        measured = [own, membership_section(observed)]
+        measured = [texts_section(observed, contents), membership_section(observed)]
     rest = [Section("Notes", missing=list(run.notes))] if run.notes else []
     sections = [gained, steps_section(run), layers_section(run), *measured, *record_sections(run.record), *rest]
     return [section for section in sections if not section.is_empty]

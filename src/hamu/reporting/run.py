@@ -120,6 +120,8 @@ def read_run(path: Path) -> Run:
     notes: list[str] = []
     settings = _settings(path / "config.yaml", notes)
     evaluation = _json(path / "evaluation.json", notes)
+    if not (path / "evaluation.json").is_file():
+        notes.append("evaluation.json is missing: the run has not come to its end")
     if evaluation is not None and not {"before", "after", "trajectory"} <= evaluation.keys():
         raise HamuError(f"{path} is no run of `hamu unlearn`: its evaluation.json has no before and after")
     return Run(
