@@ -137,8 +137,9 @@ def ends_alike(one: Path, other: Path) -> list[str]:
         differing.append("weights")
     if json.loads((one / "evaluation.json").read_text()) != json.loads((other / "evaluation.json").read_text()):
         differing.append("evaluation.json")
-    if (one / "steps.jsonl").read_text() != (other / "steps.jsonl").read_text():
-        differing.append("steps.jsonl")
+    for name in ("steps.jsonl", "layers.jsonl"):
+        if (one / name).read_text() != (other / name).read_text():
+            differing.append(name)
     return differing
 
 

@@ -40,7 +40,7 @@ class StepTaken:
             methods without a constraint.
         demand: what was demanded of it, η q_i, [L]; None likewise.
         corrected: [L] bool, the blocks in which the optimizer's own step fell short; None without guarantee="exact".
-        length: ‖Δw‖, 0-dim.
+        lengths: ‖Δw_i‖ of each block, [L].
     """
 
     retain_change: Tensor | None
@@ -48,7 +48,12 @@ class StepTaken:
     gain: Tensor | None
     demand: Tensor | None
     corrected: Tensor | None
-    length: Tensor
+    lengths: Tensor
+
+    @property
+    def length(self) -> Tensor:
+        """‖Δw‖, 0-dim."""
+        return self.lengths.square().sum().sqrt()
 
 
 class StepGuard:
@@ -124,7 +129,7 @@ class StepGuard:
         if self._exact and demand is not None:
             corrected = self._correct(step, demand)
         along = {side: self._along(step, side) for side in self.keep if side in step.kept}
-        length = self._by_block([_dot(p, p, b, b) for p, b in zip(self._pair.parameters, self._before, strict=True)])
+        squares = self._by_block([_dot(p, p, b, b) for p, b in zip(self._pair.parameters, self._before, strict=True)])
         gain = None
         if demand is not None and self._constrained is not None:
             gain = self._sign * along[self._constrained] * self._clip(step, self._constrained)
@@ -134,7 +139,7 @@ class StepGuard:
             gain=gain,
             demand=demand,
             corrected=corrected,
-            length=length.sum().clamp(min=0).sqrt(),
+            lengths=squares.clamp(min=0).sqrt(),
         )
         return self.taken
 

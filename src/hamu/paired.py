@@ -77,6 +77,12 @@ class PairStep:
         return self.gram.retain_sq.sum().sqrt() / self.clip[0], self.gram.forget_sq.sum().sqrt() / self.clip[1]
 
     @property
+    def combined_sq(self) -> Tensor:
+        """‖g*_i‖² of each block, [L]: from the Gram, without a pass over the gradients."""
+        gram, a, b = self.gram, self.weights.retain, self.weights.forget
+        return (a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq).clamp(min=0)
+
+    @property
     def promised_retain_change(self) -> Tensor:
         """First-order change of the clipped retain objective, g_r·Δw/η, 0-dim (F_r* of Theorem 4.1, over η)."""
         return -(self.weights.retain * self.gram.retain_sq + self.weights.forget * self.gram.dot).sum()

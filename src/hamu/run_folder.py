@@ -2,7 +2,7 @@
 
 Of several processes the main one writes.
 
-model/  config.yaml  steps.jsonl  evaluation.json  record.json  record.md
+model/  config.yaml  steps.jsonl  layers.jsonl  evaluation.json  record.json  record.md  report.html
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _OWN = (
     "merged",
     "config.yaml",
     "steps.jsonl",
+    "layers.jsonl",
     "evaluation.json",
     "record.json",
     "record.md",
+    "report.html",
     "answers.html",
     "answers.jsonl",
     "summary.json",
@@ -159,19 +161,18 @@ class RunFolder:
                 raise HamuError(f"line {number} of {file} is not of a step; take it out, or start a new run") from None
         self.write_text(name, "".join(kept))
 
+    def count_lines(self, name: str) -> int:
+        """How many lines a log has, 0 where there is none."""
+        if not self.has(name):
+            return 0
+        with open(self.path / name, "rb") as file:
+            return sum(1 for _ in file)
+
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
         """Write one file whole: beside its place first, then renamed; a private one is for its owner alone."""
         target = self.prepare() / name
-        if not is_main():
-            return target
-        with tempfile.NamedTemporaryFile(
-            "w", dir=self.path, prefix=f".{name}.", delete=False, encoding="utf-8"
-        ) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(file.name, 0o666 & ~_umask() if not private else 0o600)
-        os.replace(file.name, target)
+        if is_main():
+            write_whole(target, text, private=private)
         return target
 
     def write_json(self, name: str, content: Any) -> Path:
@@ -204,6 +205,22 @@ class RunFolder:
             return
         with open(self.prepare() / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(dict(content)) + "\n")
+
+
+def write_whole(target: Path, text: str, *, private: bool = False) -> None:
+    """Write one file into a folder that is there: beside its place first, then renamed; see `RunFolder.write_text`."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=target.parent, prefix=f".{target.name}.", delete=False, encoding="utf-8"
+    ) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.chmod(file.name, 0o666 & ~_umask() if not private else 0o600)
+    os.replace(file.name, target)
 
 
 def _umask() -> int:

@@ -42,7 +42,7 @@ def test_train_unlearn_evaluate_from_end_to_end(cli, tmp_path):
     assert "22 steps taken, 0 not taken; the run ended at step 22 because all its steps are done" in out
     run = tmp_path / "unlearned"
     assert sorted(p.name for p in run.iterdir()) == [
-        "config.yaml", "evaluation.json", "model", "record.json", "record.md", "steps.jsonl",
+        "config.yaml", "evaluation.json", "layers.jsonl", "model", "record.json", "record.md", "steps.jsonl",
     ]  # fmt: skip
     report = json.loads((run / "evaluation.json").read_text())
     assert report["after"]["forget"]["loss"] > report["before"]["forget"]["loss"]

@@ -63,6 +63,7 @@ def outcome(folder):
         (folder / "model/model.safetensors").read_bytes(),
         json.loads((folder / "evaluation.json").read_text()),
         steps,
+        (folder / "layers.jsonl").read_text(),
     )
 
 
@@ -278,7 +279,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(cli, tmp_path, 
     assert "File too large" in err
     assert "make room, and go on from the one before with --resume" in err
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "checkpoint-1", "checkpoint-2", "config.yaml", "steps.jsonl"
+        "checkpoint-1", "checkpoint-2", "config.yaml", "layers.jsonl", "steps.jsonl"
     ]  # fmt: skip
     assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "run")

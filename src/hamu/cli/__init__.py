@@ -17,6 +17,7 @@ COMMANDS = {
     "unlearn": "unlearn the forget set from a model",
     "compare": "unlearn by several methods and settings, and compare what comes out",
     "evaluate": "measure a model: losses, accuracy, membership inference",
+    "report": "make a page of a run, or of several side by side, to look at",
     "verify": "check the record of a run against its files, its model and its data",
     "methods": "list the methods",
 }

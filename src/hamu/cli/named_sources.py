@@ -61,10 +61,29 @@ class NamedSources:
         """Where an adapter is."""
         return self._folder(self._model(role))
 
+    @property
+    def task(self) -> Task:
+        """What the commands do with such data."""
+        return self._named.task
+
+    @property
+    def args(self) -> UnlearnConfig:
+        """The settings of training and evaluation."""
+        return self._named.args
+
+    def loaded(self, role: str, most: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """The model "before", "after" or "retain_model", and its predictions for every set.
+
+        Args:
+            role: which.
+            most: records of each set; by default as many as the run itself has evaluated.
+        """
+        return self._loaded(self._model(role), self._named.args.max_eval_samples if most is None else most)
+
     def figures(self, role: str) -> dict[str, Any]:
         """By the precision and the sample of the run."""
         if role not in self._figures:
-            predictions = self._predictions(self._model(role))
+            predictions = self.loaded(role)[1]
             args = self._named.args
             report = self._named.task.report(predictions, self._problem, self._reference, args)
             self._figures[role] = figures(report, predictions, args.seed)
@@ -107,23 +126,24 @@ class NamedSources:
         if self._named.task.run_options.retain_model is None:
             return None
         try:
-            return self._predictions(self._model("retain_model"))
+            return self.loaded("retain_model")[1]
         except Unavailable:
             return None
 
-    def _predictions(self, source: str) -> dict[str, Any]:
+    def _loaded(self, source: str, most: int | None) -> tuple[Any, dict[str, Any]]:
         self._base(source)
         args = self._named.args
         half = torch.float16 if args.fp16 else torch.bfloat16
         try:
             with torch.autocast(args.device.type, dtype=half, enabled=args.bf16 or args.fp16):
-                return predictions_of(self._named.task, source, self._problem, args, args.max_eval_samples)[1]
+                return predictions_of(self._named.task, source, self._problem, args, most)
         except NeedsCode as error:
             raise Unavailable(str(error)) from error
 
     def _model(self, role: str) -> str:
         """Where a model is."""
         if role == "after":
+            self._need(str(self._run / "model"))
             return str(self._run / "model")
         options = self._named.task.run_options
         source = str(options.model if role == "before" else options.retain_model)

@@ -1,4 +1,4 @@
-"""The log of a run: a line per step in steps.jsonl."""
+"""The log of a run: a line per step in steps.jsonl, and of its blocks in layers.jsonl."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from hamu.cli.layer_log import LayerLog
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnTrainer
 
 
 class StepLog(TrainerCallback):
-    """Writes the settings and then a line per step to steps.jsonl, from the first step on that was taken."""
+    """Writes the settings, then a line per step to steps.jsonl and layers.jsonl, once a first step was taken."""
 
     trainer: UnlearnTrainer | None = None
 
@@ -21,11 +22,13 @@ class StepLog(TrainerCallback):
         self._folder, self._settings, self._resume = folder, settings, resume
         self._begun = False
         self._lines: list[dict[str, Any]] = []
+        self._layers = LayerLog(folder)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Of a run that is resumed, steps after the checkpoint will be taken once more."""
         if self._resume:
             self._folder.keep_lines("steps.jsonl", lambda line: line["step"] <= state.global_step)
+            self._layers.resume(state.global_step, self._folder.count_lines("steps.jsonl"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Once a step was taken, and no sooner, an earlier run may give way; a checkpoint may come next."""
@@ -37,6 +40,8 @@ class StepLog(TrainerCallback):
         if "taken" in logs:
             finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in logs.items()}
             self._lines.append({"step": state.global_step, **finite})
+            if self.trainer is not None:
+                self._layers.take(state.global_step, self.trainer)
         if self._has_begun():
             self.begin()
 
@@ -48,6 +53,7 @@ class StepLog(TrainerCallback):
         for line in self._lines:
             self._folder.append_line("steps.jsonl", line)
         self._lines.clear()
+        self._layers.write()
 
     def _has_begun(self) -> bool:
         return self._begun or (self.trainer is not None and self.trainer.steps_taken > 0)

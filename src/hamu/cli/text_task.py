@@ -21,7 +21,6 @@ from hamu.evaluation import (
     generate_answers,
     predict_tokens,
     privleak,
-    rouge_l_recall,
     text_report,
     tofu_report,
 )
@@ -36,7 +35,7 @@ from hamu.models.language import (
     new_language_model,
     new_tokenizer,
 )
-from hamu.reporting.answers import AnsweredRecord, answers_page
+from hamu.reporting.answers import AnsweredRecord, answered, answers_page
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 from hamu.training.pairing import chosen_positions
@@ -221,26 +220,25 @@ class TextTask(Task):
         pages: dict[str, list[AnsweredRecord]] = {}
         lines = []
         for name in ("forget", "retain"):
-            texts = _some(problem.sets()[name], options.generate, args.seed)
+            texts = some_records(problem.sets()[name], options.generate, args.seed)
             if not all(record.prompt for record in texts.records):
                 self.console.print(f"no answers are generated for the {name} set: plain text has no prompt")
                 continue
-            expected = [record.answer.strip() for record in texts.records]
-            found = []
-            for label, (one, tokenizer) in models.items():
-                data = encode(texts, tokenizer, self._length(one))
-                answers = generate_answers(one.to(args.device), tokenizer, data, args.eval_batch_size)
-                scores = rouge_l_recall(answers, expected).tolist()
-                found.append([(label, answer, score) for answer, score in zip(answers, scores, strict=True)])
-            pages[name] = [
-                AnsweredRecord(record.prompt.strip(), right, answers)
-                for record, right, answers in zip(texts.records, expected, zip(*found, strict=True), strict=True)
-            ]
+            answers = {
+                label: self.answers_of(one.to(args.device), tokenizer, texts, args)
+                for label, (one, tokenizer) in models.items()
+            }
+            pages[name] = answered(texts, answers)
             for row in pages[name]:
-                answered = {label: {"answer": answer, "rouge": score} for label, answer, score in row.answers}
-                line = {"set": name, "prompt": row.prompt, "expected": row.expected} | answered
+                said = {label: {"answer": answer, "rouge": score} for label, answer, score in row.answers}
+                line = {"set": name, "prompt": row.prompt, "expected": row.expected} | said
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         return {"answers.html": answers_page(pages), "answers.jsonl": "".join(lines)} if pages else {}
+
+    def answers_of(self, model: Any, tokenizer: Any, texts: TextRecords, args: TrainConfig) -> list[str]:
+        """What a model answers to the prompts of these records; see `generate_answers`."""
+        data = encode(texts, tokenizer, self._length(model))
+        return generate_answers(model, tokenizer, data, args.eval_batch_size)
 
     def _length(self, model: Any) -> int:
         """The most tokens of a record: what was asked for, or what the model can read."""
@@ -257,10 +255,11 @@ class TextTask(Task):
 
 def evaluated(data: TextData | TextRecords, args: TrainConfig) -> TextRecords:
     """The records of a set that an evaluation looks at, in its order."""
-    return _some(data, getattr(args, "max_eval_samples", None), args.seed)
+    return some_records(data, getattr(args, "max_eval_samples", None), args.seed)
 
 
-def _some(data: TextData | TextRecords, most: int | None, seed: int) -> TextRecords:
+def some_records(data: TextData | TextRecords, most: int | None, seed: int) -> TextRecords:
+    """At most so many records of a set, drawn at random; see `chosen_positions`."""
     texts = data.texts if isinstance(data, TextData) else data
     positions = chosen_positions(len(texts), most, seed)
     return texts if positions is None else texts.select(positions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -77,6 +78,7 @@ def run(argv: list[str], console: Console) -> int:
             asked = Asked(problem, task.chosen_by(), settings, **models, hardness=trainer.assessed)
             readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
             console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
+    console.print(f"to look at it: hamu report {shlex.quote(str(folder.path))}", soft_wrap=True)
     return 0
 
 

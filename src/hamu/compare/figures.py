@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from hamu.compare.grid import Cell
 from hamu.errors import HamuError
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.record.record import plain
+from hamu.reporting.trajectories import trajectory as points_of
 
 Row = dict[str, Any]
 LARGEST_RETAIN_LOSS = 1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
@@ -58,10 +58,8 @@ def failed_row(cell: Cell, reason: str, seconds: float | None) -> Row:
 
 
 def trajectory(run: Path) -> list[tuple[float, float]]:
-    """The points (-ΔL_r, ΔL_f) of a run's evaluations, from the origin on, as far as they are finite."""
-    entries = _json(run / "evaluation.json")["trajectory"]
-    later = [(entry["eval_retain_gain"], entry["eval_forget_gain"]) for entry in entries if entry["step"]]
-    return [(0.0, 0.0), *(point for point in later if all(map(math.isfinite, point)))]
+    """The points (-ΔL_r, ΔL_f) of a run; see `hamu.reporting.trajectories`."""
+    return points_of(_json(run / "evaluation.json")["trajectory"])
 
 
 def start_figures(run: Path) -> Row:

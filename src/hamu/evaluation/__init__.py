@@ -1,6 +1,7 @@
 """Measuring a model: losses, accuracy, membership inference, and the distance to a retain model; TOFU for texts."""
 
 from hamu.evaluation.classifier import classifier_report
+from hamu.evaluation.embedding import embed, principal_axes
 from hamu.evaluation.generation import generate_answers, rouge_l_recall
 from hamu.evaluation.language import text_report
 from hamu.evaluation.likelihood import (
@@ -11,7 +12,7 @@ from hamu.evaluation.likelihood import (
     truth_ratio_scores,
     truth_ratios,
 )
-from hamu.evaluation.membership import MembershipInference, membership_inference
+from hamu.evaluation.membership import AttackScores, MembershipInference, loss_attack, membership_inference
 from hamu.evaluation.metrics import Metric, further_figures, metric_classes
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
@@ -19,16 +20,19 @@ from hamu.evaluation.text_membership import membership_scores, privleak, text_me
 from hamu.evaluation.tofu import TofuSets, tofu_report
 
 __all__ = [
+    "AttackScores",
     "MembershipInference",
     "Metric",
     "Predictions",
     "TofuSets",
     "TokenPredictions",
     "classifier_report",
+    "embed",
     "forget_quality",
     "further_figures",
     "generate_answers",
     "hypervolume",
+    "loss_attack",
     "membership_inference",
     "membership_scores",
     "metric_classes",
@@ -37,6 +41,7 @@ __all__ = [
     "pareto_optimal",
     "predict",
     "predict_tokens",
+    "principal_axes",
     "privleak",
     "probabilities",
     "rouge_l_recall",

@@ -29,6 +29,43 @@ class MembershipInference:
     samples: int
 
 
+@dataclass(frozen=True)
+class AttackScores:
+    """What an attack makes of records, higher for those that look trained on.
+
+    Attributes:
+        members: of forget records, [N].
+        strangers: of records that were never trained on, [M].
+    """
+
+    members: Tensor
+    strangers: Tensor
+
+    @property
+    def is_member(self) -> np.ndarray:
+        """1 for each member, then 0 for each stranger, [N + M]."""
+        return np.repeat([1, 0], [len(self.members), len(self.strangers)])
+
+    @property
+    def both(self) -> np.ndarray:
+        """All scores in that order, [N + M]."""
+        return np.concatenate([self.members.numpy(), self.strangers.numpy()])
+
+    @property
+    def auc(self) -> float:
+        """Area under the ROC curve."""
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(self.is_member, self.both))
+
+    def roc(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ROC curve: shares of strangers and of members above each threshold that matters, from 0 to 1."""
+        from sklearn.metrics import roc_curve
+
+        strangers, members, _ = roc_curve(self.is_member, self.both)
+        return strangers, members
+
+
 def membership_inference(forget: Predictions, test: Predictions, seed: int = 42) -> MembershipInference | None:
     """The loss-based attack: a logistic regression on the per-sample cross-entropy (after Shokri et al. 2017).
 
@@ -43,8 +80,16 @@ def membership_inference(forget: Predictions, test: Predictions, seed: int = 42)
     Returns:
         The figures, or None if fewer than 5 records can be matched by class, or a loss is not finite.
     """
+    scores = loss_attack(forget, test, seed)
+    if scores is None:
+        return None
+    accuracy = float(((scores.both > 0.5) == scores.is_member).mean())
+    return MembershipInference(accuracy, scores.auc, len(scores.members))
+
+
+def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
+    """The scores behind `membership_inference`: cross-validated probabilities of being a member; None as there."""
     from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -60,9 +105,8 @@ def membership_inference(forget: Predictions, test: Predictions, seed: int = 42)
     is_member = np.repeat([1, 0], count)
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
     attack = make_pipeline(StandardScaler(), LogisticRegression())
-    scores = cross_val_predict(attack, losses, is_member, cv=folds, method="predict_proba")[:, 1]
-    accuracy = float(((scores > 0.5) == is_member).mean())
-    return MembershipInference(accuracy, float(roc_auc_score(is_member, scores)), count)
+    scores = torch.from_numpy(cross_val_predict(attack, losses, is_member, cv=folds, method="predict_proba")[:, 1])
+    return AttackScores(scores[:count], scores[count:])
 
 
 def _matched(first: Tensor, second: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

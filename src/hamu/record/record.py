@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hamu.training import UnlearnTrainer
 
 VERSION = 1
-_BESIDE = ("config.yaml", "steps.jsonl", "evaluation.json")
+_BESIDE = ("config.yaml", "steps.jsonl", "layers.jsonl", "evaluation.json")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 
 

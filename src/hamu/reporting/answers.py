@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader
 
+from hamu.data import TextRecords
+from hamu.evaluation import rouge_l_recall
+
 _TITLES = {"forget": "To be forgotten", "retain": "To be kept", "test": "Never trained on"}
 
 
@@ -23,6 +26,24 @@ class AnsweredRecord:
     prompt: str
     expected: str
     answers: tuple[tuple[str, str, float], ...]
+
+
+def answered(texts: TextRecords, answers: Mapping[str, Sequence[str]]) -> list[AnsweredRecord]:
+    """Records with what each model has answered, scored.
+
+    Args:
+        texts: the records.
+        answers: by what the model is called, its answers in the records' order.
+    """
+    expected = [record.answer.strip() for record in texts.records]
+    scored = [
+        [(label, answer, score) for answer, score in zip(given, rouge_l_recall(given, expected).tolist(), strict=True)]
+        for label, given in answers.items()
+    ]
+    return [
+        AnsweredRecord(record.prompt.strip(), right, of_models)
+        for record, right, of_models in zip(texts.records, expected, zip(*scored, strict=True), strict=True)
+    ]
 
 
 def answers_page(sets: Mapping[str, Sequence[AnsweredRecord]], note: str = "") -> str:

@@ -14,24 +14,7 @@ from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.methods import HamuQ, HamuU
-
-# Colours that stay apart in print and for colour-blind readers (Okabe and Ito); ours are solid and thick.
-_STYLES: dict[str, tuple[str, str]] = {
-    "hamu-q": ("#D55E00", "o"),
-    "hamu-u": ("#0072B2", "s"),
-    "ft": ("#009E73", "^"),
-    "ga": ("#000000", "v"),
-    "gdiff": ("#CC79A7", "D"),
-    "kl": ("#E69F00", "P"),
-    "scrub": ("#56B4E9", "X"),
-    "gru": ("#7F7F7F", "<"),
-    "pcgrad": ("#8C6D31", ">"),
-    "cagrad": ("#882255", "d"),
-    "npo": ("#332288", "p"),
-    "simnpo": ("#999933", "h"),
-}
-Trajectory = Sequence[tuple[float, float]]
-_Limits = tuple[tuple[float, float], tuple[float, float]]
+from hamu.reporting.trajectories import STYLES, Trajectory, label_of, limits_of
 
 
 def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
@@ -65,7 +48,7 @@ def plot_comparison(
     figure, (axes, bars) = plt.subplots(1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained")
     _draw_trajectories(axes, runs, title)
     names = sorted(hypervolumes, key=hypervolumes.__getitem__)
-    colors = [_STYLES.get(name, ("0.6", ""))[0] for name in names]
+    colors = [STYLES.get(name, ("0.6", ""))[0] for name in names]
     drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
     bars.bar_label(drawn, [f"{hypervolumes[name]:.3g}" for name in names], padding=3)
     bars.set_title("hypervolume")
@@ -87,7 +70,7 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
     for axes, (name, found) in zip(panels, frontiers.items(), strict=True):
         forgets = name == "hamu-q"
         change = found.retain_change if forgets else -found.forget_change
-        color = _STYLES[name][0]
+        color = STYLES[name][0]
         free = found.free_limit
         axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
         axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0)
@@ -125,18 +108,18 @@ def _draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title
     firsts: dict[str, Trajectory] = {}
     for name, points in runs:
         firsts.setdefault(name, points)
-    limits = _limits(list(firsts.values()))
+    limits = limits_of(list(firsts.values()))
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
     reach = max(map(abs, (*limits[0], *limits[1])))
     axes.plot([-reach, reach], [reach, -reach], ":", color="0.5", linewidth=1, zorder=0)
     for name, points in runs:
         xs, ys = zip(*points, strict=True)
-        color, marker = _STYLES.get(name, (f"C{list(firsts).index(name)}", "."))
+        color, marker = STYLES.get(name, (f"C{list(firsts).index(name)}", "."))
         is_first, is_ours = points is firsts[name], name.startswith("hamu")
         axes.plot(
             xs, ys, color=color, marker=marker, markersize=6, markevery=slice(1, None),
-            label=_label(name, points[-1], limits) if is_first else None, alpha=1.0 if is_first else 0.3,
+            label=label_of(name, points[-1], limits) if is_first else None, alpha=1.0 if is_first else 0.3,
             linewidth=2.4 if is_ours else 1.3, zorder=2 + is_ours + is_first,
         )  # fmt: skip
     axes.set(xlim=limits[0], ylim=limits[1], title=title)
@@ -149,25 +132,6 @@ def _draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title
     meaning = "best run (others fainter)" if len(runs) > len(firsts) else None
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title=meaning, alignment="left")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _label(name: str, end: tuple[float, float], limits: _Limits) -> str:
-    """Name of a method, and where it ended if that is not to be seen."""
-    inside = all(low <= value <= high for value, (low, high) in zip(end, limits, strict=True))
-    return name if inside else f"{name} (ends at {end[0]:.2g}, {end[1]:.2g})"
-
-
-def _limits(trajectories: Sequence[Trajectory]) -> _Limits:
-    """Limits that show two thirds of the trajectories whole, with room to spare; what goes farther off is cut."""
-    limits = []
-    for axis in (0, 1):
-        ends = sorted(max(abs(point[axis]) for point in points) for points in trajectories)
-        bound = 1.6 * ends[max(0, (2 * len(ends)) // 3 - 1)] or 1.0
-        values = [point[axis] for points in trajectories for point in points if abs(point[axis]) <= bound]
-        low, high = min(values, default=0.0), max(values, default=0.0)
-        margin = 0.08 * (high - low) or bound
-        limits.append((low - margin, high + margin))
-    return limits[0], limits[1]
 
 
 def _save(figure: Figure, path: Path) -> None:

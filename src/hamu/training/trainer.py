@@ -348,9 +348,7 @@ class UnlearnTrainer(ResumableTrainer):
         """‖g*‖, from the Gram: no pass over the gradients."""
         if self._step is None:  # the run ended before this step
             return torch.zeros(())
-        gram, weights = self._step.gram, self._step.weights
-        a, b = weights.retain, weights.forget
-        return (a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq).sum().clamp(min=0).sqrt()
+        return self._step.combined_sq.sum().sqrt()
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted: a pair of batches is not one model input."""
@@ -397,6 +395,18 @@ class UnlearnTrainer(ResumableTrainer):
         values = torch.stack([t.detach().double() for t in tensors.values()]).tolist()
         figures = dict(zip(tensors, values, strict=True)) | self._watch.figures
         return figures | {"taken": float(step.decision == "step"), "stopped": float(bool(self.stop_reason))}
+
+    def layer_figures(self) -> dict[str, list[float] | None]:
+        """cosθ_i and ‖Δw_i‖ of the last step by block, read from the device at once; None for what is not known."""
+        step, lengths = self._step, self._watch.lengths
+        if step is None:
+            return {"cos": None, "change": None}
+        known = {"cos": step.gram.cos if len(self.sides) == 2 else None, "change": lengths}
+        there = {name: values for name, values in known.items() if values is not None}
+        if not there:
+            return dict.fromkeys(known)
+        rows = torch.stack([values.detach().double().to(self.args.device) for values in there.values()]).tolist()
+        return dict.fromkeys(known) | dict(zip(there, rows, strict=True))
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Not once more at the start of a run that is resumed: it was before its first step."""

@@ -63,6 +63,7 @@ class StepWatch:
         self._rates: list[float] = []
         self.record = PromiseRecord()
         self.figures: dict[str, float] = {}
+        self._moved = False
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
 
     def is_due(self, step: int, logged_every: float) -> bool:
@@ -137,6 +138,7 @@ class StepWatch:
         if guard is not None:
             guard.release()
         self._passes = []
+        self._moved = taken and not undone
         return undone
 
     def _is_plain(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -145,7 +147,18 @@ class StepWatch:
     def skip(self) -> None:
         """The step is not taken at all."""
         self._passes = []
-        self.figures = {}
+        self.figures, self._moved = {}, False
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """‖Δw_i‖ of the last step by block, [L]; None if it was not taken, or if only a look at the weights would tell,
+        and this step was not looked at.
+        """
+        if not self._moved:
+            return None
+        if self._guard is not None:
+            return self._guard.taken.lengths
+        return self._rates[0] * self._step.combined_sq.sqrt() if self._is_plain(self._optimizer) else None
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs."""
@@ -172,9 +185,7 @@ class StepWatch:
             demanded = guard.taken.demand
         else:
             promised = {side: rate * getattr(step, f"promised_{side}_change") / clip[side] for side in sides}
-            a, b, gram = step.weights.retain, step.weights.forget, step.gram
-            squared = a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq
-            length = rate * squared.sum().clamp(min=0).sqrt()
+            length = rate * step.combined_sq.sum().sqrt()
         constrained = None if constraint is None else "retain" if constraint.swapped else "forget"
         if constraint is None:
             demand = torch.zeros(())

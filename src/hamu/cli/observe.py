@@ -1,0 +1,88 @@
+"""What a report shows beyond the folder of a run: both models asked about the data that config.yaml names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from hamu.cli.named_sources import NamedSources
+from hamu.cli.tasks import fitted_problem
+from hamu.cli.text_task import TextTask, some_records
+from hamu.data import ImageData, TextRecords, UnlearningData
+from hamu.errors import HamuError
+from hamu.evaluation import embed
+from hamu.reporting.answers import AnsweredRecord, answered
+from hamu.reporting.observations import ROLES, ImageObservations, Observations, TextObservations
+from hamu.training.pairing import chosen_positions, subset
+
+_EMBEDDED = 500  # images of each set
+
+
+def observe(sources: NamedSources, most: int, answers: int, console: Console) -> Observations:
+    """Ask both models, one after the other.
+
+    Args:
+        sources: of the run.
+        most: records of each set that are predicted.
+        answers: prompts of the forget and of the retain set that are answered; 0 for none.
+        console: where to say what is under way.
+
+    Raises:
+        HamuError: if a model or the data are not there, or do not fit (any more).
+    """
+    limit = sources.args.max_eval_samples
+    most = most if limit is None else min(most, limit)
+    task, problem = sources.task, sources.problem()
+    if isinstance(task, TextTask):
+        return _texts(sources, task, problem, most, answers, console)
+    return _images(sources, problem, most, console)
+
+
+def _images(
+    sources: NamedSources, problem: UnlearningData[ImageData], most: int, console: Console
+) -> ImageObservations:
+    task, args = sources.task, sources.args
+    predictions, embeddings, refused = {}, {}, ""
+    for role in ROLES:
+        console.print(f"the model {role} looks at the images")
+        model, predictions[role] = sources.loaded(role, most)
+        try:
+            embeddings[role] = {
+                name: embed(model, subset(data, _EMBEDDED, args.seed), args.eval_batch_size, task.collator())
+                for name, data in fitted_problem(task, model, problem).sets().items()
+            }
+        except HamuError as error:
+            refused = str(error)
+    images = {name: _first(data, most, args.seed) for name, data in problem.sets().items()}
+    return ImageObservations(predictions, images, {} if refused else embeddings, refused, args.seed)
+
+
+def _first(data: ImageData, most: int, seed: int) -> ImageData:
+    """The images that were predicted."""
+    positions = chosen_positions(len(data), most, seed)
+    return data if positions is None else data.select(positions)
+
+
+def _texts(
+    sources: NamedSources,
+    task: TextTask,
+    problem: UnlearningData[TextRecords],
+    most: int,
+    answers: int,
+    console: Console,
+) -> TextObservations:
+    args = sources.args
+    texts = {name: some_records(data, most, args.seed) for name, data in problem.sets().items()}
+    asked = {name: some_records(problem.sets()[name], answers, args.seed) for name in ("forget", "retain")}
+    asked = {name: data for name, data in asked.items() if answers and all(record.prompt for record in data.records)}
+    predictions: dict[str, Any] = {}
+    said: dict[str, dict[str, list[str]]] = {name: {} for name in asked}
+    for role in ROLES:
+        console.print(f"the model {role} reads the records{' and answers some' if asked else ''}")
+        model, predictions[role] = sources.loaded(role, most)
+        for name, data in asked.items():
+            said[name][role] = task.answers_of(model, task.tokenizer, data, args)
+    found: dict[str, list[AnsweredRecord]] = {name: answered(data, said[name]) for name, data in asked.items()}
+    why = "plain text has no prompt" if answers else "--answers 0 leaves them out"
+    return TextObservations(predictions, texts, found, "" if found else why)

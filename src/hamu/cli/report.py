@@ -1,0 +1,92 @@
+"""`hamu report`: one HTML page of a run, or of several."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from hamu.cli.named_sources import NamedSources
+from hamu.cli.observe import observe
+from hamu.cli.options import Parser
+from hamu.errors import HamuError
+from hamu.reporting.report import MARK, Reported, report_page
+from hamu.reporting.run import read_runs, run_folders
+from hamu.run_folder import write_whole
+
+_DESCRIPTION = """Make one HTML page of a run, finished or not, or of several side by side. It needs no network and
+nothing beside it. What the models say about the data is measured again, as far as both are still where the config.yaml
+of the run says; what is not there is named on the page. Only the page is written."""
+_NAME = "report.html"
+
+
+def run(argv: list[str], console: Console) -> int:
+    """Read, ask the models, write the page."""
+    parser = Parser((), prog="hamu report", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN",
+        help="the --output_dir of a `hamu unlearn`, or that of a `hamu compare`, which stands for all its runs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", metavar="FILE.html", help=f"where the page goes; by default {_NAME} in the folder that is named"
+    )
+    parser.add_argument(
+        "--no_contents", action="store_true",
+        help="leave out what the data say: images, prompts, answers, names of classes and of files",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no_models", action="store_true", help="do not ask the models again, which takes most of the time"
+    )
+    parser.add_argument("--samples", type=int, default=5000, help="ask about at most so many records of a set [5000]")
+    parser.add_argument(
+        "--answers", type=int, default=20, help="text: show so many answers of each set, 0 for none [20]"
+    )
+    parser.add_argument(
+        "--hub", action="append", default=[], metavar="hub:OWNER/NAME",
+        help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
+        "may be given several times",
+    )  # fmt: skip
+    args = parser.parse_args(argv)
+    for name, least in (("samples", 1), ("answers", 0)):
+        if getattr(args, name) < least:
+            raise HamuError(f"{name} {getattr(args, name)} must be at least {least}")
+    named = [Path(name) for name in args.runs]
+    folders = [folder for place in named for folder in run_folders(place)]
+    target = _target(args.output, named)
+    found = [one for folder in dict.fromkeys(folders) for one in _reported(folder, args, console)]
+    page = report_page(found, contents=not args.no_contents)
+    write_whole(target, page, private=not args.no_contents)
+    console.print(f"the report is in {target} ({len(page.encode()) / 1e6:.1f} MB)", soft_wrap=True, markup=False)
+    return 0
+
+
+def _target(output: str | None, named: Sequence[Path]) -> Path:
+    """Where the page goes; nothing but an earlier page may be there."""
+    if output is None and len(named) > 1:
+        raise HamuError(f"{len(named)} folders are named: say where their common page goes, with --output FILE.html")
+    target = named[0] / _NAME if output is None else Path(output)
+    if not target.parent.is_dir():
+        raise HamuError(f"the folder {target.parent} of --output is not there; make it, or choose another")
+    if target.is_dir():
+        raise HamuError(f"--output {target} is a folder; name a file, such as {target / _NAME}")
+    if target.is_file() and MARK.encode() not in target.read_bytes()[:1000]:
+        raise HamuError(f"{target} is there and is no report; choose another --output, or remove it")
+    return target
+
+
+def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[Reported]:
+    """What is known of the run in a folder, or of those that a demo tells of."""
+    runs = read_runs(folder)
+    if len(runs) > 1:
+        return [Reported(one, None, "a demo keeps no models") for one in runs]
+    if args.no_models:
+        return [Reported(runs[0], None, "--no_models leaves it out")]
+    try:
+        answers = 0 if args.no_contents else args.answers
+        observed = observe(NamedSources(folder, args.hub), args.samples, answers, console)
+    except HamuError as error:
+        console.print(f"{folder}: without what the models say, for {error}", soft_wrap=True, markup=False)
+        return [Reported(runs[0], None, str(error))]
+    return [Reported(runs[0], observed)]

@@ -1,0 +1,211 @@
+"""Charts of the course of a run: where it went, loss by loss, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hamu.reporting.figures import BUCKETS, FORGET, SIDES, Chart, Section, counted, course, extremes, line, shorts
+from hamu.reporting.run import Run
+from hamu.reporting.trajectories import STYLES, label_of, limits_of
+
+ALL_DONE = "all its steps are done"
+_PALETTE = tuple(color for color, _ in STYLES.values())
+_DIRECT, _RECTIFIED = "#009E73", "#E69F00"
+
+
+def color_of(runs: Sequence[Run], number: int) -> str:
+    """That of its method, unless another run has the same method."""
+    method = runs[number].method
+    alone = sum(run.method == method for run in runs) == 1
+    return STYLES[method][0] if alone and method in STYLES else _PALETTE[number % len(_PALETTE)]
+
+
+def trajectories(runs: Sequence[Run]) -> Chart | None:
+    """ΔL_f against -ΔL_r with a marker per evaluation (paper, Fig. 4); None if no run has two evaluations."""
+    drawn = [(n, run) for n, run in enumerate(runs) if len(run.points) > 1]
+    if not drawn:
+        return None
+    limits = limits_of([run.points for _, run in drawn])
+    series = []
+    for n, run in drawn:
+        xs, ys = np.array(run.points).T
+        steps = ["start", *(f"step {entry['step']:,}" for entry in run.entries if entry["step"])]
+        name = run.name if len(runs) > 1 else run.method
+        thick = {"width": 3} if run.method.startswith("hamu") else {}
+        series.append(
+            line(label_of(name, run.points[-1], limits), color_of(runs, n), xs, ys, mode="both", hints=steps, **thick)
+        )
+    ends = "; ".join(f"{run.name} ends at ({run.points[-1][0]:+.3g}, {run.points[-1][1]:+.3g})" for _, run in drawn)
+    return Chart(
+        "Trajectory",
+        f"Gain on the retain set, -ΔL_r, to the right, and on the forget set, ΔL_f, upwards, with a marker per "
+        f"evaluation; both losses change alike on the dotted line. Up and to the right is better. {ends}.",
+        {
+            "kind": "xy",
+            "x": {"label": "retain utility gained, -ΔL_r", "limits": limits[0]},
+            "y": {"label": "forget quality gained, ΔL_f", "limits": limits[1]},
+            "series": series,
+            "diagonal": -1,
+            "zero": True,
+            "nearest": True,
+        },
+    )
+
+
+def overlaid(runs: Sequence[Run], side: str) -> Chart | None:
+    """The loss of one side in several runs."""
+    key = f"{side}_loss"
+    drawn = [(n, run) for n, run in enumerate(runs) if key in run.steps]
+    if not drawn:
+        return None
+    series = [line(run.name, color_of(runs, n), run.steps["step"], run.steps[key]) for n, run in drawn]
+    says = " ".join(course(f"run {run.name}", run.steps["step"], run.steps[key]) for _, run in drawn)
+    return Chart(f"The {side} loss of the steps' batches", says, _over_steps(series, "loss, nats"))
+
+
+def steps_section(run: Run) -> Section:
+    """Losses, hardness, demand, branches; promise against realised."""
+    charts = [
+        _losses(run),
+        _hardness(run),
+        _demand(run),
+        _branches(run),
+        *(_promise(run, side) for side in ("forget", "retain")),
+    ]
+    logged = len(run.steps.get("step", ()))
+    intro = f"From {counted(logged, 'logged steps')}."
+    if logged > 2 * BUCKETS:
+        intro += f" The lines show the lowest and the highest value of each of {BUCKETS} stretches, so no peak is lost."
+    missing = [] if logged else ["there is no logged step"]
+    return Section("Step by step", intro if logged else "", [c for c in charts if c is not None], missing=missing)
+
+
+def _losses(run: Run) -> Chart | None:
+    there = [side for side in ("forget", "retain") if f"{side}_loss" in run.steps]
+    if not there:
+        return None
+    steps = run.steps["step"]
+    series = [line(f"{side}, batches", SIDES[side], steps, run.steps[f"{side}_loss"]) for side in there]
+    for side in there:
+        found = [(e["step"], e[f"eval_{side}_loss"]) for e in run.entries if f"eval_{side}_loss" in e]
+        if found:
+            xs, ys = np.array(found, dtype=float).T
+            series.append(line(f"{side}, whole set", SIDES[side], xs, ys, mode="points"))
+    says = " ".join(course(f"The {side} loss", steps, run.steps[f"{side}_loss"]) for side in there)
+    return Chart("Losses", f"{says} {_stop_in_words(run)}", _over_steps(series, "loss, nats", run))
+
+
+def _hardness(run: Run) -> Chart | None:
+    """κ and the thresholds between which it lies."""
+    names = {"kappa": "κ", "direct_threshold": "direct up to (κ1, κ3)", "stop_threshold": "costs from (κ2, κ4)"}
+    styles = {"kappa": ("#0072B2", {}), "direct_threshold": (_DIRECT, {"dash": True}),
+              "stop_threshold": (FORGET, {"dash": True})}  # fmt: skip
+    return _lines(
+        run, "Hardness κ and its thresholds", names, styles, "loss² per step",
+        "Below the lower threshold the retain step alone forgets enough; between both the step is bent; above the "
+        "upper one every step that forgets as demanded must hurt.",
+    )  # fmt: skip
+
+
+def _demand(run: Run) -> Chart | None:
+    names = {"demand": "demanded", "sustainable": "possible without harm", "capacity": "possible at all"}
+    styles = {"demand": (FORGET, {}), "sustainable": (_DIRECT, {}), "capacity": ("#7F7F7F", {"dash": True})}
+    return _lines(
+        run, "Demand of the steps", names, styles, "loss per learning rate",
+        "The run is to stop where more is demanded than is possible without harm.",
+    )  # fmt: skip
+
+
+def _lines(
+    run: Run,
+    title: str,
+    names: Mapping[str, str],
+    styles: Mapping[str, tuple[str, Mapping[str, Any]]],
+    unit: str,
+    meaning: str,
+) -> Chart | None:
+    there = [key for key in names if key in run.steps]
+    if not there:
+        return None
+    steps = run.steps["step"]
+    series = [line(names[key], styles[key][0], steps, run.steps[key], **styles[key][1]) for key in there]
+    says = " ".join(course(names[key], steps, run.steps[key]) for key in there)
+    return Chart(title, f"{meaning} {says}", _over_steps(series, unit, run))
+
+
+def _branches(run: Run) -> Chart | None:
+    if "direct_share" not in run.steps:
+        return None
+    steps, share = run.steps["step"], run.steps["direct_share"]
+    series = [
+        line("direct", _DIRECT, steps, share, mode="area", base=0),
+        line("rectified", _RECTIFIED, steps, share, mode="area", base=1),
+    ]
+    spec = _over_steps(series, "share of blocks", run)
+    spec["y"] |= {"limits": [0, 1], "percent": True}
+    return Chart(
+        "Branches: direct and rectified blocks",
+        f"Direct blocks take the objective's own gradient, which meets the demand already; rectified ones bend it. "
+        f"{course('The share of direct blocks', steps, share)}",
+        spec,
+    )
+
+
+def _promise(run: Run, side: str) -> Chart | None:
+    """What each checked step promised, to first order, against what it did."""
+    names = [f"{kind}_{side}_change" for kind in ("first_order", "realised")]
+    if not all(name in run.steps for name in names):
+        return None
+    promised, realised = (run.steps[name] for name in names)
+    known = np.flatnonzero(np.isfinite(promised) & np.isfinite(realised))
+    if not len(known):
+        return None
+    kept = known[extremes(realised[known] - promised[known])]
+    series = {
+        "name": "a checked step", "color": SIDES[side], "x": shorts(promised[kept]), "y": shorts(realised[kept]),
+        "mode": "points", "hints": [f"step {step:,.0f}" for step in run.steps["step"][kept]],
+    }  # fmt: skip
+    ratio = _median_ratio(run, side)
+    return Chart(
+        f"Promise and reality: the {side} loss",
+        f"First-order change of the {side} loss that a step promised, to the right, and what came of it, upwards; on "
+        f"the dotted line the promise is exact. {counted(len(known), 'steps')} were checked{ratio}.",
+        {
+            "kind": "xy",
+            "x": {"label": f"promised change of the {side} loss"},
+            "y": {"label": "realised"},
+            "series": [series],
+            "diagonal": 1,
+            "zero": True,
+            "nearest": True,
+            "square": True,
+        },
+    )
+
+
+def _median_ratio(run: Run, side: str) -> str:
+    promise = (run.evaluation or {}).get("promise") or {}
+    found = promise.get("median_ratio", {}).get(side)
+    return "" if found is None else f"; the median of realised over promised is {found:.3g}"
+
+
+def _over_steps(series: list[dict[str, Any]], unit: str, run: Run | None = None) -> dict[str, Any]:
+    values = [v for one in series for v in one["y"] if v is not None]
+    spread = max(values, default=0.0) / max(float(np.median(values)) if values else 1.0, 1e-12)
+    is_log = bool(values) and min(values) > 0 and spread > 50
+    y = {"label": f"{unit} (log)" if is_log else unit, "log": is_log}
+    stop = [{"x": run.last_step, "label": "stop"}] if run is not None and _was_stopped(run) else []
+    return {"kind": "xy", "x": {"label": "step", "whole": True}, "y": y, "series": series, "marks": stop}
+
+
+def _was_stopped(run: Run) -> bool:
+    return bool(run.ended) and run.ended != ALL_DONE
+
+
+def _stop_in_words(run: Run) -> str:
+    if not run.is_finished:
+        return "The run is not finished."
+    return f"The run ended at step {run.last_step:,} because {run.ended}."

@@ -1,0 +1,53 @@
+"""What the models before and after say about the data: measured again for a report, as far as both can be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from hamu.data import ImageData, TextRecords
+from hamu.evaluation import Predictions, TokenPredictions
+from hamu.reporting.answers import AnsweredRecord
+
+ROLES = ("before", "after")
+
+
+@dataclass(frozen=True)
+class ImageObservations:
+    """Of a classifier.
+
+    Attributes:
+        predictions: by role ("before", "after") and set ("retain", "forget", "test").
+        images: the images of each set that were predicted, in that order.
+        embeddings: by role and set, [N, D]; empty where there is none.
+        no_embedding: why.
+        seed: of the run.
+    """
+
+    predictions: Mapping[str, Mapping[str, Predictions]]
+    images: Mapping[str, ImageData]
+    embeddings: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    no_embedding: str = ""
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class TextObservations:
+    """Of a language model.
+
+    Attributes:
+        predictions: by role and set.
+        texts: the records of each set that were predicted, in that order.
+        answers: by set, some prompts with the answers before and after; empty if they were not to be generated.
+        no_answers: why there are none.
+    """
+
+    predictions: Mapping[str, Mapping[str, TokenPredictions]]
+    texts: Mapping[str, TextRecords]
+    answers: Mapping[str, Sequence[AnsweredRecord]] = field(default_factory=dict)
+    no_answers: str = ""
+
+
+Observations = ImageObservations | TextObservations

@@ -1,0 +1,109 @@
+"""The report of one run or several: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import hamu
+from hamu.reporting.course import overlaid, steps_section, trajectories
+from hamu.reporting.figures import Section
+from hamu.reporting.images import class_accuracy, images_section
+from hamu.reporting.layers import layers_section
+from hamu.reporting.membership import membership_section
+from hamu.reporting.observations import ImageObservations, Observations
+from hamu.reporting.run import Run
+from hamu.reporting.tables import before_and_after, record_sections, several
+from hamu.reporting.texts import texts_section
+from hamu.reporting.verdict import Verdict, verdict
+
+MARK = '<meta name="generator" content="hamu report">'  # by which a file is known as a report
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A run and what else is known of it.
+
+    Attributes:
+        run: what its folder holds.
+        observed: what its models say; None if they, or the data, cannot be reached.
+        unobserved: why.
+    """
+
+    run: Run
+    observed: Observations | None = None
+    unobserved: str = ""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A run on the page."""
+
+    run: Run
+    verdict: Verdict
+    sections: Sequence[Section] = field(default_factory=list)
+
+
+def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
+    """The page.
+
+    Args:
+        found: the runs, at least one.
+        contents: whether images, answers, prompts and names of classes are in it.
+    """
+    runs = [one.run for one in found]
+    parts = [_Part(one.run, verdict(one.run), sections_of(one, contents)) for one in found]
+    environment = Environment(
+        loader=PackageLoader("hamu.reporting", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    files = {
+        name: resources.files("hamu.reporting").joinpath(f"report.{name}").read_text("utf-8") for name in ("css", "js")
+    }
+    return environment.get_template("report.html.j2").render(
+        mark=MARK,
+        version=hamu.__version__,
+        parts=parts,
+        overview=_overview(runs) if len(runs) > 1 else None,
+        contents=contents,
+        script=files["js"],
+        script_hash=base64.b64encode(hashlib.sha256(files["js"].encode()).digest()).decode(),
+        style=files["css"],
+    )
+
+
+def sections_of(one: Reported, contents: bool) -> list[Section]:
+    """The sections of one run, those that have something to show or to say."""
+    run, observed = one.run, one.observed
+    table = before_and_after(run)
+    path = trajectories([run])
+    classes = None if run.evaluation is None else class_accuracy(run.evaluation, contents)
+    gained = Section(
+        "What was gained",
+        charts=[chart for chart in (path, classes) if chart is not None],
+        tables=[] if table is None else [table],
+        missing=[] if path else ["the trajectory: it takes two evaluations"],
+    )
+    if observed is None:
+        needs = one.unobserved if contents else "what they need is not here"
+        measured = [Section("What the models say", missing=[
+            f"confusion, embeddings, images or answers, and the scores of membership inference: {needs}"
+        ])]  # fmt: skip
+    elif isinstance(observed, ImageObservations):
+        measured = [images_section(observed, contents), membership_section(observed)]
+    else:
+        measured = [texts_section(observed, contents), membership_section(observed)]
+    rest = [Section("Notes", missing=list(run.notes))] if run.notes else []
+    sections = [gained, steps_section(run), layers_section(run), *measured, *record_sections(run.record), *rest]
+    return [section for section in sections if not section.is_empty]
+
+
+def _overview(runs: Sequence[Run]) -> Section:
+    """Several runs in one table and one picture."""
+    charts = [trajectories(runs), *(overlaid(runs, side) for side in ("forget", "retain"))]
+    return Section("All runs", charts=[c for c in charts if c is not None], tables=[several(runs)])

@@ -1,0 +1,235 @@
+"""What lies in the folder of a run, finished or not, as a report reads it. Nothing is written."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from hamu.errors import HamuError
+from hamu.reporting.trajectories import trajectory
+
+_STEP_COLUMNS = (
+    "step", "taken", "retain_loss", "forget_loss", "kappa", "cos", "direct_threshold", "stop_threshold", "demand",
+    "sustainable", "capacity", "direct_share", "first_order_retain_change", "first_order_forget_change",
+    "realised_retain_change", "realised_forget_change", "promise_kept", "learning_rate",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What every block did, from layers.jsonl.
+
+    Attributes:
+        blocks: their names, L.
+        steps: [T].
+        cos, change: cosθ and ‖Δw‖, [T, L]; NaN where they are not known.
+    """
+
+    blocks: Sequence[str]
+    steps: np.ndarray
+    cos: np.ndarray
+    change: np.ndarray
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run.
+
+    Attributes:
+        name: of its folder.
+        method: by which it unlearns.
+        steps: by figure its values at the logged steps, [T] each; NaN where there is none.
+        entries: its evaluations along the way.
+        layers: None without layers.jsonl.
+        evaluation: evaluation.json, None without.
+        record: record.json, None without.
+        settings: config.yaml.
+        notes: what could not be read, and why.
+    """
+
+    name: str
+    method: str
+    steps: Mapping[str, np.ndarray] = field(default_factory=dict)
+    entries: Sequence[Mapping[str, Any]] = ()
+    layers: Layers | None = None
+    evaluation: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has come to its end."""
+        return self.evaluation is not None
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """Its trajectory, see `hamu.reporting.trajectories`."""
+        return trajectory(self.entries)
+
+    @property
+    def last_step(self) -> int:
+        """The last that is known of."""
+        logged = self.steps.get("step", np.zeros(0))
+        found = [*(int(s) for s in logged[-1:]), *(int(entry["step"]) for entry in self.entries[-1:])]
+        return max(found, default=0)
+
+    @property
+    def ended(self) -> str:
+        """Why it ended, "" while it has not."""
+        return "" if self.evaluation is None else str(self.evaluation.get("ended", ""))
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The runs that a folder stands for: itself, or those of a comparison.
+
+    Raises:
+        HamuError: if there is none.
+    """
+    if not path.is_dir():
+        raise HamuError(f"there is no folder {path}; name the --output_dir of a `hamu unlearn`")
+    if (path / "comparison.json").is_file():
+        found = sorted(child.parent for child in path.glob("*/config.yaml"))
+        if not found:
+            raise HamuError(f"the comparison in {path} has no run yet; wait until its first one has begun")
+        return found
+    if not any((path / name).is_file() for name in ("steps.jsonl", "evaluation.json", "summary.json")):
+        raise HamuError(
+            f"{path} holds no run: it has neither steps.jsonl nor evaluation.json; name the --output_dir of a "
+            f"`hamu unlearn` or `hamu compare`"
+        )
+    return [path]
+
+
+def read_runs(path: Path) -> list[Run]:
+    """The run in a folder, or those that a demo tells of."""
+    summary = path / "summary.json"
+    return _of_demo(summary) if summary.is_file() else [read_run(path)]
+
+
+def read_run(path: Path) -> Run:
+    """What a folder holds, as far as it can be read; what cannot is told in `notes`."""
+    notes: list[str] = []
+    settings = _settings(path / "config.yaml", notes)
+    evaluation = _json(path / "evaluation.json", notes)
+    if not (path / "evaluation.json").is_file():
+        notes.append("evaluation.json is missing: the run has not come to its end")
+    if evaluation is not None and not {"before", "after", "trajectory"} <= evaluation.keys():
+        raise HamuError(f"{path} is no run of `hamu unlearn`: its evaluation.json has no before and after")
+    return Run(
+        name=path.resolve().name,
+        method=str(settings.get("method", "hamu-q")),
+        steps=_steps(path / "steps.jsonl", notes),
+        entries=_entries(path, notes) if evaluation is None else evaluation["trajectory"],
+        layers=_layers(path / "layers.jsonl", notes),
+        evaluation=evaluation,
+        record=_json(path / "record.json", notes),
+        settings=settings,
+        notes=notes,
+    )
+
+
+def _of_demo(path: Path) -> list[Run]:
+    """One run for each method of `hamu demo`, which keeps no more of them than their trajectories."""
+    summary = _json(path, [])
+    if summary is None or "methods" not in summary:
+        raise HamuError(f"{path} is not that of a demo; name the --output_dir of a `hamu unlearn` or `hamu demo`")
+    runs = []
+    for method, figures in summary["methods"].items():
+        entries = [
+            {"step": step, "eval_retain_gain": retain, "eval_forget_gain": forget}
+            for step, (retain, forget) in enumerate(figures["trajectory"])
+        ]
+        note = "a demo keeps no more of a run than its trajectory; `hamu unlearn` leaves all"
+        runs.append(Run(method, method, entries=entries, notes=[note]))
+    return runs
+
+
+def _steps(path: Path, notes: list[str]) -> dict[str, np.ndarray]:
+    """The log, line by line into columns, so that a long one fits in little memory."""
+    columns = {name: array("d") for name in _STEP_COLUMNS}
+    if not path.is_file():
+        notes.append("steps.jsonl is missing")
+        return {}
+    unread = 0
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for text in file:
+            found = _line(text)
+            if found is None:
+                unread += 1
+                continue
+            for name, column in columns.items():
+                value = found.get(name)
+                column.append(value if isinstance(value, int | float) else math.nan)
+    if unread:
+        notes.append(f"of steps.jsonl, {unread} lines are broken off or damaged and were passed over")
+    kept = {name: np.frombuffer(column) if column else np.zeros(0) for name, column in columns.items()}
+    return {name: column for name, column in kept.items() if name == "step" or np.isfinite(column).any()}
+
+
+def _line(text: str) -> dict[str, Any] | None:
+    """A line of a log that is whole, with a step."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+
+
+def _layers(path: Path, notes: list[str]) -> Layers | None:
+    if not path.is_file():
+        notes.append("layers.jsonl is missing")
+        return None
+    found = [_line(text) for text in path.read_text("utf-8", errors="replace").splitlines()]
+    lines = [one for one in found if one is not None]
+    if len(lines) < 2 or "blocks" not in lines[0]:
+        notes.append("layers.jsonl has no step yet")
+        return None
+    blocks, rest = lines[0]["blocks"], lines[1:]
+
+    def matrix(name: str) -> np.ndarray:
+        none = [math.nan] * len(blocks)
+        rows = [[math.nan if v is None else v for v in one.get(name) or none] for one in rest]
+        return np.array([row if len(row) == len(blocks) else none for row in rows], dtype=float)
+
+    return Layers(blocks, np.array([one["step"] for one in rest]), matrix("cos"), matrix("change"))
+
+
+def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
+    """The evaluations of a run that is not finished, from its newest checkpoint."""
+    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda p: int(p.parent.name.rpartition("-")[2]))
+    for state in reversed(states):
+        found = _json(state, notes)
+        if found is not None:
+            return [entry for entry in found.get("log_history", []) if "eval_forget_gain" in entry]
+    return []
+
+
+def _settings(path: Path, notes: list[str]) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except FileNotFoundError:
+        notes.append("config.yaml is missing")
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        notes.append(f"config.yaml cannot be read: {str(error).splitlines()[0]}")
+    return {}
+
+
+def _json(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
+        return None
+    return found if isinstance(found, dict) else None

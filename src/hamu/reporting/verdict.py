@@ -1,0 +1,132 @@
+"""What came of a run, in a headline, a few sentences and the figures that matter most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hamu.reporting.figures import counted, number
+from hamu.reporting.run import Run
+
+Tone = Literal["good", "mixed", "bad", "open"]
+_NO_CHANGE = 1e-3  # in nats: a retain loss that rose by less has not risen
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure before and after.
+
+    Attributes:
+        name: what it is.
+        before, after: as text.
+        hint: how to read it.
+    """
+
+    name: str
+    before: str
+    after: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The top of a report.
+
+    Attributes:
+        headline: in a few words.
+        tone: for its colour; the words say the same.
+        sentences: what led to it.
+        tiles: the figures.
+    """
+
+    headline: str
+    tone: Tone
+    sentences: tuple[str, ...]
+    tiles: tuple[Tile, ...] = ()
+
+
+def verdict(run: Run) -> Verdict:
+    """Of a run, finished or not."""
+    if run.evaluation is None:
+        return _of_unfinished(run)
+    before, after = run.evaluation["before"], run.evaluation["after"]
+    forget = after["forget"]["loss"] - before["forget"]["loss"]
+    retain = after["retain"]["loss"] - before["retain"]["loss"]
+    headline, tone = _headline(forget, retain)
+    return Verdict(headline, tone, tuple(_sentences(run, forget, retain)), tuple(_tiles(before, after)))
+
+
+def _of_unfinished(run: Run) -> Verdict:
+    points = run.points
+    if run.last_step and len(points) > 1:
+        retain, forget = points[-1]
+        said = f"At the last evaluation that is known the forget loss had changed by {forget:+.3g}, the retain loss by "
+        sentences = [f"{said}{-retain:+.3g}."]
+    else:
+        sentences = ["No evaluation of it is known yet."]
+    if run.steps:
+        return Verdict(
+            f"Not finished: step {run.last_step:,} so far", "open",
+            ("The run has left no evaluation.json: it is under way, or was broken off.", *sentences),
+        )  # fmt: skip
+    return Verdict("Only the trajectory of this run is known", "open", tuple(sentences))
+
+
+def _headline(forget: float, retain: float) -> tuple[str, Tone]:
+    if not (math.isfinite(forget) and math.isfinite(retain)):
+        return "The model's losses are not finite", "bad"
+    if forget <= 0:
+        return "It did not forget: the loss on the forget set has not risen", "bad"
+    if retain < -_NO_CHANGE:
+        return "It forgot, and does better on what is to stay", "good"
+    if retain <= _NO_CHANGE:
+        return "It forgot, and what is to stay has stayed", "good"
+    if retain < forget:
+        return "It forgot, at a price on what is to stay", "mixed"
+    return "It lost more on what is to stay than it forgot", "bad"
+
+
+def _sentences(run: Run, forget: float, retain: float) -> list[str]:
+    evaluation = run.evaluation or {}
+    taken, skipped = evaluation.get("steps_taken", 0), evaluation.get("steps_skipped", 0)
+    found = [
+        f"The loss on the forget set changed by {forget:+.4g}, that on the retain set by {retain:+.4g} (in nats).",
+        f"It ended at step {run.last_step:,} because {run.ended or 'of a reason that is not recorded'}; "
+        f"{counted(taken, 'steps')} taken, {skipped:,} not taken.",
+    ]
+    promise = evaluation.get("promise")
+    if promise and promise.get("kept") is not None:
+        found.append(
+            f"Of {counted(promise['judged'], 'steps')} that were checked, {promise['kept']:.0%} realised at least 95% "
+            f"of what they had promised."
+        )
+    goal = (run.record or {}).get("goal")
+    if goal and goal != run.ended:
+        found.append(f"Its goal: {goal}.")
+    inference = evaluation["after"].get("membership_inference")
+    if inference is None:
+        found.append("Membership inference was not measured: nothing is known about whether it can still be told.")
+    return found
+
+
+def _tiles(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Tile]:
+    tiles = []
+    for side in ("forget", "retain", "test"):
+        if side in after and side in before:
+            for figure, form in (("loss", ".4g"), ("accuracy", ".1%"), ("probability", ".3f")):
+                if figure in after[side] and (side != "test" or figure == "accuracy"):
+                    values = (number(one[side].get(figure), form) for one in (before, after))
+                    tiles.append(Tile(f"{side} {figure}", *values))
+    aucs = [auc_of(one) for one in (before, after)]
+    if aucs[1] is not None:
+        tiles.append(Tile("membership AUC", number(aucs[0], ".3f"), number(aucs[1], ".3f"), "0.5 is ideal"))
+    return tiles
+
+
+def auc_of(report: Mapping[str, Any]) -> float | None:
+    """Of membership inference, for texts by Min-K%."""
+    inference = report.get("membership_inference") or {}
+    found = inference.get("auc", inference.get("min_k"))
+    return None if found is None else float(found)

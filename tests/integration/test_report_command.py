@@ -1,0 +1,178 @@
+"""`hamu report`: from real runs on images and texts, and all that can be wrong; only the page is written."""
+
+import json
+import shutil
+import stat
+
+import numpy as np
+import pytest
+from report_examples import NASTY, write_run
+
+from hamu.cli import main
+from hamu.data import read_images, read_text
+from hamu.models.language import new_language_model, new_tokenizer
+
+FAST = ["--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off", "--learning_rate", "0.1"]
+
+
+def run(*words):
+    return main([str(word) for word in words])
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished_images(tmp_path_factory, saved_model):
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "data").mkdir()
+    for name, most in (("train", 300), ("test", 120)):
+        digits = read_images("digits", name).select(range(most))
+        np.savez(folder / f"data/{name}.npz", images=digits.pixels[:, 0].numpy(), labels=digits.labels.numpy())
+    shutil.copytree(saved_model, folder / "original")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run("unlearn", "--data", "data", "--model", "original", *FAST, "--forget_class", "3",
+                   "--output_dir", "run") == 0  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished_texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    texts = read_text("miniature")
+    rows = [dict(row.fields) for row in texts.records[:24]]
+    rows[0] |= {"question": f"Who? {NASTY}", "answer": NASTY}
+    (folder / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    holdout = [dict(row.fields) for row in read_text("miniature", "test").records[:8]]
+    (folder / "holdout.jsonl").write_text("\n".join(map(json.dumps, holdout)))
+    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 400)
+    for part in (new_language_model(tokenizer, hidden=32, layers=1, max_length=256), tokenizer):
+        part.save_pretrained(folder / "original")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run("unlearn", "--data", "records.jsonl", "--test_data", "holdout.jsonl", "--model", "original", *FAST,
+                   "--forget_rows", "0,1,2", "--optim", "adamw_torch", "--output_dir", "run") == 0  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def images(finished_images, tmp_path, monkeypatch):
+    shutil.copytree(finished_images, tmp_path / "images")
+    monkeypatch.chdir(tmp_path / "images")
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def texts(finished_texts, tmp_path, monkeypatch):
+    shutil.copytree(finished_texts, tmp_path / "texts")
+    monkeypatch.chdir(tmp_path / "texts")
+    return tmp_path / "texts"
+
+
+def refused(capsys, *words):
+    capsys.readouterr()
+    assert run("report", *words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("hamu report: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_a_run_on_images_becomes_one_page(images, capsys):
+    before = contents(images)
+    assert run("report", "run") == 0
+    said = capsys.readouterr()
+    assert "the report is in run/report.html" in " ".join(said.out.split())
+    after = contents(images)
+    page = after.pop(images / "run/report.html").decode()
+    assert after == before, "only the page is written"
+    for title in ("What was gained", "Trajectory", "Accuracy by class", "Losses", "Hardness", "Branches", "cosθ", "‖Δw‖",
+                  "Promise and reality", "Confusion before", "Embedding after", "changed most", "changed least",
+                  "Scores after", "ROC of the attack", "The record"):  # fmt: skip
+        assert title in page
+    assert "Not here" not in page
+    assert page.count("data:image/png") >= 6
+    mode = (images / "run/report.html").stat().st_mode
+    assert stat.S_IMODE(mode) == 0o600, "it holds contents"
+    assert run("report", "run", "--no_contents") == 0, "a page may be replaced"
+    assert stat.S_IMODE((images / "run/report.html").stat().st_mode) != 0o600
+    assert run("verify", "run", "--no_figures") == 0, "a report breaks no record"
+
+
+def test_a_run_on_texts_shows_answers_and_says_none_of_them_elsewhere(texts, capsys):
+    capsys.readouterr()
+    assert run("report", "run", "--answers", "3") == 0
+    said = capsys.readouterr()
+    assert "Who?" not in said.out + said.err
+    page = (texts / "run/report.html").read_text()
+    assert page.count('class="prompt"') == 6
+    assert "Who? &lt;/script&gt;&lt;script&gt;" in page
+    assert "Probability of each record" in page
+    assert "Min-K%" in page
+    assert run("report", "run", "--no_contents") == 0
+    page = (texts / "run/report.html").read_text()
+    assert "Who?" not in page
+    assert 'class="prompt"' not in page
+    assert "left out by --no_contents" in page
+
+
+def test_without_data_or_models_the_rest_is_shown_and_what_is_missing_is_named(images, capsys):
+    shutil.rmtree(images / "original")
+    assert run("report", "run") == 0
+    assert "without what the models say, for original is not here" in " ".join(capsys.readouterr().out.split())
+    page = (images / "run/report.html").read_text()
+    assert "Not here: confusion, embeddings" in page
+    assert "original is not here" in page
+    for title in ("Trajectory", "Accuracy by class", "Losses", "‖Δw‖", "The record"):
+        assert title in page
+    assert run("report", "run", "--no_models") == 0
+    assert "--no_models leaves it out" in (images / "run/report.html").read_text()
+
+
+def test_a_run_that_was_broken_off_has_a_page(images):
+    for name in ("evaluation.json", "record.json", "record.md"):
+        (images / "run" / name).unlink()
+    shutil.rmtree(images / "run/model")
+    assert run("report", "run") == 0
+    page = (images / "run/report.html").read_text()
+    assert "Not finished: step 3 so far" in page
+    assert "Losses" in page
+    assert "run/model is not here" in page
+
+
+def test_several_runs_share_a_page(images, texts, capsys):
+    both = images.parent / "both.html"
+    assert run("report", images / "run", texts / "run", "--output", both, "--no_models") == 0
+    page = both.read_text()
+    assert "All runs" in page
+    assert page.count('<article class="run"') == 2
+    err = refused(capsys, images / "run", texts / "run")
+    assert "2 folders are named: say where their common page goes, with --output FILE.html" in err
+
+
+def test_a_comparison_stands_for_its_runs(tmp_path):
+    for name in ("one", "two"):
+        write_run(tmp_path / "compare" / name)
+    (tmp_path / "compare/comparison.json").write_text("{}")
+    assert run("report", tmp_path / "compare", "--no_models") == 0
+    assert (tmp_path / "compare/report.html").read_text().count('<article class="run"') == 2
+
+
+def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
+    before = contents(images)
+    (images / "mine.html").write_text("mine")
+    for words, said in (
+        (["gone"], "there is no folder gone; name the --output_dir of a `hamu unlearn`"),
+        (["data"], "data holds no run: it has neither steps.jsonl nor evaluation.json"),
+        (["run", "--output", "nowhere/x.html"], "the folder nowhere of --output is not there; make it"),
+        (["run", "--output", "data"], "--output data is a folder; name a file, such as data/report.html"),
+        (["run", "--output", "mine.html"], "mine.html is there and is no report; choose another --output"),
+        (["run", "--samples", "0"], "samples 0 must be at least 1"),
+        (["run", "--answers", "-1"], "answers -1 must be at least 0"),
+        (["run", "--samples", "many"], "argument --samples: invalid int value: 'many'"),
+        ([], "the following arguments are required: RUN"),
+    ):
+        assert said in refused(capsys, *words)
+    assert contents(images) == before | {images / "mine.html": b"mine"}

@@ -1,0 +1,105 @@
+"""What every block did: recorded as it was, within bounds however long the run is, and the same after a resume."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from hamu.cli.layer_log import FILE, LayerLog, _stride
+from hamu.run_folder import RunFolder
+
+
+class Logged:
+    """Stands in for a trainer: its pair has names, its figures come in order."""
+
+    def __init__(self, blocks=2):
+        self.pair = type("Pair", (), {"block_names": [f"b{n}" for n in range(blocks)]})
+        self.step = 0
+
+    def layer_figures(self):
+        return {"cos": [self.step / 3] * len(self.pair.block_names), "change": None}
+
+
+def take(log, trainer, steps):
+    for step in steps:
+        trainer.step = step
+        log.take(step, trainer)
+        log.write()
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder.path / FILE).read_text().splitlines()]
+
+
+def test_a_short_log_has_every_line(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    take(LayerLog(folder), Logged(), range(10, 60, 10))
+    head, *rest = lines(folder)
+    assert head == {"step": 0, "blocks": ["b0", "b1"]}
+    assert [(one["step"], one["number"]) for one in rest] == [(10, 0), (20, 1), (30, 2), (40, 3), (50, 4)]
+    assert rest[0]["cos"] == [3.333, 3.333], "four digits"
+    assert rest[0]["change"] is None
+
+
+def test_a_long_log_is_thinned_evenly(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    take(LayerLog(folder), Logged(), range(1, 1601))
+    _, *rest = lines(folder)
+    assert [one["number"] for one in rest] == list(range(0, 1600, 4))
+    assert rest[0]["step"] == 1, "the first step stays"
+
+
+@given(st.integers(0, 10**7), st.integers(1, 10**5))
+def test_the_log_is_bounded(count, blocks):
+    every = _stride(count, blocks)
+    kept = len(range(0, count, every))
+    assert kept <= 512
+    assert kept * blocks * 2 <= max(400_000, 16 * 2 * blocks)
+    assert every == 1 or len(range(0, count, every // 2)) > 16, "no coarser than it must be"
+
+
+@pytest.mark.parametrize(("killed", "saved"), [(5, 3), (700, 300), (1300, 700), (40, 0)])
+def test_a_resumed_log_ends_as_that_of_a_whole_run(tmp_path, killed, saved):
+    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
+    take(LayerLog(whole), Logged(), range(1, 1501))
+    take(LayerLog(broken), Logged(), range(1, killed + 1))
+    with open(broken.path / FILE, "a") as file:
+        file.write('{"step": 9')  # killed while it wrote
+    again = LayerLog(broken)
+    again.resume(saved, saved)
+    take(again, Logged(), range(saved + 1, 1501))
+    assert (broken.path / FILE).read_text() == (whole.path / FILE).read_text()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"optim": "adamw_torch"}, {"guarantee": "exact"}, {"trust_region": True}, {"check_steps": 0}],
+)
+def test_the_change_is_that_of_the_weights(tmp_path, settings):
+    from transformers.trainer_callback import PrinterCallback
+
+    from hamu import UnlearnConfig, UnlearnTrainer
+    from hamu.data import ImageData
+
+    torch.manual_seed(0)
+    data = ImageData(torch.randint(0, 256, (24, 1, 4, 4), dtype=torch.uint8), torch.arange(24) % 3, ("a", "b", "c"),
+                     "none", torch.arange(24))  # fmt: skip
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
+    args = UnlearnConfig(
+        output_dir=str(tmp_path), max_steps=1, constraint_mode="relative", stopping="off", learning_rate=0.05,
+        eval_strategy="no", eval_on_start=False, disable_tqdm=True, blocks="module", **settings,
+    )  # fmt: skip
+    trainer = UnlearnTrainer(
+        model, args, retain_dataset=data.select(range(16)), forget_dataset=data.select(range(16, 24))
+    )
+    trainer.remove_callback(PrinterCallback)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer.train()
+    found = trainer.layer_figures()
+    moved = {name: (p.detach() - before[name]).double().square().sum() for name, p in model.named_parameters()}
+    expected = [(moved[f"{block}.weight"] + moved[f"{block}.bias"]).sqrt().item() for block in trainer.pair.block_names]
+    assert found["change"] == pytest.approx(expected, rel=1e-3)
+    assert all(-1 <= cos <= 1 for cos in found["cos"])

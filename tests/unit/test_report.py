@@ -1,0 +1,252 @@
+"""The report's page: every figure and section, from runs whole and broken off; nothing of the data acts as code."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from report_examples import (
+    NASTY,
+    evaluation,
+    example_run,
+    image_observations,
+    images,
+    spikes,
+    text_observations,
+    write_run,
+)
+
+from hamu.errors import HamuError
+from hamu.reporting.course import steps_section, trajectories
+from hamu.reporting.figures import BUCKETS, extremes
+from hamu.reporting.images import class_accuracy, images_section
+from hamu.reporting.layers import layers_section
+from hamu.reporting.report import MARK, Reported, report_page
+from hamu.reporting.run import read_run, read_runs, run_folders
+from hamu.reporting.trajectories import limits_of
+from hamu.reporting.verdict import verdict
+
+MOST = 5_000_000  # bytes of a report
+
+
+class Elements(HTMLParser):
+    """The elements of a page: names with attributes, and what the scripts hold."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.scripts, self._inside = [], [], False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag == "script"
+        if self._inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self._inside = self._inside and tag != "script"
+
+    def handle_data(self, data):
+        if self._inside:
+            self.scripts[-1] += data
+
+
+def charts_of(page):
+    return [json.loads(text) for text in Elements(page).scripts if text.startswith("{")]
+
+
+def test_a_page_stands_alone(tmp_path):
+    page = report_page([Reported(example_run(tmp_path), image_observations())])
+    assert MARK in page[:1000]
+    for tag, attributes in Elements(page).found:
+        assert tag not in ("link", "iframe", "object", "base")
+        for name in ("src", "href"):
+            assert re.match(r"data:image/png;base64,|#|$", attributes.get(name) or ""), attributes
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+
+
+@pytest.mark.parametrize("observed", [image_observations((NASTY, "b")), text_observations()])
+def test_what_the_data_say_is_never_code(tmp_path, observed):
+    run = example_run(tmp_path, name="a<script>b", names=(NASTY, "b"), blocks=[NASTY, "w"])
+    page = report_page([Reported(run, observed), Reported(run, None, NASTY)])
+    elements = Elements(page)
+    executable = [a for tag, a in elements.found if tag == "script" and a.get("type") != "application/json"]
+    assert len(executable) == 1
+    assert not [a for _, a in elements.found if any(name.startswith("on") for name in a)]
+    assert not [a for tag, a in elements.found if tag == "img" and not a["src"].startswith("data:image/png;base64,")]
+    assert "window.broken" in page, "it is there, as text"
+    assert "{{ 7*7 }}" in page
+    assert len(charts_of(page)) == sum(text.startswith("{") for text in elements.scripts)
+
+
+def test_contents_are_left_out_on_request(tmp_path):
+    names = ("Ada Unlikely", "Bob Unlikely")
+    run = example_run(tmp_path, names=names)
+    shown = report_page([Reported(run, image_observations(names))])
+    hidden = report_page([Reported(run, image_observations(names)), Reported(run, None, "/home/ada/x")], contents=False)
+    assert "Ada Unlikely" in shown
+    assert "data:image/png" in shown
+    assert "holds contents of the data" in shown
+    for secret in ("Unlikely", "data:image/png", "/home/ada", "holds contents"):
+        assert secret not in hidden
+    assert "left out of this file" in hidden
+    texts = report_page([Reported(run, text_observations())], contents=False)
+    assert "Who is" not in texts
+
+
+def test_every_figure_has_words(tmp_path):
+    page = report_page([Reported(example_run(tmp_path), image_observations())])
+    figures = re.findall(r"<figure(?: class=\"wide\")?>.*?</figure>", page, re.DOTALL)
+    assert len(figures) == len(charts_of(page)) == 17
+    for figure in figures:
+        title, caption = (re.search(f"<{tag}>(.*?)</{tag}>", figure, re.DOTALL)[1] for tag in ("h4", "figcaption"))
+        assert title
+        assert len(caption) > 40
+
+
+def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
+    blocks = [f"layers.{n}.self_attn.q_proj.weight" for n in range(300)]
+    run = example_run(tmp_path, steps=100_000, blocks=blocks)
+    page = report_page([Reported(run, image_observations(count=3000)), Reported(run, text_observations(count=3000))])
+    assert len(page.encode()) < MOST
+    for chart in charts_of(page):
+        for one in chart.get("series", []):
+            if chart["kind"] == "xy":
+                assert len(one["x"]) <= 3000
+        if chart["kind"] == "heat":
+            assert len(chart["values"]) * len(chart["values"][0]) <= 32_000
+    values = spikes()
+    kept = extremes(values)
+    assert len(kept) <= 2 * BUCKETS + 2
+    assert {0, len(values) - 1, int(values.argmax()), int(values.argmin())} <= set(kept.tolist())
+
+
+def test_extremes_leave_out_what_is_not_finite_and_short_series_whole():
+    values = np.array([1.0, np.nan, 3.0, np.inf, 2.0])
+    assert extremes(values).tolist() == [0, 2, 4]
+    assert extremes(np.full(5000, np.nan)).tolist() == []
+    assert len(extremes(np.arange(2 * BUCKETS, dtype=float))) == 2 * BUCKETS
+
+
+def test_a_run_under_way_has_a_report(tmp_path):
+    place = write_run(tmp_path / "run", finished=False)
+    with open(place / "steps.jsonl", "a") as log:
+        log.write('{"step": 21, "forget_lo')  # as it is while it is written
+    state = {"log_history": [{"step": s, "eval_forget_gain": s / 9, "eval_retain_gain": 0.0} for s in (0, 9)]}
+    (place / "checkpoint-9").mkdir()
+    (place / "checkpoint-9/trainer_state.json").write_text(json.dumps(state))
+    run = read_run(place)
+    assert verdict(run).headline == "Not finished: step 20 so far"
+    assert run.points == [(0.0, 0.0), (0.0, 1.0)]
+    page = report_page([Reported(run, None, "the model after is not there")])
+    assert "of steps.jsonl, 1 lines are broken off or damaged" in page
+    assert "the model after is not there" in page
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "layers.jsonl", "evaluation.json", "config.yaml"])
+def test_what_is_missing_or_damaged_is_said(tmp_path, name):
+    place = write_run(tmp_path / "run")
+    for content in (None, "{", "\x00\xff"):
+        (place / name).unlink()
+        if content is not None:
+            (place / name).write_bytes(content.encode("latin-1"))
+        run = read_run(place)
+        assert any(name in note for note in run.notes)
+        assert name in report_page([Reported(run, None, "gone")])
+        if content is None:
+            (place / name).touch()
+
+
+@pytest.mark.parametrize(
+    ("forget", "retain", "headline", "tone"),
+    [
+        (1.0, -0.1, "It forgot, and does better", "good"),
+        (1.0, 0.0005, "It forgot, and what is to stay has stayed", "good"),
+        (1.0, 0.4, "It forgot, at a price", "mixed"),
+        (1.0, 1.4, "It lost more", "bad"),
+        (-0.1, -0.1, "It did not forget", "bad"),
+        (float("nan"), 0.0, "The model's losses are not finite", "bad"),
+    ],
+)
+def test_the_verdict_follows_from_both_losses(tmp_path, forget, retain, headline, tone):
+    run = example_run(tmp_path)
+    for side, change in (("forget", forget), ("retain", retain)):
+        run.evaluation["after"][side]["loss"] = run.evaluation["before"][side]["loss"] + change
+    found = verdict(run)
+    assert found.headline.startswith(headline)
+    assert found.tone == tone
+    assert any("because the criterion is met" in sentence for sentence in found.sentences)
+
+
+def test_the_stop_is_marked_where_a_run_was_stopped(tmp_path):
+    run = example_run(tmp_path)
+    losses = steps_section(run).charts[0]
+    assert losses.spec["marks"] == [{"x": 20, "label": "stop"}]
+    run.evaluation["ended"] = "all its steps are done"
+    assert steps_section(run).charts[0].spec["marks"] == []
+
+
+def test_trajectories_are_drawn_as_those_of_a_comparison(tmp_path):
+    runs = [example_run(tmp_path, name=name) for name in ("one", "two")]
+    chart = trajectories(runs)
+    limits = limits_of([run.points for run in runs])
+    assert (chart.spec["x"]["limits"], chart.spec["y"]["limits"]) == limits
+    assert [one["name"] for one in chart.spec["series"]] == ["one", "two"]
+    assert chart.spec["series"][0]["x"] == [0.0, pytest.approx(0.5 / 9, rel=1e-4), pytest.approx(1 / 9, rel=1e-4)]
+    assert len({one["color"] for one in chart.spec["series"]}) == 2
+
+
+def test_heat_maps_join_rows_and_columns_by_the_largest_magnitude(tmp_path):
+    blocks = [f"b.{n}.weight" for n in range(1000)]
+    run = example_run(tmp_path, steps=1000, blocks=blocks)
+    run.layers.cos[:] = 0.0
+    run.layers.cos[123, 456] = -0.9
+    chart = layers_section(run).charts[0]
+    assert min(min(row) for row in chart.spec["values"]) == -0.9
+    assert len(chart.spec["rows"]) == len(chart.spec["values"]) == 160
+
+
+def test_a_method_with_one_gradient_has_no_cosine(tmp_path):
+    run = example_run(tmp_path)
+    run.layers.cos[:] = np.nan
+    section = layers_section(run)
+    assert len(section.charts) == 1
+    assert "one gradient alone" in section.missing[0]
+
+
+def test_grey_and_colour_images_and_many_classes(tmp_path):
+    names = [f"class {n}" for n in range(50)]
+    found = image_observations(names, count=200, channels=1)
+    section = images_section(found, contents=True)
+    assert len(section.charts[0].spec["rows"]) == 30
+    assert all(len(pictures) == 12 for pictures in section.pictures.values())
+    chart = class_accuracy(evaluation(4, ("x", "y")), contents=False)
+    assert chart.spec["categories"] == ["class 1", "class 2"]
+    assert images(3, names).pixels.shape[1] == 3
+
+
+def test_folders_that_hold_no_run_are_refused(tmp_path):
+    with pytest.raises(HamuError, match="there is no folder"):
+        run_folders(tmp_path / "gone")
+    with pytest.raises(HamuError, match="holds no run: it has neither"):
+        run_folders(tmp_path)
+    (tmp_path / "evaluation.json").write_text('{"retain": {}}')
+    with pytest.raises(HamuError, match="has no before and after"):
+        read_run(tmp_path)
+
+
+def test_a_demo_and_a_comparison_stand_for_their_runs(tmp_path):
+    demo = tmp_path / "demo"
+    demo.mkdir()
+    methods = {name: {"trajectory": [[0, 0], [0.1, 0.2]]} for name in ("hamu-q", "ft")}
+    (demo / "summary.json").write_text(json.dumps({"methods": methods}))
+    runs = read_runs(demo)
+    assert [run.points[-1] for run in runs] == [(0.1, 0.2)] * 2
+    assert "All runs" in report_page([Reported(run) for run in runs])
+    both = tmp_path / "compare"
+    for name in ("one", "two"):
+        write_run(both / name)
+    (both / "comparison.json").write_text("{}")
+    assert [place.name for place in run_folders(both)] == ["one", "two"]
