@@ -137,6 +137,7 @@ def _quiet() -> None:
     for name in ("accelerate", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # the load that fails says more
     warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # what it warns of is not to be read
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings(
