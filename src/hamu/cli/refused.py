@@ -28,6 +28,7 @@ _NAMES_BY_REASON = {
     "a command prints what matters; --debug alone shows where an error comes from": (
         "debug", "log_level", "log_level_replica",
     ),
+    "figures are taken of whole sets": ("batch_eval_metrics",),
     "no command looks at it": ("do_train", "do_eval", "do_predict", "local_rank"),
 }  # fmt: skip
 _REFUSED = {name: reason for reason, names in _NAMES_BY_REASON.items() for name in names}
