@@ -148,8 +148,9 @@ def test_the_page_runs(page, place, forked_runs, capsys):
         elif block.language == "python":
             exec(compile(block.text, str(page), "exec"), names)
         elif block.language == "yaml":
-            (place / "run.yaml").write_text(block.text)
-            read_options(["compare", "--config", "run.yaml"])
+            named = re.match(r"# (\S+\.yaml)\n", block.text)
+            (place / (named[1] if named else "run.yaml")).write_text(block.text)
+            read_options(["compare", "--config", named[1] if named else "run.yaml"])
         elif block.language == "toml":
             install(place, tomllib.loads(block.text)["project"])
         else:

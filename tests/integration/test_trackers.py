@@ -193,7 +193,7 @@ def test_the_bar_with_its_longest_figures_stays_one_line(width):
 
 def test_the_bar_tells_the_cosine_where_there_is_no_threshold():
     assert figures_line({"retain_loss": 1.0, "forget_loss": 2.0, "kappa": 0.5, "cos": 0.25}) == (
-        "retain 1 forget 2 cosθ 0.25"
+        "retain 1        forget 2        cosθ 0.25"
     )
     assert figures_line({"forget_loss": 2.0}) == "forget 2"
     assert figures_line({"eval_forget_loss": 2.0}) == ""

@@ -41,12 +41,12 @@ def figures_line(logs: Mapping[str, Any]) -> str:
     That is κ/κ₂ where the method has a threshold (κ₄ for HAMU-U): above 1 every further step must hurt. Else it is
     the cosine of the two gradients.
     """
-    shown = [f"{name} {logs[key]:.3g}" for key, name in _LOSSES.items() if key in logs]
+    shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]  # in their places, always
     if logs.get("stop_threshold", 0.0) > 0:
         shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
     elif "cos" in logs:
         shown.append(f"cosθ {logs['cos']:.2f}")
-    return " ".join(shown)
+    return " ".join(shown).rstrip()
 
 
 def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
