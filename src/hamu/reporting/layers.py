@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -71,9 +71,9 @@ def _joined(values: np.ndarray, names: Sequence[str], most: int) -> tuple[np.nda
 
 def _short_names(names: Sequence[str]) -> list[str]:
     """Without what says nothing: the modules that all are in, and the ending of weights."""
-    shared = os.path.commonprefix(list(names)).rpartition(".")[0] if len(names) > 1 else ""
-    cut = len(shared) + 1 if shared else 0
-    return [name[cut:].removesuffix(".weight") or name for name in names]
+    parts = [name.split(".") for name in names]
+    shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False)))
+    return [".".join(own[shared:]).removesuffix(".weight") or ".".join(own) for own in parts]
 
 
 def _in_words(layers: Layers, values: np.ndarray) -> str:
