@@ -54,7 +54,8 @@ def _chart(layers: Layers, values: np.ndarray, title: str, meaning: str, scale: 
         "kind": "heat", "rows": names, "columns": steps, "values": [shorts(row) for row in columns.T], "xlabel": "step",
         **scale,
     }  # fmt: skip
-    return Chart(title, f"{meaning} {_in_words(layers, values)}", spec, wide=True)
+    empty = " Cells are empty where it is not known, as of a step that was not taken." if np.isnan(values).any() else ""
+    return Chart(title, f"{meaning} {_in_words(layers, values)}{empty}", spec, wide=True)
 
 
 def _joined(values: np.ndarray, names: Sequence[str], most: int) -> tuple[np.ndarray, list[str]]:
