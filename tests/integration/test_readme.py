@@ -50,7 +50,7 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, f
     for line in "".join(blocks("sh")[n] for n in (0, 2, 3, 4)).strip().splitlines():
         program, *argv = shlex.split(line)
         assert program == "hamu"
-        as_it_is = argv[0] in ("evaluate", "verify") or "--resume" in argv
+        as_it_is = argv[0] in ("evaluate", "report", "verify") or "--resume" in argv
         shorter = [] if as_it_is else ["--max_steps", "2"]
         expected = (0, 3, 4) if argv[0] == "assess" else (0,)
         assert main([*argv, *shorter]) in expected, capsys.readouterr().err

@@ -88,8 +88,8 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
     after = contents(images)
     page = after.pop(images / "run/report.html").decode()
     assert after == before, "only the page is written"
-    for title in ("What was gained", "Trajectory", "Accuracy by class", "Losses", "Hardness", "Branches", "cosθ", "‖Δw‖",
-                  "Promise and reality", "Confusion before", "Embedding after", "changed most", "changed least",
+    for title in ("What was gained", "Trajectory", "Accuracy by class", "Losses", "Hardness", "Branches", "cosθ",
+                  "‖Δw‖", "Promise and reality", "Confusion before", "Embedding after", "changed most", "changed least",
                   "Scores after", "ROC of the attack", "The record"):  # fmt: skip
         assert title in page
     assert "Not here" not in page

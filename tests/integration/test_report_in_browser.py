@@ -111,7 +111,8 @@ def test_the_pointer_shows_values(opened):
     browser = opened("images", "desktop")
     for kind in ("path", "image", "circle"):
         browser.execute_script(f"""
-            const mark = [...document.querySelectorAll(".chart > svg {kind}")].pop(), box = mark.getBoundingClientRect();
+            const mark = [...document.querySelectorAll(".chart > svg {kind}")].pop();
+            const box = mark.getBoundingClientRect();
             const at = {{clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true}};
             mark.closest("svg").dispatchEvent(new PointerEvent("pointermove", at));""")
         assert run_script(browser, 'document.getElementById("hint").hidden') is False

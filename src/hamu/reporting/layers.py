@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,8 @@ def _chart(layers: Layers, values: np.ndarray, title: str, meaning: str, scale: 
         "kind": "heat", "rows": names, "columns": steps, "values": [shorts(row) for row in columns.T], "xlabel": "step",
         **scale,
     }  # fmt: skip
-    return Chart(title, f"{meaning} {_in_words(layers, values)}", spec, wide=True)
+    empty = " Cells are empty where it is not known, as of a step that was not taken." if np.isnan(values).any() else ""
+    return Chart(title, f"{meaning} {_in_words(layers, values)}{empty}", spec, wide=True)
 
 
 def _joined(values: np.ndarray, names: Sequence[str], most: int) -> tuple[np.ndarray, list[str]]:
@@ -71,9 +72,9 @@ def _joined(values: np.ndarray, names: Sequence[str], most: int) -> tuple[np.nda
 
 def _short_names(names: Sequence[str]) -> list[str]:
     """Without what says nothing: the modules that all are in, and the ending of weights."""
-    shared = os.path.commonprefix(list(names)).rpartition(".")[0] if len(names) > 1 else ""
-    cut = len(shared) + 1 if shared else 0
-    return [name[cut:].removesuffix(".weight") or name for name in names]
+    parts = [name.split(".") for name in names]
+    shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False)))
+    return [".".join(own[shared:]).removesuffix(".weight") or ".".join(own) for own in parts]
 
 
 def _in_words(layers: Layers, values: np.ndarray) -> str:

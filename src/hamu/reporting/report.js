@@ -5,6 +5,7 @@
 //   heat  rows, columns, values, scale: diverging | sequential, low, high, log, percent, numbers, square, xlabel
 "use strict";
 (() => {
+  const PAPER = 700;  // CSS pixels that a figure has on A4
   const SVG = "http://www.w3.org/2000/svg";
   const hint = document.getElementById("hint");
 
@@ -339,8 +340,8 @@
         svg.setAttribute("role", "img");
         svg.setAttribute("aria-label", says);
       },
-      fit() {
-        const width = Math.round(holder.clientWidth);
+      isWide: () => figure.matches(".wide, :only-child"),
+      fit(width = Math.round(holder.clientWidth)) {
         if (!width || Math.abs(width - chart.width) < 2) return;
         chart.width = width;
         chart.redraw();
@@ -358,6 +359,10 @@
   addEventListener("beforeprint", () => {
     folded = [...document.querySelectorAll("details:not([open])")];
     for (const one of folded) one.open = true;
+    for (const chart of charts) chart.fit(chart.isWide() ? PAPER : PAPER / 2);
   });
-  addEventListener("afterprint", () => { for (const one of folded) one.open = false; });
+  addEventListener("afterprint", () => {
+    for (const one of folded) one.open = false;
+    for (const chart of charts) chart.fit();
+  });
 })();

@@ -1,0 +1,47 @@
+"""Take a picture of the top of a report, as a browser shows it.
+
+    python examples/report_picture.py runs/unlearned/report.html docs/images/report.png
+
+Needs selenium, and Chromium with its driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import shutil
+from pathlib import Path
+
+from PIL import Image
+from selenium import webdriver
+
+WIDTH, HEIGHT = 1180, 1560
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("picture", type=Path)
+    parser.add_argument("--top", type=int, default=0, help="where to begin, in CSS pixels")
+    parser.add_argument("--height", type=int, default=HEIGHT)
+    parser.add_argument("--width", type=int, default=WIDTH)
+    options = parser.parse_args()
+    settings = webdriver.ChromeOptions()
+    settings.binary_location = str(shutil.which("chromium") or shutil.which("google-chrome"))
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
+        settings.add_argument(argument)
+    settings.add_argument(f"--window-size={options.width},1000")
+    browser = webdriver.Chrome(options=settings, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        browser.get(options.page.resolve().as_uri())
+        clip = {"x": 0, "y": options.top, "width": options.width, "height": options.height, "scale": 1}
+        shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+    finally:
+        browser.quit()
+    image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    image.quantize(128).save(options.picture, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
