@@ -1,0 +1,14 @@
+"""The paper's figures and tables as experiments that run at any scale: `hamu reproduce` runs them."""
+
+from hamu.paper.constraints import Epochs, Fit, Varying
+from hamu.paper.experiment import Claim, Experiment, Scale, Wanted
+from hamu.paper.practice import BatchSizes, Optimizers, Rates
+from hamu.paper.similarity import AllBaselines, Baselines, Enforced, Similarity
+from hamu.paper.stopping import Stopping
+
+_ALL: tuple[type[Experiment], ...] = (
+    Similarity, Baselines, Enforced, Varying, Epochs, Fit, Stopping, Rates, Optimizers, AllBaselines, BatchSizes,
+)  # fmt: skip
+EXPERIMENTS: dict[str, Experiment] = {one.name: one() for one in _ALL}
+
+__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Scale", "Wanted"]
