@@ -94,6 +94,7 @@ def _parser() -> Parser:
     add("--fraction", type=float, default=1.0, help="of the data; batches shrink with it, so that the steps stay [1]")
     add("--epochs", type=float, help="of every run [the paper's]")
     add("--learning_rate", type=float, help="of every run [the recipe's]")
+    add("--bf16", action="store_true", help="steps in bfloat16, evaluations in float32")
     add("--seed", type=int, default=42, help="of the sample and of every run [42]")
     add("--device", default="auto", help="auto, cpu or cuda [auto]")
     add("--jobs", type=int, default=1, help="run so many at a time, each in a process of its own [1]")
@@ -141,7 +142,9 @@ def _stage(task: str, options: argparse.Namespace) -> Stage:
     """What the recipe says."""
     recipe = options.recipe or _RECIPES[task]
     argv = ["--recipe", recipe] + (["--data_dir", options.data_dir] if options.data_dir else [])
-    data, _, _, base = parse("unlearn", "", [*argv, "--seed", str(options.seed)], DataOptions, RunOptions, UnlearnConfig)
+    data, _, _, base = parse(
+        "unlearn", "", [*argv, "--seed", str(options.seed)], DataOptions, RunOptions, UnlearnConfig
+    )
     _, further, _ = parse("evaluate", "", argv, DataOptions, EvaluateOptions)
     train = parse("train", "", [*argv, "--seed", str(options.seed)], DataOptions, RunOptions, TrainConfig)[-1]
     is_text = data.task == "text"
@@ -153,9 +156,17 @@ def _stage(task: str, options: argparse.Namespace) -> Stage:
     if is_text and paraphrases is None and further.forget_perturbed is not None:
         paraphrases = str(Path(data.data_dir or "") / further.forget_perturbed)
     scale = Scale(
-        recipe, base, is_text, options.fraction, options.epochs, options.learning_rate, options.seed, paraphrases is not None
+        recipe,
+        base,
+        is_text,
+        options.fraction,
+        options.epochs,
+        options.learning_rate,
+        options.seed,
+        paraphrases is not None,
     )
     device = {"use_cpu": True} if options.device == "cpu" else {}
+    device |= {"bf16": True, "full_precision_eval": True} if options.bf16 else {}
     return Stage(scale, train, device, options.model, paraphrases)
 
 
@@ -180,7 +191,12 @@ def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], consol
 
 
 def _run_stage(
-    stage: Stage, experiments: Sequence[Experiment], work: RunFolder, output: RunFolder, children: Children, console: Console
+    stage: Stage,
+    experiments: Sequence[Experiment],
+    work: RunFolder,
+    output: RunFolder,
+    children: Children,
+    console: Console,
 ) -> None:
     scale = stage.scale
     wanted = {one.name: one.runs(scale) for one in experiments}
@@ -204,8 +220,10 @@ def _run_stage(
         folder.prepare()
         runs = PaperRuns(folder, plans, every_option)
         console.print(
-            f"{', '.join(wanted)}: recipe {scale.recipe}, {scale.fraction:g} of the data, {samples[False].retain} records to "
-            f"retain; {len(plans)} runs, {len(plans) - len(runs.waiting)} of them finished before"
+            f"{', '.join(wanted)}: recipe {scale.recipe}, {scale.fraction:g} of the data, {samples[False].retain} "
+            f"records to "
+            f"retain; {len(plans)} runs, {len(plans) - len(runs.waiting)} of them finished before",
+            soft_wrap=True,
         )
         run_waiting(runs, children, console, "reproduce")
     rows = {row["run"]: row for row in runs.rows}
@@ -215,9 +233,12 @@ def _run_stage(
             own = settings[one.name][key]
             row = rows[made[run_of(own)].name]
             listed[key] = {
-                "run": row["run"], "epochs": w.epochs, "learning_rate": float(own["learning_rate"]),
-                "batch": own["per_device_train_batch_size"] * own["gradient_accumulation_steps"], "seconds": row["seconds"],
-            }  # fmt: skip
+                "run": row["run"],
+                "epochs": w.epochs,
+                "learning_rate": float(own["learning_rate"]),
+                "batch": own["per_device_train_batch_size"] * own["gradient_accumulation_steps"],
+                "seconds": row["seconds"],
+            }
             if row["failed"]:
                 failed[key] = row["failed"]
             else:
@@ -265,7 +286,8 @@ def _model(stage: Stage, sample: Sample, work: RunFolder, children: Children, co
         return stage.model
     scale = stage.scale
     of_data = ("data", "test_data", "forget_data", "data_dir")
-    settings = {k: v for k, v in stage.train.items() if k not in of_data} | dict(sample.settings) | dict(stage.device)
+    device = {key: value for key, value in stage.device.items() if key != "full_precision_eval"}
+    settings = {k: v for k, v in stage.train.items() if k not in of_data} | dict(sample.settings) | device
     batch = int(settings.get("per_device_train_batch_size", 128))
     settings["per_device_train_batch_size"] = max(1, round(batch * scale.fraction))
     place = work.path / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}"
@@ -284,10 +306,13 @@ def _model(stage: Stage, sample: Sample, work: RunFolder, children: Children, co
 def _device_name(stage: Stage) -> str:
     import torch
 
-    return "cuda" if torch.cuda.is_available() and not stage.device else "cpu"
+    name = "cuda" if torch.cuda.is_available() and "use_cpu" not in stage.device else "cpu"
+    return f"{name}, steps in bfloat16" if "bf16" in stage.device else name
 
 
-def _write(one: Experiment, said: Mapping[str, Any], figures: Mapping[str, Any], output: RunFolder, console: Console) -> None:
+def _write(
+    one: Experiment, said: Mapping[str, Any], figures: Mapping[str, Any], output: RunFolder, console: Console
+) -> None:
     """The figures, then the picture that is drawn from them; what agrees goes to the screen."""
     figures = plain(dict(figures))
     claims = one.claims(figures)

@@ -5,9 +5,11 @@ from hamu.paper.experiment import Claim, Experiment, Scale, Wanted
 from hamu.paper.practice import BatchSizes, Optimizers, Rates
 from hamu.paper.similarity import AllBaselines, Baselines, Enforced, Similarity
 from hamu.paper.stopping import Stopping
+from hamu.paper.theory import Regimes, Updates
 
 _ALL: tuple[type[Experiment], ...] = (
-    Similarity, Baselines, Enforced, Varying, Epochs, Fit, Stopping, Rates, Optimizers, AllBaselines, BatchSizes,
+    Regimes, Updates, Similarity, Baselines, Enforced, Varying, Epochs, Fit, Stopping, Rates, Optimizers, AllBaselines,
+    BatchSizes,
 )  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {one.name: one() for one in _ALL}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ _SYMBOL = {"hamu-q": "Q", "hamu-u": "U"}
 _CONSTRAINED = {"hamu-q": ("forget_gain", "ΔL_f"), "hamu-u": ("retain_gain", "-ΔL_r")}
 _FREE = {"hamu-q": ("retain_gain", "-ΔL_r"), "hamu-u": ("forget_gain", "ΔL_f")}
 _DIRECT = (
-    "Where the gradients are opposed, the objective's own gradient already does what is demanded, and the step is the direct "
-    "one whatever the constraint: then more of it changes nothing. Direct steps are a share of {share} of the blocks here."
+    "Where the gradients are opposed, the objective's own gradient already does what is demanded, and the step is "
+    "the direct "
+    "one whatever the constraint: then more of it changes nothing. Direct steps are a share of {share} of the blocks "
+    "here."
 )
 
 
@@ -56,7 +59,7 @@ class Varying(Experiment):
             for (key, what), sign, text in ((_CONSTRAINED[method], 1, "rises"), (_FREE[method], -1, "falls")):
                 side = int(key == "forget_gain")
                 ends = [line[-1][side] for line in by.values()]
-                moves = [sign * (b - a) > 0 for a, b in zip(ends, ends[1:], strict=False)]
+                moves = [sign * (b - a) > 0 for a, b in pairwise(ends)]
                 claims.append(
                     Claim(
                         f"{method}: with {_SYMBOL[method]}, {what} {text} at every step of the grid",
@@ -84,8 +87,10 @@ class Epochs(Experiment):
     title = "Epochs to L_f = 1 against the retain utility there, ρ = 0"
     task = "image"
     settings = (
-        "The learning rate is 10 times that of the other runs. At the paper's 1e-4 a step of a clipped gradient raises L_f by about Q·‖g_f‖, "
-        "0.5e-4 times the unclipped norm of 10 to 20: the 225 steps of 25 epochs do not come near 1. A run ends at the first step whose "
+        "The learning rate is 10 times that of the other runs. At the paper's 1e-4 a step of a clipped gradient "
+        "raises L_f by about Q·‖g_f‖, "
+        "0.5e-4 times the unclipped norm of 10 to 20: the 225 steps of 25 epochs do not come near 1. A run ends at "
+        "the first step whose "
         "forget batch has reached the target. Epochs are whole steps over steps per epoch."
     )
     target = 1.0
@@ -131,8 +136,11 @@ class Epochs(Experiment):
             Claim(
                 "no baseline is on the Pareto front of epochs and -ΔL_r",
                 (", ".join(baselines) or "none is") if names else too_few,
-                not baselines if any(n in BASELINES for n in names) and any(n not in BASELINES for n in names) else None,
-                otherwise="Ascent alone is the fastest way to raise L_f and so is on the front of epochs as long as its price is not "
+                not baselines
+                if any(n in BASELINES for n in names) and any(n not in BASELINES for n in names)
+                else None,
+                otherwise="Ascent alone is the fastest way to raise L_f and so is on the front of epochs as long as "
+                "its price is not "
                 "dominated.",
             )
         )
@@ -143,9 +151,7 @@ class Epochs(Experiment):
         figure, [axes] = panels(1, 6.4)
         for method in (*OURS, *BASELINES):
             color, marker = style_of(method)
-            points = [
-                (key, p) for key, p in figures["reached"].items() if p is not None and key.split()[0] == method
-            ]
+            points = [(key, p) for key, p in figures["reached"].items() if p is not None and key.split()[0] == method]
             if not points:
                 continue
             xs, ys = [p["epoch"] for _, p in points], [p["retain_gain"] for _, p in points]
@@ -168,8 +174,10 @@ class Fit(Experiment):
     title = "ΔL_f against Q and -ΔL_r against U, layer-wise and global, ρ = 0"
     task = "image"
     settings = (
-        "R² is that of a line through the origin, 1 - Σ(y - ax)² / Σ(y - mean)². Layer-wise: a block for each tensor; global: one block. "
-        "The uncentred 1 - Σ(y - ax)² / Σy², which some programs report for such lines and which is never smaller, stands beside it."
+        "R² is that of a line through the origin, 1 - Σ(y - ax)² / Σ(y - mean)². Layer-wise: a block for each "
+        "tensor; global: one block. "
+        "The uncentred 1 - Σ(y - ax)² / Σy², which some programs report for such lines and which is never smaller, "
+        "stands beside it."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -202,7 +210,9 @@ class Fit(Experiment):
         for method in OURS:
             layer, whole = (figures["line"][f"{method} {kind}"] for kind in ("layer-wise", "global"))
             what, symbol = _CONSTRAINED[method][1], _SYMBOL[method]
-            direct = _DIRECT.format(share="unknown size" if layer["direct_share"] is None else f"{layer['direct_share']:.0%}")
+            direct = _DIRECT.format(
+                share="unknown size" if layer["direct_share"] is None else f"{layer['direct_share']:.0%}"
+            )
             known = layer["r_squared"] is not None
             claims.append(
                 Claim(
@@ -224,7 +234,8 @@ class Fit(Experiment):
                     f"{method}: layer-wise gains more than global with every constraint",
                     f"{sum(a > b for a, b in pairs)} of {len(pairs)}",
                     all(a > b for a, b in pairs) if len(pairs) == len(CONSTRAINTS) else None,
-                    otherwise="A direct step is the longest there is; one constraint for the whole model takes direct steps in all layers or in "
+                    otherwise="A direct step is the longest there is; one constraint for the whole model takes "
+                    "direct steps in all layers or in "
                     "none.",
                 )
             )
@@ -255,7 +266,7 @@ def reached(points: Sequence[Point], target: float) -> dict[str, float] | None:
 
     A run that ends at the target was told so by a batch: within 2% of it counts as there.
     """
-    for before, after in zip(points, points[1:], strict=False):
+    for before, after in pairwise(points):
         if after["forget_loss"] >= target:
             part = (target - before["forget_loss"]) / (after["forget_loss"] - before["forget_loss"])
             return {key: before[key] + part * (after[key] - before[key]) for key in ("epoch", "retain_gain")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -72,7 +73,7 @@ class Wanted:
     @property
     def steps(self) -> int:
         """How many it takes, unless something ends it before."""
-        return round(self.epochs * self.steps_per_epoch)
+        return math.ceil(self.epochs * self.steps_per_epoch)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Outcome:
 
     @cached_property
     def points(self) -> list[Point]:
-        """Each evaluation from the start on: epoch, gains, losses and accuracies; those that are not finite left out."""
+        """Each evaluation from the start on: epoch, gains, losses, accuracies; without those that are not finite."""
         entries = [entry for entry in self.evaluation["trajectory"] if entry["step"] <= self.steps]
         found = []
         for entry in entries:

@@ -25,9 +25,18 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
     lines = [
         "# The paper's figures and tables, run again",
         "",
-        "Made by `hamu reproduce` from the JSON files beside this page. A claim is what the paper says, or what this project wants "
-        "checked; it was stated before the runs were looked at. What explains a claim that does not hold was written with the claim, and is shown "
-        "only then. \"Cannot be told\": runs are missing or failed, or there is nothing to tell it by.",
+        "Made by `hamu reproduce` from the JSON files beside this page. A claim is what the paper says, or what this "
+        "project wants "
+        "checked. What may explain a claim that does not hold is part of the claim and shown if, and only if, it "
+        "does not; it is what we think, not "
+        "what was measured. \"Cannot be told\": runs are missing or failed, or there is nothing to tell it by.",
+        "",
+        "All runs on this page: the stopping criterion is recorded and not enforced (as in the paper's comparisons), "
+        "the order of the data is "
+        "shuffled once, and a constraint that cannot be met is met as far as the radius allows (`--on_infeasible "
+        "clamp`; layer by layer that is "
+        "already so below Q = 0.9 η, as the products of the layers' norms sum to less than the product of the "
+        "norms). Everything else is the recipe's.",
         "",
         "| | | scale | agrees | does not | cannot be told |",
         "|---|---|---|---:|---:|---:|",
@@ -35,7 +44,9 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
     for name, result in results.items():
         verdicts = [claim["holds"] for claim in result["claims"]]
         counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
-        lines.append(f"| [{result['reference']}](#{name}) | {escape_markdown(result['title'])} | {_scale(result)} | {counts} |")
+        lines.append(
+            f"| [{result['reference']}](#{name}) | {escape_markdown(result['title'])} | {_scale(result)} | {counts} |"
+        )
     missing = [f"`{name}`" for name in experiments if name not in results]
     if missing:
         lines += ["", f"Not run: {', '.join(missing)}."]
@@ -62,7 +73,7 @@ def _section(name: str, result: Result) -> list[str]:
         if claim["holds"] is False and claim["otherwise"]:
             reasons.setdefault(claim["otherwise"], []).append(claim["text"])
     for reason, texts in reasons.items():
-        lines += ["", f"Why not ({escape_markdown('; '.join(texts))}): {reason}"]
+        lines += ["", f"What may explain it ({escape_markdown('; '.join(texts))}): {reason}"]
     for run, reason in result["failed"].items():
         lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
     return lines
@@ -82,11 +93,21 @@ def _conditions(result: Result) -> str:
     rates = sorted({run["learning_rate"] for run in result["runs"].values()})
     rate = f", learning rate {' and '.join(f'{r:g}' for r in rates)}" if rates else ""
     seconds = sum(run["seconds"] or 0.0 for run in result["runs"].values())
-    runs = f", {len(result['runs'])} runs of together {seconds / 60:.1f} min, some of them shared with other figures" if epochs else ""
-    stands = "; texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b" if scale["recipe"] == "tofu-tiny" else ""
+    runs = (
+        f", {len(result['runs'])} runs of together {seconds / 60:.1f} min, some of them shared with other figures"
+        if epochs
+        else ""
+    )
+    stands = (
+        "; texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
+        if scale["recipe"] == "tofu-tiny"
+        else ""
+    )
     return (
-        f"recipe `{scale['recipe']}`, {scale['fraction']:.4g} of the data ({scale['retain']} records to retain), batches in "
-        f"proportion, so that an epoch has the paper's number of steps{length}{rate}, seed {scale['seed']}, {scale['device']}{runs}{stands}."
+        f"recipe `{scale['recipe']}`, {scale['fraction']:.4g} of the data ({scale['retain']} records to retain), "
+        f"batches in "
+        f"proportion, so that an epoch has the paper's number of steps{length}{rate}, seed {scale['seed']}, "
+        f"{scale['device']}{runs}{stands}."
     )
 
 

@@ -46,6 +46,18 @@ def draw_methods(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]
         axes.text(0.02, 0.02, "\n".join(map(str, far)), transform=axes.transAxes, fontsize=7, color="0.35", va="bottom")
 
 
+def draw_lines(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """A trajectory for each method, all of it."""
+    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+    for number, (name, points) in enumerate(trajectories.items()):
+        color, marker = style_of(name, number)
+        axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, label=name)
+    axes.set(xlabel=RETAIN_GAIN, ylabel=FORGET_GAIN)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
 def draw_shades(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]], color_map: str, title: str) -> None:
     """Trajectories that differ in one number, from light to dark."""
     shades = plt.get_cmap(color_map)

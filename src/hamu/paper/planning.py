@@ -15,10 +15,11 @@ from hamu.paper.experiment import Wanted
 from hamu.paper.sampling import Sample
 from hamu.training.config import unused_settings
 
-# What all runs share: as the paper's comparisons, without the stopping criterion (Sec. 6) and shuffled once (App. E.3)
+# What all runs share: as the paper's comparisons, without the stopping criterion (Sec. 6) and shuffled once (App. E.3);
+# what cannot be met is met as far as it can, so that no run of a comparison is shorter than another for it
 _COMMON = {
-    "eval_strategy": "epoch", "stopping": "off", "shuffle": "once", "logging_steps": 1, "check_steps": 0,
-    "save_strategy": "epoch", "keep": 1,
+    "eval_strategy": "epoch", "stopping": "off", "on_infeasible": "clamp", "shuffle": "once", "logging_steps": 1,
+    "check_steps": 0, "save_strategy": "epoch", "keep": 1,
 }  # fmt: skip
 _CONSTANT = ("constant", None)  # schedules under which a longer run begins as a shorter one
 _PASS = 128  # records in a forward and backward pass, where the recipe does not say
@@ -94,7 +95,9 @@ def run_of(settings: Mapping[str, Any]) -> PaperRun:
     return PaperRun(str(settings["method"]), digest, float(settings["num_train_epochs"]))
 
 
-def longest(wanted: Iterable[tuple[PaperRun, Mapping[str, Any]]], finished: Iterable[PaperRun]) -> dict[PaperRun, PaperRun]:
+def longest(
+    wanted: Iterable[tuple[PaperRun, Mapping[str, Any]]], finished: Iterable[PaperRun]
+) -> dict[PaperRun, PaperRun]:
     """For each wanted run the one to make or to take: the longest that begins alike, if longer ones begin alike.
 
     Args:
@@ -107,7 +110,11 @@ def longest(wanted: Iterable[tuple[PaperRun, Mapping[str, Any]]], finished: Iter
     for run, settings in asked.items():
         longer = [run]
         if settings.get("lr_scheduler_type") in _CONSTANT:
-            longer = [other for other in {*at_hand, *asked} if (other.setting, other.epochs >= run.epochs) == (run.setting, True)]
+            longer = [
+                other
+                for other in {*at_hand, *asked}
+                if (other.setting, other.epochs >= run.epochs) == (run.setting, True)
+            ]
         done = [other for other in longer if other in at_hand]
         found[run] = min(done, key=lambda r: r.epochs) if done else max(longer, key=lambda r: r.epochs)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class Rates(Experiment):
     title = "HAMU-U for several learning rates, U = 0.6 η"
     task = "text"
     settings = (
-        "The paper's figure is for its language model; the values of η that it drew are not given in its text. Here η is a quarter, half, once and "
+        "The paper's figure is for its language model; the values of η that it drew are not given in its text. Here "
+        "η is a quarter, half, once and "
         "twice the recipe's. With a recipe whose constraint is a share of what is possible, U is 0.6 of that."
     )
 
@@ -54,7 +56,8 @@ class Rates(Experiment):
         low, high = min(ends, default=0.0), max(ends, default=0.0)
         known = len(ends) == len(_FACTORS)
         second_order = (
-            "With an optimizer that rescales coordinates (AdamW) the promise of first order is not kept at any rate; `--guarantee exact` would "
+            "With an optimizer that rescales coordinates (AdamW) the promise of first order is not kept at any rate; "
+            "`--guarantee exact` would "
             "keep it."
         )
         return [
@@ -66,7 +69,8 @@ class Rates(Experiment):
                 "the lowest rate ends with a higher -ΔL_r than the highest",
                 f"{ends[low]:+.4g} against {ends[high]:+.4g}" if known else None,
                 ends[low] > ends[high] if known else None,
-                otherwise="As long as every rate is small enough for first order, a larger one goes farther in the same direction in the same "
+                otherwise="As long as every rate is small enough for first order, a larger one goes farther in the "
+                "same direction in the same "
                 "number of steps.",
             ),
         ]  # fmt: skip
@@ -84,7 +88,7 @@ class Optimizers(Experiment):
 
     name = "figure-12"
     reference = "Fig. 12 (App. G.2)"
-    title = "HAMU-U (U = 0.9 η) with SGD and with AdamW, 5 epochs"
+    title = "HAMU-U (U = 0.9 η) with SGD and with AdamW"
     task = "image"
     settings = "Both at the same learning rate. The caption speaks of Q for HAMU-U; its constraint is U."
 
@@ -114,7 +118,8 @@ class Optimizers(Experiment):
                 f"AdamW gains more {what} in 1 epoch than SGD in {figures['epoch']['SGD'][-1]:g}",
                 f"{one[side]:+.4g} against {all_of_sgd[side]:+.4g}",
                 one[side] > all_of_sgd[side],
-                otherwise="AdamW moves every weight by about the learning rate a step, far more than a clipped gradient does; its direction is "
+                otherwise="AdamW moves every weight by about the learning rate a step, far more than a clipped "
+                "gradient does; its direction is "
                 "not that of g*, so that the promise is not its own, and a side can lose.",
             )
             for side, what in ((1, "ΔL_f"), (0, "-ΔL_r"))
@@ -138,8 +143,10 @@ class BatchSizes(Experiment):
     title = "HAMU-Q with batches of 128 to 2048"
     task = "image"
     settings = (
-        "25 epochs: the paper does not say how many, but its 25 at 1e-4 with clipped steps give forget losses of the table's size, and 5 do not. "
-        "Batches shrink with the fraction of the data, so that the number of steps is the paper's; the noise of a batch is then that of the smaller one."
+        "25 epochs: the paper does not say how many, but its 25 at 1e-4 with clipped steps give forget losses of the "
+        "table's size, and 5 do not. "
+        "Batches shrink with the fraction of the data, so that the number of steps is the paper's; the noise of a "
+        "batch is then that of the smaller one."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -169,7 +176,7 @@ class BatchSizes(Experiment):
             Claim(
                 "ΔL_f falls from each batch size to the next larger",
                 ", ".join(f"{gain:.3g}" for gain in gains),
-                all(a > b for a, b in zip(gains, gains[1:], strict=False)) if complete else None,
+                all(a > b for a, b in pairwise(gains)) if complete else None,
                 "14.7, 6.04, 2.65, 1.11, 0.48",
                 "More steps of the same length forget more, unless they are spent in different directions.",
             ),
@@ -178,7 +185,8 @@ class BatchSizes(Experiment):
                 None if peak is None else f"at {peak}: " + ", ".join(f"{a:.1%}" for a in accuracies),
                 None if peak is None else peak not in (128, 2048),
                 "at 1024: 72.7%, 84.9%, 88.8%, 88.9%, 86.2%",
-                "The original model here fits its retain data better than the paper's, so that more steps have less to improve.",
+                "The original model here fits its retain data better than the paper's, so that more steps have less "
+                "to improve.",
             ),
         ]
 

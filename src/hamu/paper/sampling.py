@@ -34,7 +34,7 @@ class Sample:
 
 
 def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: RunFolder) -> Sample:
-    """This fraction of the images of each class, as an npz; all of the bundled digits stay where they are.
+    """A fraction of the images of each class, as an npz; all of the bundled digits stay where they are.
 
     There are no test images: no figure of the paper looks at them.
 
@@ -72,7 +72,7 @@ def _share_of_classes(data: ImageData, fraction: float, seed: int) -> ImageData:
 def sample_texts(
     base: Mapping[str, Any], fraction: float, seed: int, folder: RunFolder, paraphrases: str | None = None
 ) -> Sample:
-    """This fraction of the records to retain, to forget and to test on, each as JSON lines.
+    """A fraction of the records to retain, to forget and to test on, each as JSON lines.
 
     Args:
         base: settings that say where the data are.

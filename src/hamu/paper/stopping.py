@@ -10,8 +10,9 @@ from matplotlib import pyplot as plt
 
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.outcome import Outcome
+from hamu.paper.pictures import draw_lines
 from hamu.paper.similarity import OURS, pearson_of
-from hamu.reporting.plots import draw_trajectories, save_figure, style_of
+from hamu.reporting.plots import save_figure, style_of
 
 _OBJECTIVE = {"hamu-q": ("retain_gain", r"-\Delta L_r"), "hamu-u": ("forget_gain", r"\Delta L_f")}
 
@@ -21,11 +22,13 @@ class Stopping(Experiment):
 
     name = "figure-9"
     reference = "Fig. 9"
-    title = "Hardness and stopping over 25 epochs, ρ = 0.5"
+    title = "Hardness and stopping, ρ = 0.5"
     task = "image"
     settings = (
-        "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is that of the first step whose "
-        "batches meet the aggregate criterion of App. C; by epochs, of the first epoch whose means do. What noise does to it: "
+        "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
+        "that of the first step whose "
+        "batches meet the aggregate criterion of App. C; by epochs, of the first epoch whose means do. What noise "
+        "does to it: "
         "[stopping](../results/stopping.md)."
     )
 
@@ -65,7 +68,8 @@ class Stopping(Experiment):
                     f"{method}: hardness increases with the epochs (correlation above 0)",
                     None if r is None else f"{r:.3f}; {kappa[0]:+.3f} in the first epoch, {kappa[-1]:+.3f} in the last",
                     None if r is None else r > 0,
-                    otherwise="Too few or too small steps to use up the room that there is, or a model that knows its data by heart.",
+                    otherwise="Too few or too small steps to use up the room that there is, or a model that knows "
+                    "its data by heart.",
                 )
             )
             side = int(_OBJECTIVE[method][0] == "forget_gain")
@@ -78,9 +82,7 @@ class Stopping(Experiment):
         """(a) trajectories; (b, c) the objective above, hardness below, with the termination epoch."""
         figure, grid = plt.subplot_mosaic([["a", *OURS], ["a", *(f"{m} κ" for m in OURS)]], figsize=(12.5, 5.2),
                                           layout="constrained")  # fmt: skip
-        lines = [(m, [(x, y) for x, y in one["trajectory"]]) for m, one in figures.items()]
-        draw_trajectories(grid["a"], lines, "", legend=False)
-        grid["a"].legend(frameon=False)
+        draw_lines(grid["a"], {method: one["trajectory"] for method, one in figures.items()})
         for method, one in figures.items():
             color, _ = style_of(method)
             key, symbol = _OBJECTIVE[method]
@@ -107,7 +109,8 @@ def _slowing(method: str, values: list[float]) -> Claim:
         f"{method}: its objective gains less in the second half of the run than in the first",
         f"{first:+.3g}, then {second:+.3g}",
         second < first if len(values) > 2 else None,
-        otherwise="As the forget loss grows its gradient does too, and what is clipped to 1 counts for more of the loss: gains accelerate "
+        otherwise="As the forget loss grows its gradient does too, and what is clipped to 1 counts for more of the "
+        "loss: gains accelerate "
         "as long as hardness is low.",
     )
 
@@ -119,7 +122,8 @@ def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
         falls = peak < one["epoch"][-1]
         return Claim(
             text,
-            f"not met in {one['epoch'][-1]:g} epochs; the objective " + (f"is highest at epoch {peak:g}" if falls else "still rises"),
+            f"not met in {one['epoch'][-1]:g} epochs; the objective "
+            + (f"is highest at epoch {peak:g}" if falls else "still rises"),
             False if falls else None,
             otherwise="Batch noise makes the headroom look larger than it is, so that the criterion comes late.",
         )
@@ -127,5 +131,6 @@ def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
         text,
         f"met at epoch {end:.3g}, the objective is highest at epoch {peak:g}",
         end >= peak - 1,
-        otherwise="A criterion of one noisy step can come early; `--stopping_patience` and `--stopping_window` steady it.",
+        otherwise="A criterion of one noisy step can come early; `--stopping_patience` and `--stopping_window` "
+        "steady it.",
     )
