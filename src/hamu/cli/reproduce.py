@@ -20,7 +20,7 @@ from hamu.compare import Children, Plan, alone_in
 from hamu.compare.children import Call
 from hamu.compare.runs import RECORD
 from hamu.errors import HamuError
-from hamu.paper import EXPERIMENTS, Claim, Experiment, Scale, Wanted
+from hamu.paper import EXPERIMENTS, Claim, Experiment, Measurement, Scale, Wanted
 from hamu.paper.outcome import Outcome
 from hamu.paper.page import page, results_in
 from hamu.paper.planning import PaperRun, PaperRuns, longest, run_of, settings_of
@@ -203,26 +203,25 @@ def _run_stage(
     samples = {False: _sample(stage, work, similar=False)}
     if any(w.similar for runs in wanted.values() for w in runs.values()):
         samples[True] = _sample(stage, work, similar=True)
-    model = _model(stage, samples[False], work, children, console) if any(wanted.values()) else stage.model
+    model = _model(stage, samples[False], work, children, console)
     settings = {
         name: {
-            key: settings_of(w, scale.base, samples[w.similar], str(model), scale.seed, stage.device)
+            key: settings_of(w, scale.base, samples[w.similar], model, scale.seed, stage.device)
             for key, w in runs.items()
         }
         for name, runs in wanted.items()
     }
-    asked = [(run_of(s), s) for of_one in settings.values() for s in of_one.values()]
+    asked = {run_of(s): s for of_one in settings.values() for s in of_one.values()}
+    whole = {run_of(settings[name][key]) for name, of_one in wanted.items() for key, w in of_one.items() if w.whole}
     folder = RunFolder(work.path / "runs", resume=True)
-    made = longest(asked, _finished(folder.path))
-    by_run = dict(asked)
+    made = longest(asked, _finished(folder.path), whole)
     with TemporaryDirectory(prefix="hamu-") as place:
-        plans = {run: _planned(run, by_run, Path(place)) for run in dict.fromkeys(made.values())}
+        plans = {run: _planned(run, asked, Path(place)) for run in dict.fromkeys(made.values())}
         folder.prepare()
         runs = PaperRuns(folder, plans, every_option)
         console.print(
             f"{', '.join(wanted)}: recipe {scale.recipe}, {scale.fraction:g} of the data, {samples[False].retain} "
-            f"records to "
-            f"retain; {len(plans)} runs, {len(plans) - len(runs.waiting)} of them finished before",
+            f"records to retain; {len(plans)} runs, {len(plans) - len(runs.waiting)} of them finished before",
             soft_wrap=True,
         )
         run_waiting(runs, children, console, "reproduce")
@@ -251,7 +250,14 @@ def _run_stage(
             "runs": listed,
             "failed": failed,
         }  # fmt: skip
-        _write(one, said, one.figures(found, scale), output, console)
+        if isinstance(one, Measurement):
+            plain_run = scale.wanted("hamu-q", 1)
+            figures = one.measure(
+                settings_of(plain_run, scale.base, samples[False], model, scale.seed, stage.device), scale
+            )
+        else:
+            figures = one.figures(found, scale)
+        _write(one, said, figures, output, console)
 
 
 def _planned(run: PaperRun, settings: Mapping[PaperRun, Mapping[str, Any]], place: Path) -> Plan:

@@ -62,6 +62,7 @@ class Wanted:
         changes: settings of `hamu unlearn` beyond those of the recipe.
         steps_per_epoch: which says how large its batches are.
         similar: whether the retain data repeat the forget set in other words.
+        whole: whether it must end there, because its last report is looked at; no longer run does then.
     """
 
     method: str
@@ -69,6 +70,7 @@ class Wanted:
     changes: Mapping[str, Any] = field(default_factory=dict)
     steps_per_epoch: int = IMAGE_STEPS
     similar: bool = False
+    whole: bool = False
 
     @property
     def steps(self) -> int:
@@ -140,3 +142,20 @@ class Experiment(ABC):
     @abstractmethod
     def draw(self, figures: Figures, path: Path) -> None:
         """Save the picture."""
+
+
+class Measurement(Experiment):
+    """An experiment that measures steps in this process, and needs no runs."""
+
+    @abstractmethod
+    def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:
+        """All that is drawn or claimed.
+
+        Args:
+            settings: of a run by HAMU-Q at this scale.
+            scale: epochs are turns of the measurement.
+        """
+
+    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+        """There are none without measuring."""
+        return {}

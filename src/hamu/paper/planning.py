@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,23 +96,23 @@ def run_of(settings: Mapping[str, Any]) -> PaperRun:
 
 
 def longest(
-    wanted: Iterable[tuple[PaperRun, Mapping[str, Any]]], finished: Iterable[PaperRun]
+    wanted: Mapping[PaperRun, Mapping[str, Any]], finished: Iterable[PaperRun], whole: Container[PaperRun]
 ) -> dict[PaperRun, PaperRun]:
     """For each wanted run the one to make or to take: the longest that begins alike, if longer ones begin alike.
 
     Args:
-        wanted: runs and their settings.
+        wanted: the settings of each run.
         finished: runs that are at hand.
+        whole: runs for which no longer one will do.
     """
-    asked = dict(wanted)
     at_hand = set(finished)
     found = {}
-    for run, settings in asked.items():
+    for run, settings in wanted.items():
         longer = [run]
-        if settings.get("lr_scheduler_type") in _CONSTANT:
+        if settings.get("lr_scheduler_type") in _CONSTANT and run not in whole:
             longer = [
                 other
-                for other in {*at_hand, *asked}
+                for other in {*at_hand, *wanted}
                 if (other.setting, other.epochs >= run.epochs) == (run.setting, True)
             ]
         done = [other for other in longer if other in at_hand]
