@@ -18,6 +18,8 @@ RETAIN_GAIN, FORGET_GAIN = r"retain utility gained, $-\Delta L_r$", r"forget qua
 def panels(count: int, width: float = 4.6, height: float = 4.2) -> tuple[Figure, Sequence[Axes]]:
     """A row of panels."""
     figure, axes = plt.subplots(1, count, figsize=(width * count, height), layout="constrained", squeeze=False)
+    for one in axes[0]:
+        one.locator_params(axis="x", nbins=5)
     return figure, list(axes[0])
 
 
@@ -29,7 +31,7 @@ def save_panels(figure: Figure, axes: Sequence[Axes], path: Path) -> None:
             labels.setdefault(label, handle)
         one.spines[["top", "right"]].set_visible(False)
     if labels:
-        rows = -(-len(labels) // 7)
+        rows = -(-len(labels) // max(1, int(figure.get_size_inches()[0] / 1.3)))
         columns = -(-len(labels) // rows)
         figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=columns, frameon=False)
     save_figure(figure, path)
@@ -43,7 +45,10 @@ def draw_methods(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]
     for line in axes.get_lines():
         line.set_label(str(line.get_label()).split(" (ends")[0])
     if far:
-        axes.text(0.02, 0.02, "\n".join(map(str, far)), transform=axes.transAxes, fontsize=7, color="0.35", va="bottom")
+        axes.text(
+            0.02, 0.02, "\n".join(map(str, far)), transform=axes.transAxes, fontsize=7, color="0.35", va="bottom",
+            bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0}, zorder=9,
+        )  # fmt: skip
 
 
 def draw_lines(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]]) -> None:

@@ -126,12 +126,16 @@ class Optimizers(Experiment):
         ]
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """Both axes logarithmic, as in the paper; points with a loss on a side cannot be shown there."""
+        """Both axes logarithmic, as in the paper, and linear around 0, where a side has lost."""
         figure, [axes] = panels(1, 5.6)
         lines = {name: line[1:] for name, line in figures["trajectories"].items() if len(line) > 1}
         draw_shades(axes, lines, "Blues", "HAMU-U")
-        if all(value > 0 for line in lines.values() for point in line for value in point):
-            axes.set(xscale="log", yscale="log")
+        for side, scale in ((0, axes.set_xscale), (1, axes.set_yscale)):
+            values = [point[side] for line in lines.values() for point in line]
+            if all(value > 0 for value in values):
+                scale("log")
+            else:
+                scale("symlog", linthresh=min(abs(value) for value in values if value))
         save_panels(figure, (), path)
 
 
