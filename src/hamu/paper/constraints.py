@@ -21,10 +21,9 @@ _SYMBOL = {"hamu-q": "Q", "hamu-u": "U"}
 _CONSTRAINED = {"hamu-q": ("forget_gain", "ΔL_f"), "hamu-u": ("retain_gain", "-ΔL_r")}
 _FREE = {"hamu-q": ("retain_gain", "-ΔL_r"), "hamu-u": ("forget_gain", "ΔL_f")}
 _DIRECT = (
-    "Where the gradients are opposed, the objective's own gradient already does what is demanded, and the step is "
-    "the direct "
-    "one whatever the constraint: then more of it changes nothing. Direct steps are a share of {share} of the blocks "
-    "here."
+    "Where the gradients are opposed, the objective's own gradient already does what is demanded, and the step is the "
+    "direct one whatever the constraint: then more of it changes nothing. Direct steps are a share of {share} of the "
+    "blocks here."
 )
 
 
@@ -87,11 +86,10 @@ class Epochs(Experiment):
     title = "Epochs to L_f = 1 against the retain utility there, ρ = 0"
     task = "image"
     settings = (
-        "The learning rate is 10 times that of the other runs. At the paper's 1e-4 a step of a clipped gradient "
-        "raises L_f by about Q·‖g_f‖, "
-        "0.5e-4 times the unclipped norm of 10 to 20: the 225 steps of 25 epochs do not come near 1. A run ends at "
-        "the first step whose "
-        "forget batch has reached the target. Epochs are whole steps over steps per epoch."
+        "The learning rate is 10 times that of the other runs. At the paper's 1e-4 a step of a clipped gradient raises "
+        "L_f by about Q·‖g_f‖, 0.5e-4 times the unclipped norm of 10 to 20: the 225 steps of 25 epochs do not come "
+        "near 1. A run ends at the first step whose forget batch has reached the target. Epochs are whole steps over "
+        "steps per epoch."
     )
     target = 1.0
     rate_factor = 10
@@ -140,8 +138,7 @@ class Epochs(Experiment):
                 if any(n in BASELINES for n in names) and any(n not in BASELINES for n in names)
                 else None,
                 otherwise="Ascent alone is the fastest way to raise L_f and so is on the front of epochs as long as "
-                "its price is not "
-                "dominated.",
+                "its price is not dominated.",
             )
         )
         return claims
@@ -174,10 +171,9 @@ class Fit(Experiment):
     title = "ΔL_f against Q and -ΔL_r against U, layer-wise and global, ρ = 0"
     task = "image"
     settings = (
-        "R² is that of a line through the origin, 1 - Σ(y - ax)² / Σ(y - mean)². Layer-wise: a block for each "
-        "tensor; global: one block. "
-        "The uncentred 1 - Σ(y - ax)² / Σy², which some programs report for such lines and which is never smaller, "
-        "stands beside it."
+        "R² is that of a line through the origin, 1 - Σ(y - ax)² / Σ(y - mean)². Layer-wise: a block for each tensor; "
+        "global: one block. The uncentred 1 - Σ(y - ax)² / Σy², which some programs report for such lines and which is "
+        "never smaller, stands beside it."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -234,9 +230,8 @@ class Fit(Experiment):
                     f"{method}: layer-wise gains more than global with every constraint",
                     f"{sum(a > b for a, b in pairs)} of {len(pairs)}",
                     all(a > b for a, b in pairs) if len(pairs) == len(CONSTRAINTS) else None,
-                    otherwise="A direct step is the longest there is; one constraint for the whole model takes "
-                    "direct steps in all layers or in "
-                    "none.",
+                    otherwise="A direct step is the longest there is; one constraint for the whole model takes direct "
+                    "steps in all layers or in none.",
                 )
             )
         return claims
@@ -262,16 +257,9 @@ class Fit(Experiment):
 
 
 def reached(points: Sequence[Point], target: float) -> dict[str, float] | None:
-    """Epoch and retain gain where the forget loss is at the target, between two evaluations on the line between them.
-
-    A run that ends at the target was told so by a batch: within 2% of it counts as there.
-    """
-    for before, after in pairwise(points):
-        if after["forget_loss"] >= target:
-            part = (target - before["forget_loss"]) / (after["forget_loss"] - before["forget_loss"])
-            return {key: before[key] + part * (after[key] - before[key]) for key in ("epoch", "retain_gain")}
-    last = points[-1]
-    return {key: last[key] for key in ("epoch", "retain_gain")} if last["forget_loss"] >= 0.98 * target else None
+    """Epoch and retain gain of the first evaluation at the target: 2% below it will do, as a run is ended by a batch."""
+    there = next((point for point in points if point["forget_loss"] >= 0.98 * target), None)
+    return None if there is None else {key: there[key] for key in ("epoch", "retain_gain")}
 
 
 def line_through_origin(xs: Sequence[float], ys: Sequence[Any]) -> dict[str, float | None]:

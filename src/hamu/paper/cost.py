@@ -40,12 +40,10 @@ class Cost(Measurement):
     task = "image"
     settings = (
         "One process, the same data and steps: each turn every method runs an epoch from the original model, in "
-        "another order each turn; the steps alone "
-        "are timed. Ratios are taken within a turn; times and ratios are medians over the turns (--epochs, 5 "
-        "without). FT and GA run "
-        "one pass a step here; the paper doubles their data, so that theirs cost as much as the others'. Memory is "
-        "the peak of the process (resident on a "
-        "CPU, where the libraries are most of it; allocated on a GPU) during a method's epochs."
+        "another order each turn; the steps alone are timed. Ratios are taken within a turn; times and ratios are "
+        "medians over the turns (--epochs, 5 without). FT and GA run one pass a step here; the paper doubles their "
+        "data, so that theirs cost as much as the others'. Memory is the peak of the process (resident on a CPU, where "
+        "the libraries are most of it; allocated on a GPU) during a method's epochs."
     )
 
     def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:

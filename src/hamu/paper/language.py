@@ -37,8 +37,7 @@ _TABLE = {
 }
 _NOT_ITS_DATA = (
     "A small model trained from nothing on these records alone is another start than a pretrained 7B model with an "
-    "adapter, and with an "
-    "optimizer that rescales coordinates the promise is not that of the step taken."
+    "adapter, and with an optimizer that rescales coordinates the promise is not that of the step taken."
 )
 
 
@@ -51,8 +50,7 @@ class Language(Experiment):
     task = "text"
     settings = (
         "Similar: paraphrases of the records to forget are among those to retain. With TOFU these are the "
-        "`paraphrased_answer` of its "
-        "perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates."
+        "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -138,9 +136,8 @@ class Metrics(Experiment):
     task = "text"
     settings = (
         "The learning rate is the recipe's if it uses AdamW, else the paper's 1e-5. Model utility is the mean "
-        "probability of the answers to "
-        "retain (TOFU's normalised by length, over all records to retain); MIA is the AUC of Min-K% on the forget "
-        "set, 0.5 is ideal."
+        "probability of the answers to retain (TOFU's normalised by length, over all records to retain); MIA is the "
+        "AUC of Min-K% on the forget set, 0.5 is ideal."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -194,9 +191,8 @@ class Metrics(Experiment):
                 ", ".join(f"{m} {rows[m]['membership']:.3f}" for m in ("hamu-q", *others)) if told else None,
                 all(distance["hamu-q"] < distance[m] for m in others) if told else None,
                 "hamu-q 0.552, hamu-u 0.198, gru 0.457",
-                "MIA falls with the forget loss: who forgets more is closer, as long as nobody has gone past 0.5. "
-                "(In the paper's own table GRU is "
-                "closer than HAMU-Q.)",
+                "MIA falls with the forget loss: who forgets more is closer, as long as nobody has gone past 0.5. (In "
+                "the paper's own table GRU is closer than HAMU-Q.)",
             )
         )
         return claims

@@ -26,17 +26,14 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
         "# The paper's figures and tables, run again",
         "",
         "Made by `hamu reproduce` from the JSON files beside this page. A claim is what the paper says, or what this "
-        "project wants "
-        "checked. What may explain a claim that does not hold is part of the claim and shown if, and only if, it "
-        "does not; it is what we think, not "
-        "what was measured. \"Cannot be told\": runs are missing or failed, or there is nothing to tell it by.",
+        "project wants checked. What may explain a claim that does not hold is part of the claim and shown if, and "
+        "only if, it does not; it is what we think, not what was measured. \"Cannot be told\": runs are missing or "
+        "failed, or there is nothing to tell it by.",
         "",
         "All runs on this page: the stopping criterion is recorded and not enforced (as in the paper's comparisons), "
-        "the order of the data is "
-        "shuffled once, and a constraint that cannot be met is met as far as the radius allows (`--on_infeasible "
-        "clamp`; layer by layer that is "
-        "already so below Q = 0.9 η, as the products of the layers' norms sum to less than the product of the "
-        "norms). Everything else is the recipe's.",
+        "the order of the data is shuffled once, and a constraint that cannot be met is met as far as the radius "
+        "allows (`--on_infeasible clamp`; layer by layer that is already so below Q = 0.9 η, as the products of the "
+        "layers' norms sum to less than the product of the norms). Everything else is the recipe's.",
         "",
         "| | | scale | agrees | does not | cannot be told |",
         "|---|---|---|---:|---:|---:|",

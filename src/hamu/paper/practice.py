@@ -34,9 +34,9 @@ class Rates(Experiment):
     title = "HAMU-U for several learning rates, U = 0.6 η"
     task = "text"
     settings = (
-        "The paper's figure is for its language model; the values of η that it drew are not given in its text. Here "
-        "η is a quarter, half, once and "
-        "twice the recipe's. With a recipe whose constraint is a share of what is possible, U is 0.6 of that."
+        "The paper's figure is for its language model; the values of η that it drew are not given in its text. Here η "
+        "is a quarter, half, once and twice the recipe's. With a recipe whose constraint is a share of what is "
+        "possible, U is 0.6 of that."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -57,8 +57,7 @@ class Rates(Experiment):
         known = len(ends) == len(_FACTORS)
         second_order = (
             "With an optimizer that rescales coordinates (AdamW) the promise of first order is not kept at any rate; "
-            "`--guarantee exact` would "
-            "keep it."
+            "`--guarantee exact` would keep it."
         )
         return [
             Claim(
@@ -70,8 +69,7 @@ class Rates(Experiment):
                 f"{ends[low]:+.4g} against {ends[high]:+.4g}" if known else None,
                 ends[low] > ends[high] if known else None,
                 otherwise="As long as every rate is small enough for first order, a larger one goes farther in the "
-                "same direction in the same "
-                "number of steps.",
+                "same direction in the same number of steps.",
             ),
         ]  # fmt: skip
 
@@ -119,8 +117,8 @@ class Optimizers(Experiment):
                 f"{one[side]:+.4g} against {all_of_sgd[side]:+.4g}",
                 one[side] > all_of_sgd[side],
                 otherwise="AdamW moves every weight by about the learning rate a step, far more than a clipped "
-                "gradient does; its direction is "
-                "not that of g*, so that the promise is not its own, and a side can lose.",
+                "gradient does; its direction is not that of g*, so that the promise is not its own, and a side can "
+                "lose.",
             )
             for side, what in ((1, "ΔL_f"), (0, "-ΔL_r"))
         ]
@@ -148,9 +146,8 @@ class BatchSizes(Experiment):
     task = "image"
     settings = (
         "25 epochs: the paper does not say how many, but its 25 at 1e-4 with clipped steps give forget losses of the "
-        "table's size, and 5 do not. "
-        "Batches shrink with the fraction of the data, so that the number of steps is the paper's; the noise of a "
-        "batch is then that of the smaller one."
+        "table's size, and 5 do not. Batches shrink with the fraction of the data, so that the number of steps is the "
+        "paper's; the noise of a batch is then that of the smaller one."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

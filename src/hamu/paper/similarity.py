@@ -29,10 +29,8 @@ _PAPER_PEARSON = {"hamu-q": 0.994, "hamu-u": 0.986}
 _LOWEST_PEARSON = 0.98
 _SMALL_STEPS = (
     "With steps this small the methods stay near the start, where what one side's gradient does to the other is all "
-    "there "
-    "is: where the gradients are opposed, every method gains on both sides, and the order among them is that of "
-    "their step "
-    "lengths."
+    "there is: where the gradients are opposed, every method gains on both sides, and the order among them is that of "
+    "their step lengths."
 )
 
 
@@ -87,12 +85,10 @@ class Similarity(Experiment):
                     ours,
                     None if ours is None else ours >= _LOWEST_PEARSON,
                     paper,
-                    "κ mixes the angle between the gradients with their lengths. Where training has come to rest, "
-                    "the mean gradient of "
-                    "all data is nearly zero, so both sides' gradients are opposed at any ρ below 1: κ starts low "
-                    "and bends upwards "
-                    "late. Where a model knows its data by heart, gradients are shorter than the clipping norm, and "
-                    "κ falls with their "
+                    "κ mixes the angle between the gradients with their lengths. Where training has come to rest, the "
+                    "mean gradient of all data is nearly zero, so both sides' gradients are opposed at any ρ below 1: "
+                    "κ starts low and bends upwards late. Where a model knows its data by heart, gradients are shorter "
+                    "than the clipping norm, and κ falls with their "
                     f"length. The cosine alone has a Pearson coefficient of {_written(cosine)}.",
                 )
             )
@@ -106,8 +102,7 @@ class Similarity(Experiment):
                     f"{len(falling)} of {len(found)} methods" + (f"; not {against}" if against else ""),
                     len(falling) == len(found) if found else None,
                     otherwise="A method that gives way on the other side can rise on this one: fine-tuning need not "
-                    "forget, and what "
-                    "ascent alone does to the retain loss depends on where the original model stands.",
+                    "forget, and what ascent alone does to the retain loss depends on where the original model stands.",
                 )
             )
         return claims
@@ -136,10 +131,8 @@ class Baselines(Experiment):
     task = "image"
     settings = (
         "Hypervolume: the area between the points (ΔL_f, -ΔL_r) of a trajectory, one an epoch, and a reference. Seen "
-        "from the start (0, 0) "
-        "it counts only what is gained on both sides; the second reference is that of `hamu compare`: nothing "
-        "forgotten, at the worst "
-        "retain loss at which a method ended, but at most 1 nat."
+        "from the start (0, 0) it counts only what is gained on both sides; the second reference is that of `hamu "
+        "compare`: nothing forgotten, at the worst retain loss at which a method ended, but at most 1 nat."
     )
     rhos: tuple[float, ...] = (0.0, 0.75)
     epochs = 5
@@ -224,8 +217,7 @@ class AllBaselines(Baselines):
                 ", ".join(both) or "none does",
                 not both if last else None,
                 otherwise="Retain and forget data are alike, but not the same images: as long as the forget images "
-                "can be told apart, a "
-                "small gain on both sides is possible.",
+                "can be told apart, a small gain on both sides is possible.",
             )
         )
         return claims
@@ -263,16 +255,15 @@ class Enforced(Experiment):
                     else f"{sum(p[side] > 0 for _, p in points)} of {len(points)}, lowest {lowest:+.3g}",
                     None if lowest is None else lowest > 0,
                     otherwise="The promise is one of first order, for the batch and the gradient clipped. Where "
-                    "second order counts, "
-                    "or the batches say little about the set, it is not kept.",
+                    "second order counts, or the batches say little about the set, it is not kept.",
                 )
             )
             r = pearson_of([float(rho) for rho in found], [line[-1][other] for line in found.values()])
             claims.append(
                 Claim(
                     f"{method}: {paid} falls as ρ grows (correlation below 0)", r, None if r is None else r < 0,
-                    otherwise="What is gained on the free side grows with the lengths of the gradients too, and "
-                    "these change with ρ.",
+                    otherwise="What is gained on the free side grows with the lengths of the gradients too, and these "
+                    "change with ρ.",
                 )
             )  # fmt: skip
             hardest = found.get("1")
@@ -282,8 +273,7 @@ class Enforced(Experiment):
                     None if hardest is None else hardest[-1][other],
                     None if hardest is None else hardest[-1][other] <= 0,
                     otherwise="The forget set is a random sample, but of other images than the retain set: their "
-                    "gradients are alike, not "
-                    "the same, and leave a little room.",
+                    "gradients are alike, not the same, and leave a little room.",
                 )
             )
         return claims

@@ -26,10 +26,8 @@ class Stopping(Experiment):
     task = "image"
     settings = (
         "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
-        "that of the first step whose "
-        "batches meet the aggregate criterion of App. C; by epochs, of the first epoch whose means do. What noise "
-        "does to it: "
-        "[stopping](../results/stopping.md)."
+        "that of the first step whose batches meet the aggregate criterion of App. C; by epochs, of the first epoch "
+        "whose means do. What noise does to it: [stopping](../results/stopping.md)."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -68,8 +66,8 @@ class Stopping(Experiment):
                     f"{method}: hardness increases with the epochs (correlation above 0)",
                     None if r is None else f"{r:.3f}; {kappa[0]:+.3f} in the first epoch, {kappa[-1]:+.3f} in the last",
                     None if r is None else r > 0,
-                    otherwise="Too few or too small steps to use up the room that there is, or a model that knows "
-                    "its data by heart.",
+                    otherwise="Too few or too small steps to use up the room that there is, or a model that knows its "
+                    "data by heart.",
                 )
             )
             side = int(_OBJECTIVE[method][0] == "forget_gain")
@@ -110,8 +108,7 @@ def _slowing(method: str, values: list[float]) -> Claim:
         f"{first:+.3g}, then {second:+.3g}",
         second < first if len(values) > 2 else None,
         otherwise="As the forget loss grows its gradient does too, and what is clipped to 1 counts for more of the "
-        "loss: gains accelerate "
-        "as long as hardness is low.",
+        "loss: gains accelerate as long as hardness is low.",
     )
 
 
@@ -131,6 +128,6 @@ def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
         text,
         f"met at epoch {end:.3g}, the objective is highest at epoch {peak:g}",
         end >= peak - 1,
-        otherwise="A criterion of one noisy step can come early; `--stopping_patience` and `--stopping_window` "
-        "steady it.",
+        otherwise="A criterion of one noisy step can come early; `--stopping_patience` and `--stopping_window` steady "
+        "it.",
     )
