@@ -89,7 +89,7 @@ class Epochs(Experiment):
         "The learning rate is 10 times that of the other runs. At the paper's 1e-4 a step of a clipped gradient raises "
         "L_f by about Q·‖g_f‖, 0.5e-4 times the unclipped norm of 10 to 20: the 225 steps of 25 epochs do not come "
         "near 1. A run ends at the first step whose forget batch has reached the target. Epochs are whole steps over "
-        "steps per epoch."
+        "steps per epoch; fine-tuning has no forget batch, and is seen to be there only at the end of an epoch."
     )
     target = 1.0
     rate_factor = 10
@@ -257,7 +257,7 @@ class Fit(Experiment):
 
 
 def reached(points: Sequence[Point], target: float) -> dict[str, float] | None:
-    """Epoch and retain gain of the first evaluation at the target: 2% below it will do, as a run is ended by a batch."""
+    """Epoch and retain gain of the first evaluation at the target; 2% below will do, as a batch ends the run."""
     there = next((point for point in points if point["forget_loss"] >= 0.98 * target), None)
     return None if there is None else {key: there[key] for key in ("epoch", "retain_gain")}
 
