@@ -20,11 +20,7 @@ CONSTRAINTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SYMBOL = {"hamu-q": "Q", "hamu-u": "U"}
 _CONSTRAINED = {"hamu-q": ("forget_gain", "ΔL_f"), "hamu-u": ("retain_gain", "-ΔL_r")}
 _FREE = {"hamu-q": ("retain_gain", "-ΔL_r"), "hamu-u": ("forget_gain", "ΔL_f")}
-_DIRECT = (
-    "Where the gradients are opposed, the objective's own gradient already does what is demanded, and the step is the "
-    "direct one whatever the constraint: then more of it changes nothing. Direct steps are a share of {share} of the "
-    "blocks here."
-)
+_MEASURED = ("direct_share", "kappa", "beyond")
 
 
 class Varying(Experiment):
@@ -45,7 +41,7 @@ class Varying(Experiment):
         lines = {m: {f"{c:g}": outcomes[f"{m} {c:g}"] for c in CONSTRAINTS if f"{m} {c:g}" in outcomes} for m in OURS}
         return {
             "trajectories": {m: {c: one.trajectory for c, one in by.items()} for m, by in lines.items()},
-            "direct_share": {m: {c: one.mean("direct_share") for c, one in by.items()} for m, by in lines.items()},
+            "steps": {m: _of_steps(list(by.values())) for m, by in lines.items()},
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
@@ -53,8 +49,6 @@ class Varying(Experiment):
         claims = []
         for method in OURS:
             by = figures["trajectories"][method]
-            shares = [s for s in figures["direct_share"][method].values() if s is not None]
-            direct = _DIRECT.format(share=f"{np.mean(shares):.0%}" if shares else "unknown size")
             for (key, what), sign, text in ((_CONSTRAINED[method], 1, "rises"), (_FREE[method], -1, "falls")):
                 side = int(key == "forget_gain")
                 ends = [line[-1][side] for line in by.values()]
@@ -64,7 +58,7 @@ class Varying(Experiment):
                         f"{method}: with {_SYMBOL[method]}, {what} {text} at every step of the grid",
                         f"{sum(moves)} of {len(moves)} steps: " + ", ".join(f"{end:+.4g}" for end in ends),
                         all(moves) if len(by) == len(CONSTRAINTS) else None,
-                        otherwise=direct,
+                        otherwise=_why_not_in_proportion(figures["steps"][method]),
                     )
                 )
         return claims
@@ -187,17 +181,15 @@ class Fit(Experiment):
 
     def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
         """What was gained with each constraint, and the lines fitted."""
-        found: Figures = {"constraint": list(CONSTRAINTS), "gain": {}, "line": {}}
+        found: Figures = {"constraint": list(CONSTRAINTS), "gain": {}, "line": {}, "steps": {}}
         for method in OURS:
             key = _CONSTRAINED[method][0]
             for kind in ("layer-wise", "global"):
                 ends = [outcomes.get(f"{method} {kind} {c:g}") for c in CONSTRAINTS]
                 gains = [None if one is None else one.last[key] for one in ends]
-                shares = [one.mean("direct_share") for one in ends if one is not None]
                 found["gain"][f"{method} {kind}"] = gains
-                found["line"][f"{method} {kind}"] = line_through_origin(CONSTRAINTS, gains) | {
-                    "direct_share": float(np.mean([s for s in shares if s is not None])) if shares else None
-                }
+                found["line"][f"{method} {kind}"] = line_through_origin(CONSTRAINTS, gains)
+                found["steps"][f"{method} {kind}"] = _of_steps([one for one in ends if one is not None])
         return found
 
     def claims(self, figures: Figures) -> list[Claim]:
@@ -206,21 +198,19 @@ class Fit(Experiment):
         for method in OURS:
             layer, whole = (figures["line"][f"{method} {kind}"] for kind in ("layer-wise", "global"))
             what, symbol = _CONSTRAINED[method][1], _SYMBOL[method]
-            direct = _DIRECT.format(
-                share="unknown size" if layer["direct_share"] is None else f"{layer['direct_share']:.0%}"
-            )
+            reason = _why_not_in_proportion(figures["steps"][f"{method} layer-wise"])
             known = layer["r_squared"] is not None
             claims.append(
                 Claim(
                     f"{method}, layer-wise: {what} is proportional to {symbol}, R² at least 0.995",
-                    layer["r_squared"], layer["r_squared"] >= 0.995 if known else None, 0.999, direct,
+                    layer["r_squared"], layer["r_squared"] >= 0.995 if known else None, 0.999, reason,
                 )
             )  # fmt: skip
             both = known and whole["r_squared"] is not None
             claims.append(
                 Claim(
                     f"{method}: R² is lower for the global constraint",
-                    whole["r_squared"], whole["r_squared"] < layer["r_squared"] if both else None, otherwise=direct,
+                    whole["r_squared"], whole["r_squared"] < layer["r_squared"] if both else None, otherwise=reason,
                 )
             )  # fmt: skip
             gains = [figures["gain"][f"{method} {kind}"] for kind in ("layer-wise", "global")]
@@ -230,8 +220,7 @@ class Fit(Experiment):
                     f"{method}: layer-wise gains more than global with every constraint",
                     f"{sum(a > b for a, b in pairs)} of {len(pairs)}",
                     all(a > b for a, b in pairs) if len(pairs) == len(CONSTRAINTS) else None,
-                    otherwise="A direct step is the longest there is; one constraint for the whole model takes direct "
-                    "steps in all layers or in none.",
+                    otherwise="One constraint for the whole model takes the direct step in all layers or in none.",
                 )
             )
         return claims
@@ -254,6 +243,31 @@ class Fit(Experiment):
             one.set_ylabel(r"$\Delta L_f$" if method == "hamu-q" else r"$-\Delta L_r$")
             one.legend(frameon=False, fontsize=8)
         save_panels(figure, (), path)
+
+
+def _of_steps(runs: Sequence[Outcome]) -> dict[str, float | None]:
+    """Means over all steps of runs: blocks with a direct step, κ, steps that demand more than the gradients allow."""
+    steps = [step for one in runs for step in one.log if "demand" in step]
+    if not steps:
+        return dict.fromkeys(_MEASURED)
+    values = (
+        [step["direct_share"] for step in steps],
+        [step["kappa"] for step in steps],
+        [float(step["demand"] > step["capacity"]) for step in steps],
+    )
+    return {name: float(np.mean(value)) for name, value in zip(_MEASURED, values, strict=True)}
+
+
+def _why_not_in_proportion(steps: Mapping[str, float | None]) -> str:
+    """What keeps gains from following the constraint, with how much of it there was."""
+    if None in steps.values():
+        return ""
+    return (
+        "A block whose gradients are opposed takes the direct step whatever the constraint, as that does more than is "
+        f"demanded ({steps['direct_share']:.0%} of the blocks of all steps); then what one side gains the other gains "
+        f"too (mean κ {steps['kappa']:+.2f}). And what is demanded beyond the possible is met only as far as it can be "
+        f"({steps['beyond']:.0%} of the steps)."
+    )
 
 
 def reached(points: Sequence[Point], target: float) -> dict[str, float] | None:

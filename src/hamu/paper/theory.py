@@ -49,7 +49,7 @@ class Regimes(Experiment):
 
     def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
         """κ, cost and regime on a grid, and both thresholds."""
-        kappas = np.linspace(-1, 1, 2001)
+        kappas = np.linspace(-1, 1, 401)
         steps = [_solve(HamuQ(_SHARE[self.name], "relative"), d, 1.0)[0] for d in np.rad2deg(np.arccos(kappas))]
         status = steps[0].weights.constraint
         assert status is not None
