@@ -276,3 +276,16 @@ def test_settings_out_of_range_are_errors_before_anything_runs(tmp_path):
         with pytest.raises(HamuError, match=message):
             UnlearnConfig(output_dir=str(tmp_path / "run"), **settings)
     assert isinstance(UnlearnConfig(output_dir=str(tmp_path / "run")).build_method(), HamuQ)
+
+
+def test_evaluations_in_full_precision_are_those_of_a_run_without_autocast(trainer_of, saved_model):
+    from hamu.models import load_classifier
+
+    def start_loss(**settings):
+        trainer = trainer_of(load_classifier(str(saved_model)), eval_on_start=True, max_steps=1, **settings)
+        trainer.train()
+        return next(e["eval_retain_loss"] for e in trainer.state.log_history if "eval_retain_loss" in e)
+
+    exact = start_loss()
+    assert start_loss(bf16=True, full_precision_eval=True) == exact
+    assert start_loss(bf16=True) != exact

@@ -16,6 +16,7 @@ COMMANDS = {
     "assess": "say before a run how hard it is, what it will cost, whether to start",
     "unlearn": "unlearn the forget set from a model",
     "compare": "unlearn by several methods and settings, and compare what comes out",
+    "reproduce": "run the paper's figures and tables again, at any scale",
     "evaluate": "measure a model: losses, accuracy, membership inference",
     "report": "make a page of a run, or of several side by side, to look at",
     "verify": "check the record of a run against its files, its model and its data",

@@ -76,7 +76,7 @@ def run(argv: list[str], console: Console) -> int:
             f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
             f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"
         )
-        _run(runs, Children(options.jobs, environment, folder.lock), console)
+        run_waiting(runs, Children(options.jobs, environment, folder.lock), console, "compare")
         _compare(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}", console)
     return 0
 
@@ -123,8 +123,8 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
         raise HamuError(f"{cell.name}: {error}") from error
 
 
-def _run(runs: Runs, children: Children, console: Console) -> None:
-    """Run what waits, a line for each that ends.
+def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
+    """Run what waits, a line for each that ends, under a bar with the command's name.
 
     Raises:
         Interrupted: by a signal, once all runs under way have ended.
@@ -136,7 +136,7 @@ def _run(runs: Runs, children: Children, console: Console) -> None:
         children.ask_to_end()
 
     with handling(note), task_bar(console) as bar:
-        for row in bar.track(runs.run(children), total=len(runs.waiting), description="compare"):
+        for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
             console.print(_line(row), soft_wrap=True, markup=False)
     if received and runs.waiting:
         raise Interrupted(

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Protocol
 
-from hamu.compare.grid import Cell
 from hamu.errors import HamuError
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.record.record import plain
@@ -25,7 +24,19 @@ _AVERAGED = (
 )  # fmt: skip
 
 
-def finished_row(cell: Cell, run: Path, seconds: float | None) -> Row:
+class Run(Protocol):
+    """What tells a run from others: a dataclass, whose fields stand in its row."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run, and of its folder."""
+
+    @property
+    def setting(self) -> str:
+        """What it shares with others of its kind, as a name."""
+
+
+def finished_row(cell: Run, run: Path, seconds: float | None) -> Row:
     """The figures of a run that has come to its end; those that are not finite are None.
 
     Args:
@@ -52,7 +63,7 @@ def finished_row(cell: Cell, run: Path, seconds: float | None) -> Row:
     return row
 
 
-def failed_row(cell: Cell, reason: str, seconds: float | None) -> Row:
+def failed_row(cell: Run, reason: str, seconds: float | None) -> Row:
     """The row of a run that has not come to its end."""
     return _named(cell) | {"seconds": seconds, "failed": reason}
 
@@ -143,7 +154,7 @@ class Comparison:
         return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
 
 
-def _named(cell: Cell) -> Row:
+def _named(cell: Run) -> Row:
     return {"run": cell.name, "setting": cell.setting, **vars(cell)}
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hamu.compare.children import Call, Children
-from hamu.compare.figures import Comparison, Row, failed_row, finished_row, start_figures
-from hamu.compare.grid import Cell
+from hamu.compare.figures import Comparison, Row, Run, failed_row, finished_row, start_figures
 from hamu.errors import HamuError
 from hamu.run_folder import RunFolder
 
 SUMMARY = "comparison.json"
-_CONFIG, _RECORD = "config.yaml", "record.json"  # what a run leaves first and last
+_CONFIG, RECORD = "config.yaml", "record.json"  # what a run leaves first and last
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Runs:
     def __init__(
         self,
         folder: RunFolder,
-        plans: Mapping[Cell, Plan],
+        plans: Mapping[Run, Plan],
         options_of: Callable[[Path], Mapping[str, Any]],
         *,
         overwrite: bool = False,
@@ -67,7 +66,7 @@ class Runs:
         return len(self._plans)
 
     @property
-    def waiting(self) -> list[Cell]:
+    def waiting(self) -> list[Run]:
         """The cells that neither have figures nor have failed."""
         return [cell for cell in self._plans if cell not in self._rows]
 
@@ -82,24 +81,32 @@ class Runs:
             cell = cells[ended.name]
             earlier = self._seconds.get(ended.name, 0.0) if "--resume" in self._calls[cell].argv else 0.0
             self._seconds[ended.name] = round(earlier + ended.seconds, 1)
-            is_finished = not ended.reason and self._place(cell).has(_RECORD)
+            is_finished = not ended.reason and self._place(cell).has(RECORD)
             if is_finished or not children.asked_to_end:
                 self._rows[cell] = self._row(cell, "" if is_finished else ended.reason or "it left no record")
             self._save()
             if cell in self._rows:
                 yield self._rows[cell]
 
+    @property
+    def rows(self) -> list[Row]:
+        """What has come out of each run that has ended, in the order of the plans."""
+        return [self._rows[cell] for cell in self._plans if cell in self._rows]
+
     def folders(self) -> dict[str, Path]:
         """By name, of the runs that are finished."""
-        return {row["run"]: self._folder.path / row["run"] for row in self.comparison().rows if not row["failed"]}
+        return {row["run"]: self._folder.path / row["run"] for row in self.rows if not row["failed"]}
 
     def comparison(self) -> Comparison:
         """Of what is known."""
-        rows = tuple(self._rows[cell] for cell in self._plans if cell in self._rows)
-        finished = next((row["run"] for row in rows if not row["failed"]), None)
-        return Comparison(rows, None if finished is None else start_figures(self._folder.path / finished))
+        finished = next(iter(self.folders().values()), None)
+        return Comparison(tuple(self.rows), None if finished is None else start_figures(finished))
 
-    def _call(self, cell: Cell) -> Call | None:
+    def summary(self) -> dict[str, Any]:
+        """What comparison.json says of the runs, as JSON holds it."""
+        return self.comparison().summary()
+
+    def _call(self, cell: Run) -> Call | None:
         """How a run is begun, or gone on with; None if it is finished."""
         place, plan = self._place(cell), self._plans[cell]
         if place.has(_CONFIG):
@@ -107,7 +114,7 @@ class Runs:
             differing = next((name for name in now if name != "output_dir" and was[name] != now[name]), None)
             if differing is None:
                 going_on = Call(cell.name, ("unlearn", "--resume", *self._flags, "--output_dir", str(place.path)))
-                return None if place.has(_RECORD) else going_on
+                return None if place.has(RECORD) else going_on
             if not self._overwrite:
                 raise HamuError(
                     f"{place.path} holds a run with {differing} {was[differing]}, not {now[differing]}; choose another "
@@ -117,14 +124,14 @@ class Runs:
         how = ("--config", str(plan.settings), "--overwrite", *self._flags)
         return Call(cell.name, ("unlearn", *how, "--output_dir", str(place.path)))
 
-    def _row(self, cell: Cell, failure: str = "") -> Row:
+    def _row(self, cell: Run, failure: str = "") -> Row:
         seconds = self._seconds.get(cell.name)
         if failure:
             return failed_row(cell, failure, seconds)
         return finished_row(cell, self._folder.path / cell.name, seconds)
 
-    def _place(self, cell: Cell) -> RunFolder:
+    def _place(self, cell: Run) -> RunFolder:
         return RunFolder(self._folder.path / cell.name, resume=True)
 
     def _save(self) -> None:
-        self._folder.write_json(SUMMARY, self.comparison().summary() | {"seconds": self._seconds})
+        self._folder.write_json(SUMMARY, self.summary() | {"seconds": self._seconds})

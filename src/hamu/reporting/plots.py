@@ -29,8 +29,8 @@ def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title:
         title: printed above.
     """
     figure, axes = plt.subplots(figsize=(7.5, 5.2), layout="constrained")
-    _draw_trajectories(axes, list(trajectories.items()), title)
-    _save(figure, path)
+    draw_trajectories(axes, list(trajectories.items()), title)
+    save_figure(figure, path)
 
 
 def plot_comparison(
@@ -46,7 +46,7 @@ def plot_comparison(
         title: printed above.
     """
     figure, (axes, bars) = plt.subplots(1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained")
-    _draw_trajectories(axes, runs, title)
+    draw_trajectories(axes, runs, title)
     names = sorted(hypervolumes, key=hypervolumes.__getitem__)
     colors = [STYLES.get(name, ("0.6", ""))[0] for name in names]
     drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
@@ -55,7 +55,7 @@ def plot_comparison(
     bars.margins(x=0.2)
     bars.set_xticks([])
     bars.spines[["top", "right", "bottom"]].set_visible(False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, path: Path) -> None:
@@ -100,10 +100,15 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
         margin = 0.06 * (high - low) or 1.0
         axes.set(xlim=(0, found.feasible_limit * 1.04), ylim=(low - margin, high + margin))
         axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title: str) -> None:
+def style_of(method: str, number: int = 0) -> tuple[str, str]:
+    """Colour and marker of a method; of an unknown one those of its number."""
+    return STYLES.get(method, (f"C{number}", "."))
+
+
+def draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title: str, *, legend: bool = True) -> None:
     """Every run in the colour of its method; the first of a method in the legend and bold, others fainter."""
     firsts: dict[str, Trajectory] = {}
     for name, points in runs:
@@ -115,7 +120,7 @@ def _draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title
     axes.plot([-reach, reach], [reach, -reach], ":", color="0.5", linewidth=1, zorder=0)
     for name, points in runs:
         xs, ys = zip(*points, strict=True)
-        color, marker = STYLES.get(name, (f"C{list(firsts).index(name)}", "."))
+        color, marker = style_of(name, list(firsts).index(name))
         is_first, is_ours = points is firsts[name], name.startswith("hamu")
         axes.plot(
             xs, ys, color=color, marker=marker, markersize=6, markevery=slice(1, None),
@@ -130,11 +135,12 @@ def _draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title
         arrowprops={"arrowstyle": "->", "color": "0.5"},
     )  # fmt: skip
     meaning = "best run (others fainter)" if len(runs) > len(firsts) else None
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title=meaning, alignment="left")
+    if legend:
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title=meaning, alignment="left")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Save whole or not at all."""
     beside = path.with_name(f".{path.name}.tmp")
     figure.savefig(beside, dpi=150, format=path.suffix.lstrip("."))

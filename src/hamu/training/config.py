@@ -144,6 +144,9 @@ class UnlearnConfig(TrainConfig):
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (a new one each epoch) or once (the paper).")
     freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics as they are; its weights still train.")
+    full_precision_eval: bool = _option(
+        False, "With --bf16 or --fp16: evaluate in the model's own precision, for changes that are small."
+    )
     max_eval_samples: int | None = _option(None, "Evaluate on at most so many records of each set, drawn once.")
     forget_objective: str | None = _option(
         None, "What a forget pass raises, in place of the method's own: cross_entropy, kl_to_original, npo, simnpo."

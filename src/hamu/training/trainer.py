@@ -7,7 +7,8 @@ combined one is what the optimizer sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -187,7 +188,8 @@ class UnlearnTrainer(ResumableTrainer):
         self.control.should_training_stop = True
 
     def _predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
-        return predict_shared(self.model, data, self.args.eval_batch_size, self._collate, is_text=self._is_text)
+        with _without_autocast(self.model) if self.args.full_precision_eval else nullcontext():
+            return predict_shared(self.model, data, self.args.eval_batch_size, self._collate, is_text=self._is_text)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         """In order: the paired data set does the shuffling."""
@@ -443,3 +445,14 @@ class UnlearnTrainer(ResumableTrainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+@contextmanager
+def _without_autocast(model: nn.Module) -> Iterator[None]:
+    """Run a model in its own precision: accelerate puts autocast into its forward, and keeps the original beside it."""
+    wrapped, original = model.forward, getattr(model, "_original_forward", model.forward)
+    model.forward = original
+    try:
+        yield
+    finally:
+        model.forward = wrapped

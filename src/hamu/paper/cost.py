@@ -1,0 +1,200 @@
+"""Table 1: what an epoch costs by each method, in time and memory."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from matplotlib import pyplot as plt
+from transformers import TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+
+from hamu.data import UnlearningData, forget_class, read_images
+from hamu.models import load_classifier
+from hamu.paper.experiment import IMAGE_STEPS, Claim, Figures, Measurement, Scale
+from hamu.paper.similarity import METHODS, OURS
+from hamu.reporting.plots import save_figure, style_of
+from hamu.training import UnlearnConfig, UnlearnTrainer
+
+_TURNS = 5
+_LIMIT = 1.05  # of HAMU over GDiff
+_PAPER = {  # seconds per epoch, GB
+    "ft": (0.879, 7.65), "ga": (0.884, 7.65), "gdiff": (0.868, 7.65), "kl": (1.067, 8.87), "scrub": (1.064, 8.87),
+    "hamu-q": (0.976, 7.65), "hamu-u": (0.994, 7.65),
+}  # fmt: skip
+
+
+class Cost(Measurement):
+    """Time and peak memory of an epoch."""
+
+    name = "table-1"
+    reference = "Table 1 (App. G.1)"
+    title = "Time per epoch and peak memory of all methods"
+    task = "image"
+    settings = (
+        "One process, the same data and steps: each turn every method runs an epoch from the original model, in "
+        "another order each turn; the steps alone are timed. Ratios are taken within a turn; times and ratios are "
+        "medians over the turns (--epochs, 5 without). FT and GA run one pass a step here; the paper doubles their "
+        "data, so that theirs cost as much as the others'. Memory is the peak of the process (resident on a CPU, where "
+        "the libraries are most of it; allocated on a GPU) during a method's epochs."
+    )
+
+    def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:
+        """Seconds of each turn, and peak memory, by method."""
+        problem = _problem(settings)
+        seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+        memory: dict[str, float | None] = dict.fromkeys(METHODS)
+        for turn in range(max(1, round(scale.epochs or _TURNS)) + 1):
+            start = turn % len(METHODS)
+            for method in (*METHODS[start:], *METHODS[:start]):
+                _reset_peak()
+                took = _epoch(method, settings, problem)
+                if turn:  # the first warms caches up
+                    seconds[method].append(took)
+                    memory[method] = max(filter(None, (memory[method], _peak())), default=None)
+        ratios = {
+            method: median(a / b for a, b in zip(times, seconds["gdiff"], strict=True))
+            for method, times in seconds.items()
+        }
+        return {
+            "seconds": {method: median(times) for method, times in seconds.items()},
+            "turns": seconds,
+            "over_gdiff": ratios,
+            "memory": memory,
+            "paper": {method: dict(zip(("seconds", "memory"), row, strict=True)) for method, row in _PAPER.items()},
+        }
+
+    def claims(self, figures: Figures) -> list[Claim]:
+        """HAMU over GDiff, in time and memory; KL and SCRUB over both."""
+        claims = []
+        for method in OURS:
+            ratio, paper = figures["over_gdiff"][method], _PAPER[method][0] / _PAPER["gdiff"][0]
+            claims.append(
+                Claim(
+                    f"{method} takes at most {_LIMIT} times as long as gdiff", ratio, ratio <= _LIMIT, round(paper, 2),
+                    "An epoch of so few and short steps is dominated by what does not depend on the size of a batch.",
+                )
+            )  # fmt: skip
+        memory = figures["memory"]
+        known = all(memory[m] is not None for m in METHODS)
+        for method in OURS:
+            claims.append(
+                Claim(
+                    f"{method} needs no more memory than gdiff (to 1%)",
+                    memory[method] / memory["gdiff"] if known else None,
+                    memory[method] <= 1.01 * memory["gdiff"] if known else None,
+                    1.0,
+                    "Resident memory of a process on a CPU also says what the allocator keeps.",
+                )
+            )
+        for method in ("kl", "scrub"):
+            ratio, paper = figures["over_gdiff"][method], _PAPER[method][0] / _PAPER["gdiff"][0]
+            claims.append(
+                Claim(
+                    f"{method} takes longer than gdiff", ratio, ratio > 1, round(paper, 2),
+                    "Noise: its forward pass of the original model costs time.",
+                )
+            )  # fmt: skip
+        return claims
+
+    def table(self, figures: Figures) -> list[list[str]]:
+        """Ours, and the paper's in brackets."""
+        lines = [["method", "s per epoch", "over gdiff", "peak memory, GB"]]
+        for method in METHODS:
+            paper, held = _PAPER[method], figures["memory"][method]
+            lines.append([
+                method,
+                f"{figures['seconds'][method]:.3g} ({paper[0]:.3f})",
+                f"{figures['over_gdiff'][method]:.3f} ({paper[0] / _PAPER['gdiff'][0]:.3f})",
+                f"{'-' if held is None else f'{held:.2f}'} ({paper[1]:.2f})",
+            ])  # fmt: skip
+        return lines
+
+    def draw(self, figures: Figures, path: Path) -> None:
+        """Bars over GDiff, the paper's as a mark."""
+        figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+        colors = [style_of(method)[0] for method in METHODS]
+        axes.bar(METHODS, [figures["over_gdiff"][m] for m in METHODS], color=colors, width=0.6, label="ours")
+        paper = [_PAPER[m][0] / _PAPER["gdiff"][0] for m in METHODS]
+        axes.plot(METHODS, paper, "_", color="0.2", markersize=24, markeredgewidth=2, label="the paper's")
+        axes.axhline(1, color="0.7", linewidth=0.8, zorder=0)
+        axes.set_ylabel("time per epoch over gdiff")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+        save_figure(figure, path)
+
+
+class _Timer(TrainerCallback):
+    """Seconds from the first step's beginning to the last one's end."""
+
+    begin, end = 0.0, 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The first."""
+        self.begin = self.begin or time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The last so far."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.end = time.perf_counter()
+
+
+def _problem(settings: Mapping[str, Any]) -> UnlearningData[Any]:
+    """ρ = 0, in the form that the model takes."""
+    options = {key: settings[key] for key in ("image_size", "num_channels") if key in settings}
+    data = read_images(str(settings["data"]), **options)
+    config = load_classifier(str(settings["model"])).config
+    return forget_class(data, None, str(settings["forget_class"])).normalized(config.image_mean, config.image_std)
+
+
+def _epoch(method: str, settings: Mapping[str, Any], problem: UnlearningData[Any]) -> float:
+    """Seconds that the steps of one epoch take."""
+    names = ("bf16", "use_cpu", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed",
+             "constraint", "constraint_mode", "on_infeasible", "stopping", "shuffle")  # fmt: skip
+    timer = _Timer()
+    with TemporaryDirectory(prefix="hamu-") as folder:
+        args = UnlearnConfig(
+            output_dir=folder,
+            method=method,
+            max_steps=IMAGE_STEPS,
+            eval_strategy="no",
+            eval_on_start=False,
+            check_steps=0,
+            logging_steps=10 * IMAGE_STEPS,
+            disable_tqdm=True,
+            **{name: settings[name] for name in names if name in settings},
+        )
+        trainer = UnlearnTrainer(
+            load_classifier(str(settings["model"])), args, retain_dataset=problem.retain, forget_dataset=problem.forget,
+            callbacks=[timer],
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    return timer.end - timer.begin
+
+
+def _reset_peak() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    elif sys.platform == "linux":
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM of this process
+
+
+def _peak() -> float | None:
+    """GB since the last reset; None where it is not told."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 1e9
+    if sys.platform != "linux":
+        return None
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    held = next((line.split()[1] for line in lines if line.startswith("VmHWM")), None)
+    return None if held is None else int(held) * 1024 / 1e9

@@ -1,0 +1,76 @@
+"""What a finished run says: its evaluations and its steps, as far as an experiment looks."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+Point = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run up to a step; it may have gone on for longer.
+
+    Attributes:
+        folder: of the run.
+        steps: how many to look at.
+        steps_per_epoch: of the run.
+    """
+
+    folder: Path
+    steps: int
+    steps_per_epoch: int
+
+    @cached_property
+    def evaluation(self) -> dict[str, Any]:
+        """The run's evaluation.json."""
+        found: dict[str, Any] = json.loads((self.folder / "evaluation.json").read_text(encoding="utf-8"))
+        return found
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """Each evaluation from the start on: epoch, gains, losses, accuracies; without those that are not finite."""
+        entries = [entry for entry in self.evaluation["trajectory"] if entry["step"] <= self.steps]
+        found = []
+        for entry in entries:
+            point = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
+            point = {key: float(value) for key, value in point.items() if isinstance(value, int | float)}
+            if math.isfinite(point["forget_gain"]) and math.isfinite(point["retain_gain"]):
+                found.append({"epoch": entry["step"] / self.steps_per_epoch} | point)
+        return found
+
+    @property
+    def last(self) -> Point:
+        """The last evaluation."""
+        return self.points[-1]
+
+    @property
+    def trajectory(self) -> list[tuple[float, float]]:
+        """The points (-ΔL_r, ΔL_f), from the origin on."""
+        return [(point["retain_gain"], point["forget_gain"]) for point in self.points]
+
+    @cached_property
+    def log(self) -> list[dict[str, Any]]:
+        """The figures of each step that was taken."""
+        lines = (self.folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+        steps = [json.loads(line) for line in lines]
+        return [step for step in steps if step["taken"] and step["step"] <= self.steps]
+
+    def mean(self, key: str) -> float | None:
+        """The mean of a figure over all steps that have it."""
+        values = [step[key] for step in self.log if step.get(key) is not None]
+        return fmean(values) if values else None
+
+    def by_epoch(self, key: str) -> list[float]:
+        """The mean of a figure over the steps of each epoch."""
+        epochs: dict[int, list[float]] = {}
+        for step in self.log:
+            if step.get(key) is not None:
+                epochs.setdefault((step["step"] - 1) // self.steps_per_epoch, []).append(step[key])
+        return [fmean(values) for _, values in sorted(epochs.items())]

@@ -1,0 +1,118 @@
+"""The page of all experiments that have been run, made from their JSON alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hamu.compare.table import escape_markdown
+from hamu.paper.experiment import Experiment
+
+Result = dict[str, Any]
+_VERDICT = {True: "agrees", False: "does not agree", None: "cannot be told"}
+
+
+def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str, Result]:
+    """What is there of the experiments, by name, in the paper's order."""
+    files = {name: folder / f"{name}.json" for name in experiments}
+    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
+
+
+def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -> str:
+    """Markdown: an overview, then every experiment with its picture, its claims and why they hold or not."""
+    lines = [
+        "# The paper's figures and tables, run again",
+        "",
+        "Made by `hamu reproduce` from the JSON files beside this page. A claim is what the paper says, or what this "
+        "project wants checked. What may explain a claim that does not hold is part of the claim and shown if, and "
+        "only if, it does not; it is what we think, not what was measured. \"Cannot be told\": runs are missing or "
+        "failed, or there is nothing to tell it by.",
+        "",
+        "All runs on this page: the stopping criterion is recorded and not enforced (as in the paper's comparisons), "
+        "the order of the data is shuffled once, and a constraint that cannot be met is met as far as the radius "
+        "allows (`--on_infeasible clamp`; layer by layer that is already so below Q = 0.9 η, as the products of the "
+        "layers' norms sum to less than the product of the norms). Everything else is the recipe's.",
+        "",
+        "| | | scale | agrees | does not | cannot be told |",
+        "|---|---|---|---:|---:|---:|",
+    ]  # fmt: skip
+    for name, result in results.items():
+        verdicts = [claim["holds"] for claim in result["claims"]]
+        counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
+        lines.append(
+            f"| [{result['reference']}](#{name}) | {escape_markdown(result['title'])} | {_scale(result)} | {counts} |"
+        )
+    missing = [f"`{name}`" for name in experiments if name not in results]
+    if missing:
+        lines += ["", f"Not run: {', '.join(missing)}."]
+    for name, result in results.items():
+        lines += ["", *_section(name, result)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, result: Result) -> list[str]:
+    lines = [f'<a id="{name}"></a>', "", f"## {result['reference']}: {result['title']}", ""]
+    lines += [f"`hamu reproduce {name}`: {_conditions(result)}", ""]
+    if result["about"]:
+        lines += [result["about"], ""]
+    lines += [f"![{result['title']}]({name}.png)", ""]
+    if result["table"]:
+        head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
+        lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
+    lines += ["| claim | paper | here | |", "|---|---|---|---|"]
+    for claim in result["claims"]:
+        cells = (claim["text"], _written(claim["paper"]), _written(claim["ours"]), _VERDICT[claim["holds"]])
+        lines.append(_row([escape_markdown(cell) for cell in cells]))
+    reasons: dict[str, list[str]] = {}
+    for claim in result["claims"]:
+        if claim["holds"] is False and claim["otherwise"]:
+            reasons.setdefault(claim["otherwise"], []).append(claim["text"])
+    for reason, texts in reasons.items():
+        lines += ["", f"What may explain it ({escape_markdown('; '.join(texts))}): {reason}"]
+    for run, reason in result["failed"].items():
+        lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
+    return lines
+
+
+def _scale(result: Result) -> str:
+    scale = result["scale"]
+    return "computed" if scale is None else f"{scale['recipe']}, {scale['fraction']:.4g} of the data"
+
+
+def _conditions(result: Result) -> str:
+    scale = result["scale"]
+    if scale is None:
+        return "nothing is trained."
+    epochs = sorted({run["epochs"] for run in result["runs"].values()})
+    length = f", {' and '.join(f'{e:g}' for e in epochs)} epochs" if epochs else ""
+    rates = sorted({run["learning_rate"] for run in result["runs"].values()})
+    rate = f", learning rate {' and '.join(f'{r:g}' for r in rates)}" if rates else ""
+    seconds = sum(run["seconds"] or 0.0 for run in result["runs"].values())
+    runs = (
+        f", {len(result['runs'])} runs of together {seconds / 60:.1f} min, some of them shared with other figures"
+        if epochs
+        else ""
+    )
+    stands = (
+        "; texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
+        if scale["recipe"] == "tofu-tiny"
+        else ""
+    )
+    return (
+        f"recipe `{scale['recipe']}`, {scale['fraction']:.4g} of the data ({scale['retain']} records to retain), "
+        f"batches in "
+        f"proportion, so that an epoch has the paper's number of steps{length}{rate}, seed {scale['seed']}, "
+        f"{scale['device']}{runs}{stands}."
+    )
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,120 @@
+"""From what an experiment wants to ordinary runs of `hamu unlearn`; wanted twice, a run is made once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hamu.compare.runs import Runs
+from hamu.methods import build_method
+from hamu.paper.experiment import Wanted
+from hamu.paper.sampling import Sample
+from hamu.training.config import unused_settings
+
+# What all runs share: as the paper's comparisons, without the stopping criterion (Sec. 6) and shuffled once (App. E.3);
+# what cannot be met is met as far as it can, so that no run of a comparison is shorter than another for it
+_COMMON = {
+    "eval_strategy": "epoch", "stopping": "off", "on_infeasible": "clamp", "shuffle": "once", "logging_steps": 1,
+    "check_steps": 0, "save_strategy": "epoch", "keep": 1,
+}  # fmt: skip
+_CONSTANT = ("constant", None)  # schedules under which a longer run begins as a shorter one
+_PASS = 128  # records in a forward and backward pass, where the recipe does not say
+
+
+@dataclass(frozen=True)
+class PaperRun:
+    """A run by its settings.
+
+    Attributes:
+        method: its name.
+        digest: of all settings but the number of epochs.
+        epochs: how many.
+    """
+
+    method: str
+    digest: str
+    epochs: float
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.method}-{self.digest}-e{self.epochs:g}"
+
+    @property
+    def setting(self) -> str:
+        """What the runs of all lengths share."""
+        return f"{self.method}-{self.digest}"
+
+
+class PaperRuns(Runs):
+    """The runs of experiments; they differ in the problem too, so that they are listed but not compared."""
+
+    def summary(self) -> dict[str, Any]:
+        """The row of each run."""
+        return {"runs": self.rows}
+
+
+def settings_of(
+    wanted: Wanted, base: Mapping[str, Any], sample: Sample, model: str, seed: int, device: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All settings of a run, for --config.
+
+    Args:
+        wanted: the run.
+        base: the recipe's settings.
+        sample: the data.
+        model: where the original model is.
+        seed: of the run.
+        device: settings that say where it runs.
+    """
+    of_data = ("data", "test_data", "forget_data", "data_dir", "expected_retain", "expected_forget")
+    whole = math.ceil(sample.retain / wanted.steps_per_epoch)
+    passes = math.ceil(whole / int(base.get("per_device_train_batch_size", _PASS)))
+    found = {key: value for key, value in base.items() if key not in of_data} | _COMMON | dict(sample.settings)
+    found |= {
+        "model": model,
+        "method": wanted.method,
+        "seed": seed,
+        "num_train_epochs": wanted.epochs,
+        "per_device_train_batch_size": math.ceil(whole / passes),
+        "gradient_accumulation_steps": passes,
+    }
+    unused = unused_settings(build_method(wanted.method))
+    found |= dict(device) | dict(wanted.changes)
+    return {key: value for key, value in found.items() if key not in unused}
+
+
+def run_of(settings: Mapping[str, Any]) -> PaperRun:
+    """The run that settings describe."""
+    rest = {key: value for key, value in settings.items() if key != "num_train_epochs"}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:10]
+    return PaperRun(str(settings["method"]), digest, float(settings["num_train_epochs"]))
+
+
+def longest(
+    wanted: Mapping[PaperRun, Mapping[str, Any]], finished: Iterable[PaperRun], whole: Container[PaperRun]
+) -> dict[PaperRun, PaperRun]:
+    """For each wanted run the one to make or to take: the longest that begins alike, if longer ones begin alike.
+
+    Args:
+        wanted: the settings of each run.
+        finished: runs that are at hand.
+        whole: runs for which no longer one will do.
+    """
+    at_hand = set(finished)
+    found = {}
+    for run, settings in wanted.items():
+        longer = [run]
+        if settings.get("lr_scheduler_type") in _CONSTANT and run not in whole:
+            longer = [
+                other
+                for other in {*at_hand, *wanted}
+                if (other.setting, other.epochs >= run.epochs) == (run.setting, True)
+            ]
+        done = [other for other in longer if other in at_hand]
+        found[run] = min(done, key=lambda r: r.epochs) if done else max(longer, key=lambda r: r.epochs)
+    return found

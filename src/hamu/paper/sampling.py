@@ -1,0 +1,124 @@
+"""A fraction of the data, drawn once and written where all runs of the experiments read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hamu.data import ImageData, TextRecords, forget_class, forget_data, read_images, read_text
+from hamu.data.readers import DIGITS
+from hamu.errors import HamuError
+from hamu.run_folder import RunFolder
+
+_IMAGE_OPTIONS = ("image_size", "num_channels", "image_column", "label_column")
+_TEXT_OPTIONS = ("question_template", "answer_prefix", "prompt_column", "answer_column")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Data that runs read.
+
+    Attributes:
+        settings: of `hamu unlearn` and `hamu train`, which say where the data are.
+        retain: how many records stay.
+    """
+
+    settings: Mapping[str, Any]
+    retain: int
+
+
+def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: RunFolder) -> Sample:
+    """A fraction of the images of each class, as an npz; all of the bundled digits stay where they are.
+
+    There are no test images: no figure of the paper looks at them.
+
+    Raises:
+        HamuError: if the data cannot be read, or too little is left of the class to forget.
+    """
+    source = _located(base, "data")
+    options = {name: base[name] for name in _IMAGE_OPTIONS if name in base}
+    target = str(base["forget_class"])
+    name = f"images-{fraction:g}-s{seed}.npz"
+    if source == DIGITS and fraction == 1:
+        data = read_images(source, **options)
+        return Sample({"data": source}, len(forget_class(data, None, target).retain))
+    if not folder.has(name):
+        data = _share_of_classes(read_images(source, **options), fraction, seed)
+        path = folder.prepare() / f".{name}.tmp"
+        with path.open("wb") as file:
+            np.savez(file, image=data.pixels.permute(0, 2, 3, 1).numpy(), label=data.labels.numpy())
+        path.replace(folder.path / name)
+    path = folder.path / name
+    data = read_images(str(path), image_size=base.get("image_size"), num_channels=base.get("num_channels"))
+    return Sample({"data": str(path)}, len(forget_class(data, None, target).retain))
+
+
+def _share_of_classes(data: ImageData, fraction: float, seed: int) -> ImageData:
+    generator = torch.Generator().manual_seed(seed)
+    chosen = []
+    for number in range(len(data.classes)):
+        members = (data.labels == number).nonzero().flatten()
+        order = torch.randperm(len(members), generator=generator)
+        chosen.append(members[order[: round(fraction * len(members))]])
+    return data.select(torch.cat(chosen).sort().values)
+
+
+def sample_texts(
+    base: Mapping[str, Any], fraction: float, seed: int, folder: RunFolder, paraphrases: str | None = None
+) -> Sample:
+    """A fraction of the records to retain, to forget and to test on, each as JSON lines.
+
+    Args:
+        base: settings that say where the data are.
+        fraction: of each set.
+        seed: of the draw.
+        folder: to write to.
+        paraphrases: records with `paraphrased_answer`, those of the forget set: added to what is retained.
+
+    Raises:
+        HamuError: if the data cannot be read.
+    """
+    options = {name: base[name] for name in _TEXT_OPTIONS if name in base}
+
+    def read(source: str) -> TextRecords:
+        return read_text(source, **options)
+
+    if "forget_data" not in base:
+        raise HamuError("the recipe names no forget_data; the experiments on texts need it")
+    train, forget = read(_located(base, "data")), read(_located(base, "forget_data"))
+    test = read(_located(base, "test_data")) if base.get("test_data") else None
+    problem = forget_data(train, test, forget)
+    drawn = {name: _share(data, fraction, seed) for name, data in problem.sets().items()}
+    retain = list(drawn["retain"].records)
+    if paraphrases is not None:
+        kept = {record.prompt for record in drawn["forget"].records}
+        more = read(paraphrases)
+        retain += [r for r in more.answering("paraphrased_answer").records if r.prompt in kept]
+    sets = {"train": [*retain, *drawn["forget"].records]}
+    sets |= {name: list(data.records) for name, data in drawn.items() if name != "retain"}
+    kind = f"{fraction:g}-s{seed}" + ("-similar" if paraphrases is not None else "")
+    settings = {"forget_data": None, "test_data": None}
+    for name, records in sets.items():
+        lines = (json.dumps({"prompt": r.prompt, "completion": r.answer}, ensure_ascii=False) for r in records)
+        path = folder.write_text(f"texts-{kind}-{name}.jsonl", "".join(line + "\n" for line in lines))
+        settings["data" if name == "train" else f"{name}_data"] = str(path)
+    return Sample({key: value for key, value in settings.items() if value}, len(retain))
+
+
+def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
+    if fraction == 1:
+        return data
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
+    return data.select(order[: max(1, round(fraction * len(data)))].sort().values)
+
+
+def _located(base: Mapping[str, Any], key: str) -> str:
+    source = str(base[key])
+    folder = base.get("data_dir")
+    return source if folder is None or source == DIGITS or source.startswith("hub:") else str(Path(folder) / source)

@@ -1,0 +1,340 @@
+"""Fig. 3, 4, 5 and 13: all methods on problems of different hardness, set by the similarity mixing ratio ρ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hamu.evaluation.pareto import hypervolume
+from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.outcome import Outcome
+from hamu.paper.pictures import (
+    FORGET_GAIN,
+    RETAIN_GAIN,
+    draw_curves,
+    draw_methods,
+    draw_shades,
+    panels,
+    save_panels,
+)
+
+OURS = ("hamu-q", "hamu-u")
+BASELINES = ("ft", "ga", "gdiff", "kl", "scrub")
+METHODS = OURS + BASELINES
+RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_PAPER_PEARSON = {"hamu-q": 0.994, "hamu-u": 0.986}
+_LOWEST_PEARSON = 0.98
+_SMALL_STEPS = (
+    "With steps this small the methods stay near the start, where what one side's gradient does to the other is all "
+    "there is: where the gradients are opposed, every method gains on both sides, and the order among them is that of "
+    "their step lengths."
+)
+
+
+def _runs(scale: Scale, methods: tuple[str, ...], rhos: tuple[float, ...], epochs: float) -> dict[str, Wanted]:
+    return {f"{m} {rho:g}": scale.wanted(m, epochs, rho=rho) for rho in rhos for m in methods}
+
+
+def _trajectories(
+    outcomes: Mapping[str, Outcome], methods: tuple[str, ...], rhos: tuple[float, ...]
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """By ρ and method."""
+    return {
+        f"{rho:g}": {m: outcomes[f"{m} {rho:g}"].trajectory for m in methods if f"{m} {rho:g}" in outcomes}
+        for rho in rhos
+    }
+
+
+class Similarity(Experiment):
+    """Hardness against similarity."""
+
+    name = "figure-3"
+    reference = "Fig. 3"
+    title = "Hardness κ against the similarity mixing ratio ρ, and what ρ does to all methods"
+    task = "image"
+    settings = "κ is the mean over all steps of a run, each that of its clipped batch gradients."
+
+    def runs(self, scale: Scale) -> dict[str, Wanted]:
+        """Every method at every ρ, 5 epochs."""
+        return _runs(scale, METHODS, RHOS, 5)
+
+    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+        """κ and both gains, by method, in the order of ρ."""
+        found: dict[str, dict[str, list[float | None]]] = {"kappa": {}, "cos": {}, "retain_gain": {}, "forget_gain": {}}
+        for method in METHODS:
+            there = [outcomes.get(f"{method} {rho:g}") for rho in RHOS]
+            for key in ("retain_gain", "forget_gain"):
+                found[key][method] = [None if one is None else one.last[key] for one in there]
+            for key in ("kappa", "cos") if method in OURS else ():
+                found[key][method] = [None if one is None else one.mean(key) for one in there]
+        pearson = {key: {m: pearson_of(RHOS, v) for m, v in by_method.items()} for key, by_method in found.items()}
+        return {"rho": list(RHOS), **found, "pearson": pearson}
+
+    def claims(self, figures: Figures) -> list[Claim]:
+        """The correlation, and the trend of every method."""
+        claims = []
+        for method, paper in _PAPER_PEARSON.items():
+            ours = figures["pearson"]["kappa"][method]
+            cosine = figures["pearson"]["cos"][method]
+            claims.append(
+                Claim(
+                    f"{method}: κ against ρ, Pearson at least {_LOWEST_PEARSON}",
+                    ours,
+                    None if ours is None else ours >= _LOWEST_PEARSON,
+                    paper,
+                    "κ mixes the angle between the gradients with their lengths. Where training has come to rest, the "
+                    "mean gradient of all data is nearly zero, so both sides' gradients are opposed at any ρ below 1: "
+                    "κ starts low and bends upwards late. Where a model knows its data by heart, gradients are shorter "
+                    "than the clipping norm, and κ falls with their "
+                    f"length. The cosine alone has a Pearson coefficient of {_written(cosine)}.",
+                )
+            )
+        for key, what in (("retain_gain", "-ΔL_r"), ("forget_gain", "ΔL_f")):
+            found = {m: r for m, r in figures["pearson"][key].items() if r is not None}
+            falling = [method for method, r in found.items() if r < 0]
+            against = ", ".join(m for m in found if m not in falling)
+            claims.append(
+                Claim(
+                    f"the higher ρ, the lower {what}, for every method (correlation below 0)",
+                    f"{len(falling)} of {len(found)} methods" + (f"; not {against}" if against else ""),
+                    len(falling) == len(found) if found else None,
+                    otherwise="A method that gives way on the other side can rise on this one: fine-tuning need not "
+                    "forget, and what ascent alone does to the retain loss depends on where the original model stands.",
+                )
+            )
+        return claims
+
+    def draw(self, figures: Figures, path: Path) -> None:
+        """(a) κ; (b) -ΔL_r; (c) ΔL_f."""
+        figure, (left, middle, right) = panels(3)
+        draw_curves(left, figures["rho"], figures["kappa"])
+        for axes, key, label in ((middle, "retain_gain", RETAIN_GAIN), (right, "forget_gain", FORGET_GAIN)):
+            draw_curves(axes, figures["rho"], figures[key])
+            axes.set_ylabel(label)
+            axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+            _clip(axes, figures[key])
+        left.set_ylabel(r"hardness $\bar\kappa$, mean over the run")
+        for axes in (left, middle, right):
+            axes.set_xlabel(r"similarity mixing ratio $\rho$")
+        save_panels(figure, (left, middle, right), path)
+
+
+class Baselines(Experiment):
+    """All methods where it is easy and where it is hard."""
+
+    name = "figure-4"
+    reference = "Fig. 4"
+    title = "All methods, easy (ρ = 0) and hard (ρ = 0.75)"
+    task = "image"
+    settings = (
+        "Hypervolume: the area between the points (ΔL_f, -ΔL_r) of a trajectory, one an epoch, and a reference. Seen "
+        "from the start (0, 0) it counts only what is gained on both sides; the second reference is that of `hamu "
+        "compare`: nothing forgotten, at the worst retain loss at which a method ended, but at most 1 nat."
+    )
+    rhos: tuple[float, ...] = (0.0, 0.75)
+    epochs = 5
+
+    def runs(self, scale: Scale) -> dict[str, Wanted]:
+        """Every method at each ρ."""
+        return _runs(scale, METHODS, self.rhos, self.epochs)
+
+    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+        """Trajectories and hypervolumes, by ρ and method."""
+        trajectories = _trajectories(outcomes, METHODS, self.rhos)
+        volumes = {rho: volumes_of(by_method) for rho, by_method in trajectories.items()}
+        return {"trajectories": trajectories, "hypervolumes": volumes}
+
+    def claims(self, figures: Figures) -> list[Claim]:
+        """Who dominates whom."""
+        hard, easy = figures["trajectories"]["0.75"], figures["trajectories"]["0"]
+        claims = [
+            _volume_claim(method, figures["hypervolumes"]["0.75"], reference)
+            for reference in ("start", "worst")
+            for method in OURS
+        ]
+        both = [m for m, points in hard.items() if min(points[-1]) > 0]
+        claims.append(
+            Claim(
+                "ρ = 0.75: only HAMU ends with a gain on both sides",
+                ", ".join(both) or "no method",
+                None if len(hard) < len(METHODS) else set(both) == set(OURS),
+                otherwise=_SMALL_STEPS,
+            )
+        )
+        beaten = [
+            f"{m} by {b}" for m in OURS for b in BASELINES if m in easy and b in easy and _dominates(easy[b], easy[m])
+        ]
+        claims.append(
+            Claim(
+                "ρ = 0: no baseline dominates a point of HAMU at the same epoch",
+                "; ".join(beaten) or "none does",
+                None if len(easy) < len(METHODS) else not beaten,
+                otherwise=_SMALL_STEPS,
+            )
+        )
+        return claims
+
+    def draw(self, figures: Figures, path: Path) -> None:
+        """A panel for each ρ."""
+        figure, axes = panels(len(figures["trajectories"]))
+        for one, (rho, trajectories) in zip(axes, figures["trajectories"].items(), strict=True):
+            draw_methods(one, trajectories, rf"$\rho = {rho}$")
+        save_panels(figure, axes, path)
+
+
+class AllBaselines(Baselines):
+    """The same at every ρ, for longer."""
+
+    name = "figure-13"
+    reference = "Fig. 13 (App. H.1)"
+    title = "All methods at every ρ, for longer"
+    rhos = RHOS
+    epochs = 25
+
+    def claims(self, figures: Figures) -> list[Claim]:
+        """What the appendix says."""
+        claims = [_volume_claim(m, figures["hypervolumes"]["0.75"], "start") for m in OURS]
+        for method in ("gdiff", *OURS):
+            ends = [figures["trajectories"][f"{rho:g}"].get(method) for rho in RHOS]
+            joint = [None if points is None else min(points[-1]) for points in ends]
+            r = pearson_of(RHOS, joint)
+            claims.append(
+                Claim(
+                    f"{method} does worse as ρ grows: the smaller of its two gains falls (correlation below 0)",
+                    r,
+                    None if r is None else r < 0,
+                    otherwise=_SMALL_STEPS,
+                )
+            )
+        last = figures["trajectories"]["1"]
+        both = [m for m, points in last.items() if min(points[-1]) > 0]
+        claims.append(
+            Claim(
+                "ρ = 1: no method ends with a gain on both sides",
+                ", ".join(both) or "none does",
+                not both if last else None,
+                otherwise="Retain and forget data are alike, but not the same images: as long as the forget images "
+                "can be told apart, a small gain on both sides is possible.",
+            )
+        )
+        return claims
+
+
+class Enforced(Experiment):
+    """Each variant keeps its side."""
+
+    name = "figure-5"
+    reference = "Fig. 5"
+    title = "HAMU-Q enforces ΔL_f > 0, HAMU-U enforces -ΔL_r > 0"
+    task = "image"
+
+    def runs(self, scale: Scale) -> dict[str, Wanted]:
+        """Both variants at every ρ, 5 epochs."""
+        return _runs(scale, OURS, RHOS, 5)
+
+    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+        """Trajectories by ρ and method."""
+        return {"trajectories": _trajectories(outcomes, OURS, RHOS)}
+
+    def claims(self, figures: Figures) -> list[Claim]:
+        """The side that is enforced, and what hardness does to the other."""
+        claims = []
+        kept = (("hamu-q", 1, "ΔL_f", 0, "-ΔL_r"), ("hamu-u", 0, "-ΔL_r", 1, "ΔL_f"))
+        for method, side, enforced, other, paid in kept:
+            found = {rho: by[method] for rho, by in figures["trajectories"].items() if method in by}
+            points = [(rho, p) for rho, line in found.items() for p in line[1:]]
+            lowest = min((p[side] for _, p in points), default=None)
+            claims.append(
+                Claim(
+                    f"{method}: {enforced} is positive at every ρ and epoch",
+                    lowest
+                    if lowest is None
+                    else f"{sum(p[side] > 0 for _, p in points)} of {len(points)}, lowest {lowest:+.3g}",
+                    None if lowest is None else lowest > 0,
+                    otherwise="The promise is one of first order, for the batch and the gradient clipped. Where "
+                    "second order counts, or the batches say little about the set, it is not kept.",
+                )
+            )
+            r = pearson_of([float(rho) for rho in found], [line[-1][other] for line in found.values()])
+            claims.append(
+                Claim(
+                    f"{method}: {paid} falls as ρ grows (correlation below 0)", r, None if r is None else r < 0,
+                    otherwise="What is gained on the free side grows with the lengths of the gradients too, and these "
+                    "change with ρ.",
+                )
+            )  # fmt: skip
+            hardest = found.get("1")
+            claims.append(
+                Claim(
+                    f"ρ = 1: {method} ends with {paid} at or below 0",
+                    None if hardest is None else hardest[-1][other],
+                    None if hardest is None else hardest[-1][other] <= 0,
+                    otherwise="The forget set is a random sample, but of other images than the retain set: their "
+                    "gradients are alike, not the same, and leave a little room.",
+                )
+            )
+        return claims
+
+    def draw(self, figures: Figures, path: Path) -> None:
+        """A panel for each variant, a shade for each ρ."""
+        figure, axes = panels(2)
+        for one, method, shades in zip(axes, OURS, ("Oranges", "Blues"), strict=True):
+            lines = {rf"$\rho = {rho}$": by[method] for rho, by in figures["trajectories"].items() if method in by}
+            draw_shades(one, lines, shades, method.upper())
+        save_panels(figure, (), path)
+
+
+def pearson_of(xs: Any, ys: Any) -> float | None:
+    """Pearson's correlation over the places where there is something; None where there is none."""
+    there = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+    if len(there) < 3 or len({y for _, y in there}) < 2:
+        return None
+    return float(np.corrcoef(np.array(there).T)[0, 1])
+
+
+def volumes_of(trajectories: Mapping[str, Any]) -> dict[str, Any]:
+    """Hypervolumes of the points (ΔL_f, -ΔL_r), by method, seen from the start and from `hamu compare`'s reference."""
+    worst = min((points[-1][0] for points in trajectories.values()), default=0.0)
+    references = {"start": (0.0, 0.0), "worst": (0.0, max(-1.0, min(0.0, worst)))}
+    return {
+        name: {"reference": reference}
+        | {m: hypervolume([(y, x) for x, y in points], reference) for m, points in trajectories.items()}
+        for name, reference in references.items()
+    }
+
+
+def _volume_claim(method: str, volumes: Mapping[str, Any], reference: str) -> Claim:
+    found = {name: value for name, value in volumes[reference].items() if name != "reference"}
+    others = {name: value for name, value in found.items() if name in BASELINES}
+    best = max(others, key=others.__getitem__, default=None)
+    complete = method in found and len(others) == len(BASELINES)
+    ours = None if best is None or method not in found else f"{found[method]:.3g} against {others[best]:.3g} of {best}"
+    where = "the start" if reference == "start" else "the worst retain loss"
+    return Claim(
+        f"ρ = 0.75: {method} has a larger hypervolume than every baseline, seen from {where}",
+        ours,
+        found[method] > max(others.values()) if complete else None,
+        otherwise=_SMALL_STEPS,
+    )
+
+
+def _dominates(one: Any, other: Any) -> bool:
+    """Whether a trajectory is at least as good in both and better in one at an epoch of another."""
+    pairs = list(zip(one[1:], other[1:], strict=False))
+    return any(a[0] >= b[0] and a[1] >= b[1] and tuple(a) != tuple(b) for a, b in pairs)
+
+
+def _written(value: float | None) -> str:
+    return "no value" if value is None else f"{value:.3f}"
+
+
+def _clip(axes: Any, curves: Mapping[str, Any]) -> None:
+    """Cut a panel at three times the reach of the two thirds that reach least."""
+    reach = sorted(max((abs(v) for v in values if v is not None), default=0.0) for values in curves.values())
+    bound = 3 * reach[max(0, 2 * len(reach) // 3 - 1)]
+    low, high = axes.get_ylim()
+    if bound:
+        axes.set_ylim(max(low, -bound), min(high, bound))

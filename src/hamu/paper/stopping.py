@@ -1,0 +1,133 @@
+"""Fig. 9: hardness grows while a run goes on, until the stopping criterion is met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot as plt
+
+from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.outcome import Outcome
+from hamu.paper.pictures import draw_lines
+from hamu.paper.similarity import OURS, pearson_of
+from hamu.reporting.plots import save_figure, style_of
+
+_OBJECTIVE = {"hamu-q": ("retain_gain", r"-\Delta L_r"), "hamu-u": ("forget_gain", r"\Delta L_f")}
+
+
+class Stopping(Experiment):
+    """Hardness by epoch, and the epoch at which the criterion would have ended the run."""
+
+    name = "figure-9"
+    reference = "Fig. 9"
+    title = "Hardness and stopping, ρ = 0.5"
+    task = "image"
+    settings = (
+        "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
+        "that of the first step whose batches meet the aggregate criterion of App. C; by epochs, of the first epoch "
+        "whose means do. What noise does to it: [stopping](../results/stopping.md)."
+    )
+
+    def runs(self, scale: Scale) -> dict[str, Wanted]:
+        """Both variants, 25 epochs."""
+        return {m: scale.wanted(m, 25, rho=0.5) for m in OURS}
+
+    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+        """By method."""
+        found: Figures = {}
+        for method, one in outcomes.items():
+            first = next((step["step"] for step in one.log if step.get("criterion_met")), None)
+            headroom = zip(one.by_epoch("demand"), one.by_epoch("sustainable"), one.by_epoch("kappa"), strict=True)
+            met = [number for number, (q, most, kappa) in enumerate(headroom, 1) if q > most and kappa > 0]
+            found[method] = {
+                "epoch": [point["epoch"] for point in one.points],
+                "trajectory": one.trajectory,
+                "kappa": one.by_epoch("kappa"),
+                "stop_threshold": one.by_epoch("stop_threshold"),
+                "terminates": None if first is None else first / one.steps_per_epoch,
+                "terminates_by_means": met[0] if met else None,
+            }
+        return found
+
+    def claims(self, figures: Figures) -> list[Claim]:
+        """Hardness rises, gains slow down, and the criterion comes with their fall."""
+        claims = []
+        for method in OURS:
+            one = figures.get(method)
+            if one is None:
+                claims.append(Claim(f"{method}: hardness increases with the epochs", None, None))
+                continue
+            kappa = one["kappa"]
+            r = pearson_of(range(len(kappa)), kappa)
+            claims.append(
+                Claim(
+                    f"{method}: hardness increases with the epochs (correlation above 0)",
+                    None if r is None else f"{r:.3f}; {kappa[0]:+.3f} in the first epoch, {kappa[-1]:+.3f} in the last",
+                    None if r is None else r > 0,
+                    otherwise="Too few or too small steps to use up the room that there is, or a model that knows its "
+                    "data by heart.",
+                )
+            )
+            side = int(_OBJECTIVE[method][0] == "forget_gain")
+            values = [point[side] for point in one["trajectory"]]
+            claims.append(_slowing(method, values))
+            claims.append(_timely(method, one, values))
+        return claims
+
+    def draw(self, figures: Figures, path: Path) -> None:
+        """(a) trajectories; (b, c) the objective above, hardness below, with the termination epoch."""
+        figure, grid = plt.subplot_mosaic([["a", *OURS], ["a", *(f"{m} κ" for m in OURS)]], figsize=(12.5, 5.2),
+                                          layout="constrained")  # fmt: skip
+        draw_lines(grid["a"], {method: one["trajectory"] for method, one in figures.items()})
+        for method, one in figures.items():
+            color, _ = style_of(method)
+            key, symbol = _OBJECTIVE[method]
+            above, below = grid[method], grid[f"{method} κ"]
+            above.plot(one["epoch"], [p[int(key == "forget_gain")] for p in one["trajectory"]], "o-", color=color)
+            above.set(title=method.upper(), ylabel=f"${symbol}$")
+            epochs = range(1, len(one["kappa"]) + 1)
+            below.plot(epochs, one["kappa"], "o-", color=color, label=r"$\bar\kappa$")
+            below.plot(epochs, one["stop_threshold"], "--", color="0.5", label="threshold")
+            below.set(xlabel="epoch", ylabel="hardness")
+            below.legend(frameon=False, fontsize=8)
+            for axes in (above, below):
+                axes.spines[["top", "right"]].set_visible(False)
+                if one["terminates"] is not None:
+                    axes.axvline(one["terminates"], color="0.3", linestyle=":")
+        save_figure(figure, path)
+
+
+def _slowing(method: str, values: list[float]) -> Claim:
+    """Whether the second half of the run gained less than the first."""
+    half = len(values) // 2
+    first, second = values[half] - values[0], values[-1] - values[half]
+    return Claim(
+        f"{method}: its objective gains less in the second half of the run than in the first",
+        f"{first:+.3g}, then {second:+.3g}",
+        second < first if len(values) > 2 else None,
+        otherwise="As the forget loss grows its gradient does too, and what is clipped to 1 counts for more of the "
+        "loss: gains accelerate as long as hardness is low.",
+    )
+
+
+def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
+    text = f"{method}: the criterion is met when its objective has begun to fall, or soon after"
+    end, peak = one["terminates"], one["epoch"][max(range(len(values)), key=values.__getitem__)]
+    if end is None:
+        falls = peak < one["epoch"][-1]
+        return Claim(
+            text,
+            f"not met in {one['epoch'][-1]:g} epochs; the objective "
+            + (f"is highest at epoch {peak:g}" if falls else "still rises"),
+            False if falls else None,
+            otherwise="Batch noise makes the headroom look larger than it is, so that the criterion comes late.",
+        )
+    return Claim(
+        text,
+        f"met at epoch {end:.3g}, the objective is highest at epoch {peak:g}",
+        end >= peak - 1,
+        otherwise="A criterion of one noisy step can come early; `--stopping_patience` and `--stopping_window` steady "
+        "it.",
+    )

@@ -1,0 +1,203 @@
+"""`hamu reproduce`: every experiment at the smallest scale, broken off and gone on with, and what its pages say."""
+
+import json
+import os
+import re
+import signal
+
+import pytest
+import torch
+
+from hamu.cli import main
+from hamu.cli.progress import ProgressBar
+from hamu.compare import children
+from hamu.data import read_text
+from hamu.models.language import new_language_model, new_tokenizer
+from hamu.paper import EXPERIMENTS
+
+SMALL = ("--recipe", "digits", "--fraction", 0.1)
+
+
+@pytest.fixture
+def reproduce(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
+    """Runs the command in an empty folder; returns its exit code, its output and what it said on standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        code = main(
+            [
+                "reproduce",
+                *map(
+                    str,
+                    (
+                        *SMALL,
+                        *words,
+                        "--model",
+                        saved_model,
+                        *(() if "--output_dir" in words else ("--output_dir", "out")),
+                    ),
+                ),
+            ]
+        )
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def result(tmp_path, name):
+    return json.loads((tmp_path / "out" / f"{name}.json").read_text())
+
+
+def runs(tmp_path):
+    return {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/work/runs/*/record.json")}
+
+
+def test_without_a_name_all_are_listed(capsys):
+    assert main(["reproduce"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in EXPERIMENTS)
+
+
+def test_a_plan_counts_runs_and_steps_and_writes_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "figure-4", "figure-5", "table-2", "--dry_run", "--epochs", "2"]) == 0
+    out = capsys.readouterr().out
+    # 14 runs of 9 steps an epoch, 10 of which 4 are among them; 352, 176, 88, 44 and 22 steps an epoch
+    assert re.search(r"figure-4 +14 +2 +252 *\n", out)
+    assert re.search(r"table-2 +5 +2 +1364 *\n", out)
+    assert "25 runs, 1724 steps" in out
+    assert "trained by recipe cifar10-resnet20" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path):
+    for words, message in [
+        (("figure-99",), "there is no figure-99 to reproduce; choose of figure-1"),
+        (("figure-4", "--fraction", 0), "fraction 0.0 must be a share of the data"),
+        (("figure-4", "--epochs", -1), "epochs -1.0 must be positive"),
+        (("figure-4", "--jobs", 0), "jobs 0 must be at least 1"),
+        (("figure-4", "--device", "tpu"), "device 'tpu' is unknown"),
+        (("figure-4", "--recipe", "tofu-tiny"), "recipe tofu-tiny is of texts"),
+    ]:
+        code, _, err = reproduce(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_killed_is_said_to_have_failed_and_the_same_command_goes_on_with_it(
+    reproduce, tmp_path, monkeypatch
+):
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.optim == "adamw_torch" and state.global_step == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, args, state, control, **kwargs)
+
+    original = ProgressBar.on_step_end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProgressBar, "on_step_end", on_step_end)
+        code, out, err = reproduce("figure-12", "--epochs", 2)
+    assert (code, err) == (0, "")
+    assert "failed: killed by SIGKILL" in out
+    broken = result(tmp_path, "figure-12")
+    assert broken["failed"] == {"AdamW": "killed by SIGKILL"}
+    assert [claim["holds"] for claim in broken["claims"]] == [None]
+    finished = runs(tmp_path)
+    assert len(finished) == 1
+
+    asked = []
+    fork = children.start
+    monkeypatch.setattr(children, "start", lambda argv, *rest: asked.append(argv) or fork(argv, *rest))
+    code, out, _ = reproduce("figure-12", "--epochs", 2)
+    assert code == 0
+    [argv] = asked
+    assert argv[:2] == ("unlearn", "--resume")
+    whole = result(tmp_path, "figure-12")
+    assert whole["failed"] == {}
+    assert runs(tmp_path).items() > finished.items()
+    assert whole["figures"]["epoch"]["AdamW"] == [0, 1, 2]
+
+
+def test_a_longer_run_that_begins_alike_serves_a_shorter_figure(reproduce, tmp_path):
+    assert reproduce("figure-12", "--epochs", 2)[0] == 0
+    longer = runs(tmp_path)
+    two = result(tmp_path, "figure-12")
+    assert "2 runs, 2 of them finished before" in reproduce("figure-12", "--epochs", 1)[1]
+    one = result(tmp_path, "figure-12")
+    assert runs(tmp_path) == longer
+    for name, line in one["figures"]["trajectories"].items():
+        assert line == two["figures"]["trajectories"][name][:2]
+    assert reproduce("figure-12", "--epochs", 1, "--output_dir", "fresh")[0] == 0
+    fresh = json.loads((tmp_path / "fresh/figure-12.json").read_text())
+    assert fresh["figures"] == one["figures"]
+
+
+def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tmp_path):
+    code, _, err = reproduce("all", "--epochs", 0.25)
+    assert (code, err) == (0, "")
+    made = runs(tmp_path)
+    wanted = [run["run"] for name in EXPERIMENTS for run in result(tmp_path, name)["runs"].values()]
+    assert len(wanted) > len(set(wanted)) == len(made), "what two experiments need is run once"
+    page = (tmp_path / "out/README.md").read_text()
+    for name, experiment in EXPERIMENTS.items():
+        found = result(tmp_path, name)
+        assert found["failed"] == {}
+        assert found["claims"], name
+        for claim in found["claims"]:
+            assert claim["holds"] in (True, False, None)
+        assert (tmp_path / f"out/{name}.png").stat().st_size > 5_000
+        assert f"## {experiment.reference}: " in page
+        assert f"({name}.png)" in page
+        held = sum(claim["holds"] is True for claim in found["claims"])
+        broken = sum(claim["holds"] is False for claim in found["claims"])
+        row = next(line for line in page.splitlines() if line.startswith(f"| [{experiment.reference}]"))
+        assert row.split("|")[-4:-2] == [f" {held} ", f" {broken} "]
+    assert page.count("does not agree |") == sum(
+        claim["holds"] is False for name in EXPERIMENTS for claim in result(tmp_path, name)["claims"]
+    )
+    for name, run in result(tmp_path, "figure-4")["runs"].items():
+        evaluation = json.loads((tmp_path / "out/work/runs" / run["run"] / "evaluation.json").read_text())
+        method, rho = name.split()
+        end = result(tmp_path, "figure-4")["figures"]["trajectories"][rho][method][-1]
+        before, after = evaluation["before"], evaluation["after"]
+        assert end == pytest.approx([before["retain"]["loss"] - after["retain"]["loss"],
+                                     after["forget"]["loss"] - before["forget"]["loss"]])  # fmt: skip
+
+
+@pytest.fixture
+def tofu(tmp_path):
+    """A folder like TOFU's, of a few made-up records, and the folder of a tiny model."""
+    records = [r.fields for r in read_text("miniature").records[:24]]
+    rows = [{key: record[key] for key in ("question", "answer")} for record in records]
+    said_again = [row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:6]]
+    sets = {"full": rows[:20], "forget10": rows[:6], "holdout10": rows[20:], "forget10_perturbed": said_again}
+    for name, content in sets.items():
+        (tmp_path / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in content))
+    torch.manual_seed(0)
+    tokenizer = new_tokenizer((row["question"] + row["answer"] for row in rows), 400)
+    for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
+        part.save_pretrained(tmp_path / "tiny")
+    return tmp_path
+
+
+def test_texts_may_be_repeated_in_what_is_retained(tofu, monkeypatch, capsys, forked_runs):
+    monkeypatch.chdir(tofu)
+    monkeypatch.setattr("hamu.paper.language.METHODS", ("hamu-q", "gdiff"))
+    assert main(["reproduce", "figure-10", "--data_dir", ".", "--model", "tiny", "--fraction", "0.5", "--epochs", "0.5",
+                 "--output_dir", "out"]) == 0  # fmt: skip
+    found = result(tofu, "figure-10")
+    assert found["failed"] == {}
+    assert found["scale"]["retain"] == 7
+    assert set(found["figures"]["trajectories"]) == {"dissimilar", "similar"}
+    [kappa] = [claim for claim in found["claims"] if claim["text"].startswith("κ of HAMU-Q")]
+    values = found["figures"]["kappa"]
+    assert kappa["holds"] is (values["similar"] > values["dissimilar"])
+    sizes = {}
+    for key, run in found["runs"].items():
+        record = json.loads((tofu / "out/work/runs" / run["run"] / "record.json").read_text())
+        sizes[key] = [record[f"{side}_set"]["records"] for side in ("forget", "retain")]
+    assert sizes["gdiff dissimilar"] == [3, 7]
+    assert sizes["gdiff similar"] == [3, 10]
+    page = (tofu / "out/README.md").read_text()
+    assert "texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b" in page
