@@ -20,7 +20,8 @@ class Block:
     @property
     def commands(self):
         """Of a shell block, its commands; a backslash goes on with a line."""
-        return [line for line in self.text.replace("\\\n", " ").splitlines() if line.strip()]
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def blocks_of(page):
