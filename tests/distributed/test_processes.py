@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hamu import HamuError, UnlearnConfig
 from hamu.training.sharing import ShareSampler
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -116,19 +115,6 @@ def test_a_sharded_model_takes_the_same_steps_in_a_loop_of_ones_own():
 def test_processes_that_start_from_different_weights_are_told(tmp_path):
     with pytest.raises(RuntimeError, match=r"conv\.bias is not the same on all processes"):
         launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/unequal"], steps=2)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pairing": "both"}, "pairing both is unknown|'both' is unknown"),
-        ({"pairing": "split", "method": "ga"}, "needs both sides, but ga has one"),
-        ({"pairing": "split"}, "needs an even number of processes; there are 1"),
-    ],
-)
-def test_what_split_pairing_cannot_do_is_said_before_anything_runs(settings, message):
-    with pytest.raises(HamuError, match=message):
-        UnlearnConfig(output_dir="unused", **settings)
 
 
 def test_shares_of_every_process_make_up_the_same_batches():

@@ -132,7 +132,7 @@ class NamedSources:
         try:
             base = self._named.task.base_of(source)
         except HamuError as error:
-            raise Unavailable(str(error)) from error
+            raise Unavailable(f"its base model is not known: {error}") from error
         if base is not None:
             self._need(base)
         return base
