@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hamu import HamuError
+from hamu.distributed import SplitPairing
+from hamu.distributed.sharded import Sharded
 from hamu.training.sharing import ShareSampler
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -115,6 +118,14 @@ def test_a_sharded_model_takes_the_same_steps_in_a_loop_of_ones_own():
 def test_processes_that_start_from_different_weights_are_told(tmp_path):
     with pytest.raises(RuntimeError, match=r"conv\.bias is not the same on all processes"):
         launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/unequal"], steps=2)
+
+
+def test_layouts_that_have_no_place_are_refused():
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(HamuError, match="split pairing needs an even number of processes; there are 1"):
+        SplitPairing([weight], [0])
+    with pytest.raises(HamuError, match="shard all trainable parameters over the same processes, with fully_shard on"):
+        Sharded([weight], [0])
 
 
 def test_shares_of_every_process_make_up_the_same_batches():

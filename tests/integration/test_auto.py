@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hamu import HamuQ, UnlearnConfig
+from hamu import HamuError, HamuQ, UnlearnConfig
 from hamu.assess import assess
 from hamu.cli import main
 from hamu.training.auto import Goal, Standing, tuned
@@ -69,6 +69,13 @@ def test_the_budget_holds_whatever_ends_the_run(model, trainer_of, problem, budg
     start, now = trainer.steering._start, trainer.steering._measure()
     assert now.retain_loss <= start.retain_loss + budget + 1e-9
     assert "not reached" in trainer.steering.outcome
+
+
+def test_without_the_curvature_there_is_no_learning_rate(model, problem):
+    found = assess(model, problem.retain, problem.forget, collate=collate, method=HamuQ(0.5, "relative"),
+                   most_batches=1, curvature_samples=0)  # fmt: skip
+    with pytest.raises(HamuError, match="auto needs the curvature for the learning rate; assess with"):
+        tuned(UnlearnConfig(output_dir="unused"), found)
 
 
 def test_the_command(saved_model, tmp_path, capsys):
