@@ -57,4 +57,5 @@ def _template(message: ast.expr, place: str) -> str:
     if isinstance(message, ast.Constant):
         return message.value
     assert isinstance(message, ast.JoinedStr), f"{place}: the message is put together elsewhere; write it out there"
+    assert not any(isinstance(node, ast.IfExp) for node in ast.walk(message)), f"{place}: raise two messages"
     return "".join(GAP if isinstance(part, ast.FormattedValue) else part.value for part in message.values)
