@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import hamu
@@ -28,13 +29,14 @@ class Raised:
     last: int
 
 
-def raised_errors() -> list[Raised]:
+@cache
+def raised_errors() -> tuple[Raised, ...]:
     """Every place in the source that makes an error.
 
     Raises:
         AssertionError: if a message is no text that stands there.
     """
-    return [one for path in sorted(SOURCE.rglob("*.py")) for one in _in_file(path)]
+    return tuple(one for path in sorted(SOURCE.rglob("*.py")) for one in _in_file(path))
 
 
 def _in_file(path: Path) -> Iterator[Raised]:

@@ -66,7 +66,7 @@ def pytest_sessionfinish(session, exitstatus):
     notes = Path(os.environ.pop(_ENVIRONMENT))
     places = set(notes.read_text().splitlines())
     notes.unlink()
-    if exitstatus == pytest.ExitCode.OK and _is_complete(session.config):
+    if exitstatus == pytest.ExitCode.OK and is_complete(session.config):
         missing = session.config.stash[_MISSING] = not_produced(places)
         if missing:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -80,7 +80,7 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.line(template)
 
 
-def _is_complete(config):
+def is_complete(config):
     """Whether all tests were asked for."""
-    asked = [Path(config.invocation_params.dir, arg) for arg in config.args]
-    return asked == [Path(__file__).parent] and not any(config.getoption(name) for name in _NARROWING)
+    asked = [Path(config.invocation_params.dir, arg).resolve() for arg in config.args]
+    return asked == [Path(__file__).parent.resolve()] and not any(config.getoption(name, None) for name in _NARROWING)

@@ -186,7 +186,7 @@ class Unscored(Dataset):
 
 def test_a_loss_with_an_infinite_slope_has_no_curvature():
     x = torch.zeros(3, requires_grad=True)
-    with pytest.raises(HamuError, match="the Hessian is not finite; the loss has infinite slopes at these weights"):
+    with pytest.raises(HamuError, match="the Hessian is not finite: the loss has infinite slopes at these weights"):
         curvature(lambda batch: x.abs().pow(1.5).sum(), [None], [x])
 
 

@@ -141,7 +141,7 @@ def folder_of(source: str) -> Path:
     settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
     found = next(filter(None, (cached_file(source.removeprefix(HUB), name, **settings) for name in names)), None)
     if found is None:
-        raise HamuError(f"the model {source} is not in the hub's cache")
+        raise HamuError(f"the model {source} is not in the hub's cache; load it once first")
     return Path(found).parent
 
 
