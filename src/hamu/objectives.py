@@ -271,7 +271,7 @@ def _wide(logits: Tensor) -> Tensor:
 
 def _required(original: Tensor | None) -> Tensor:
     if original is None:
-        raise HamuError("this objective needs the original model's predictions")
+        raise HamuError("this objective needs the original model's predictions; take the logits of an OriginalModel")
     return original
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hamu import HamuError, UnlearnConfig
+from hamu import HamuError
+from hamu.distributed import SplitPairing
+from hamu.distributed.sharded import Sharded
 from hamu.training.sharing import ShareSampler
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -118,17 +120,12 @@ def test_processes_that_start_from_different_weights_are_told(tmp_path):
         launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/unequal"], steps=2)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pairing": "both"}, "pairing both is unknown|'both' is unknown"),
-        ({"pairing": "split", "method": "ga"}, "needs both sides, but ga has one"),
-        ({"pairing": "split"}, "needs an even number of processes; there are 1"),
-    ],
-)
-def test_what_split_pairing_cannot_do_is_said_before_anything_runs(settings, message):
-    with pytest.raises(HamuError, match=message):
-        UnlearnConfig(output_dir="unused", **settings)
+def test_layouts_that_have_no_place_are_refused():
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(HamuError, match="split pairing needs an even number of processes; there are 1"):
+        SplitPairing([weight], [0])
+    with pytest.raises(HamuError, match="shard all trainable parameters over the same processes, with fully_shard on"):
+        Sharded([weight], [0])
 
 
 def test_shares_of_every_process_make_up_the_same_batches():

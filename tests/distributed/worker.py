@@ -137,5 +137,9 @@ def _whole(parameter):
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import recorded_errors
+
+    recorded_errors.record()
     for name in sys.argv[3:]:
         run(name, Path(sys.argv[1]), int(sys.argv[2]))

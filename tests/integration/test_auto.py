@@ -71,6 +71,13 @@ def test_the_budget_holds_whatever_ends_the_run(model, trainer_of, problem, budg
     assert "not reached" in trainer.steering.outcome
 
 
+def test_without_the_curvature_there_is_no_learning_rate(model, problem):
+    found = assess(model, problem.retain, problem.forget, collate=collate, method=HamuQ(0.5, "relative"),
+                   most_batches=1, curvature_samples=0)  # fmt: skip
+    with pytest.raises(HamuError, match="auto needs the curvature for the learning rate; assess with"):
+        tuned(UnlearnConfig(output_dir="unused"), found)
+
+
 def test_the_command(saved_model, tmp_path, capsys):
     flags = ["--recipe", "digits", "--model", str(saved_model), "--auto", "--target_forget_accuracy", "0.6",
              "--max_retain_increase", "0.1", "--output_dir", str(tmp_path / "out")]  # fmt: skip
@@ -86,21 +93,3 @@ def test_the_command(saved_model, tmp_path, capsys):
     assert record["hardness"]["measured_at"] == "assessment"
     assert record["goal"].startswith("the goal is reached")
     assert main(["verify", str(tmp_path / "out")]) == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"auto": True, "target_forget_loss": 2.0}, "needs --max_retain_increase"),
-        ({"auto": True, "max_retain_increase": 0.1}, "needs a goal"),
-        ({"auto": True, "max_retain_increase": -1.0, "target_forget_loss": 2.0}, "got -1.0"),
-        ({"auto": True, "max_retain_increase": 0.1, "target_forget_accuracy": 1.5}, r"a share in \[0, 1\)"),
-        ({"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0, "method": "gdiff"}, "steers hamu-q"),
-        ({"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0, "freeze_batchnorm": False}, "BatchNorm"),
-        ({"max_retain_increase": 0.1}, "no effect without --auto"),
-        ({"target_forget_accuracy": 0.1}, "no effect without --auto"),
-    ],
-)
-def test_a_goal_that_cannot_be_meant(settings, message):
-    with pytest.raises(HamuError, match=message):
-        UnlearnConfig(output_dir="unused", **settings)

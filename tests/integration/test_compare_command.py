@@ -224,7 +224,7 @@ def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_m
     other.save_pretrained("model")
     code, _, err = compare(*words, "--methods", "ft", "ga")
     assert code == 2
-    assert "ga-lr0.1-s42 started from another model than ft-lr0.1-s42" in err
+    assert "ga-lr0.1-s42 had another original model than ft-lr0.1-s42" in err
 
 
 @pytest.mark.usefixtures("without_picture")

@@ -329,6 +329,43 @@ def test_without_its_config_a_run_is_checked_as_far_as_that_goes(images, verify)
     assert found["the model after unlearning has the weights recorded"][0] == "holds"
 
 
+def test_with_a_config_that_means_nothing_here_a_run_is_checked_as_far_as_that_goes(images, verify):
+    with open(images / "run/config.yaml", "a") as config:
+        config.write("magic: 1\n")
+    _, found = verify("--no_figures")
+    judged, why = found["the forget set is the one recorded"]
+    assert judged == "cannot be checked"
+    assert why.startswith("config.yaml cannot be used here: run/config.yaml has the unknown setting 'magic'")
+
+
+def test_a_log_that_cannot_be_read_and_weights_that_were_never_recorded(images, verify):
+    (images / "run/steps.jsonl").write_text("[]\n")
+    edit_json(images / "run/record.json", ("models", "before", "weights"), lambda digest: None)
+    _, found = verify("--no_figures")
+    judged, why = found["steps.jsonl has the steps recorded"]
+    assert judged == "does not hold"
+    assert why.startswith("steps.jsonl cannot be read: ")
+    assert found["the model before unlearning has the weights recorded"] == (
+        "cannot be checked", "it was not in safetensors, so that nothing is recorded of it",
+    )  # fmt: skip
+
+
+def test_without_the_retain_model_the_distance_to_it_cannot_be_checked(images, verify):
+    edit(images / "run/config.yaml", "retain_model: original", "retain_model: gone")
+    _, found = verify()
+    distance = "the model after unlearning has the distance to the retain model recorded"
+    assert found[distance] == ("cannot be checked", "the retain model is not here")
+
+
+def test_without_its_base_model_an_adapter_is_checked_alone(texts, verify):
+    shutil.rmtree(texts / "original")
+    _, found = verify("--no_figures")
+    assert found["the model after unlearning has the adapter recorded"] == ("holds", "")
+    judged, why = found["the model after unlearning has the base model recorded"]
+    assert judged == "cannot be checked"
+    assert why.startswith("its base model is not known: original is not a saved model")
+
+
 def test_a_record_of_another_version_is_not_judged_by_how_this_one_words_it(images, verify, monkeypatch):
     monkeypatch.setattr("hamu.__version__", "99.0")
     code, found = verify("--no_figures")

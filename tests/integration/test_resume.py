@@ -159,6 +159,17 @@ def test_a_signal_before_the_first_step_leaves_nothing(cli, tmp_path, saved_mode
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_second_signal_ends_a_run_at_once(cli, saved_model, monkeypatch):
+    def on_step_end(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ProgressBar, "on_step_end", on_step_end)
+    code, _, err = cli(*settings(saved_model), "--output_dir", "run")
+    said = "hamu unlearn: interrupted again; what was done since the last checkpoint is lost\n"
+    assert (code, err) == (130, said)
+
+
 def test_a_damaged_checkpoint_is_named_and_passed_over(cli, tmp_path, saved_model, signal_at, caplog):
     more = ("--save_strategy", "steps", "--save_steps", "1", "--keep", "3")
     assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0

@@ -159,6 +159,35 @@ def test_broken_inputs_are_named():
         model[0].weight[0, 0] = float("nan")
     with pytest.raises(HamuError, match="retain loss is not finite"):
         assess(model, RETAIN, FORGET, collate=collate)
+    with pytest.raises(HamuError, match="the retain set has nothing that is scored"):
+        assess(Untaught(), Unscored(), Unscored(), collate=collate)
+
+
+class Untaught(nn.Module):
+    """A language model of two tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(2, 2)
+
+    def forward(self, input_ids):
+        return self.table(input_ids)
+
+
+class Unscored(Dataset):
+    """Texts without an answer."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return {"input_ids": torch.tensor([0, 1]), "labels": torch.tensor([-100, -100])}
+
+
+def test_a_loss_with_an_infinite_slope_has_no_curvature():
+    x = torch.zeros(3, requires_grad=True)
+    with pytest.raises(HamuError, match="the Hessian is not finite: the loss has infinite slopes at these weights"):
+        curvature(lambda batch: x.abs().pow(1.5).sum(), [None], [x])
 
 
 def spread(size=12, smallest=0.5):

@@ -1,7 +1,10 @@
 """The ResNet of the paper, and loading of classifiers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification
 
 from hamu import HamuError
@@ -41,10 +44,14 @@ def test_a_saved_model_comes_back_the_same(tmp_path, load):
     assert {f.suffix for f in tmp_path.iterdir()} == {".json", ".safetensors"}
 
 
+def vision_transformer(image_size):
+    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
+                       image_size=image_size, patch_size=4, num_channels=1, num_labels=10)  # fmt: skip
+    return ViTForImageClassification(config)
+
+
 def test_any_hugging_face_classifier_loads(tmp_path):
-    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8,
-                       patch_size=4, num_channels=1, num_labels=10)  # fmt: skip
-    ViTForImageClassification(config).save_pretrained(tmp_path)
+    vision_transformer(image_size=8).save_pretrained(tmp_path)
     check_fits(load_classifier(str(tmp_path)), read_images("digits"))
 
 
@@ -70,6 +77,10 @@ def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(HamuError, match="cannot be loaded"):
         load_classifier(str(tmp_path))
+    tensors = {name: value for name, value in saved(tmp_path).state_dict().items() if name != "conv.weight"}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(HamuError, match=r"the model .* lacks conv\.weight; start from a whole copy"):
+        load_classifier(str(tmp_path))
 
 
 def test_a_model_that_does_not_fit_the_data_is_an_error(tmp_path):
@@ -78,6 +89,14 @@ def test_a_model_that_does_not_fit_the_data_is_an_error(tmp_path):
         check_fits(saved(tmp_path, num_labels=5), data)
     with pytest.raises(HamuError, match="3 channels, those of digits have 1; give --num_channels 3"):
         check_fits(saved(tmp_path, num_channels=3), data)
+    names = [*"1023456789"]
+    with pytest.raises(HamuError, match=r"numbers the classes a1, a0, a2, a3, \.\.\., the data a0, a1, a2, a3, "):
+        check_fits(saved(tmp_path, id2label={i: f"a{n}" for i, n in enumerate(names)}),
+                   replace(data, classes=tuple(f"a{i}" for i in range(10))))  # fmt: skip
+    with pytest.raises(HamuError, match=r"the model has image_std \[0\.0\]; expected a number for each of 1 channels"):
+        check_fits(saved(tmp_path, image_mean=[0.5], image_std=[0.0]), data)
+    with pytest.raises(HamuError, match=r"cannot take the images of digits, \(1, 8, 8\): .*; give --image_size 16"):
+        check_fits(vision_transformer(image_size=16), data)
     with pytest.raises(HamuError, match="no trainable parameter"):
         check_fits(saved(tmp_path).requires_grad_(False), data)
     with pytest.raises(HamuError, match=r"depth 6n\+2 .*; got 9"):

@@ -1,5 +1,8 @@
 """Reading images: every source gives the same pixels, and every damaged one a clear error."""
 
+import os
+import zipfile
+
 import datasets
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import torch
 from PIL import Image
 
 from hamu import HamuError
-from hamu.data import pixel_statistics, read_images
+from hamu.data import pixel_statistics, read_images, read_text
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 0, 1, 0, 1])
@@ -86,6 +89,24 @@ def odd_size(folder):
     return str(folder), {}
 
 
+def single_array(folder):
+    with open(folder / "a.npz", "wb") as file:
+        np.save(file, PIXELS)
+    return str(folder / "a.npz"), {}
+
+
+def text_as_array(folder):
+    with zipfile.ZipFile(folder / "a.npz", "w") as packed:
+        packed.writestr("images.npy", "no array")
+        packed.writestr("labels.npy", "no array")
+    return str(folder / "a.npz"), {}
+
+
+def texts_as_images(folder):
+    datasets.Dataset.from_dict({"image": [1.5], "label": [0]}).to_parquet(str(folder / "a.parquet"))
+    return str(folder / "a.parquet"), {}
+
+
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
@@ -103,6 +124,16 @@ def odd_size(folder):
             "no label column 'kind'",
         ),
         (lambda f: (save_npz(f / "a.npz", pictures=PIXELS), {}), "has no image column"),
+        (
+            lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=PIXELS), {}),
+            r"the labels in .* have shape \(6, 5, 5, 3\); expected one number per image",
+        ),
+        (lambda f: (save_npz(f / "a.npz", images=PIXELS[:0], labels=LABELS[:0]), {}), "is empty: it has no images"),
+        (single_array, r"a\.npz holds a single array; expected an npz with images and labels"),
+        (text_as_array, r"a\.npz holds something else than arrays as images and labels"),
+        (texts_as_images, r"the column image of .*a\.parquet holds no images: "),
+        (lambda f: (str(f), {"image_size": 5000}), "image_size 5000 must be 1 to 4096 pixels"),
+        (lambda f: (str(f), {"num_channels": 2}), r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)"),
     ],
 )
 def test_a_source_that_cannot_be_read_is_an_error_that_names_it(folder, prepare, message):
@@ -117,3 +148,29 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path, suffix):
     path.write_bytes(b"PAR1 damaged")
     with pytest.raises(HamuError, match=f"train\\{suffix} cannot be read"):
         read_images(str(path))
+
+
+def test_a_file_that_would_fill_the_memory_is_not_unpacked(tmp_path, monkeypatch):
+    path = save_npz(tmp_path / "a.npz", images=PIXELS, labels=LABELS)
+    monkeypatch.setattr(os, "sysconf", lambda name: 30)  # pages, and bytes of one
+    with pytest.raises(HamuError, match=r"a\.npz takes 0\.0 GB unpacked, too much for a machine with 0\.0 GB"):
+        read_images(path)
+
+
+def test_a_data_set_of_the_hub_that_is_out_of_reach_is_named(monkeypatch):
+    def offline(*args, **kwargs):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    for read in (read_images, read_text):
+        with pytest.raises(HamuError, match=r"hub:a/b \(train\) cannot be loaded: no network; without network, name"):
+            read("hub:a/b")
+
+
+def test_test_data_of_another_shape_or_with_another_class_do_not_match(folder):
+    train = read_images(str(folder))
+    with pytest.raises(HamuError, match=r"have shape \(3, 8, 8\), those of .* \(3, 5, 5\); give both --image_size"):
+        train.matched(read_images(str(folder), image_size=8))
+    (folder / "dog").rename(folder / "owl")
+    with pytest.raises(HamuError, match=r"class owl of .* is not among the classes cat, dog; name the classes of both"):
+        train.matched(read_images(str(folder)))

@@ -49,6 +49,22 @@ def test_folders_that_were_made_for_nothing_go(tmp_path):
     assert (tmp_path / "mine").is_dir(), "it was there before"
 
 
+def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(HamuError, match=r"the output folder .*/out is a file; choose another --output_dir"):
+        RunFolder(tmp_path / "out")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # the superuser may write anywhere
+    with pytest.raises(HamuError, match=rf"the output folder .*/new cannot be made: {tmp_path} is not writable"):
+        RunFolder(tmp_path / "new")
+
+
+def test_a_line_that_no_run_has_written_is_named(tmp_path):
+    with RunFolder(tmp_path / "out", resume=True) as folder:
+        folder.write_text("steps.jsonl", '{"step": 1}\n[2]\n')
+        with pytest.raises(HamuError, match=r"line 2 of .*steps\.jsonl is not of a step; take it out, or"):
+            folder.keep_lines("steps.jsonl", lambda line: line["step"] < 3)
+
+
 def test_one_file_keeps_its_folder(tmp_path):
     with RunFolder(tmp_path / "deep/out") as folder:
         folder.write_text("steps.jsonl", "")

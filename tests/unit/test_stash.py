@@ -1,5 +1,7 @@
 """The first side's gradient put away: the same step, or one that is off by no more than is said."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers import collect
@@ -95,6 +97,10 @@ def test_what_does_not_go_together_is_said():
     pair = PairedGradients(Net(), METHODS[0], stash="bf16")
     for side in ("retain", "forget"):
         collect(pair, side, [torch.ones_like(p) for p in pair.parameters])
+    with pytest.raises(HamuError, match=r"keep 'retain' must be a collection of sides, such as \('retain',\)"):
+        pair.combine(keep="retain")
+    with pytest.raises(HamuError, match="stash 'bf16' needs both whole gradients in each process; leave it at none"):
+        pair.use(SimpleNamespace(is_whole=False))
     with pytest.raises(HamuError, match="gradients can only be kept where each process has both of them whole"):
         pair.combine(keep=("retain",))
     with pytest.raises(HamuError, match="trust_region needs both whole gradients in each process; leave pairing at"):

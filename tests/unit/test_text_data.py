@@ -86,6 +86,7 @@ def test_a_csv_cell_may_hold_line_breaks(tmp_path):
         ('{"question": "q", "answer": "a"}\n[1]', "row 1 of .* is a list"),
         ('{"messages": [{"role": "user", "content": "hi"}]}', "is not a conversation"),
         ("[1, 2", "cannot be read as JSON"),
+        ('{"question": "q", "answer": "a"}\n{"question', "line 2 of .* cannot be read as JSON: Unterminated string"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_row(content, message, tmp_path):
@@ -187,6 +188,53 @@ def test_a_list_of_other_answers_makes_as_many_records(texts):
 )
 def test_a_filter_finds_its_records(expression, rows, texts):
     assert matching(texts, expression) == rows
+
+
+@pytest.mark.parametrize(("expression", "message"), [
+    ("question", "the filter 'question' cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX"),
+    ("question~(", r"'\(' in the filter is not a regular expression: missing \)"),
+    ("writer=Ada", r"record 0 of .*a\.jsonl has no column writer; it has question, answer, paraphrased_answer"),
+])  # fmt: skip
+def test_a_filter_that_means_nothing_is_refused(expression, message, texts):
+    with pytest.raises(HamuError, match=message):
+        matching(texts, expression)
+
+
+@pytest.mark.parametrize(("name", "options", "message"), [
+    ("a.jsonl", {"question_template": "Q:"}, "question_template 'Q:' must have {question} in it"),
+    ("a.jsonl", {"prompt_column": "quest"}, r"a\.jsonl has no column quest; it has question, answer"),
+    ("a.txt", {}, r"a\.txt is not text that can be read; give \.jsonl, \.json, \.csv or \.parquet"),
+    ("latin.jsonl", {}, r"latin\.jsonl is not UTF-8 text: "),
+    ("", {}, r"holds no train\.jsonl, \.json, \.csv or \.parquet; name a file"),
+])  # fmt: skip
+def test_a_source_that_cannot_be_read_is_named(name, options, message, tmp_path):
+    saved(tmp_path / "a.jsonl", RECORDS)
+    (tmp_path / "a.txt").write_text("Who? Ada.")
+    (tmp_path / "latin.jsonl").write_bytes('{"text": "é"}'.encode("latin-1"))
+    with pytest.raises(HamuError, match=message):
+        read_text(str(tmp_path / name), **options)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"loss_on": "some"}, "loss_on 'some' is unknown; choose answer or all"),
+    ({"max_length": 1}, "max_length 1 must be at least 2 tokens"),
+    ({"max_length": 5}, r"row 0 of .*a\.jsonl has no answer token among its first 5 tokens \(the prompt has \d+\)"),
+])  # fmt: skip
+def test_what_leaves_nothing_to_score_is_refused(options, message, texts, tokenizer):
+    with pytest.raises(HamuError, match=message):
+        encode(texts, tokenizer, **options)
+
+
+@pytest.mark.parametrize(("template", "message"), [
+    ("{{ raise_exception('no system message') }}", "a conversation of .* does not fit the tokenizer's chat template: "),
+    ("{% if add_generation_prompt %}again{% endif %}", "chat template does not put the last message behind what comes"),
+])  # fmt: skip
+def test_a_chat_template_that_does_not_serve_is_refused(template, message, tokenizer, tmp_path, monkeypatch):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(HamuError, match=message):
+        encode(texts, tokenizer)
 
 
 def test_the_forget_records_leave_the_retain_set(texts):

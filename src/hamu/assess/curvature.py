@@ -101,7 +101,10 @@ def curvature(
         ).to(first.dtype)
         diagonal.append(product.dot(direction).item())
         if not torch.isfinite(product).all():
-            raise HamuError("the Hessian is not finite; the loss has infinite slopes at these weights")
+            raise HamuError(
+                "the Hessian is not finite: the loss has infinite slopes at these weights; assess without curvature, "
+                "--curvature_samples 0"
+            )
         for _twice in range(2):  # once leaves rounding errors that grow into false copies of the same eigenvalue
             for known in basis:
                 product -= known.dot(product) * known

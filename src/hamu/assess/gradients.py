@@ -66,7 +66,7 @@ def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = 
             parameter.grad = None
     shares = torch.tensor(counts, dtype=torch.float64)
     if not shares.sum() > 0:
-        raise HamuError(f"the {side} set has nothing that is scored")
+        raise HamuError(f"the {side} set has nothing that is scored; give records with an answer")
     for grads in kept:
         torch._foreach_div_([g for g in grads if g is not None], float(shares.sum()))
     if not all(torch.isfinite(g).all() for grads in kept for g in grads if g is not None):

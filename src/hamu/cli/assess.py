@@ -32,8 +32,9 @@ def run(argv: list[str], console: Console) -> int:
         UnlearnConfig,
     )
     _check(options)
-    if run_options.dry_run or args.auto:
-        raise HamuError(f"assess has no {'--dry_run' if run_options.dry_run else '--auto'}; leave it out")
+    for name, asked in (("dry_run", run_options.dry_run), ("auto", args.auto)):
+        if asked:
+            raise HamuError(f"assess has no --{name}; leave it out")
     task, folder, problem = opened(data_options, run_options, args, resolved, console)
     set_seed(args.seed)  # of a new adapter
     model = task.start_model(str(run_options.model)).to(args.device)

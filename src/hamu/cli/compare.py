@@ -105,8 +105,7 @@ def _check(argv: list[str], options: CompareOptions, run_options: RunOptions, ar
     for one, several in _SEVERAL.items():
         if one in given and several in given:
             raise HamuError(f"{several} takes the place of {one}; leave out one of them")
-    for name, asked in (("dry_run", run_options.dry_run), ("auto", args.auto),
-                        ("resume_from_checkpoint", args.resume_from_checkpoint)):  # fmt: skip
+    for name, asked in (("dry_run", run_options.dry_run), ("auto", args.auto)):
         if asked:
             raise HamuError(f"compare has no --{name}; leave it out")
     if options.jobs < 1:

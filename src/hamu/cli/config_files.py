@@ -86,16 +86,17 @@ def settings_of(name: str, text: str, command: str, known: Collection[str], ever
     Raises:
         HamuError: if the text is not YAML, or a key is unknown or has no value that a flag could have.
     """
-    content = _mapping(name, _parsed(name, text), "")
-    sections = {key: _mapping(name, content.pop(key), f" under {key}") for key in _SECTIONS if key in content}
+    content = _mapping(name, _parsed(name, text))
+    sections = {key: _mapping(f"{key} in {name}", content.pop(key)) for key in _SECTIONS if key in content}
     for key in (*content, *(key for section in sections.values() for key in section)):
         check_has_a_place(str(key), name)
         if key == "trust_remote_code":
             raise HamuError(f"{name} has {key}, which lets the code of a model do anything; give it as a flag only")
         if key not in every:
             close = difflib.get_close_matches(str(key), every, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise HamuError(f"{name} has the unknown setting {key!r}{hint}")
+            if close:
+                raise HamuError(f"{name} has the unknown setting {key!r}; did you mean {close[0]}?")
+            raise HamuError(f"{name} has the unknown setting {key!r}; hamu {command} --help-all lists those there are")
     merged = dict(content)
     for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
         merged |= sections.get(section, {})
@@ -105,19 +106,20 @@ def settings_of(name: str, text: str, command: str, known: Collection[str], ever
 def _parsed(name: str, text: str) -> Any:
     try:
         return yaml.load(text, _AsWritten)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f", line {mark.line + 1}"
-        raise HamuError(f"{name} is not valid YAML{where}: {getattr(error, 'problem', first_line(error))}") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise HamuError(f"{name} is not valid YAML, line {line}: {error.problem}") from error
+    except yaml.YAMLError as error:  # a character that YAML has not
+        raise HamuError(f"{name} is not valid YAML: {first_line(error)}") from error
     except RecursionError:
         raise HamuError(f"{name} is nested too deeply; expected settings as `key: value`") from None
 
 
-def _mapping(name: str, content: Any, where: str) -> dict[str, Any]:
+def _mapping(name: str, content: Any) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise HamuError(f"{name} has a {type(content).__name__}{where}; expected settings as `key: value`")
+        raise HamuError(f"{name} is a {type(content).__name__}; expected settings as `key: value`")
     return content
 
 

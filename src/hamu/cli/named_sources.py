@@ -138,7 +138,7 @@ class NamedSources:
             with torch.autocast(args.device.type, dtype=half, enabled=args.bf16 or args.fp16):
                 return predictions_of(self._named.task, source, self._problem, args, most)
         except NeedsCode as error:
-            raise Unavailable(str(error)) from error
+            raise Unavailable(f"it cannot be loaded: {error}") from error
 
     def _model(self, role: str) -> str:
         """Where a model is."""
@@ -157,7 +157,7 @@ class NamedSources:
         try:
             base = self._named.task.base_of(source)
         except HamuError as error:
-            raise Unavailable(str(error)) from error
+            raise Unavailable(f"its base model is not known: {error}") from error
         if base is not None:
             self._need(base)
         return base

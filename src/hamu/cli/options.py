@@ -204,7 +204,7 @@ class Parser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving the program."""
-        raise HamuError(message)
+        raise HamuError(f"{message}; {self.prog} --help lists the options")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Check the texts too, wherever they come from."""
@@ -283,7 +283,7 @@ def _listed(parser: Parser, settings: dict[str, Any]) -> list[str]:
 
 def _resumed(command: str, rest: list[str]) -> tuple[str, str] | None:
     """Name and content of the settings of the run that is to go on, None for a new run."""
-    asked = Parser((ResumeOptions,), add_help=False, allow_abbrev=False)
+    asked = Parser((ResumeOptions,), prog=f"hamu {command}", add_help=False, allow_abbrev=False)
     asked.add_argument("--output_dir", "--output-dir", default=f"runs/{command}")
     found = asked.parse_known_args(rest)[0]
     if not found.resume:
@@ -298,9 +298,13 @@ def _check_same(name: str, settings: dict[str, Any], given: dict[str, Any], file
     if files.recipe or files.config:
         raise HamuError(f"a run is resumed by its own settings, {name}; leave out --recipe and --config")
     for key, value in given.items():
-        if key not in _MAY_CHANGE and (key not in settings or settings[key] != value):
-            was = f"has {key} {settings[key]}" if key in settings else f"was started without --{key}"
-            raise HamuError(f"the run of {name} {was}; leave out --{key} {value}, or start a new run")
+        if key in _MAY_CHANGE or (key in settings and settings[key] == value):
+            continue
+        if key in settings:
+            raise HamuError(
+                f"the run of {name} has {key} {settings[key]}; leave out --{key} {value}, or start a new run"
+            )
+        raise HamuError(f"the run of {name} was started without --{key}; leave out --{key} {value}, or start a new run")
 
 
 def recorded_settings(data: DataOptions, run: RunOptions, args: UnlearnConfig, given: Iterable[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from hamu.cli.tasks import Task, fitted_problem
 from hamu.data import UnlearningData
 from hamu.distributed import is_main
 from hamu.errors import HamuError
-from hamu.models import check_finite
+from hamu.models import first_not_finite
 from hamu.models.loading import folder_of
 from hamu.record import Asked, build, figures_of, model_entry, write
 from hamu.run_folder import RunFolder
@@ -92,8 +92,12 @@ def _train(trainer: UnlearnTrainer, resume: bool) -> None:
         trainer.train(resume_from_checkpoint="newest" if resume else None)
     if not trainer.steps_taken:
         raise HamuError(f"no step was taken, the model is as it was: {trainer.stop_reason or 'there was none to take'}")
-    rate = trainer.args.learning_rate
-    check_finite(trainer.model, f"unlearning diverged; lower --learning_rate {rate} or choose another method")
+    broken = first_not_finite(trainer.model)
+    if broken is not None:
+        rate = trainer.args.learning_rate
+        raise HamuError(
+            f"unlearning diverged: {broken} is not finite; lower --learning_rate {rate} or choose another method"
+        )
     is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
     if not is_known or trainer.args.load_best_model_at_end:
         trainer.evaluate()

@@ -88,15 +88,15 @@ def check_same_problem(runs: Mapping[str, Path]) -> None:
     first: tuple[str, Mapping[str, Any]] | None = None
     for name, run in runs.items():
         record = _json(run / "record.json")
-        asked = {key: record[f"{key}_set"]["sha256"] for key in ("forget", "retain")}
-        asked |= {"model": record["models"]["before"], "test": record["test_set"] and record["test_set"]["sha256"]}
+        asked = {f"{side} set": record[f"{side}_set"]["sha256"] for side in ("forget", "retain")}
+        asked |= {"test set": record["test_set"] and record["test_set"]["sha256"]}
+        asked |= {"original model": record["models"]["before"]}
         first = first or (name, asked)
         for key, value in asked.items():
             if value != first[1][key]:
-                what = "started from another model" if key == "model" else f"had another {key} set"
                 raise HamuError(
-                    f"{name} {what} than {first[0]}, so that they do not compare; remove the folder of the one that "
-                    f"is out of date and run it again"
+                    f"{name} had another {key} than {first[0]}, so that they do not compare; remove the folder of the "
+                    f"one that is out of date and run it again"
                 )
 
 

@@ -106,9 +106,10 @@ def _digits(split: str, size: int | None, channels: int | None) -> ImageData:
 
 def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise HamuError(f"{path} holds a single array; expected an npz with images and labels")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise HamuError(f"{path} holds a single array; expected an npz with images and labels")
+        with loaded as arrays:
             names = {role: _column(arrays.files, role, columns[role], path) for role in columns}
             check_unpacked(path, sum(member.file_size for member in arrays.zip.infolist()))
             images, labels = arrays[names["image"]], arrays[names["label"]]

@@ -199,7 +199,10 @@ def _as_text(record: TextRecord, tokenizer: Any, source: str) -> tuple[str, str]
     if not record.messages:
         return record.prompt, record.answer
     if not tokenizer.chat_template:
-        raise HamuError(f"{source} holds conversations, but the model's tokenizer has no chat template to write them")
+        raise HamuError(
+            f"{source} holds conversations, but the model's tokenizer has no chat template to write them; give prompt "
+            f"and completion"
+        )
     import jinja2
 
     try:
@@ -210,7 +213,10 @@ def _as_text(record: TextRecord, tokenizer: Any, source: str) -> tuple[str, str]
     except (jinja2.TemplateError, ValueError, IndexError, KeyError) as error:
         raise HamuError(f"a conversation of {source} does not fit the tokenizer's chat template: {error}") from error
     if not whole.startswith(before):
-        raise HamuError("the tokenizer's chat template does not put the last message behind what comes before it")
+        raise HamuError(
+            "the tokenizer's chat template does not put the last message behind what comes before it; give prompt and "
+            "completion"
+        )
     return before, whole[len(before) :]
 
 

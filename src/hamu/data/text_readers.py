@@ -182,7 +182,8 @@ def _hub(source: str, split: str) -> list[Any]:
         return list(datasets.load_dataset(name, config or None, split=wanted or split))
     except Exception as error:  # offline, unknown name, no such split: the hub's own words say which
         raise HamuError(
-            f"{source} cannot be loaded: {first_line(error)}; without network, name a local file"
+            f"{source} ({wanted or split}) cannot be loaded: {first_line(error)}; without network, name a local file "
+            f"or folder"
         ) from error
 
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from hamu.errors import HamuError, first_line
-from hamu.models.loading import HUB, check_finite, from_pretrained, readable, trainable_parameters
+from hamu.models.loading import HUB, check_undamaged, from_pretrained, readable, trainable_parameters
 from hamu.objectives import predict_logits
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def load_language_model(
         model = _with_saved_adapter(model, source, base, trainable)
     elif adapter is not None:
         model = with_adapter(model, adapter)
-    check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
+    check_undamaged(model, source)
     return model
 
 

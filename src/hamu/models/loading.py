@@ -81,7 +81,7 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
     model = from_pretrained(kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code)
     if getattr(model.config, "image_mean", None) is None:
         model.config.image_mean, model.config.image_std = _processor_statistics(source)
-    check_finite(model, f"the model {source} is damaged; start from an undamaged copy")
+    check_undamaged(model, source)
     return model
 
 
@@ -165,7 +165,7 @@ def folder_of(source: str) -> Path:
     settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
     found = next(filter(None, (cached_file(source.removeprefix(HUB), name, **settings) for name in names)), None)
     if found is None:
-        raise HamuError(f"the model {source} is not in the hub's cache")
+        raise HamuError(f"the model {source} is not in the hub's cache; load it once first")
     return Path(found).parent
 
 
@@ -184,15 +184,22 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(parts))]
 
 
-def check_finite(model: nn.Module, advice: str) -> None:
-    """Check that every weight is finite.
+def first_not_finite(model: nn.Module) -> str | None:
+    """The name of the first parameter with a value that is not finite, None if there is none."""
+    return next((name for name, p in model.named_parameters() if not torch.isfinite(p).all()), None)
+
+
+def check_undamaged(model: nn.Module, source: str) -> None:
+    """Check that every weight of a saved model is finite.
 
     Raises:
-        HamuError: if one is not; the message names its parameter and gives the advice.
+        HamuError: if one is not; the message names its parameter.
     """
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise HamuError(f"the model has weights that are not finite, first in {name}: {advice}")
+    name = first_not_finite(model)
+    if name is not None:
+        raise HamuError(
+            f"the model {source} has weights that are not finite, first in {name}; start from an undamaged copy"
+        )
 
 
 def check_fits(model: nn.Module, data: ImageData) -> None:
@@ -237,11 +244,10 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
         with torch.no_grad():
             predict_logits(model.eval(), {"pixel_values": data[0]["pixel_values"][None]})
     except (ValueError, RuntimeError) as error:
-        size = getattr(config, "image_size", None)
-        remedy = f"give --image_size {size}" if size else "give --image_size"
+        size = getattr(config, "image_size", None) or "N"
         raise HamuError(
             f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
-            f"{first_line(error)}; {remedy} to resize them"
+            f"{first_line(error)}; give --image_size {size} to resize them"
         ) from error
     finally:
         model.train(training)

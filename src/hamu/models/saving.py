@@ -58,7 +58,7 @@ def load_tensors(model: Any, folder: Path) -> None:
     left = set(own)
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in left & set(file.keys()):
+            for name in sorted(left & set(file.keys())):
                 value = file.get_tensor(name)
                 if value.shape != own[name].shape:
                     raise HamuError(

@@ -68,7 +68,7 @@ def model_shape(
             model = with_adapter(model, adapter)
     name = str(config.dtype or torch.float32).removeprefix("torch.") if dtype == "auto" else dtype
     if name not in _BYTES:
-        raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join(_BYTES)}, auto")
+        raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join((*_BYTES, 'auto'))}")
     return ModelShape(
         parameters=_count(model),
         trainable=_count(model, only_trainable=True),

@@ -71,8 +71,11 @@ class TrainConfig(TrainingArguments):
         """Where there is no accelerator, say so to transformers: it refuses bf16 otherwise."""
         for name in (*_POSITIVE, *_NOT_NEGATIVE):
             value, zero = getattr(self, name), name in _NOT_NEGATIVE
-            if value is not None and not (0 < value < math.inf or (zero and value == 0)):
-                raise HamuError(f"{name} {value} must be {'0 or more' if zero else 'positive'}, and finite")
+            if value is None or 0 < value < math.inf or (zero and value == 0):
+                continue
+            if zero:
+                raise HamuError(f"{name} {value} must be 0 or more, and finite")
+            raise HamuError(f"{name} {value} must be positive, and finite")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise HamuError(f"{name} {getattr(self, name)} must be a share in [0, 1)")

@@ -13,7 +13,7 @@ from transformers import EvalPrediction, PreTrainedModel, TrainerCallback, defau
 from transformers.trainer_callback import PrinterCallback
 
 from hamu.errors import HamuError
-from hamu.models import check_finite
+from hamu.models import first_not_finite
 from hamu.training.config import TrainConfig, checkpoints_activations
 from hamu.training.resumable import ResumableTrainer
 
@@ -72,7 +72,9 @@ def train_original(
     trainer.remove_callback(PrinterCallback)
     with around(trainer):
         trainer.train(resume_from_checkpoint="newest" if resume else None)
-    check_finite(model, f"training diverged; lower --learning_rate {args.learning_rate}")
+    broken = first_not_finite(model)
+    if broken is not None:
+        raise HamuError(f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}")
     return model.eval()
 
 

@@ -1,0 +1,107 @@
+"""Command lines and settings that are refused: one line that says what is wrong, exit code 2, nothing written."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hamu.cli.evaluate
+from hamu.cli import main
+from hamu.models import SmallResNet, SmallResNetConfig
+
+IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
+FULL = [*IMAGES, "--model", "model", "--output_dir", "out"]
+TEXTS = ["--data", "miniature", "--output_dir", "out"]
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capfd):
+    """Runs a command in a folder with a little data; returns its exit code and what it said on standard error."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    np.savez("a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3)
+
+    def call(*argv):
+        before = sorted(Path().rglob("*"))
+        code = main(list(argv))
+        assert sorted(Path().rglob("*")) == before
+        return code, capfd.readouterr().err
+
+    return call
+
+
+@pytest.fixture
+def image_model(tmp_path):
+    """The folder of a very small classifier of these images."""
+    config = SmallResNetConfig(depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3])
+    SmallResNet(config).save_pretrained(tmp_path / "model")
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["demo", "--task", "sound"], "task 'sound' is unknown; choose image or text"),
+    (["methods", "--all"], "methods takes no options; got --all"),
+    (["train", *IMAGES], "name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME"),
+    (["train", *TEXTS, "--model", "tiny-llama", "--lora"],
+     "tiny-llama is new and trained whole; leave --lora and --merge out"),
+    (["unlearn", *TEXTS, "--dry_run"],
+     "a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read"),
+    (["evaluate", *IMAGES], "name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME"),
+    (["evaluate", *IMAGES, "--model", "a\0b"],
+     "model 'a\\x00b' has a character that no name or text may have; leave it out"),
+    (["assess", *FULL, "--dry_run"], "assess has no --dry_run; leave it out"),
+    (["assess", *FULL, "--auto", "--target_forget_loss", "2", "--max_retain_increase", "1"],
+     "assess has no --auto; leave it out"),
+    (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must not be negative, in GB"),
+    (["unlearn", *FULL, "--magic"], "unrecognized arguments: --magic; hamu unlearn --help lists the options"),
+    (["unlearn", *FULL, "--seed", "x"],
+     "argument --seed: invalid int value: 'x'; hamu unlearn --help lists the options"),
+    (["unlearn", *FULL, "--resume", "--output_dir"],
+     "argument --output_dir/--output-dir: expected one argument; hamu unlearn --help lists the options"),
+])  # fmt: skip
+def test_a_command_line(cli, words, line):
+    assert cli(*words) == (2, f"hamu {words[0]}: {line}\n")
+
+
+@pytest.mark.parametrize(("content", "line"), [
+    (b"- seed", "run.yaml is a list; expected settings as `key: value`"),
+    (b"unlearn: fast", "unlearn in run.yaml is a str; expected settings as `key: value`"),
+    (b"seed: [[1], 2]", "run.yaml has nested values under seed; expected one value, or a list of them"),
+    (b"seed: \xff", "run.yaml is not a text file; expected YAML"),
+    (b"[" * 500, "run.yaml is nested too deeply; expected settings as `key: value`"),
+    (b"seed: \x07", "run.yaml is not valid YAML: unacceptable character #x0007: special characters are not allowed"),
+    (b"seed: 1\nkeep: ]", "run.yaml is not valid YAML, line 2: expected the node content, but found ']'"),
+    (b"magic: 1", "run.yaml has the unknown setting 'magic'; hamu unlearn --help-all lists those there are"),
+])  # fmt: skip
+def test_a_file_of_settings(cli, content, line):
+    Path("run.yaml").write_bytes(content)
+    assert cli("unlearn", *FULL, "--config", "run.yaml") == (2, f"hamu unlearn: {line}\n")
+
+
+@pytest.mark.usefixtures("image_model")
+@pytest.mark.parametrize(("words", "line"), [
+    (["train", "--eval_strategy", "epoch"],
+     "an evaluation needs test data; give --test_data, or leave out --eval_strategy and --eval_on_start\n"),
+    (["train", "--test_data", "a.npz", "--eval_strategy", "epoch", "--metric_for_best_model", "taste"],
+     "metric_for_best_model 'taste' is not measured; choose one of loss, accuracy\n"),
+    (["train", "--gradient_checkpointing"],
+     "SmallResNet cannot recompute activations; leave out --gradient_checkpointing\n"),
+    (["unlearn", "--lr_scheduler_type", "cosine_with_min_lr"], "the schedule cosine_with_min_lr cannot be made: "),
+    (["unlearn", "--optim", "adamw_torch_npu_fused"], "the optimizer adamw_torch_npu_fused cannot be made: "),
+])  # fmt: skip
+def test_settings_that_do_not_go_with_data_model_or_machine(cli, words, line):
+    code, said = cli(words[0], *FULL, *words[1:])
+    assert code == 2
+    assert said.startswith(f"hamu {words[0]}: {line}")
+    assert said.count("\n") == 1
+
+
+def test_a_command_for_one_process_that_is_started_in_several(cli, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli("assess", *FULL) == (2, "hamu assess: assess runs in one process; start it without torchrun\n")
+
+
+def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):
+    monkeypatch.setattr(hamu.cli.evaluate, "opened", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert cli("evaluate", *FULL) == (143, "hamu evaluate: interrupted\n")

@@ -1,0 +1,86 @@
+"""Settings of a run that are out of range, or do not go together, are refused in one line before anything runs."""
+
+import math
+import re
+
+import pytest
+
+from hamu import HamuError, UnlearnConfig
+from hamu.training import TrainConfig
+
+GOAL = {"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0}
+NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at sequential, and --shard and --stash out"
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"learning_rate": 0.0}, "learning_rate 0.0 must be positive, and finite"),
+    ({"save_steps": 0}, "save_steps 0 must be positive, and finite"),
+    ({"num_train_epochs": math.inf}, "num_train_epochs inf must be positive, and finite"),
+    ({"weight_decay": -0.1}, "weight_decay -0.1 must be 0 or more, and finite"),
+    ({"adam_beta2": 1.0}, "adam_beta2 1.0 must be a share in [0, 1)"),
+    ({"seed": -1}, "seed -1 must be 0 to 4294967295"),
+    ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model"),
+    ({"keep": 0}, "keep 0 must be at least 1 checkpoint; leave it out to keep all"),
+])  # fmt: skip
+def test_training_refuses(settings, message):
+    with pytest.raises(HamuError, match="^" + re.escape(message)):
+        TrainConfig(output_dir="unused", **settings)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"method": "magic"}, "method 'magic' is unknown; choose one of hamu-q"),
+    ({"constraint": 0.0}, "constraint 0.0 must be a positive number"),
+    ({"constraint": 1.5, "constraint_mode": "relative"}, "a relative constraint is a share of what is possible, in"),
+    ({"stopping": "later"}, "stopping criterion 'later' is unknown; choose aggregate, any, global or off"),
+    ({"shuffle": "never"}, "shuffle 'never' is unknown; choose epoch or once"),
+    ({"blocks": "layer"}, "blocks 'layer' is unknown; choose tensor, module or model"),
+    ({"radius": "large"}, "radius 'large' is neither \"gradient\" nor a number"),
+    ({"max_eval_samples": 0}, "max_eval_samples 0 must be at least 1"),
+    ({"pairing": "both"}, "pairing 'both' is unknown; choose sequential or split"),
+    ({"guarantee": "always"}, "guarantee 'always' is unknown; choose first_order or exact"),
+    ({"guarantee": "exact", "method": "ga"}, "ga promises nothing; --guarantee exact needs hamu-q or hamu-u"),
+    ({"check_steps": -1}, "check_steps -1 must not be negative; 0 for never"),
+    ({"trust_region_growth": 0.5}, "trust_region_growth 0.5 must be at least 1, the learning rate as it is given"),
+    ({"stash": "disk"}, "stash 'disk' is unknown; choose none, bf16 or cpu"),
+    ({"forget_objective": "hate"}, "objective 'hate' is unknown; choose one of cross_entropy, kl_to_original"),
+    ({"min_forget_loss": 0.0}, "min_forget_loss 0.0 must be a positive number"),
+    ({"min_forget_loss": 0.1, "method": "ft"}, "min_forget_loss has no effect with ft, which has no forget pass; "),
+    ({"max_retain_loss": 9.0, "method": "ga"}, "max_retain_loss has no effect with ga, which has no retain pass; "),
+    ({"fsdp": "full_shard"}, "two gradients have to meet before they are combined, so the trainer cuts models itself"),
+    ({"dataloader_persistent_workers": True}, "dataloader_persistent_workers would repeat the first epoch's order"),
+])  # fmt: skip
+def test_unlearning_refuses(settings, message):
+    with pytest.raises(HamuError, match="^" + re.escape(message)):
+        UnlearnConfig(output_dir="unused", **settings)
+
+
+@pytest.mark.parametrize(("processes", "settings", "message"), [
+    (1, {"shard": True}, "--shard cuts a model over several processes; start them with torchrun, or give --shard"),
+    (2, {"shard": True, "pairing": "split"}, "--shard cuts both gradients over all processes; leave pairing at seq"),
+    (2, {"shard": True, "optim": "adafactor"}, "adafactor's factored state cannot be cut; with --shard choose another"),
+    (2, {"pairing": "split", "method": "ga"}, "split pairing needs both sides, but ga has one; leave pairing at seq"),
+    (3, {"pairing": "split"}, "split pairing needs an even number of processes; there are 3"),
+    (2, {"shard": True, "guarantee": "exact"}, f"guarantee exact {NEEDS_BOTH}"),
+    (2, {"pairing": "split", "trust_region": True}, f"trust_region {NEEDS_BOTH}"),
+    (1, {"stash": "cpu", **GOAL}, f"auto {NEEDS_BOTH}"),
+])  # fmt: skip
+def test_what_shares_the_work_refuses(monkeypatch, processes, settings, message):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    with pytest.raises(HamuError, match="^" + re.escape(message)):
+        UnlearnConfig(output_dir="unused", **settings)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"max_retain_increase": -1.0}, "auto needs --max_retain_increase, how far the retain loss may rise"),
+    ({"target_forget_loss": None}, "auto needs a goal: --target_forget_loss or --target_forget_accuracy"),
+    ({"target_forget_accuracy": 1.5}, "target_forget_accuracy 1.5 must be a share in [0, 1)"),
+    ({"load_best_model_at_end": True}, "auto keeps the state that its goal asks for; leave out --load_best"),
+    ({"freeze_batchnorm": False}, "auto takes back weights, not BatchNorm statistics; leave freeze_batchnorm on"),
+    ({"radius": "0.5"}, "auto chooses radius and distribution; leave them out"),
+    ({"method": "gdiff"}, "auto steers hamu-q; leave out --method gdiff"),
+    ({"max_retain_increase": None}, "auto needs --max_retain_increase, how far the retain loss may rise"),
+    ({"auto": False}, "max_retain_increase has no effect without --auto; add it, or leave max_retain_increase out"),
+])  # fmt: skip
+def test_a_goal_that_cannot_be_meant_is_refused(settings, message):
+    with pytest.raises(HamuError, match="^" + re.escape(message)):
+        UnlearnConfig(output_dir="unused", **GOAL | settings)
