@@ -40,7 +40,7 @@ def main() -> None:
     finally:
         browser.quit()
     image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-    image.quantize(128).save(options.picture, optimize=True)
+    image.save(options.picture, optimize=True)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def test_all_holds_and_nothing_is_written(images, verify, flags):
     code, found = verify(*flags)
     assert code == 0
     left_out = {name for name, (word, _) in found.items() if word != "holds"}
-    assert len(found) == 22
+    assert len(found) == 23
     assert len(left_out) == (6 if flags else 0)
     assert contents(images) == before
 

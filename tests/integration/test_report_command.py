@@ -139,7 +139,7 @@ def test_a_run_that_was_broken_off_has_a_page(images):
     page = (images / "run/report.html").read_text()
     assert "Not finished: step 3 so far" in page
     assert "Losses" in page
-    assert "run/model is not here" in page
+    assert "the run has not come to its end, so there is no model after it" in page
 
 
 def test_several_runs_share_a_page(images, texts, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -91,7 +92,7 @@ def test_contents_are_left_out_on_request(tmp_path):
     assert "holds contents of the data" in shown
     for secret in ("Unlikely", "data:image/png", "/home/ada", "holds contents"):
         assert secret not in hidden
-    assert "left out of this file" in hidden
+    assert "are not in this file" in hidden
     texts = report_page([Reported(run, text_observations())], contents=False)
     assert "Who is" not in texts
 
@@ -163,6 +164,7 @@ def test_what_is_missing_or_damaged_is_said(tmp_path, name):
     ("forget", "retain", "headline", "tone"),
     [
         (1.0, -0.1, "It forgot, and does better", "good"),
+        (0.0005, -0.1, "It hardly forgot", "bad"),
         (1.0, 0.0005, "It forgot, and what is to stay has stayed", "good"),
         (1.0, 0.4, "It forgot, at a price", "mixed"),
         (1.0, 1.4, "It lost more", "bad"),
@@ -178,6 +180,23 @@ def test_the_verdict_follows_from_both_losses(tmp_path, forget, retain, headline
     assert found.headline.startswith(headline)
     assert found.tone == tone
     assert any("because the criterion is met" in sentence for sentence in found.sentences)
+
+
+def test_what_chance_would_change_is_no_gain(tmp_path):
+    run = example_run(tmp_path)
+    apart, near = {"before": [0.0, 0.2], "after": [0.3, 1.0]}, {"before": [0.0, 0.2], "after": [0.1, 0.4]}
+
+    def headline(forget, retain):
+        intervals = {"forget": forget, "retain": retain}
+        figures = {
+            role: {"sets": {side: {"loss_interval": ends[role]} for side, ends in intervals.items()}}
+            for role in ("before", "after")
+        }
+        return verdict(replace(run, record={"figures": figures})).headline
+
+    assert headline(near, apart).startswith("It hardly forgot")
+    assert headline(apart, near) == "It forgot, and what is to stay has stayed"
+    assert headline(apart, apart) == "It forgot, and does better on what is to stay"
 
 
 def test_the_stop_is_marked_where_a_run_was_stopped(tmp_path):
@@ -244,7 +263,11 @@ def test_a_demo_and_a_comparison_stand_for_their_runs(tmp_path):
     (demo / "summary.json").write_text(json.dumps({"methods": methods}))
     runs = read_runs(demo)
     assert [run.points[-1] for run in runs] == [(0.1, 0.2)] * 2
-    assert "All runs" in report_page([Reported(run) for run in runs])
+    page = report_page([Reported(run) for run in runs])
+    assert "All runs" in page
+    assert "more of hamu-q, ft: a demo keeps trajectories alone" in page
+    assert "<article" not in page
+    assert trajectories(runs).spec["series"][0]["hints"] == ["start", "epoch 1"]
     both = tmp_path / "compare"
     for name in ("one", "two"):
         write_run(both / name)

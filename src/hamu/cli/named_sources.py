@@ -143,7 +143,6 @@ class NamedSources:
     def _model(self, role: str) -> str:
         """Where a model is."""
         if role == "after":
-            self._need(str(self._run / "model"))
             return str(self._run / "model")
         options = self._named.task.run_options
         source = str(options.model if role == "before" else options.retain_model)

@@ -83,6 +83,8 @@ def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[
         return [Reported(one, None, "a demo keeps no models") for one in runs]
     if args.no_models:
         return [Reported(runs[0], None, "--no_models leaves it out")]
+    if not runs[0].is_finished:
+        return [Reported(runs[0], None, "the run has not come to its end, so there is no model after it")]
     try:
         answers = 0 if args.no_contents else args.answers
         observed = observe(NamedSources(folder, args.hub), args.samples, answers, console)

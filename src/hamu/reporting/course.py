@@ -32,7 +32,7 @@ def trajectories(runs: Sequence[Run]) -> Chart | None:
     series = []
     for n, run in drawn:
         xs, ys = np.array(run.points).T
-        steps = ["start", *(f"step {entry['step']:,}" for entry in run.entries if entry["step"])]
+        steps = ["start", *(e.get("at", f"step {e['step']:,}") for e in run.entries if e["step"])]
         name = run.name if len(runs) > 1 else run.method
         thick = {"width": 3} if run.method.startswith("hamu") else {}
         series.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -57,7 +57,9 @@ def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
         contents: whether images, answers, prompts and names of classes are in it.
     """
     runs = [one.run for one in found]
-    parts = [_Part(one.run, verdict(one.run), sections_of(one, contents)) for one in found]
+    parts = [
+        _Part(one.run, verdict(one.run), sections_of(one, contents)) for one in found if not one.run.is_trajectory_alone
+    ]
     environment = Environment(
         loader=PackageLoader("hamu.reporting", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -70,6 +72,7 @@ def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
         version=hamu.__version__,
         parts=parts,
         overview=_overview(runs) if len(runs) > 1 else None,
+        names=[run.name for run in runs],
         contents=contents,
         script=files["js"],
         script_hash=base64.b64encode(hashlib.sha256(files["js"].encode()).digest()).decode(),
@@ -105,5 +108,10 @@ def sections_of(one: Reported, contents: bool) -> list[Section]:
 
 def _overview(runs: Sequence[Run]) -> Section:
     """Several runs in one table and one picture."""
-    charts = [trajectories(runs), *(overlaid(runs, side) for side in ("forget", "retain"))]
-    return Section("All runs", charts=[c for c in charts if c is not None], tables=[several(runs)])
+    path = trajectories(runs)
+    charts = [path and replace(path, wide=True), *(overlaid(runs, side) for side in ("forget", "retain"))]
+    alone = [run.name for run in runs if run.is_trajectory_alone]
+    missing = (
+        [f"more of {', '.join(alone)}: a demo keeps trajectories alone, `hamu unlearn` leaves all"] if alone else []
+    )
+    return Section("All runs", charts=[c for c in charts if c is not None], tables=[several(runs)], missing=missing)

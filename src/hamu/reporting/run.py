@@ -71,6 +71,11 @@ class Run:
         return self.evaluation is not None
 
     @property
+    def is_trajectory_alone(self) -> bool:
+        """Whether no more is known of it, as of the runs of a demo."""
+        return not (self.steps or self.is_finished or self.notes)
+
+    @property
     def points(self) -> list[tuple[float, float]]:
         """Its trajectory, see `hamu.reporting.trajectories`."""
         return trajectory(self.entries)
@@ -145,11 +150,10 @@ def _of_demo(path: Path) -> list[Run]:
     runs = []
     for method, figures in summary["methods"].items():
         entries = [
-            {"step": step, "eval_retain_gain": retain, "eval_forget_gain": forget}
-            for step, (retain, forget) in enumerate(figures["trajectory"])
+            {"step": epoch, "at": f"epoch {epoch}", "eval_retain_gain": retain, "eval_forget_gain": forget}
+            for epoch, (retain, forget) in enumerate(figures["trajectory"])
         ]
-        note = "a demo keeps no more of a run than its trajectory; `hamu unlearn` leaves all"
-        runs.append(Run(method, method, entries=entries, notes=[note]))
+        runs.append(Run(method, method, entries=entries))
     return runs
 
 

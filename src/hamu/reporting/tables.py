@@ -54,13 +54,14 @@ def several(runs: Sequence[Run]) -> Table:
         rows.append([
             run.name, run.method, *gains,
             *(number(after.get(name, {}).get("accuracy"), ".1%") for name in _SETS),
-            number(auc_of(after), ".3f"), number(promise.get("kept"), ".0%"), f"{run.last_step:,}",
+            number(auc_of(after), ".3f"), number(promise.get("kept"), ".0%"),
+            "-" if run.is_trajectory_alone else f"{run.last_step:,}",
         ])  # fmt: skip
     head = ["run", "method", "ΔL_f", "-ΔL_r", *(f"{name} accuracy" for name in _SETS), "AUC", "promise kept", "steps"]
     used = [n for n in range(len(head)) if n < 4 or any(row[n] != "-" for row in rows)]
-    caption = (
-        "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss; AUC of membership inference: 0.5 is ideal."
-    )
+    caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
+    if head.index("AUC") in used:
+        caption += " AUC of membership inference: 0.5 is ideal."
     return Table([head[n] for n in used], [[row[n] for n in used] for row in rows], caption, texts=2)
 
 

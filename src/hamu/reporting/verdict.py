@@ -11,7 +11,7 @@ from hamu.reporting.figures import counted, number
 from hamu.reporting.run import Run
 
 Tone = Literal["good", "mixed", "bad", "open"]
-_NO_CHANGE = 1e-3  # in nats: a retain loss that rose by less has not risen
+_NO_CHANGE = 1e-3  # in nats: where there are no intervals, what changed by less has not changed
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def verdict(run: Run) -> Verdict:
     before, after = run.evaluation["before"], run.evaluation["after"]
     forget = after["forget"]["loss"] - before["forget"]["loss"]
     retain = after["retain"]["loss"] - before["retain"]["loss"]
-    headline, tone = _headline(forget, retain)
+    headline, tone = _headline(forget, retain, _is_told(run, "forget", forget), _is_told(run, "retain", retain))
     return Verdict(headline, tone, tuple(_sentences(run, forget, retain)), tuple(_tiles(before, after)))
 
 
@@ -66,23 +66,31 @@ def _of_unfinished(run: Run) -> Verdict:
         sentences = [f"{said}{-retain:+.3g}."]
     else:
         sentences = ["No evaluation of it is known yet."]
-    if run.steps:
-        return Verdict(
-            f"Not finished: step {run.last_step:,} so far", "open",
-            ("The run has left no evaluation.json: it is under way, or was broken off.", *sentences),
-        )  # fmt: skip
-    return Verdict("Only the trajectory of this run is known", "open", tuple(sentences))
+    sentences.insert(0, "The run has left no evaluation.json: it is under way, or was broken off.")
+    return Verdict(f"Not finished: step {run.last_step:,} so far", "open", tuple(sentences))
 
 
-def _headline(forget: float, retain: float) -> tuple[str, Tone]:
+def _is_told(run: Run, side: str, change: float) -> bool:
+    """Whether a change of a loss is more than chance: its record's intervals before and after lie apart."""
+    figures = (run.record or {}).get("figures", {})
+    ends = [figures.get(role, {}).get("sets", {}).get(side, {}).get("loss_interval") for role in ("before", "after")]
+    if not all(ends):
+        return abs(change) > _NO_CHANGE
+    before, after = ends
+    return bool(before[1] < after[0] or after[1] < before[0])
+
+
+def _headline(forget: float, retain: float, forget_is_told: bool, retain_is_told: bool) -> tuple[str, Tone]:
     if not (math.isfinite(forget) and math.isfinite(retain)):
         return "The model's losses are not finite", "bad"
     if forget <= 0:
         return "It did not forget: the loss on the forget set has not risen", "bad"
-    if retain < -_NO_CHANGE:
-        return "It forgot, and does better on what is to stay", "good"
-    if retain <= _NO_CHANGE:
+    if not forget_is_told:
+        return "It hardly forgot: the loss on the forget set rose by no more than chance would", "bad"
+    if not retain_is_told:
         return "It forgot, and what is to stay has stayed", "good"
+    if retain < 0:
+        return "It forgot, and does better on what is to stay", "good"
     if retain < forget:
         return "It forgot, at a price on what is to stay", "mixed"
     return "It lost more on what is to stay than it forgot", "bad"
