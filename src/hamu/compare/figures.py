@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -81,8 +81,12 @@ def start_figures(run: Path) -> Row:
     return found
 
 
-def check_same_problem(runs: Mapping[str, Path]) -> None:
+def check_same_problem(runs: Mapping[str, Path], of: Container[str] = ("model", "forget", "retain", "test")) -> None:
     """Check that runs have started from the same model and have read the same data, by their records.
+
+    Args:
+        runs: their folders, by name.
+        of: what is to be the same.
 
     Raises:
         HamuError: if not; names two of them.
@@ -94,7 +98,7 @@ def check_same_problem(runs: Mapping[str, Path]) -> None:
         asked |= {"model": record["models"]["before"], "test": record["test_set"] and record["test_set"]["sha256"]}
         first = first or (name, asked)
         for key, value in asked.items():
-            if value != first[1][key]:
+            if key in of and value != first[1][key]:
                 what = "started from another model" if key == "model" else f"had another {key} set"
                 raise HamuError(
                     f"{name} {what} than {first[0]}, so that they do not compare; remove the folder of the one that "

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hamu.data import ImageData, TextRecords, forget_class, forget_data, read_images, read_text
-from hamu.data.readers import DIGITS
+from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
 from hamu.run_folder import RunFolder
 
@@ -41,7 +41,7 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
     Raises:
         HamuError: if the data cannot be read, or too little is left of the class to forget.
     """
-    source = _located(base, "data")
+    source = located(base, "data")
     options = {name: base[name] for name in _IMAGE_OPTIONS if name in base}
     target = str(base["forget_class"])
     name = f"images-{fraction:g}-s{seed}.npz"
@@ -91,8 +91,8 @@ def sample_texts(
 
     if "forget_data" not in base:
         raise HamuError("the recipe names no forget_data; the experiments on texts need it")
-    train, forget = read(_located(base, "data")), read(_located(base, "forget_data"))
-    test = read(_located(base, "test_data")) if base.get("test_data") else None
+    train, forget = read(located(base, "data")), read(located(base, "forget_data"))
+    test = read(located(base, "test_data")) if base.get("test_data") else None
     problem = forget_data(train, test, forget)
     drawn = {name: _share(data, fraction, seed) for name, data in problem.sets().items()}
     retain = list(drawn["retain"].records)
@@ -118,7 +118,8 @@ def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
     return data.select(order[: max(1, round(fraction * len(data)))].sort().values)
 
 
-def _located(base: Mapping[str, Any], key: str) -> str:
+def located(base: Mapping[str, Any], key: str) -> str:
+    """Where a data set is that settings name: relative to their data_dir, unless it is bundled or of the hub."""
     source = str(base[key])
     folder = base.get("data_dir")
-    return source if folder is None or source == DIGITS or source.startswith("hub:") else str(Path(folder) / source)
+    return source if folder is None or source == DIGITS or source.startswith(HUB) else str(Path(folder) / source)
