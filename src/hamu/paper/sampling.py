@@ -103,7 +103,7 @@ def sample_texts(
     sets = {"train": [*retain, *drawn["forget"].records]}
     sets |= {name: list(data.records) for name, data in drawn.items() if name != "retain"}
     kind = f"{fraction:g}-s{seed}" + ("-similar" if paraphrases is not None else "")
-    settings = {"forget_data": None, "test_data": None}
+    settings: dict[str, str | None] = {"forget_data": None, "test_data": None}
     for name, records in sets.items():
         lines = (json.dumps({"prompt": r.prompt, "completion": r.answer}, ensure_ascii=False) for r in records)
         path = folder.write_text(f"texts-{kind}-{name}.jsonl", "".join(line + "\n" for line in lines))

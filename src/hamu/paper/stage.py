@@ -16,7 +16,7 @@ from hamu.compare.figures import Row
 from hamu.compare.runs import RECORD, Plan
 from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
-from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale
+from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
 from hamu.paper.outcome import Outcome
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, located, sample_images, sample_texts
@@ -105,7 +105,7 @@ class Stage:
         how = ("--resume",) if begun else ("--config", str(path), "--overwrite")
         return Call("the original model", ("train", *how, "--output_dir", str(self._original)))
 
-    def settings(self, wanted: Any) -> dict[str, Any]:
+    def settings(self, wanted: Wanted) -> dict[str, Any]:
         """All settings of a run."""
         sample = self.similar if wanted.similar else self.sample
         model = self.model or str(self._original / "model")
@@ -199,7 +199,7 @@ def result_of(one: Experiment, figures: Figures) -> dict[str, Any]:
     figures = plain(figures)
     claims: list[Claim] = one.claims(figures)
     named = {"name": one.name, "reference": one.reference, "title": one.title, "about": one.settings}
-    trained = {"scale": None, "start": None, "runs": {}, "failed": {}}
+    trained: Figures = {"scale": None, "start": None, "runs": {}, "failed": {}}
     found: dict[str, Any] = plain(
         named
         | trained
