@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from hamu.errors import HamuError
 from hamu.paper import EXPERIMENTS, Scale
 from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
 from hamu.paper.outcome import Outcome
@@ -80,6 +81,8 @@ def test_a_sample_has_the_same_share_of_each_class_and_is_drawn_once(tmp_path):
     assert sample_images(base, 0.1, 1, folder) == tenth
     assert path.read_bytes() == before
     assert sample_images(base, 0.1, 2, folder).settings != tenth.settings
+    with pytest.raises(HamuError, match="holds a sample of digits, not of "):
+        sample_images(base | {"data": str(tmp_path / "data/images-0.1-s2.npz")}, 0.1, 1, folder)
 
 
 def test_an_outcome_ends_where_the_figure_does(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
     There are no test images: no figure of the paper looks at them.
 
     Raises:
-        HamuError: if the data cannot be read, or too little is left of the class to forget.
+        HamuError: if the data cannot be read, or another sample has this one's place.
     """
     source = located(base, "data")
     options = {name: base[name] for name in _IMAGE_OPTIONS if name in base}
@@ -48,6 +48,7 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
     if source == DIGITS and fraction == 1:
         data = read_images(source, **options)
         return Sample({"data": source}, len(forget_class(data, None, target).retain))
+    _check_origin(folder, name, base, ("data", *_IMAGE_OPTIONS))
     if not folder.has(name):
         data = _share_of_classes(read_images(source, **options), fraction, seed)
         path = folder.prepare() / f".{name}.tmp"
@@ -82,7 +83,7 @@ def sample_texts(
         paraphrases: records with `paraphrased_answer`, those of the forget set: added to what is retained.
 
     Raises:
-        HamuError: if the data cannot be read.
+        HamuError: if the data cannot be read, or another sample has this one's place.
     """
     options = {name: base[name] for name in _TEXT_OPTIONS if name in base}
 
@@ -103,12 +104,33 @@ def sample_texts(
     sets = {"train": [*retain, *drawn["forget"].records]}
     sets |= {name: list(data.records) for name, data in drawn.items() if name != "retain"}
     kind = f"{fraction:g}-s{seed}" + ("-similar" if paraphrases is not None else "")
+    said_again = {} if paraphrases is None else {"similar_data": paraphrases}
+    keys = ("data", "forget_data", "test_data", "similar_data", *_TEXT_OPTIONS)
+    _check_origin(folder, f"texts-{kind}", {**base, **said_again}, keys)
     settings: dict[str, str | None] = {"forget_data": None, "test_data": None}
     for name, records in sets.items():
         lines = (json.dumps({"prompt": r.prompt, "completion": r.answer}, ensure_ascii=False) for r in records)
         path = folder.write_text(f"texts-{kind}-{name}.jsonl", "".join(line + "\n" for line in lines))
         settings["data" if name == "train" else f"{name}_data"] = str(path)
     return Sample({key: value for key, value in settings.items() if value}, len(retain))
+
+
+def _check_origin(folder: RunFolder, name: str, base: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """A sample is known by its name; it must not be one of other data. What it is of stands beside it."""
+    origin = {key: base[key] for key in keys if key in base}
+    for key in ("data", "forget_data", "test_data"):
+        if key in origin and Path(located(base, key)).exists():
+            origin[key] = str(Path(located(base, key)).resolve())
+    file = f"{name}.origin.json"
+    if not folder.has(file):
+        folder.write_json(file, origin)
+        return
+    was = json.loads((folder.path / file).read_text(encoding="utf-8"))
+    if was != origin:
+        raise HamuError(
+            f"{folder.path} holds a sample of {was['data']}, not of {origin['data']} read the same way; choose another "
+            f"--work_dir"
+        )
 
 
 def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
