@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 
 import pytest
@@ -24,21 +25,8 @@ def reproduce(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
-        code = main(
-            [
-                "reproduce",
-                *map(
-                    str,
-                    (
-                        *SMALL,
-                        *words,
-                        "--model",
-                        saved_model,
-                        *(() if "--output_dir" in words else ("--output_dir", "out")),
-                    ),
-                ),
-            ]
-        )
+        given = (*SMALL, "--model", saved_model, "--output_dir", "out", *words)
+        code = main(["reproduce", *map(str, given)])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -79,6 +67,11 @@ def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path):
         (("figure-4", "--jobs", 0), "jobs 0 must be at least 1"),
         (("figure-4", "--device", "tpu"), "device 'tpu' is unknown"),
         (("figure-4", "--recipe", "tofu-tiny"), "recipe tofu-tiny is of texts"),
+        (
+            ("figure-4", "--recipe", "cifar10-resnet20", "--data_dir", "nowhere"),
+            "the data nowhere/train.parquet are not",
+        ),
+        (("figure-4", "--model", "nowhere"), "the model nowhere is not there"),
     ]:
         code, _, err = reproduce(*words)
         assert (code, err.count("\n")) == (2, 1)
@@ -133,7 +126,27 @@ def test_a_longer_run_that_begins_alike_serves_a_shorter_figure(reproduce, tmp_p
     assert fresh["figures"] == one["figures"]
 
 
-def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tmp_path):
+def test_runs_of_another_original_model_are_not_put_together(reproduce, tmp_path, saved_model):
+    from hamu.models import load_classifier
+
+    words = ("figure-12", "--epochs", 0.25, "--model", "model")
+    load_classifier(str(saved_model)).save_pretrained("model")
+    assert reproduce(*words)[0] == 0
+    changed = load_classifier(str(saved_model))
+    with torch.no_grad():
+        changed.conv.weight *= 1.01
+    changed.save_pretrained("model")
+    [adam] = [run["run"] for key, run in result(tmp_path, "figure-12")["runs"].items() if key == "AdamW"]
+    shutil.rmtree(tmp_path / "out/work/runs" / adam)
+    code, _, err = reproduce(*words)
+    assert code == 2
+    assert "started from another model than" in err
+
+
+def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tmp_path, monkeypatch):
+    monkeypatch.setattr("hamu.paper.constraints.CONSTRAINTS", (0.1, 0.5, 0.9))  # fewer runs
+    for place in ("hamu.paper.similarity.RHOS", "hamu.paper.similarity.AllBaselines.rhos"):
+        monkeypatch.setattr(place, (0.0, 0.75, 1.0))
     code, _, err = reproduce("all", "--epochs", 0.25)
     assert (code, err) == (0, "")
     made = runs(tmp_path)

@@ -5,51 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from hamu.cli.compare import run_waiting
 from hamu.cli.options import DataOptions, EvaluateOptions, Parser, RunOptions, every_option, parse
 from hamu.cli.tables import plain_table
-from hamu.compare import Children, Plan
-from hamu.compare.children import Call
-from hamu.compare.runs import RECORD
+from hamu.compare import Children
+from hamu.compare.figures import check_same_problem
 from hamu.errors import HamuError
-from hamu.paper import EXPERIMENTS, Claim, Experiment, Measurement, Scale, Wanted
-from hamu.paper.outcome import Outcome
-from hamu.paper.page import page, results_in
-from hamu.paper.planning import PaperRun, PaperRuns, longest, run_of, settings_of
-from hamu.paper.sampling import Sample, sample_images, sample_texts
-from hamu.record.record import plain
+from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
+from hamu.paper.page import VERDICTS, page, results_in
+from hamu.paper.planning import PaperRuns
+from hamu.paper.stage import Order, Stage, result_of
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, UnlearnConfig
 
 _RECIPES = {"image": "cifar10-resnet20", "text": "tofu-tiny"}
-_VERDICT = {True: "agrees", False: "does not agree", None: "cannot be told"}
-
-
-@dataclass(frozen=True)
-class Stage:
-    """All that is the same for the runs of one task.
-
-    Attributes:
-        scale: of its experiments.
-        train: the recipe's settings for `hamu train`.
-        device: settings that say where runs are made.
-        model: the original model, None to train one.
-        paraphrases: where the forget set stands in other words, None if nowhere.
-    """
-
-    scale: Scale
-    train: Mapping[str, Any]
-    device: Mapping[str, Any]
-    model: str | None
-    paraphrases: str | None
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -61,23 +36,23 @@ def run(argv: list[str], console: Console) -> int:
         return 0
     chosen = _chosen(options.names)
     _check(options)
-    stages = {task: _stage(task, options) for task in dict.fromkeys(one.task for one in chosen if one.task)}
+    output = RunFolder(options.output_dir, resume=True)
+    work = RunFolder(options.work_dir or output.path / "work", resume=True)
+    stages = {task: _stage(task, options, work.path) for task in dict.fromkeys(one.task for one in chosen if one.task)}
     if options.dry_run:
         _show_plan(chosen, stages, console)
         return 0
-    output = RunFolder(options.output_dir, resume=True)
-    work = RunFolder(options.work_dir or output.path / "work", resume=True)
+    for stage in stages.values():
+        stage.check()
     with output, work:
         work.prepare()
         children = Children(options.jobs, environment, work.lock)
         for task, stage in stages.items():
-            of_task = [one for one in chosen if one.task == task]
-            _run_stage(stage, of_task, work, output, children, console)
+            _run_stage(stage, [one for one in chosen if one.task == task], output, children, console)
         for one in chosen:
             if not one.task:
-                _write(one, {"scale": None, "runs": {}, "failed": {}}, one.figures({}, _NO_SCALE), output, console)
-        path = output.write_text("README.md", page(results_in(output.path, EXPERIMENTS), EXPERIMENTS))
-    console.print(f"the page of all that has been run is {path}")
+                _write(one, result_of(one, one.figures({}, _NO_SCALE)), output, console)
+    console.print(f"the page of all that has been run is {output.path / 'README.md'}")
     return 0
 
 
@@ -139,7 +114,7 @@ def _check(options: argparse.Namespace) -> None:
         raise HamuError("there is no CUDA device; leave --device out")
 
 
-def _stage(task: str, options: argparse.Namespace) -> Stage:
+def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     """What the recipe says."""
     recipe = options.recipe or _RECIPES[task]
     argv = ["--recipe", recipe] + (["--data_dir", options.data_dir] if options.data_dir else [])
@@ -168,7 +143,7 @@ def _stage(task: str, options: argparse.Namespace) -> Stage:
     )
     device = {"use_cpu": True} if options.device == "cpu" else {}
     device |= {"bf16": True, "full_precision_eval": True} if options.bf16 else {}
-    return Stage(scale, train, device, options.model, paraphrases)
+    return Stage(scale, train, device, options.model, paraphrases, work)
 
 
 def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], console: Console) -> None:
@@ -194,148 +169,38 @@ def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], consol
 def _run_stage(
     stage: Stage,
     experiments: Sequence[Experiment],
-    work: RunFolder,
     output: RunFolder,
     children: Children,
     console: Console,
 ) -> None:
     scale = stage.scale
-    wanted = {one.name: one.runs(scale) for one in experiments}
-    samples = {False: _sample(stage, work, similar=False)}
-    if any(w.similar for runs in wanted.values() for w in runs.values()):
-        samples[True] = _sample(stage, work, similar=True)
-    model = _model(stage, samples[False], work, children, console)
-    settings = {
-        name: {
-            key: settings_of(w, scale.base, samples[w.similar], model, scale.seed, stage.device)
-            for key, w in runs.items()
-        }
-        for name, runs in wanted.items()
-    }
-    asked = {run_of(s): s for of_one in settings.values() for s in of_one.values()}
-    whole = {run_of(settings[name][key]) for name, of_one in wanted.items() for key, w in of_one.items() if w.whole}
-    folder = RunFolder(work.path / "runs", resume=True)
-    made = longest(asked, _finished(folder.path), whole)
-    with folder, TemporaryDirectory(prefix="hamu-") as place:
-        plans = {run: _planned(run, asked, Path(place)) for run in dict.fromkeys(made.values())}
-        folder.prepare()
-        runs = PaperRuns(folder, plans, every_option)
-        console.print(
-            f"{', '.join(wanted)}: recipe {scale.recipe}, {scale.fraction:g} of the data, {samples[False].retain} "
-            f"records to retain; {len(plans)} runs, {len(plans) - len(runs.waiting)} of them finished before",
-            soft_wrap=True,
-        )
-        run_waiting(runs, children, console, "reproduce")
-    rows = {row["run"]: row for row in runs.rows}
-    for one in experiments:
-        found, failed, listed = {}, {}, {}
-        for key, w in wanted[one.name].items():
-            own = settings[one.name][key]
-            row = rows[made[run_of(own)].name]
-            listed[key] = {
-                "run": row["run"],
-                "epochs": w.epochs,
-                "learning_rate": float(own["learning_rate"]),
-                "batch": own["per_device_train_batch_size"] * own["gradient_accumulation_steps"],
-                "seconds": row["seconds"],
-            }
-            if row["failed"]:
-                failed[key] = row["failed"]
-            else:
-                found[key] = Outcome(folder.path / row["run"], w.steps, w.steps_per_epoch)
-        said = {
-            "scale": {
-                "recipe": scale.recipe, "fraction": scale.fraction, "retain": samples[False].retain, "seed": scale.seed,
-                "device": _device_name(stage), "model": "given" if stage.model else "trained on the same data",
-            },
-            "runs": listed,
-            "failed": failed,
-        }  # fmt: skip
-        if isinstance(one, Measurement):
-            plain_run = scale.wanted("hamu-q", 1)
-            figures = one.measure(
-                settings_of(plain_run, scale.base, samples[False], model, scale.seed, stage.device), scale
-            )
-        else:
-            figures = one.figures(found, scale)
-        _write(one, said, figures, output, console)
-
-
-def _planned(run: PaperRun, settings: Mapping[PaperRun, Mapping[str, Any]], place: Path) -> Plan:
-    """The settings of a run in a file; a longer run that is at hand has those of the run that it serves."""
-    own = next(s for other, s in settings.items() if other.setting == run.setting)
-    path = place / f"{run.name}.yaml"
-    path.write_text(yaml.safe_dump({**own, "num_train_epochs": run.epochs}, allow_unicode=True), encoding="utf-8")
-    return Plan(path, every_option(path))
-
-
-def _finished(folder: Path) -> list[PaperRun]:
-    found = []
-    for record in folder.glob(f"*/{RECORD}"):
-        setting, _, epochs = record.parent.name.rpartition("-e")
-        method, _, digest = setting.rpartition("-")
-        found.append(PaperRun(method, digest, float(epochs)))
-    return found
-
-
-def _sample(stage: Stage, work: RunFolder, *, similar: bool) -> Sample:
-    scale = stage.scale
-    with RunFolder(work.path / "data", resume=True) as folder:
-        if scale.is_text:
-            return sample_texts(scale.base, scale.fraction, scale.seed, folder, stage.paraphrases if similar else None)
-        return sample_images(scale.base, scale.fraction, scale.seed, folder)
-
-
-def _model(stage: Stage, sample: Sample, work: RunFolder, children: Children, console: Console) -> str:
-    """The original model: the one that is given, or one that the recipe trains on the fraction of the data."""
-    if stage.model is not None:
-        if not Path(stage.model).is_dir() and not stage.model.startswith("hub:"):
-            raise HamuError(f"the model {stage.model} is not there; give a folder written by `hamu train`")
-        return stage.model
-    scale = stage.scale
-    of_data = ("data", "test_data", "forget_data", "data_dir")
-    device = {key: value for key, value in stage.device.items() if key != "full_precision_eval"}
-    settings = {k: v for k, v in stage.train.items() if k not in of_data} | dict(sample.settings) | device
-    batch = int(settings.get("per_device_train_batch_size", 128))
-    settings["per_device_train_batch_size"] = max(1, round(batch * scale.fraction))
-    place = work.path / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}"
-    if not (place / "evaluation.json").is_file():
-        console.print(f"training the original model by recipe {scale.recipe}")
-        with TemporaryDirectory(prefix="hamu-") as temporary:
-            path = Path(temporary) / "train.yaml"
-            path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-            begun = ("--resume",) if (place / "config.yaml").is_file() else ("--config", str(path), "--overwrite")
-            for ended in children.make([Call("the original model", ("train", *begun, "--output_dir", str(place)))]):
+    with RunFolder(stage.runs, resume=True) as folder, TemporaryDirectory(prefix="hamu-") as place:
+        training = stage.training(Path(place))
+        if training is not None:
+            console.print(f"training the original model by recipe {scale.recipe}")
+            for ended in children.make([training]):
                 if ended.reason:
                     raise HamuError(f"the original model was not trained: {ended.reason}")
-    return str(place / "model")
+        order = Order(stage, experiments)
+        console.print(f"recipe {scale.recipe}, {scale.fraction:g} of the data, {stage.sample.retain} records to retain")
+        for one in experiments:
+            runs = PaperRuns(folder, order.plans(one, Path(place), every_option), every_option)
+            if runs.count:
+                before = runs.count - len(runs.waiting)
+                console.print(f"{one.name}: {runs.count} runs, {before} of them finished before")
+            run_waiting(runs, children, console, one.name)
+            check_same_problem(runs.folders(), of=("original model",))
+            _write(one, order.result(one, {row["run"]: row for row in runs.rows}), output, console)
 
 
-def _device_name(stage: Stage) -> str:
-    import torch
-
-    name = "cuda" if torch.cuda.is_available() and "use_cpu" not in stage.device else "cpu"
-    return f"{name}, steps in bfloat16" if "bf16" in stage.device else name
-
-
-def _write(
-    one: Experiment, said: Mapping[str, Any], figures: Mapping[str, Any], output: RunFolder, console: Console
-) -> None:
-    """The figures, then the picture that is drawn from them; what agrees goes to the screen."""
-    figures = plain(dict(figures))
-    claims = one.claims(figures)
-    result = {
-        "name": one.name, "reference": one.reference, "title": one.title, "about": one.settings, **said,
-        "claims": [claim.as_json() for claim in claims], "table": one.table(figures), "figures": figures,
-    }  # fmt: skip
-    output.write_json(f"{one.name}.json", plain(result))
-    one.draw(figures, output.path / f"{one.name}.png")
-    _show(one, claims, console)
-
-
-def _show(one: Experiment, claims: Sequence[Claim], console: Console) -> None:
+def _write(one: Experiment, result: Mapping[str, Any], output: RunFolder, console: Console) -> None:
+    """The figures, then the picture that is drawn from them, then the page; what agrees goes to the screen."""
+    output.write_json(f"{one.name}.json", result)
+    one.draw(result["figures"], output.path / f"{one.name}.png")
+    output.write_text("README.md", page(results_in(output.path, EXPERIMENTS), EXPERIMENTS))
     console.print(f"{one.name} ({one.reference}): {one.title}", style="bold")
-    for claim in claims:
-        ours = f"{claim.ours:.4g}" if isinstance(claim.ours, float) else claim.ours or "-"
-        paper = "" if claim.paper is None else f" (paper: {claim.paper})"
-        console.print(f"  {_VERDICT[claim.holds]}: {claim.text}: {ours}{paper}", soft_wrap=True, markup=False)
+    for claim in result["claims"]:
+        ours, paper = (f"{c:.4g}" if isinstance(c, float) else c for c in (claim["ours"], claim["paper"]))
+        beside = "" if paper is None else f" (paper: {paper})"
+        verdict = VERDICTS[claim["holds"]]
+        console.print(f"  {verdict}: {claim['text']}: {ours or '-'}{beside}", soft_wrap=True, markup=False)

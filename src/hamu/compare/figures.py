@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,8 +79,15 @@ def start_figures(run: Path) -> Row:
     return found
 
 
-def check_same_problem(runs: Mapping[str, Path]) -> None:
+ALL_OF_A_PROBLEM = ("forget set", "retain set", "test set", "original model")
+
+
+def check_same_problem(runs: Mapping[str, Path], of: Container[str] = ALL_OF_A_PROBLEM) -> None:
     """Check that runs have started from the same model and have read the same data, by their records.
+
+    Args:
+        runs: their folders, by name.
+        of: what is to be the same.
 
     Raises:
         HamuError: if not; names two of them.
@@ -93,7 +100,7 @@ def check_same_problem(runs: Mapping[str, Path]) -> None:
         asked |= {"original model": record["models"]["before"]}
         first = first or (name, asked)
         for key, value in asked.items():
-            if value != first[1][key]:
+            if key in of and value != first[1][key]:
                 raise HamuError(
                     f"{name} had another {key} than {first[0]}, so that they do not compare; remove the folder of the "
                     f"one that is out of date and run it again"

@@ -11,7 +11,7 @@ from hamu.compare.table import escape_markdown
 from hamu.paper.experiment import Experiment
 
 Result = dict[str, Any]
-_VERDICT = {True: "agrees", False: "does not agree", None: "cannot be told"}
+VERDICTS = {True: "agrees", False: "does not agree", None: "cannot be told"}
 
 
 def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str, Result]:
@@ -63,7 +63,7 @@ def _section(name: str, result: Result) -> list[str]:
         lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
     lines += ["| claim | paper | here | |", "|---|---|---|---|"]
     for claim in result["claims"]:
-        cells = (claim["text"], _written(claim["paper"]), _written(claim["ours"]), _VERDICT[claim["holds"]])
+        cells = (claim["text"], _written(claim["paper"]), _written(claim["ours"]), VERDICTS[claim["holds"]])
         lines.append(_row([escape_markdown(cell) for cell in cells]))
     reasons: dict[str, list[str]] = {}
     for claim in result["claims"]:
@@ -100,11 +100,20 @@ def _conditions(result: Result) -> str:
         if scale["recipe"] == "tofu-tiny"
         else ""
     )
+    start = result["start"]
+    original = (
+        ""
+        if start is None
+        else (
+            f"; the original model, {scale['model']}, has a loss of {start['retain_loss']:.3g} on the data to retain "
+            f"({start['retain_accuracy']:.1%} right) and {start['forget_loss']:.3g} on those to forget in the first run"
+        )
+    )
     return (
         f"recipe `{scale['recipe']}`, {scale['fraction']:.4g} of the data ({scale['retain']} records to retain), "
         f"batches in "
         f"proportion, so that an epoch has the paper's number of steps{length}{rate}, seed {scale['seed']}, "
-        f"{scale['device']}{runs}{stands}."
+        f"{scale['device']}{runs}{original}{stands}."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hamu.data import ImageData, TextRecords, forget_class, forget_data, read_images, read_text
-from hamu.data.readers import DIGITS
+from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
 from hamu.run_folder import RunFolder
 
@@ -39,15 +39,16 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
     There are no test images: no figure of the paper looks at them.
 
     Raises:
-        HamuError: if the data cannot be read, or too little is left of the class to forget.
+        HamuError: if the data cannot be read, or another sample has this one's place.
     """
-    source = _located(base, "data")
+    source = located(base, "data")
     options = {name: base[name] for name in _IMAGE_OPTIONS if name in base}
     target = str(base["forget_class"])
     name = f"images-{fraction:g}-s{seed}.npz"
     if source == DIGITS and fraction == 1:
         data = read_images(source, **options)
         return Sample({"data": source}, len(forget_class(data, None, target).retain))
+    _check_origin(folder, name, base, ("data", *_IMAGE_OPTIONS))
     if not folder.has(name):
         data = _share_of_classes(read_images(source, **options), fraction, seed)
         path = folder.prepare() / f".{name}.tmp"
@@ -82,7 +83,7 @@ def sample_texts(
         paraphrases: records with `paraphrased_answer`, those of the forget set: added to what is retained.
 
     Raises:
-        HamuError: if the data cannot be read.
+        HamuError: if the data cannot be read, or another sample has this one's place.
     """
     options = {name: base[name] for name in _TEXT_OPTIONS if name in base}
 
@@ -91,8 +92,8 @@ def sample_texts(
 
     if "forget_data" not in base:
         raise HamuError("the recipe names no forget_data; the experiments on texts need it")
-    train, forget = read(_located(base, "data")), read(_located(base, "forget_data"))
-    test = read(_located(base, "test_data")) if base.get("test_data") else None
+    train, forget = read(located(base, "data")), read(located(base, "forget_data"))
+    test = read(located(base, "test_data")) if base.get("test_data") else None
     problem = forget_data(train, test, forget)
     drawn = {name: _share(data, fraction, seed) for name, data in problem.sets().items()}
     retain = list(drawn["retain"].records)
@@ -103,12 +104,33 @@ def sample_texts(
     sets = {"train": [*retain, *drawn["forget"].records]}
     sets |= {name: list(data.records) for name, data in drawn.items() if name != "retain"}
     kind = f"{fraction:g}-s{seed}" + ("-similar" if paraphrases is not None else "")
-    settings = {"forget_data": None, "test_data": None}
+    said_again = {} if paraphrases is None else {"similar_data": paraphrases}
+    keys = ("data", "forget_data", "test_data", "similar_data", *_TEXT_OPTIONS)
+    _check_origin(folder, f"texts-{kind}", {**base, **said_again}, keys)
+    settings: dict[str, str | None] = {"forget_data": None, "test_data": None}
     for name, records in sets.items():
         lines = (json.dumps({"prompt": r.prompt, "completion": r.answer}, ensure_ascii=False) for r in records)
         path = folder.write_text(f"texts-{kind}-{name}.jsonl", "".join(line + "\n" for line in lines))
         settings["data" if name == "train" else f"{name}_data"] = str(path)
     return Sample({key: value for key, value in settings.items() if value}, len(retain))
+
+
+def _check_origin(folder: RunFolder, name: str, base: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """A sample is known by its name; it must not be one of other data. What it is of stands beside it."""
+    origin = {key: base[key] for key in keys if key in base}
+    for key in ("data", "forget_data", "test_data"):
+        if key in origin and Path(located(base, key)).exists():
+            origin[key] = str(Path(located(base, key)).resolve())
+    file = f"{name}.origin.json"
+    if not folder.has(file):
+        folder.write_json(file, origin)
+        return
+    was = json.loads((folder.path / file).read_text(encoding="utf-8"))
+    if was != origin:
+        raise HamuError(
+            f"{folder.path} holds a sample of {was['data']}, not of {origin['data']} read the same way; choose another "
+            f"--work_dir"
+        )
 
 
 def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
@@ -118,7 +140,8 @@ def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
     return data.select(order[: max(1, round(fraction * len(data)))].sort().values)
 
 
-def _located(base: Mapping[str, Any], key: str) -> str:
+def located(base: Mapping[str, Any], key: str) -> str:
+    """Where a data set is that settings name: relative to their data_dir, unless it is bundled or of the hub."""
     source = str(base[key])
     folder = base.get("data_dir")
-    return source if folder is None or source == DIGITS or source.startswith("hub:") else str(Path(folder) / source)
+    return source if folder is None or source == DIGITS or source.startswith(HUB) else str(Path(folder) / source)

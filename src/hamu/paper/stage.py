@@ -1,0 +1,219 @@
+"""The runs of some experiments at one scale: what is the same for all of them, which are made, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from hamu.compare.children import Call
+from hamu.compare.figures import Row
+from hamu.compare.runs import RECORD, Plan
+from hamu.data.readers import DIGITS, HUB
+from hamu.errors import HamuError
+from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
+from hamu.paper.outcome import Outcome
+from hamu.paper.planning import PaperRun, longest, run_of, settings_of
+from hamu.paper.sampling import Sample, located, sample_images, sample_texts
+from hamu.record.record import plain
+from hamu.run_folder import RunFolder
+
+_OF_DATA = ("data", "test_data", "forget_data", "data_dir")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All that is the same for the runs of one task.
+
+    Attributes:
+        scale: of its experiments.
+        train: the recipe's settings for `hamu train`.
+        device: settings that say where and how runs are made.
+        model: the original model, None to train one.
+        paraphrases: where the forget set stands in other words, None if nowhere.
+        work: where data, models and runs are kept.
+    """
+
+    scale: Scale
+    train: Mapping[str, Any]
+    device: Mapping[str, Any]
+    model: str | None
+    paraphrases: str | None
+    work: Path
+
+    @property
+    def runs(self) -> Path:
+        """The folder of all runs."""
+        return self.work / "runs"
+
+    @property
+    def _original(self) -> Path:
+        scale = self.scale
+        return self.work / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}"
+
+    @cached_property
+    def sample(self) -> Sample:
+        """The data."""
+        return self._drawn(similar=False)
+
+    @cached_property
+    def similar(self) -> Sample:
+        """The data, with the forget set said again in what is retained."""
+        return self._drawn(similar=True)
+
+    def _drawn(self, similar: bool) -> Sample:
+        scale = self.scale
+        with RunFolder(self.work / "data", resume=True) as folder:
+            if scale.is_text:
+                drawn = self.paraphrases if similar else None
+                return sample_texts(scale.base, scale.fraction, scale.seed, folder, drawn)
+            return sample_images(scale.base, scale.fraction, scale.seed, folder)
+
+    def check(self) -> None:
+        """Check that the model and the data are there.
+
+        Raises:
+            HamuError: if not.
+        """
+        if self.model is not None and not Path(self.model).is_dir() and not self.model.startswith(HUB):
+            raise HamuError(f"the model {self.model} is not there; give a folder written by `hamu train`")
+        named = [
+            located(self.scale.base, key) for key in ("data", "test_data", "forget_data") if key in self.scale.base
+        ]
+        for source in [*named, self.paraphrases]:
+            if source is not None and source != DIGITS and not source.startswith(HUB) and not Path(source).exists():
+                raise HamuError(f"the data {source} are not there; say with --data_dir where they are")
+
+    def training(self, place: Path) -> Call | None:
+        """How the original model is trained by the recipe on the fraction of the data; None if it is there.
+
+        Args:
+            place: a folder for the settings.
+        """
+        if self.model is not None or (self._original / "evaluation.json").is_file():
+            return None
+        device = {key: value for key, value in self.device.items() if key != "full_precision_eval"}
+        settings = {k: v for k, v in self.train.items() if k not in _OF_DATA} | dict(self.sample.settings) | device
+        batch = int(settings.get("per_device_train_batch_size", 128))
+        settings["per_device_train_batch_size"] = max(1, round(batch * self.scale.fraction))
+        path = place / "train.yaml"
+        path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        begun = (self._original / "config.yaml").is_file()
+        how = ("--resume",) if begun else ("--config", str(path), "--overwrite")
+        return Call("the original model", ("train", *how, "--output_dir", str(self._original)))
+
+    def settings(self, wanted: Wanted) -> dict[str, Any]:
+        """All settings of a run."""
+        sample = self.similar if wanted.similar else self.sample
+        model = self.model or str(self._original / "model")
+        return settings_of(wanted, self.scale.base, sample, model, self.scale.seed, self.device)
+
+    def said(self) -> dict[str, Any]:
+        """What a result says of its scale."""
+        scale = self.scale
+        device = "cuda" if torch.cuda.is_available() and "use_cpu" not in self.device else "cpu"
+        return {
+            "recipe": scale.recipe,
+            "fraction": scale.fraction,
+            "retain": self.sample.retain,
+            "seed": scale.seed,
+            "device": f"{device}, steps in bfloat16" if "bf16" in self.device else device,
+            "model": "given" if self.model else "trained on the same data",
+        }
+
+
+class Order:
+    """What some experiments want of a stage: every run, and the run that is made or taken for it.
+
+    Args:
+        stage: of the experiments.
+        experiments: by whom runs are wanted.
+    """
+
+    def __init__(self, stage: Stage, experiments: Sequence[Experiment]) -> None:
+        self._stage = stage
+        self._wanted = {one.name: one.runs(stage.scale) for one in experiments}
+        self._settings = {
+            name: {key: stage.settings(wanted) for key, wanted in runs.items()} for name, runs in self._wanted.items()
+        }
+        self._asked = {run_of(s): s for runs in self._settings.values() for s in runs.values()}
+        whole = {
+            run_of(self._settings[name][key])
+            for name, runs in self._wanted.items()
+            for key, wanted in runs.items()
+            if wanted.whole
+        }
+        self._made = longest(self._asked, _finished(stage.runs), whole)
+
+    def plans(
+        self, one: Experiment, place: Path, options_of: Callable[[Path], Mapping[str, Any]]
+    ) -> dict[PaperRun, Plan]:
+        """Every run that is made or taken for an experiment, its settings in a file of a folder."""
+        runs = [self._made[run_of(settings)] for settings in self._settings[one.name].values()]
+        return {run: self._planned(run, place, options_of) for run in dict.fromkeys(runs)}
+
+    def _planned(self, run: PaperRun, place: Path, options_of: Callable[[Path], Mapping[str, Any]]) -> Plan:
+        """A longer run that is at hand has the settings of the run that it serves."""
+        own = next(settings for other, settings in self._asked.items() if other.setting == run.setting)
+        path = place / f"{run.name}.yaml"
+        path.write_text(yaml.safe_dump({**own, "num_train_epochs": run.epochs}, allow_unicode=True), encoding="utf-8")
+        return Plan(path, options_of(path))
+
+    def result(self, one: Experiment, rows: Mapping[str, Row]) -> dict[str, Any]:
+        """What has come out of an experiment.
+
+        Args:
+            one: the experiment.
+            rows: what has come out of each run, by its name.
+        """
+        found, failed, listed = {}, {}, {}
+        for key, wanted in self._wanted[one.name].items():
+            own = self._settings[one.name][key]
+            row = rows[self._made[run_of(own)].name]
+            listed[key] = {
+                "run": row["run"],
+                "epochs": wanted.epochs,
+                "learning_rate": float(own["learning_rate"]),
+                "batch": own["per_device_train_batch_size"] * own["gradient_accumulation_steps"],
+                "seconds": row["seconds"],
+            }
+            if row["failed"]:
+                failed[key] = row["failed"]
+            else:
+                found[key] = Outcome(self._stage.runs / row["run"], wanted.steps, wanted.steps_per_epoch)
+        scale = self._stage.scale
+        if isinstance(one, Measurement):
+            figures = one.measure(self._stage.settings(scale.wanted("hamu-q", 1)), scale)
+        else:
+            figures = one.figures(found, scale)
+        start = next((outcome.points[0] for outcome in found.values()), None)
+        said = {"scale": self._stage.said(), "start": start, "runs": listed, "failed": failed}
+        return result_of(one, figures) | said
+
+
+def result_of(one: Experiment, figures: Figures) -> dict[str, Any]:
+    """The figures of an experiment with all that is said of them, as JSON holds it."""
+    figures = plain(figures)
+    claims: list[Claim] = one.claims(figures)
+    named = {"name": one.name, "reference": one.reference, "title": one.title, "about": one.settings}
+    trained: Figures = {"scale": None, "start": None, "runs": {}, "failed": {}}
+    found: dict[str, Any] = plain(
+        named
+        | trained
+        | {"claims": [claim.as_json() for claim in claims], "table": one.table(figures), "figures": figures}
+    )
+    return found
+
+
+def _finished(folder: Path) -> list[PaperRun]:
+    found = []
+    for record in folder.glob(f"*/{RECORD}"):
+        setting, _, epochs = record.parent.name.rpartition("-e")
+        method, _, digest = setting.rpartition("-")
+        found.append(PaperRun(method, digest, float(epochs)))
+    return found

@@ -1,0 +1,170 @@
+"""The paper's experiments without a run: what is planned, how figures are taken, when a claim holds."""
+
+import json
+import math
+
+import pytest
+
+from hamu.errors import HamuError
+from hamu.paper import EXPERIMENTS, Scale
+from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
+from hamu.paper.outcome import Outcome
+from hamu.paper.page import page
+from hamu.paper.planning import PaperRun, longest, run_of, settings_of
+from hamu.paper.sampling import Sample, sample_images
+from hamu.paper.similarity import BASELINES, METHODS, pearson_of, volumes_of
+from hamu.paper.stage import result_of
+from hamu.run_folder import RunFolder
+
+BASE = {"per_device_train_batch_size": 500, "learning_rate": 1e-4, "data": "train.parquet", "data_dir": "somewhere"}
+SCALE = Scale("cifar10-resnet20", BASE, False, 0.1, None, None, 42)
+
+
+def settings(wanted, retain=4500):
+    return settings_of(wanted, BASE, Sample({"data": "sample.npz"}, retain), "model", 42, {})
+
+
+@pytest.mark.parametrize("retain", [45_000, 4_500, 1_307, 261, 100])
+def test_an_epoch_has_the_papers_number_of_steps_at_any_scale(retain):
+    for name in ("figure-3", "figure-8"):
+        for wanted in EXPERIMENTS[name].runs(SCALE).values():
+            found = settings(wanted, retain)
+            batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
+            assert math.ceil(retain / batch) == 9
+            assert found["per_device_train_batch_size"] <= 500
+            assert wanted.steps == 45
+    sizes = {key: settings(wanted, 45_000) for key, wanted in EXPERIMENTS["table-2"].runs(SCALE).items()}
+    for key, found in sizes.items():
+        batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
+        assert batch == pytest.approx(int(key), rel=0.01)
+
+
+def test_a_run_reads_the_sample_and_says_only_what_its_method_takes():
+    found = settings(SCALE.wanted("gdiff", 5, rho=0.75, constraint=0.5))
+    assert found["data"] == "sample.npz"
+    assert found["rho"] == 0.75
+    assert not found.keys() & {"data_dir", "constraint", "stopping", "on_infeasible"}
+    assert settings(SCALE.wanted("hamu-q", 5))["on_infeasible"] == "clamp"
+
+
+def test_the_same_run_wanted_twice_is_one_run_and_any_other_setting_makes_another():
+    run = run_of(settings(SCALE.wanted("hamu-q", 5, rho=0.0)))
+    assert run == run_of(settings(SCALE.wanted("hamu-q", 5, rho=0.0)))
+    assert run.setting == run_of(settings(SCALE.wanted("hamu-q", 25, rho=0.0))).setting
+    for other in (SCALE.wanted("hamu-q", 5, rho=0.25), SCALE.wanted("hamu-q", 5, rho=0.0, blocks="model"),
+                  SCALE.wanted("hamu-u", 5, rho=0.0)):  # fmt: skip
+        assert run.setting != run_of(settings(other)).setting
+
+
+def test_a_longer_run_serves_a_shorter_one_only_if_it_begins_alike_and_may_be_cut():
+    short, long, longer = (PaperRun("ft", "abc", epochs) for epochs in (5.0, 10.0, 25.0))
+    other = PaperRun("ft", "def", 5.0)
+    assert longest({short: {}, longer: {}, other: {}}, [], ()) == {short: longer, longer: longer, other: other}
+    assert longest({short: {}}, [long, longer], ()) == {short: long}, (
+        "what is finished is taken, the shortest that will do"
+    )
+    assert longest({longer: {}}, [short], ()) == {longer: longer}
+    assert longest({short: {}}, [longer], {short}) == {short: short}
+    assert longest({short: {"lr_scheduler_type": "linear"}}, [longer], ()) == {short: short}
+
+
+def test_a_sample_has_the_same_share_of_each_class_and_is_drawn_once(tmp_path):
+    base = {"data": "digits", "forget_class": "3"}
+    folder = RunFolder(tmp_path / "data", resume=True)
+    tenth = sample_images(base, 0.1, 1, folder)
+    whole = sample_images(base, 1.0, 1, folder)
+    assert whole.settings == {"data": "digits"}
+    assert tenth.retain == pytest.approx(0.1 * whole.retain, abs=5)
+    path = tmp_path / "data/images-0.1-s1.npz"
+    assert tenth.settings == {"data": str(path)}
+    before = path.read_bytes()
+    assert sample_images(base, 0.1, 1, folder) == tenth
+    assert path.read_bytes() == before
+    assert sample_images(base, 0.1, 2, folder).settings != tenth.settings
+    with pytest.raises(HamuError, match="holds a sample of digits, not of "):
+        sample_images(base | {"data": str(tmp_path / "data/images-0.1-s2.npz")}, 0.1, 1, folder)
+
+
+def test_an_outcome_ends_where_the_figure_does(tmp_path):
+    losses = [0.2, 0.5, float("nan"), 0.9]
+    trajectory = [
+        {"step": 9 * epoch, "eval_forget_gain": loss - 0.2, "eval_retain_gain": 0.01 * epoch, "eval_forget_loss": loss}
+        for epoch, loss in enumerate(losses)
+    ]
+    (tmp_path / "evaluation.json").write_text(json.dumps({"trajectory": trajectory}))
+    lines = [{"step": step, "kappa": float(step), "taken": float(step != 3)} for step in range(1, 28)]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    two = Outcome(tmp_path, 18, 9)
+    assert [point["epoch"] for point in two.points] == [0, 1], "an evaluation that is not finite is left out"
+    assert two.trajectory == [(0.0, 0.0), (0.01, pytest.approx(0.3))]
+    assert two.by_epoch("kappa") == [pytest.approx((45 - 3) / 8), 14.0]
+    assert two.mean("kappa") == pytest.approx((171 - 3) / 17)
+    assert two.mean("demand") is None
+    assert Outcome(tmp_path, 27, 9).last["epoch"] == 3
+
+
+def test_lines_correlations_and_volumes_of_known_points():
+    exact = line_through_origin((1, 2, 3), (2, 4, 6))
+    assert exact == pytest.approx({"slope": 2, "r_squared": 1, "r_squared_uncentred": 1})
+    apart = line_through_origin((1, 2, 3), (3, 3, 4))
+    assert apart["slope"] == pytest.approx(21 / 14)
+    assert apart["r_squared"] < 0 < apart["r_squared_uncentred"]
+    assert line_through_origin((1, 2), (1, None))["r_squared"] is None
+    assert pearson_of((0, 1, 2), (3, 2, 1)) == pytest.approx(-1)
+    assert pearson_of((0, 1, 2), (3, None, 1)) is None
+    volumes = volumes_of({"hamu-q": [(0, 0), (2, 3)], "ga": [(0, 0), (-0.5, 9)]})
+    assert (volumes["start"]["hamu-q"], volumes["start"]["ga"]) == (6, 0)
+    assert (volumes["worst"]["hamu-q"], volumes["worst"]["reference"]) == (3 * 2.5, (0, -0.5))
+    points = [{"epoch": e, "forget_loss": loss, "retain_gain": -e} for e, loss in ((0, 0.2), (1, 0.7), (1.5, 0.99))]
+    assert reached(points, 1.0) == {"epoch": 1.5, "retain_gain": -1.5}
+    assert reached(points[:2], 1.0) is None
+
+
+def fit_figures(gains):
+    steps = {"direct_share": 0.25, "kappa": -0.5, "beyond": 0.1}
+    kinds = [f"{method} {kind}" for method in ("hamu-q", "hamu-u") for kind in ("layer-wise", "global")]
+    return {
+        "constraint": list(CONSTRAINTS),
+        "gain": {kind: gains[kind.split()[1]] for kind in kinds},
+        "line": {kind: line_through_origin(CONSTRAINTS, gains[kind.split()[1]]) for kind in kinds},
+        "steps": dict.fromkeys(kinds, steps),
+    }
+
+
+def test_a_claim_holds_does_not_or_cannot_be_told_and_only_the_second_is_explained():
+    fit = EXPERIMENTS["figure-8"]
+    straight, bent = list(CONSTRAINTS), [0.05, 0.05, 0.1, 0.3, 0.85]
+    for gains, expected in [
+        ({"layer-wise": straight, "global": bent}, [True, True, True]),
+        ({"layer-wise": bent, "global": straight}, [False, False, False]),
+        ({"layer-wise": [None, *bent[1:]], "global": bent}, [None, None, None]),
+    ]:
+        figures = fit_figures(gains)
+        claims = fit.claims(figures)
+        assert [claim.holds for claim in claims] == expected * 2
+        result = result_of(fit, figures) | {"scale": SCALE_SAID}
+        text = page({"figure-8": result}, EXPERIMENTS)
+        assert text.count("| does not agree |") == 2 * expected.count(False)
+        assert ("What may explain it" in text) == (False in expected)
+        assert ("25% of the blocks" in text) == (False in expected)
+
+
+SCALE_SAID = {
+    "recipe": "digits", "fraction": 0.5, "retain": 100, "seed": 1, "device": "cpu", "model": "given",
+}  # fmt: skip
+
+
+def test_who_dominates_is_told_from_the_trajectories():
+    baselines = EXPERIMENTS["figure-4"]
+    best = {m: [[0, 0], [0.2, 0.2]] for m in ("hamu-q", "hamu-u")} | {m: [[0, 0], [0.1, 0.1]] for m in BASELINES}
+    worst = best | {"ft": [[0, 0], [0.3, 0.3]]}
+
+    def verdicts(easy, hard):
+        lines = {"0": easy, "0.75": hard}
+        figures = {"trajectories": lines, "hypervolumes": {rho: volumes_of(by) for rho, by in lines.items()}}
+        return [claim.holds for claim in baselines.claims(figures)]
+
+    lone = {m: [[0, 0], [0.2, 0.2] if m.startswith("hamu") else [-0.1, 0.3]] for m in METHODS}
+    assert verdicts(lone, lone) == [True] * 6
+    assert verdicts(worst, worst) == [False] * 6
+    assert verdicts({}, {m: line for m, line in best.items() if m != "kl"}) == [None] * 6
