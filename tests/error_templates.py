@@ -34,7 +34,7 @@ def raised_errors() -> tuple[Raised, ...]:
     """Every place in the source that makes an error.
 
     Raises:
-        AssertionError: if a message is no text that stands there.
+        AssertionError: if a message is no text that stands there, or a class of errors is not in `ERRORS`.
     """
     return tuple(one for path in sorted(SOURCE.rglob("*.py")) for one in _in_file(path))
 
@@ -48,11 +48,18 @@ def _in_file(path: Path) -> Iterator[Raised]:
     }
     file = str(path.relative_to(SOURCE))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS:
+        if isinstance(node, ast.ClassDef) and any(_name(base) in ERRORS for base in node.bases):
+            assert node.name in ERRORS, f"{file}:{node.lineno}: {node.name} is an error too; add it to ERRORS"
+        if isinstance(node, ast.Call) and _name(node.func) in ERRORS:
             message = node.args[0]
             if isinstance(message, ast.Name):
                 message = constants.get(message.id, message)
             yield Raised(_template(message, f"{file}:{node.lineno}"), file, node.lineno, node.end_lineno)
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _template(message: ast.expr, place: str) -> str:

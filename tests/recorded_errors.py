@@ -56,7 +56,8 @@ def not_produced(places):
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
-        os.environ[_ENVIRONMENT] = tempfile.mkstemp(prefix="hamu-errors-")[1]
+        with tempfile.NamedTemporaryFile(prefix="hamu-errors-", delete=False) as notes:
+            os.environ[_ENVIRONMENT] = notes.name
     record()
 
 

@@ -261,6 +261,15 @@ def test_an_earlier_training_outlives_one_that_diverges(cli, tmp_path):
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
+def test_a_model_that_has_overflowed_is_not_saved(cli, tmp_path, saved_model):
+    too_much = ["--method", "ga", "--learning_rate", "1e30", "--weight_decay", "1e30"]
+    code, _, err = cli("unlearn", *CLASS, "--model", saved_model, *too_much, *FAST, "--output_dir", "out")
+    assert code == 2
+    assert err.endswith(" is not finite; lower --learning_rate 1e+30 or choose another method\n")
+    assert "unlearning diverged: " in err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.yaml", "steps.jsonl"]
+
+
 def test_an_unknown_command_is_named(cli):
     code, _, err = cli("forget")
     assert code == 2
