@@ -151,7 +151,7 @@ def test_a_claim_holds_does_not_or_cannot_be_told_and_only_the_second_is_explain
 
 
 SCALE_SAID = {
-    "recipe": "digits", "fraction": 0.5, "retain": 100, "seed": 1, "device": "cpu", "model": "given",
+    "recipe": "digits", "is_text": False, "fraction": 0.5, "retain": 100, "seed": 1, "device": "cpu", "model": "given",
 }  # fmt: skip
 
 
