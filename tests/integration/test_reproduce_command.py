@@ -166,6 +166,7 @@ def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tm
         broken = sum(claim["holds"] is False for claim in found["claims"])
         row = next(line for line in page.splitlines() if line.startswith(f"| [{experiment.reference}]"))
         assert row.split("|")[-4:-2] == [f" {held} ", f" {broken} "]
+    assert page.count("images in place of the paper's texts") == 3
     assert page.count("does not agree |") == sum(
         claim["holds"] is False for name in EXPERIMENTS for claim in result(tmp_path, name)["claims"]
     )

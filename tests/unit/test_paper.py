@@ -2,11 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from hamu.errors import HamuError
-from hamu.paper import EXPERIMENTS, Scale
+from hamu.paper import EXPERIMENTS, Measurement, Scale
 from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
 from hamu.paper.outcome import Outcome
 from hamu.paper.page import page
@@ -150,7 +151,7 @@ def test_a_claim_holds_does_not_or_cannot_be_told_and_only_the_second_is_explain
 
 
 SCALE_SAID = {
-    "recipe": "digits", "fraction": 0.5, "retain": 100, "seed": 1, "device": "cpu", "model": "given",
+    "recipe": "digits", "is_text": False, "fraction": 0.5, "retain": 100, "seed": 1, "device": "cpu", "model": "given",
 }  # fmt: skip
 
 
@@ -168,3 +169,16 @@ def test_who_dominates_is_told_from_the_trajectories():
     assert verdicts(lone, lone) == [True] * 6
     assert verdicts(worst, worst) == [False] * 6
     assert verdicts({}, {m: line for m, line in best.items() if m != "kl"}) == [None] * 6
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in EXPERIMENTS.items() if one.task and not isinstance(one, Measurement)]
+)
+def test_where_every_run_failed_nothing_can_be_told(name, tmp_path):
+    one = EXPERIMENTS[name]
+    result = result_of(one, one.figures({}, replace(SCALE, has_similar=True)))
+    assert {claim["holds"] for claim in result["claims"]} == {None}
+    one.draw(result["figures"], tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").is_file()
+    broken = result | {"scale": SCALE_SAID, "failed": {"hamu-q 0": "it diverged"}}
+    assert "Failed: hamu-q 0: it diverged." in page({name: broken}, EXPERIMENTS)

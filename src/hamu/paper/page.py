@@ -95,12 +95,12 @@ def _conditions(result: Result) -> str:
         if epochs
         else ""
     )
-    stands = (
-        "; texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
-        if scale["recipe"] == "tofu-tiny"
-        else ""
-    )
-    start = result["start"]
+    stands = ""
+    if scale["recipe"] == "tofu-tiny":
+        stands = "; texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
+    elif result.get("task") == "text" and not scale["is_text"]:
+        stands = "; images in place of the paper's texts"
+    start = result.get("start")
     original = (
         ""
         if start is None

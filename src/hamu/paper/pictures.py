@@ -39,6 +39,9 @@ def save_panels(figure: Figure, axes: Sequence[Axes], path: Path) -> None:
 
 def draw_methods(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]], title: str) -> None:
     """A trajectory for each method; what runs off is cut, and the legend of the panel says where it ends."""
+    if not trajectories:
+        axes.set_title(f"{title}: no run")
+        return
     runs = [(name, [(x, y) for x, y in points]) for name, points in trajectories.items()]
     draw_trajectories(axes, runs, title, legend=False)
     far = [line.get_label() for line in axes.get_lines() if "ends at" in str(line.get_label())]
@@ -60,7 +63,8 @@ def draw_lines(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]]
         axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, label=name)
     axes.set(xlabel=RETAIN_GAIN, ylabel=FORGET_GAIN)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    if trajectories:
+        axes.legend(frameon=False)
 
 
 def draw_shades(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]], color_map: str, title: str) -> None:
@@ -73,7 +77,8 @@ def draw_shades(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]
         xs, ys = zip(*points, strict=True)
         axes.plot(xs, ys, "o-", color=color, markersize=4, label=name)
     axes.set(xlabel=RETAIN_GAIN, ylabel=FORGET_GAIN, title=title)
-    axes.legend(frameon=False, fontsize=8)
+    if trajectories:
+        axes.legend(frameon=False, fontsize=8)
 
 
 def draw_curves(axes: Axes, xs: Sequence[float], curves: Mapping[str, Sequence[float | None]]) -> None:

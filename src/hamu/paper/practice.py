@@ -130,7 +130,9 @@ class Optimizers(Experiment):
         draw_shades(axes, lines, "Blues", "HAMU-U")
         for side, scale in ((0, axes.set_xscale), (1, axes.set_yscale)):
             values = [point[side] for line in lines.values() for point in line]
-            if all(value > 0 for value in values):
+            if not values:
+                continue
+            if min(values) > 0:
                 scale("log")
             else:
                 scale("symlog", linthresh=min(abs(value) for value in values if value))

@@ -119,6 +119,7 @@ class Stage:
         device = "cuda" if torch.cuda.is_available() and "use_cpu" not in self.device else "cpu"
         return {
             "recipe": scale.recipe,
+            "is_text": scale.is_text,
             "fraction": scale.fraction,
             "retain": self.sample.retain,
             "seed": scale.seed,
@@ -200,7 +201,7 @@ def result_of(one: Experiment, figures: Figures) -> dict[str, Any]:
     """The figures of an experiment with all that is said of them, as JSON holds it."""
     figures = plain(figures)
     claims: list[Claim] = one.claims(figures)
-    named = {"name": one.name, "reference": one.reference, "title": one.title, "about": one.settings}
+    named = {"name": one.name, "reference": one.reference, "title": one.title, "task": one.task, "about": one.settings}
     trained: Figures = {"scale": None, "start": None, "runs": {}, "failed": {}}
     found: dict[str, Any] = plain(
         named
