@@ -95,6 +95,8 @@ def test_contents_are_left_out_on_request(tmp_path):
     assert "are not in this file" in hidden
     texts = report_page([Reported(run, text_observations())], contents=False)
     assert "Who is" not in texts
+    assert '"row 3"' not in texts
+    assert '"row 3"' in report_page([Reported(run, text_observations())])
 
 
 def test_every_figure_has_words(tmp_path):

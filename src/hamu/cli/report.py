@@ -34,7 +34,7 @@ def run(argv: list[str], console: Console) -> int:
     )
     parser.add_argument(
         "--no_contents", action="store_true",
-        help="leave out what the data say: images, prompts, answers, names of classes and of files",
+        help="leave out what the data say: images, prompts, answers, names of classes, numbers of rows",
     )  # fmt: skip
     parser.add_argument(
         "--no_models", action="store_true", help="do not ask the models again, which takes most of the time"

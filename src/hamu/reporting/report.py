@@ -111,7 +111,5 @@ def _overview(runs: Sequence[Run]) -> Section:
     path = trajectories(runs)
     charts = [path and replace(path, wide=True), *(overlaid(runs, side) for side in ("forget", "retain"))]
     alone = [run.name for run in runs if run.is_trajectory_alone]
-    missing = (
-        [f"more of {', '.join(alone)}: a demo keeps trajectories alone, `hamu unlearn` leaves all"] if alone else []
-    )
+    missing = [f"more of {', '.join(alone)}: a demo keeps trajectories alone"] if alone else []
     return Section("All runs", charts=[c for c in charts if c is not None], tables=[several(runs)], missing=missing)

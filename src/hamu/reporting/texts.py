@@ -20,10 +20,12 @@ def texts_section(found: TextObservations, contents: bool) -> Section:
     intro = f"Both models on {counted(records, 'records')}, read anew for this report."
     if contents and found.answers:
         intro += " Answers are greedy; in brackets the ROUGE-L recall of the right answer."
-    return Section("Texts", intro, [_probabilities(found)], answers=found.answers if contents else {}, missing=missing)
+    return Section(
+        "Texts", intro, [_probabilities(found, contents)], answers=found.answers if contents else {}, missing=missing
+    )
 
 
-def _probabilities(found: TextObservations) -> Chart:
+def _probabilities(found: TextObservations, contents: bool) -> Chart:
     """The probability of each record's answer before and after."""
     series, says = [], []
     for name, texts in found.texts.items():
@@ -35,7 +37,7 @@ def _probabilities(found: TextObservations) -> Chart:
         rows = texts.rows.numpy()
         series.append({
             "name": name, "color": SIDES[name], "x": shorts(before[places]), "y": shorts(after[places]),
-            "mode": "points", "hints": [f"row {rows[n]}" for n in places],
+            "mode": "points", "hints": [f"row {rows[n]}" if contents else "" for n in places],
         })  # fmt: skip
     return Chart(
         "Probability of each record's answer",
