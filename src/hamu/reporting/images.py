@@ -131,7 +131,7 @@ def _embedding(found: ImageObservations) -> list[Chart]:
                 "kind": "xy",
                 "x": {"label": "first axis", "limits": limits[0]},
                 "y": {"label": "second axis", "limits": limits[1]},
-                "series": [_cloud(name, at[role, name], found) for name in found.embeddings[role]],
+                "series": [_cloud(name, at[role, name]) for name in found.embeddings[role]],
                 "nearest": True,
                 "square": True,
             },
@@ -140,7 +140,7 @@ def _embedding(found: ImageObservations) -> list[Chart]:
     ]
 
 
-def _cloud(name: str, points: Tensor, found: ImageObservations) -> dict[str, Any]:
+def _cloud(name: str, points: Tensor) -> dict[str, Any]:
     xs, ys = points.T.tolist()
     return {"name": name, "color": SIDES[name], "x": shorts(xs), "y": shorts(ys), "mode": "points", "small": True}
 
