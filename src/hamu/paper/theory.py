@@ -29,6 +29,7 @@ _KEPT, _WITHIN, _FREE = "#E4F2FB", "#A9D7F3", "#F0E442"
 _REGIME_COLORS = ("#009E73", "#E69F00", "#882255")
 _SHARE = {"figure-1": 0.7, "figure-2": 0.5}  # of what is possible, demanded in each
 _RATE, _FORGET_NORM = 1.5, 1.12  # the drawings' η and ‖g_f‖, where ‖g_r‖ = 1
+_TURN = 3  # degrees between two directions of g_r
 _PROBLEMS = (("hamu-q", 140), ("hamu-q", 105), ("hamu-q", 55), ("hamu-q", 18), ("hamu-u", 55))
 _METHODS: dict[str, type[HamuQ] | type[HamuU]] = {"hamu-q": HamuQ, "hamu-u": HamuU}
 _NOTES = (
@@ -49,7 +50,7 @@ class Regimes(Experiment):
 
     def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
         """κ, cost and regime on a grid, and both thresholds."""
-        kappas = np.linspace(-1, 1, 401)
+        kappas = -np.cos(np.linspace(0, np.pi, 601))  # denser where the cost is steep
         steps = [_solve(HamuQ(_SHARE[self.name], "relative"), d, 1.0)[0] for d in np.rad2deg(np.arccos(kappas))]
         status = steps[0].weights.constraint
         assert status is not None
@@ -111,10 +112,10 @@ class Updates(Experiment):
     settings = "The step at half of what is possible: five problems, and all directions of g_r at once."
 
     def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
-        """Gradients, step and region of each problem, and of a turn of g_r by whole degrees."""
+        """Gradients, step and region of each problem, and of a turn of g_r."""
         share = _SHARE[self.name]
         problems = [_problem(_METHODS[name](share, "relative"), degrees) for name, degrees in _PROBLEMS]
-        turn = [_problem(HamuQ(share, "relative"), degrees) for degrees in range(-180, 180)]
+        turn = [_problem(HamuQ(share, "relative"), degrees) for degrees in range(-180, 180, _TURN)]
         return {"problems": problems, "turn": turn}
 
     def claims(self, figures: Figures) -> list[Claim]:
@@ -192,7 +193,9 @@ def _draw_turn(axes: Axes, turn: Sequence[Mapping[str, Any]]) -> None:
     color = style_of(turn[0]["method"])[0]
     for one in turn:
         middle, shade = 90 - one["degrees"], _REGIME_COLORS[one["regime"]]
-        axes.add_patch(Wedge((0, 0), 1.78, middle - 0.6, middle + 0.6, width=0.14, color=shade, linewidth=0))
+        axes.add_patch(
+            Wedge((0, 0), 1.78, middle - 0.6 * _TURN, middle + 0.6 * _TURN, width=0.14, color=shade, linewidth=0)
+        )
         axes.plot(*one["update"], "o", color=color, markersize=6, zorder=7)
     _arrow(axes, turn[0]["forget"], _FORGET, "$g_f$")
     spots = ((0, -1.95, 0), (1.9, 0, -90), (0, 1.95, 0))
