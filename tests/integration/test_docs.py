@@ -90,7 +90,7 @@ def read_options(argv, processes="1"):
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hamu.training.config.processes", lambda: int(processes))
-        if hasattr(module, "parse"):
+        if hasattr(module, "parse") and command != "reproduce":  # which reads the settings of its runs so
             patch.setattr(module, "parse", then_stop(module.parse))
         else:
             patch.setattr(options.Parser, "parse_args", then_stop(options.Parser.parse_args))

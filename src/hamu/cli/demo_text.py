@@ -47,7 +47,7 @@ What next, on your own records (JSON lines with question and answer, prompt and 
   hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl --model runs/unlearned/model --original_model MODEL/ \\
                 --output_dir runs/check
 MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME does as well. To name the records otherwise:
---forget_rows 3,17,25 or --forget_filter "author=Jane Doe". `--dry_run` says beforehand what a run needs."""
+--forget_rows 3,17,25 or --forget_filter "user_id=4711". `--dry_run` says beforehand what a run needs."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
