@@ -143,3 +143,5 @@ if __name__ == "__main__":
     recorded_errors.record()
     for name in sys.argv[3:]:
         run(name, Path(sys.argv[1]), int(sys.argv[2]))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

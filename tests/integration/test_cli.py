@@ -267,7 +267,7 @@ def test_a_model_that_has_overflowed_is_not_saved(cli, tmp_path, saved_model):
     assert code == 2
     assert err.endswith(" is not finite; lower --learning_rate 1e+30 or choose another method\n")
     assert "unlearning diverged: " in err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.yaml", "steps.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.yaml", "layers.jsonl", "steps.jsonl"]
 
 
 def test_an_unknown_command_is_named(cli):

@@ -75,12 +75,12 @@ def test_a_tracker_gets_no_data_no_place_and_no_name(listened, saved_model, tmp_
 
     folder = tmp_path / "of Jane Doe"
     assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", str(folder), "--report_to", "wandb",
-                 "--forget_class", "3", "--run_name", "my run", "--resume_from_checkpoint", ""]) == 0  # fmt: skip
+                 "--forget_class", "3", "--run_name", "my run"]) == 0  # fmt: skip
     settings = listened[0][2]
     assert settings["method"] == "hamu-q"
     assert settings["constraint_mode"] == "relative"
     assert settings["max_steps"] == 3
-    assert not {"output_dir", "run_name", "hub_token", "resume_from_checkpoint"} & set(settings) - {
+    assert not {"output_dir", "run_name", "hub_token"} & set(settings) - {
         name for name, value in settings.items() if value is None
     }
     told = json.dumps([figures for _, _, figures, _ in listened])
