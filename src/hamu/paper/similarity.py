@@ -89,7 +89,9 @@ class Similarity(Experiment):
                     "mean gradient of all data is nearly zero, so both sides' gradients are opposed at any ρ below 1: "
                     "κ starts low and bends upwards late. Where a model knows its data by heart, gradients are shorter "
                     "than the clipping norm, and κ falls with their "
-                    f"length. The cosine alone has a Pearson coefficient of {_written(cosine)}.",
+                    f"length. The cosine alone has a Pearson coefficient of {_written(cosine)}. And this is one sample: "
+                    "which images are drawn to be forgotten moves κ too, the more the fewer they are; "
+                    "docs/results/hardness.md has means over seeds.",
                 )
             )
         for key, what in (("retain_gain", "-ΔL_r"), ("forget_gain", "ΔL_f")):
