@@ -89,8 +89,8 @@ class Similarity(Experiment):
                     "mean gradient of all data is nearly zero, so both sides' gradients are opposed at any ρ below 1: "
                     "κ starts low and bends upwards late. Where a model knows its data by heart, gradients are shorter "
                     "than the clipping norm, and κ falls with their "
-                    f"length. The cosine alone has a Pearson coefficient of {_written(cosine)}. And this is one sample: "
-                    "which images are drawn to be forgotten moves κ too, the more the fewer they are; "
+                    f"length. The cosine alone has a Pearson coefficient of {_written(cosine)}. And this is one "
+                    "sample: which images are drawn to be forgotten moves κ too, the more the fewer they are; "
                     "docs/results/hardness.md has means over seeds.",
                 )
             )
