@@ -163,7 +163,12 @@ def test_a_comparison_stands_for_its_runs(tmp_path):
 def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
     before = contents(images)
     (images / "mine.html").write_text("mine")
+    for name, content in (("demo/summary.json", "{}"), ("compare/comparison.json", "{}")):
+        (images / name).parent.mkdir()
+        (images / name).write_text(content)
     for words, said in (
+        (["demo"], "demo/summary.json is not that of a demo; name the --output_dir"),
+        (["compare"], "the comparison in compare has no run yet; wait until its first one has begun"),
         (["gone"], "there is no folder gone; name the --output_dir of a `hamu unlearn`"),
         (["data"], "data holds no run: it has neither steps.jsonl nor evaluation.json"),
         (["run", "--output", "nowhere/x.html"], "the folder nowhere of --output is not there; make it"),
@@ -175,4 +180,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
         ([], "the following arguments are required: RUN"),
     ):
         assert said in refused(capsys, *words)
+    for name in ("demo", "compare"):
+        assert len(list((images / name).iterdir())) == 1
+        shutil.rmtree(images / name)
     assert contents(images) == before | {images / "mine.html": b"mine"}

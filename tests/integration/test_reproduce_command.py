@@ -9,12 +9,15 @@ import signal
 import pytest
 import torch
 
+from hamu import HamuError
 from hamu.cli import main
 from hamu.cli.progress import ProgressBar
 from hamu.compare import children
 from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.paper import EXPERIMENTS
+from hamu.paper.sampling import sample_texts
+from hamu.run_folder import RunFolder
 
 SMALL = ("--recipe", "digits", "--fraction", 0.1)
 
@@ -59,13 +62,15 @@ def test_a_plan_counts_runs_and_steps_and_writes_nothing(capsys, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path):
+def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for words, message in [
         (("figure-99",), "there is no figure-99 to reproduce; choose of figure-1"),
         (("figure-4", "--fraction", 0), "fraction 0.0 must be a share of the data"),
         (("figure-4", "--epochs", -1), "epochs -1.0 must be positive"),
         (("figure-4", "--jobs", 0), "jobs 0 must be at least 1"),
         (("figure-4", "--device", "tpu"), "device 'tpu' is unknown"),
+        (("figure-4", "--device", "cuda"), "there is no CUDA device; leave --device out"),
         (("figure-4", "--recipe", "tofu-tiny"), "recipe tofu-tiny is of texts"),
         (
             ("figure-4", "--recipe", "cifar10-resnet20", "--data_dir", "nowhere"),
@@ -77,6 +82,21 @@ def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path):
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
         assert not (tmp_path / "out").exists()
+
+
+def test_an_original_model_that_was_not_trained_is_said_with_the_reason(capsys, tmp_path, monkeypatch, forked_runs):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out/work/models").mkdir(parents=True)
+    (tmp_path / "out/work/models/digits-0.1-s42").write_text("in the way")
+    assert main(["reproduce", "figure-12", *map(str, SMALL), "--output_dir", "out"]) == 2
+    err = capsys.readouterr().err
+    assert "the original model was not trained: the output folder" in err
+    assert "is a file; choose another" in err
+
+
+def test_texts_to_forget_have_to_be_named(tmp_path):
+    with pytest.raises(HamuError, match="the recipe names no forget_data; the experiments on texts need it"):
+        sample_texts({"data": "miniature"}, 0.5, 0, RunFolder(tmp_path / "data"))
 
 
 def test_a_run_that_is_killed_is_said_to_have_failed_and_the_same_command_goes_on_with_it(

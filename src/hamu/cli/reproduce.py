@@ -124,8 +124,6 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     _, further, _ = parse("evaluate", "", argv, DataOptions, EvaluateOptions)
     train = parse("train", "", [*argv, "--seed", str(options.seed)], DataOptions, RunOptions, TrainConfig)[-1]
     is_text = data.task == "text"
-    if not is_text and data.forget_class is None:
-        raise HamuError(f"the recipe {recipe} names no class to forget; these experiments need one")
     if task == "image" and is_text:
         raise HamuError(f"recipe {recipe} is of texts, but some of these run on images; name only those that do not")
     paraphrases = options.similar_data
