@@ -48,6 +48,9 @@ def run(argv: list[str], console: Console) -> int:
         help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
         "may be given several times",
     )  # fmt: skip
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="run the code that comes with a model, which can do anything"
+    )
     args = parser.parse_args(argv)
     for name, least in (("samples", 1), ("answers", 0)):
         if getattr(args, name) < least:
@@ -87,7 +90,8 @@ def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[
         return [Reported(runs[0], None, "the run has not come to its end, so there is no model after it")]
     try:
         answers = 0 if args.no_contents else args.answers
-        observed = observe(NamedSources(folder, args.hub), args.samples, answers, console)
+        sources = NamedSources(folder, args.hub, trust_remote_code=args.trust_remote_code)
+        observed = observe(sources, args.samples, answers, console)
     except HamuError as error:
         console.print(f"{folder}: without what the models say, for {error}", soft_wrap=True, markup=False)
         return [Reported(runs[0], None, str(error))]
