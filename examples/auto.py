@@ -32,7 +32,8 @@ from hamu.methods import HamuQ
 from hamu.models import load_classifier
 from hamu.models.language import load_language_model, load_tokenizer
 from hamu.training import TrainConfig, UnlearnConfig, train_original
-from hamu.training.auto import Goal, tuned
+from hamu.training.auto import tuned
+from hamu.training.goal import Goal
 from hamu.training.original import collate
 
 SHARES = (0.25, 0.5, 0.75, 0.95)  # of what is possible, the constraint

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -152,6 +152,19 @@ class StepGuard:
     def undo(self) -> None:
         """Put the weights back as they were before the step; the optimizer's own state stays as it is."""
         torch._foreach_copy_(list[Tensor](self._pair.parameters), self._before)
+
+    @torch.no_grad()
+    def stretch(self, factor: float) -> StepTaken:
+        """Make the step this many times as long, along the line that it took."""
+        parameters = list[Tensor](self._pair.parameters)
+        torch._foreach_lerp_(parameters, self._before, 1 - factor)
+        taken = self.taken
+        linear = ("retain_change", "forget_change", "gain", "demand", "lengths")
+        longer: dict[str, Any] = {
+            name: None if (value := getattr(taken, name)) is None else value * factor for name in linear
+        }
+        self.taken = replace(taken, **longer)
+        return self.taken
 
     @property
     def _sign(self) -> float:

@@ -1,6 +1,7 @@
 """Unlearning by goal: it ends at the target, at the budget, or when every further step must hurt, and says which."""
 
 import copy
+import itertools
 import json
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from hamu import HamuError, HamuQ, UnlearnConfig
 from hamu.assess import assess
 from hamu.cli import main
-from hamu.training.auto import Goal, Standing, tuned
+from hamu.training.auto import tuned
+from hamu.training.goal import Goal, Standing
 from hamu.training.original import collate
 
 
@@ -40,6 +42,20 @@ def test_it_ends_at_the_budget_with_a_model_that_keeps_it(model, trainer_of, pro
     now = trainer.steering._measure()
     assert now.retain_loss <= trainer.steering._start.retain_loss + 0.0005
     assert now.forget_loss > trainer.steering._start.forget_loss
+
+
+def test_of_a_state_that_costs_too_much_as_much_is_kept_as_the_budget_pays_for(model, trainer_of, problem):
+    """The half of the way is measured where the whole was too far, and a run may end there."""
+    trainer = by_goal(trainer_of, model, problem, 1e6, 0.002, max_steps=40, per_device_train_batch_size=128)
+    limit = trainer.steering._start.retain_loss + 0.002
+    rows = trainer.steering.history
+    pairs = [(a, b) for a, b in itertools.pairwise(rows) if a["step"] == b["step"]]
+    assert pairs, "nothing was ever too far"
+    assert all(a["retain_loss"] > limit for a, _ in pairs)
+    assert all(b["retain_loss"] < a["retain_loss"] for a, b in pairs)
+    assert any(b["retain_loss"] <= limit for _, b in pairs)
+    assert 0 <= trainer.steering.search.noise <= 1
+    assert trainer.steering.search.noise != 0.5, "nothing was learned"
 
 
 def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, problem):

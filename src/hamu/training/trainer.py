@@ -24,14 +24,15 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.evaluation.sharing import predict_shared
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
 from hamu.paired import Decision, PairedGradients, PairStep
-from hamu.training.auto import Goal, Standing, Steering
 from hamu.training.config import UnlearnConfig, checkpoints_activations
 from hamu.training.early_ends import EarlyEnds
+from hamu.training.goal import Goal, Standing
 from hamu.training.original import check_is_measured, collate, let_gradients_through, to_channels_last
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset, subset
 from hamu.training.resumable import ResumableTrainer
 from hamu.training.run_state import RunState, load_saved_tensors, save_tensors
 from hamu.training.sharing import ShareSampler, shared_loader
+from hamu.training.steering import Steering
 from hamu.training.watch import StepWatch
 
 SIDES = ("retain", "forget")
@@ -154,7 +155,7 @@ class UnlearnTrainer(ResumableTrainer):
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.add_callback(RunState(self))
         if self.steering is not None:
-            self.steering.trust = self._watch.trust
+            self.steering.trust, self._watch.search = self._watch.trust, self.steering.search
             self.add_callback(self.steering)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

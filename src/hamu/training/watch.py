@@ -15,6 +15,7 @@ from hamu.distributed import summed
 from hamu.guard import StepGuard
 from hamu.paired import PairedGradients, PairStep
 from hamu.training.config import UnlearnConfig
+from hamu.training.length_search import TRIALS, LengthSearch
 from hamu.training.promise import Outcome, PromiseRecord
 from hamu.training.trust_region import TrustRegion
 
@@ -44,6 +45,7 @@ class StepWatch:
         record: what was checked so far.
         figures: of the last step, for the log.
         trust: the trust region, None without.
+        search: what each step's length is to be, in a run by goal; its trust region counts where nothing fits.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class StepWatch:
         self.figures: dict[str, float] = {}
         self._moved = False
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
+        self.search: LengthSearch | None = None
 
     def is_due(self, step: int, logged_every: float) -> bool:
         """Whether what this step does (the run's first is 1) will be measured."""
@@ -125,12 +128,15 @@ class StepWatch:
         undone = False
         if taken and self._passes:
             outcome = self._outcome()
-            self._note(outcome)
-            if trust is not None:
-                self.figures["trust_scale"] = trust.scale
-                undone = not trust.update(outcome.trust)
-                if undone and guard is not None:
+            if trust is not None and guard is not None:
+                outcome, fits = self._of_fitting_length(outcome, trust, guard)
+                self.figures["trust_scale"] = scale = trust.scale
+                undone = not (fits or trust.update(outcome.trust))
+                if undone:
                     guard.undo()
+                elif self.search is not None:
+                    self.search.take(outcome, scale)
+            self._note(outcome)
             if not undone:
                 self.record.add(outcome)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -140,6 +146,24 @@ class StepWatch:
         self._passes = []
         self._moved = taken and not undone
         return undone
+
+    def _of_fitting_length(self, outcome: Outcome, trust: TrustRegion, guard: StepGuard) -> tuple[Outcome, bool]:
+        """What the step did once it is as long as the goal wants it, and whether it fits then."""
+        if self.search is None:
+            return outcome, False
+        most = trust.most
+        for _ in range(TRIALS):
+            factor = self.search.factor(outcome, trust.scale, most)
+            if factor == 1:
+                break
+            if factor < 1:
+                most = trust.scale  # what was too long is not tried again
+            guard.stretch(factor)
+            for group in self._optimizer.param_groups:
+                group["lr"] *= factor
+            trust.scale *= factor
+            outcome = self._outcome()
+        return outcome, self.search.fits(outcome, trust.scale)
 
     def _is_plain(self, optimizer: torch.optim.Optimizer) -> bool:
         return is_plain_descent(optimizer, self._pair.parameters)

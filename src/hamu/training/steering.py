@@ -1,0 +1,282 @@
+"""The steering of a run by goal (`--auto`).
+
+The demand is set anew in every step: the largest whose price, for what is still to be forgotten, half of what is left
+of the budget pays. A search sets the step's length. What is measured on the data decides: of a state that costs more
+than the budget as much is kept as the budget pays for, and the next steps are more careful.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from hamu.gram import PairGram
+from hamu.methods import HamuQ, StoppingRule
+from hamu.paired import PairedGradients, PairStep
+from hamu.training.goal import Goal, Standing
+from hamu.training.length_search import LengthSearch, Taken
+from hamu.training.trust_region import TrustRegion
+
+_MOST = 2.0**12  # how far the learning rate at the start may be left
+_SHARES = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98)
+_PAID_AT_ONCE = 0.5  # of what is left of the budget
+_MEMORY = 0.8  # of the mean over steps of the Gram
+_LEAST_SHARE = 0.05
+_PATIENCE = 6  # times in a row that a state was taken back
+_HALVINGS = 2  # of what went too far, before all of it is taken back
+_LEAST_MISSING = 0.1  # of what was missing when it was last measured, whatever the steps since seem to have gained
+_INTERVAL = 10.0  # steps between two measurements, at most
+
+
+class Steering(TrainerCallback):
+    """Sets the demand of each step, measures, takes back what cost too much, and ends the run.
+
+    Args:
+        pair: whose method's constraint is set.
+        goal: where to.
+        measure: how the model stands; called every few steps.
+        end: called once with the reason.
+    """
+
+    def __init__(
+        self, pair: PairedGradients, goal: Goal, measure: Callable[[], Standing], end: Callable[[str], None]
+    ) -> None:
+        self._pair, self._goal, self._measure, self._end = pair, goal, measure, end
+        self.trust: TrustRegion | None = None
+        self._mean: list[Tensor] | None = None
+        self._eps = 0.0
+        self._start = self._now = Standing(math.nan, math.nan, math.nan)  # until the run begins
+        self._cap = 1.0
+        self._taken_back = 0
+        self._interval = _INTERVAL
+        self._due = _Due()
+        self.search = LengthSearch()
+        self.history: list[dict[str, float]] = []
+        self.ended = False
+        self._settled = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Where the run starts from, unless it is resumed."""
+        if state.global_step:
+            return
+        self._start = self._now = self._measure()
+        self._good = [p.detach().clone() for p in self._pair.parameters]
+        if self._goal.reached(self._now):
+            self._finish(f"the goal is reached at the start: {self._words(self._now)}")
+
+    def demand(self, step: PairStep, rate: float) -> None:
+        """After a step was weighed: learn from its Gram, and set the demand of the next."""
+        raw = [step.gram.retain_sq / step.clip[0] ** 2, step.gram.forget_sq / step.clip[1] ** 2]
+        values = [v.detach().cpu() for v in (*raw, step.gram.dot / (step.clip[0] * step.clip[1]))]
+        self._eps = step.gram.eps
+        if not all(torch.isfinite(v).all() for v in values):
+            return
+        old = self._mean or values
+        self._mean = [_MEMORY * m + (1 - _MEMORY) * v for m, v in zip(old, values, strict=True)]
+        missing, so_far = self._goal.missing(self._now), self._due.taken
+        paid = so_far.paid + self.search.price_of_noise(so_far.flattery)
+        self.search.aim(
+            max(missing - so_far.gained, _LEAST_MISSING * missing),
+            _PAID_AT_ONCE * max(0.0, self._left - max(0.0, paid)),
+            rate * ((step.weights.retain * step.gram.retain_sq).sum() / step.clip[0]).item(),
+        )
+        self._set_demand()
+
+    def _set_demand(self) -> None:
+        """Of the next step."""
+        if self._mean is None:
+            return
+        share, price = self._choose()
+        if self._goal.max_retain_increase <= 0 and price > 0:
+            self._finish(
+                f"the criterion says that every further step must hurt: even a demand of {_LEAST_SHARE:.0%} of what is "
+                f"possible costs {price:.3g} retain loss per 1 of forget loss"
+            )
+        self._pair.method = replace(self._method, constraint=share)
+
+    @property
+    def _left(self) -> float:
+        """Of the budget."""
+        return max(0.0, self._goal.max_retain_increase - (self._now.retain_loss - self._start.retain_loss))
+
+    @property
+    def _method(self) -> HamuQ:
+        method = self._pair.method
+        assert isinstance(method, HamuQ)
+        return method
+
+    def _choose(self) -> tuple[float, float]:
+        """The largest share of what is possible that the budget pays for, and its price; the least if it pays none."""
+        assert self._mean is not None
+        gram = PairGram(*self._mean, eps=self._eps)
+        clip = gram.clip_factors(self._pair.max_grad_norm)
+        gram = gram.scaled(*clip)
+        real = 1.0 - self.search.noise
+        left, missing = self._left, self._goal.missing(self._now)
+        chosen, at = _LEAST_SHARE, 0.0
+        for share in _SHARES:
+            weights = HamuQ(share, "relative", stopping=StoppingRule("off")).weigh(gram)
+            a, b = weights.retain, weights.forget
+            retain = -(real * a * gram.retain_sq + b * gram.dot).sum() / clip[0]
+            forget = -(a * gram.dot + b * gram.forget_sq).sum() / clip[1]
+            price = (retain / forget).item() if forget > 0 else math.inf
+            if share == _LEAST_SHARE:
+                at = price
+            if share <= self._cap and max(0.0, price) * missing <= _PAID_AT_ONCE * left:
+                chosen, at = share, price
+        return chosen, at
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure when it is due; keep the state, or take it back."""
+        self._due.add(self.search.taken)
+        last = state.global_step >= state.max_steps or control.should_training_stop or self.ended
+        price = self.search.price_of_noise(self._due.taken.flattery)
+        due = self._due.now(self._interval, self._goal.missing(self._now), self._left, price)
+        if self._settled or not (last or due):
+            return
+        self._settled = last
+        now = self._look(state.global_step)
+        self.search.learn(self._due.taken, now.retain_loss - self._now.retain_loss)
+        self._due = _Due()
+        self._settle(now)
+        self._set_demand()
+
+    def _settle(self, now: Standing) -> None:
+        """Keep the state, as much of it as the budget pays for, or nothing of what came after the last good one."""
+        kept = 1.0
+        if self._is_paid(now):
+            self._keep(now)
+            return
+        for _ in range(_HALVINGS):
+            torch._foreach_lerp_(list[Tensor](self._pair.parameters), self._good, 0.5)
+            now, kept = self._look(self.history[-1]["step"]), 0.5 * kept
+            if self._is_paid(now) and now.forget_loss > self._now.forget_loss:
+                break
+        else:
+            now = self._now
+            torch._foreach_copy_(list[Tensor](self._pair.parameters), self._good)
+        self._be_careful(kept)
+        if now is not self._now:
+            self._taken_back = 0
+            self._accept(now)
+            return
+        self._taken_back += 1
+        if self._taken_back >= _PATIENCE:
+            self._finish(
+                f"the budget is spent: {_PATIENCE} times in a row further steps raised the retain loss by more than "
+                f"{self._goal.max_retain_increase:g} and were taken back; {self._words(self._now)}"
+            )
+
+    def _look(self, step: int) -> Standing:
+        now = self._measure()
+        self.history.append({"step": step, **vars(now), "demand": self._method.constraint})
+        return now
+
+    def _is_paid(self, now: Standing) -> bool:
+        """Whether the budget covers what this state costs."""
+        increase = now.retain_loss - self._start.retain_loss
+        finite = math.isfinite(now.forget_loss) and math.isfinite(increase)
+        return finite and increase <= max(self._goal.max_retain_increase, 0.0) + 1e-12
+
+    def _be_careful(self, kept: float) -> None:
+        """After steps of which only this share could be kept."""
+        self._cap = max(_LEAST_SHARE, 0.6 * self._method.constraint)
+        self._interval = max(1.0, 0.5 * self._interval)
+        if self.trust is not None:
+            self.trust.scale *= kept
+            self.trust.most = 2.0 * self.trust.scale
+
+    def _keep(self, now: Standing) -> None:
+        if now.forget_loss > self._now.forget_loss:
+            self._taken_back = 0
+            self._cap = min(1.0, 1.3 * self._cap)
+            self._interval = min(_INTERVAL, 1.5 * self._interval)
+            if self.trust is not None:
+                self.trust.most = min(_MOST, 2.0 * self.trust.most)
+        self._accept(now)
+
+    def _accept(self, now: Standing) -> None:
+        self._now = now
+        torch._foreach_copy_(self._good, list[Tensor](self._pair.parameters))
+        if self._goal.reached(now):
+            self._finish(f"the goal is reached: {self._words(now)}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint; see also `tensors`."""
+        return {
+            "start": vars(self._start),
+            "now": vars(self._now),
+            "mean": None if self._mean is None else [m.tolist() for m in self._mean],
+            "eps": self._eps,
+            "cap": self._cap,
+            "taken_back": self._taken_back,
+            "interval": self._interval,
+            "due": {"steps": self._due.steps, "taken": vars(self._due.taken)},
+            "search": self.search.state_dict(),
+            "history": self.history,
+            "ended": self.ended,
+            "settled": self._settled,
+            "constraint": self._method.constraint,
+            "most": None if self.trust is None else self.trust.most,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._start, self._now = Standing(**state["start"]), Standing(**state["now"])
+        self._mean = state["mean"] and [torch.tensor(m, dtype=torch.float64) for m in state["mean"]]
+        self._eps, self._cap = state["eps"], state["cap"]
+        self._taken_back, self._interval = state["taken_back"], state["interval"]
+        self._due.steps, self._due.taken = state["due"]["steps"], Taken(**state["due"]["taken"])
+        self.search.load_state_dict(state["search"])
+        self.history, self.ended, self._settled = state["history"], state["ended"], state["settled"]
+        self._pair.method = replace(self._method, constraint=state["constraint"])
+        if self.trust is not None:
+            self.trust.most = state["most"]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The good state, by parameter, for a checkpoint."""
+        return {name: good.cpu().contiguous() for name, good in zip(self._pair.names, self._good, strict=True)}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
+        named = zip(self._pair.names, self._pair.parameters, strict=True)
+        self._good = [tensors[name].to(p).clone() for name, p in named]
+
+    @property
+    def outcome(self) -> str:
+        """Where the run ended, in words."""
+        how = "reached" if self._goal.reached(self._now) else "not reached"
+        return f"the goal is {how}: {self._words(self._now)}"
+
+    def _words(self, now: Standing) -> str:
+        return (
+            f"forget loss {now.forget_loss:.4g}, forget accuracy {now.forget_accuracy:.1%}, retain loss "
+            f"{now.retain_loss - self._start.retain_loss:+.4g}"
+        )
+
+    def _finish(self, reason: str) -> None:
+        if not self.ended:
+            self.ended = True
+            self._end(reason)
+
+
+class _Due:
+    """When to measure: once what was promised since the last time matters, or after some steps."""
+
+    def __init__(self) -> None:
+        self.steps, self.taken = 0, Taken()
+
+    def add(self, taken: Taken) -> None:
+        self.steps += 1
+        self.taken += taken
+
+    def now(self, interval: float, missing: float, left: float, price_of_noise: float) -> bool:
+        gained, paid = self.taken.gained, self.taken.paid + price_of_noise
+        return self.steps >= interval or gained >= 0.2 * missing or paid >= 0.25 * left > 0
