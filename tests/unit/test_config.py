@@ -13,10 +13,11 @@ NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at seque
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"learning_rate": 0.0}, "learning_rate 0.0 must be positive, and finite"),
-    ({"save_steps": 0}, "save_steps 0 must be positive, and finite"),
-    ({"num_train_epochs": math.inf}, "num_train_epochs inf must be positive, and finite"),
-    ({"weight_decay": -0.1}, "weight_decay -0.1 must be 0 or more, and finite"),
+    ({"learning_rate": 0.0}, "learning_rate 0.0 must be positive, and finite in float32"),
+    ({"learning_rate": 1e39}, "learning_rate 1e+39 must be positive, and finite in float32"),
+    ({"save_steps": 0}, "save_steps 0 must be positive, and finite in float32"),
+    ({"num_train_epochs": math.inf}, "num_train_epochs inf must be positive, and finite in float32"),
+    ({"weight_decay": -0.1}, "weight_decay -0.1 must be 0 or more, and finite in float32"),
     ({"adam_beta2": 1.0}, "adam_beta2 1.0 must be a share in [0, 1)"),
     ({"seed": -1}, "seed -1 must be 0 to 4294967295"),
     ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model"),

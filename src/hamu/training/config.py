@@ -5,7 +5,6 @@ One dataclass serves the Python API, the command line and YAML.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -38,6 +37,7 @@ def _option(default: Any, text: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": text, **metadata})
 
 
+_LARGEST = torch.finfo(torch.float32).max
 _POSITIVE = (
     "learning_rate", "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size",
     "gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps",
@@ -71,11 +71,11 @@ class TrainConfig(TrainingArguments):
         """Where there is no accelerator, say so to transformers: it refuses bf16 otherwise."""
         for name in (*_POSITIVE, *_NOT_NEGATIVE):
             value, zero = getattr(self, name), name in _NOT_NEGATIVE
-            if value is None or 0 < value < math.inf or (zero and value == 0):
+            if value is None or 0 < value <= _LARGEST or (zero and value == 0):
                 continue
             if zero:
-                raise HamuError(f"{name} {value} must be 0 or more, and finite")
-            raise HamuError(f"{name} {value} must be positive, and finite")
+                raise HamuError(f"{name} {value} must be 0 or more, and finite in float32")
+            raise HamuError(f"{name} {value} must be positive, and finite in float32")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise HamuError(f"{name} {getattr(self, name)} must be a share in [0, 1)")

@@ -1,8 +1,8 @@
 """The steering of a run by goal (`--auto`).
 
-The demand is set anew in every step: the largest whose price, for what is still to be forgotten, half of what is left
-of the budget pays. A search sets the step's length. What is measured on the data decides: of a state that costs more
-than the budget as much is kept as the budget pays for, and the next steps are more careful.
+The demand is set anew in every step: the largest whose price, for what is still to be forgotten, three quarters of
+what is left of the budget pay. A search sets the step's length. What is measured on the data decides: of a state that
+costs more than the budget as much is kept as the budget pays for, and the next steps are more careful.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hamu.training.trust_region import TrustRegion
 
 _MOST = 2.0**12  # how far the learning rate at the start may be left
 _SHARES = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98)
-_PAID_AT_ONCE = 0.5  # of what is left of the budget
+_PAID_AT_ONCE = 0.75  # of what is left of the budget
 _MEMORY = 0.8  # of the mean over steps of the Gram
 _LEAST_SHARE = 0.05
 _PATIENCE = 6  # times in a row that a state was taken back
@@ -112,25 +112,30 @@ class Steering(TrainerCallback):
         return method
 
     def _choose(self) -> tuple[float, float]:
-        """The largest share of what is possible that the budget pays for, and its price; the least if it pays none."""
+        """The largest share of what is possible that the budget pays for, or else the least; and the price of the least
+        by the batches' own word, which says too little rather than too much.
+        """
         assert self._mean is not None
         gram = PairGram(*self._mean, eps=self._eps)
         clip = gram.clip_factors(self._pair.max_grad_norm)
         gram = gram.scaled(*clip)
-        real = 1.0 - self.search.noise
         left, missing = self._left, self._goal.missing(self._now)
-        chosen, at = _LEAST_SHARE, 0.0
+        chosen, least_price = _LEAST_SHARE, 0.0
         for share in _SHARES:
             weights = HamuQ(share, "relative", stopping=StoppingRule("off")).weigh(gram)
             a, b = weights.retain, weights.forget
-            retain = -(real * a * gram.retain_sq + b * gram.dot).sum() / clip[0]
             forget = -(a * gram.dot + b * gram.forget_sq).sum() / clip[1]
-            price = (retain / forget).item() if forget > 0 else math.inf
+            shown, real = (
+                (-(part * a * gram.retain_sq + b * gram.dot).sum() / clip[0] / forget).item()
+                if forget > 0
+                else math.inf
+                for part in (1.0, 1.0 - self.search.noise)
+            )
             if share == _LEAST_SHARE:
-                at = price
-            if share <= self._cap and max(0.0, price) * missing <= _PAID_AT_ONCE * left:
-                chosen, at = share, price
-        return chosen, at
+                least_price = shown
+            if share <= self._cap and max(0.0, real) * missing <= _PAID_AT_ONCE * left:
+                chosen = share
+        return chosen, least_price
 
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
