@@ -48,7 +48,7 @@ class LengthSearch:
 
     Attributes:
         noise: the share of a batch's ‖g_r‖² that is taken for noise.
-        taken: what the last step did; zeros if it was not taken.
+        taken: what the step at hand did; zeros until it is taken.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,6 @@ class LengthSearch:
             flattery: η Σ a_i ‖g_r,i‖² of the step, at a scale of 1.
         """
         self._missing, self._allowed, self._flattery = missing, allowed, flattery
-        self.taken = Taken()
 
     def factor(self, outcome: Outcome, scale: float, most: float) -> float:
         """How many times as long a step of this scale should be, up to the scale `most`; 1 if nothing is better."""

@@ -72,6 +72,7 @@ class Steering(TrainerCallback):
 
     def demand(self, step: PairStep, rate: float) -> None:
         """After a step was weighed: learn from its Gram, and set the demand of the next."""
+        self.search.taken = Taken()
         raw = [step.gram.retain_sq / step.clip[0] ** 2, step.gram.forget_sq / step.clip[1] ** 2]
         values = [v.detach().cpu() for v in (*raw, step.gram.dot / (step.clip[0] * step.clip[1]))]
         self._eps = step.gram.eps
