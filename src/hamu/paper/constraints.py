@@ -131,8 +131,8 @@ class Epochs(Experiment):
                 not baselines
                 if any(n in BASELINES for n in names) and any(n not in BASELINES for n in names)
                 else None,
-                otherwise="Ascent alone is the fastest way to raise L_f and so is on the front of epochs as long as "
-                "its price is not dominated.",
+                otherwise="Ascent alone is the fastest way to raise L_f and so is on the front as long as its price is "
+                "not dominated; fine-tuning alone, if it gets there at all, gets there last and with the most gained.",
             )
         )
         return claims
@@ -148,8 +148,9 @@ class Epochs(Experiment):
             xs, ys = [p["epoch"] for _, p in points], [p["retain_gain"] for _, p in points]
             axes.plot(xs, ys, marker, linestyle="-" if len(points) > 1 else "", color=color, label=method)
             for key, p in points if method in OURS else ():
-                axes.annotate(key.split()[1], (p["epoch"], p["retain_gain"]), fontsize=7, xytext=(3, 3),
-                              textcoords="offset points")  # fmt: skip
+                beside = ((5, -9), "left") if method == OURS[0] else ((-5, 4), "right")  # the two may lie on each other
+                axes.annotate(key.split()[1], (p["epoch"], p["retain_gain"]), fontsize=7, color=color,
+                              xytext=beside[0], ha=beside[1], textcoords="offset points")  # fmt: skip
         axes.set(xlabel=f"epochs to $L_f = {figures['target']:g}$", ylabel=RETAIN_GAIN)
         missing = [key for key, point in figures["reached"].items() if point is None]
         if missing:
