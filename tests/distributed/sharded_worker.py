@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from hamu import HamuQ, HamuU, PairedGradients, build_method
+from hamu.distributed import leave
 
 
 def steps(method, sharded, accumulation):
@@ -42,4 +43,4 @@ if __name__ == "__main__":
             worst = max(worst, *((a - b).abs().max().item() for a, b in pairs))
     if dist.get_rank() == 0:
         print(worst)
-    dist.destroy_process_group()
+    leave()

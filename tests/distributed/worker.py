@@ -18,7 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 import hamu.training.trainer
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
-from hamu.distributed import SplitPairing, processes, rank
+from hamu.distributed import SplitPairing, leave, processes, rank
 from hamu.models.language import AdapterSettings, with_adapter
 
 transformers.utils.logging.set_verbosity_error()
@@ -143,5 +143,4 @@ if __name__ == "__main__":
     recorded_errors.record()
     for name in sys.argv[3:]:
         run(name, Path(sys.argv[1]), int(sys.argv[2]))
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    leave()

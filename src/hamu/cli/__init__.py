@@ -53,9 +53,20 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     command, debug = argv[0], "--debug" in argv
     try:
+        return _outcome(command, argv[1:], debug)
+    finally:  # after the message: other processes of the run end this one as soon as they are gone
+        if "torch" in sys.modules:
+            from hamu.distributed import leave
+
+            leave()
+
+
+def _outcome(command: str, argv: list[str], debug: bool) -> int:
+    """Run a command; what went wrong in one line, and the exit code."""
+    try:
         if command not in COMMANDS:
             raise HamuError(f"command {command!r} is unknown; choose one of {', '.join(COMMANDS)}")
-        return _run(command, [flag for flag in argv[1:] if flag != "--debug"])
+        return _run(command, [flag for flag in argv if flag != "--debug"])
     except HamuError as error:
         if debug:
             raise
@@ -107,7 +118,6 @@ def _say_on_main(text: str) -> None:
 
 
 def _run(command: str, argv: list[str]) -> int:
-    import torch.distributed as dist
     from rich.console import Console
 
     from hamu.cli.interrupts import at_once, handling
@@ -118,12 +128,8 @@ def _run(command: str, argv: list[str]) -> int:
         raise HamuError(f"{command} runs in one process; start it without torchrun")
     # names of files and classes are shown as they are, whatever brackets and colons are in them
     console = Console(highlight=False, markup=False, emoji=False, quiet=not is_main())
-    try:
-        with handling(at_once):
-            return int(importlib.import_module(f"hamu.cli.{command}").run(argv, console))
-    finally:
-        if processes() > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+    with handling(at_once):
+        return int(importlib.import_module(f"hamu.cli.{command}").run(argv, console))
 
 
 def _quiet() -> None:

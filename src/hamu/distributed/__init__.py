@@ -1,7 +1,7 @@
 """Who holds which gradient: the processes of a run, and sums over them."""
 
 from hamu.distributed.layout import Layout, Replicated, is_sharded
-from hamu.distributed.processes import check_equal, from_main, is_main, processes, rank, summed, wait_for_all
+from hamu.distributed.processes import check_equal, from_main, is_main, leave, processes, rank, summed, wait_for_all
 from hamu.distributed.split import SplitPairing
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "from_main",
     "is_main",
     "is_sharded",
+    "leave",
     "processes",
     "rank",
     "summed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -43,6 +44,20 @@ def wait_for_all() -> None:
     """Return once every process has come here."""
     if _is_on():
         dist.barrier()
+
+
+def leave() -> None:
+    """Leave the other processes, at the end; does nothing where there are none.
+
+    Gloo's threads hold tensors of the last collectives. One that lets go of them while the interpreter is being taken
+    down aborts a process whose work is done ("terminate called without an active exception"). So what still refers to
+    these tensors is collected before, and the groups themselves after, as long as there is an interpreter.
+    """
+    if not _is_on():
+        return
+    gc.collect()
+    dist.destroy_process_group()
+    gc.collect()
 
 
 def from_main(find: Callable[[], T]) -> T:
