@@ -10,9 +10,9 @@ import math
 from hamu.assess import Assessment
 from hamu.errors import HamuError
 from hamu.training.config import UnlearnConfig
+from hamu.training.steering import MOST_GROWTH
 
 _FIRST_ERROR_RATIO = 0.5
-_MOST_GROWTH = 2.0**12  # the trust region finds how far the first learning rate may be left
 # the settings that a run by goal finds by itself
 TUNED = (
     "learning_rate", "constraint", "constraint_mode", "stopping", "lr_scheduler_type", "trust_region",
@@ -32,5 +32,5 @@ def tuned(args: UnlearnConfig, found: Assessment) -> UnlearnConfig:
     args.learning_rate = rate if math.isfinite(rate) else args.learning_rate
     args.method, args.constraint_mode, args.constraint = "hamu-q", "relative", max(0.05, found.verdict.constraint)
     args.stopping, args.lr_scheduler_type = "off", "constant"  # the steering decides when to stop
-    args.trust_region, args.trust_region_growth = True, _MOST_GROWTH
+    args.trust_region, args.trust_region_growth = True, MOST_GROWTH
     return args

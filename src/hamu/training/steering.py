@@ -23,7 +23,7 @@ from hamu.training.goal import Goal, Standing
 from hamu.training.length_search import LengthSearch, Taken
 from hamu.training.trust_region import TrustRegion
 
-_MOST = 2.0**12  # how far the learning rate at the start may be left
+MOST_GROWTH = 2.0**12  # how far the learning rate at the start may be left
 _SHARES = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98)
 _PAID_AT_ONCE = 0.75  # of what is left of the budget
 _MEMORY = 0.8  # of the mean over steps of the Gram
@@ -156,10 +156,10 @@ class Steering(TrainerCallback):
 
     def _settle(self, now: Standing) -> None:
         """Keep the state, as much of it as the budget pays for, or nothing of what came after the last good one."""
-        kept = 1.0
         if self._is_paid(now):
             self._keep(now)
             return
+        kept = 1.0
         for _ in range(_HALVINGS):
             torch._foreach_lerp_(list[Tensor](self._pair.parameters), self._good, 0.5)
             now, kept = self._look(self.history[-1]["step"]), 0.5 * kept
@@ -205,7 +205,7 @@ class Steering(TrainerCallback):
             self._cap = min(1.0, 1.3 * self._cap)
             self._interval = min(_INTERVAL, 1.5 * self._interval)
             if self.trust is not None:
-                self.trust.most = min(_MOST, 2.0 * self.trust.most)
+                self.trust.most = min(MOST_GROWTH, 2.0 * self.trust.most)
         self._accept(now)
 
     def _accept(self, now: Standing) -> None:
