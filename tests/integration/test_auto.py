@@ -54,8 +54,10 @@ def test_of_a_state_that_costs_too_much_as_much_is_kept_as_the_budget_pays_for(m
     assert all(a["retain_loss"] > limit for a, _ in pairs)
     assert all(b["retain_loss"] < a["retain_loss"] for a, b in pairs)
     assert any(b["retain_loss"] <= limit for _, b in pairs)
-    assert 0 <= trainer.steering.search.noise <= 1
-    assert trainer.steering.search.noise != 0.5, "nothing was learned"
+    for unseen in trainer.steering.search.unseen.values():
+        assert 0 <= unseen.noise <= 1
+        assert 0 <= unseen.bend <= 1
+        assert unseen.noise != 0.5, "nothing was learned"
 
 
 def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, problem):

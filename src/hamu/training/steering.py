@@ -17,11 +17,12 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from hamu.gram import PairGram
-from hamu.methods import HamuQ, StoppingRule
+from hamu.methods import HamuQ, StoppingRule, Weights
 from hamu.paired import PairedGradients, PairStep
 from hamu.training.goal import Goal, Standing
-from hamu.training.length_search import LengthSearch, Taken
+from hamu.training.length_search import LengthSearch
 from hamu.training.trust_region import TrustRegion
+from hamu.training.unseen import SIDES, Change
 
 MOST_GROWTH = 2.0**12  # how far the learning rate at the start may be left
 _SHARES = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98)
@@ -52,7 +53,7 @@ class Steering(TrainerCallback):
         self._mean: list[Tensor] | None = None
         self._eps = 0.0
         self._start = self._now = Standing(math.nan, math.nan, math.nan)  # until the run begins
-        self._cap = 1.0
+        self._share = self._cap = 1.0
         self._taken_back = 0
         self._interval = _INTERVAL
         self._due = _Due()
@@ -72,7 +73,8 @@ class Steering(TrainerCallback):
 
     def demand(self, step: PairStep, rate: float) -> None:
         """After a step was weighed: learn from its Gram, and set the demand of the next."""
-        self.search.taken = Taken()
+        self.search.taken = {side: Change() for side in SIDES}
+        self._share = self._method.constraint
         raw = [step.gram.retain_sq / step.clip[0] ** 2, step.gram.forget_sq / step.clip[1] ** 2]
         values = [v.detach().cpu() for v in (*raw, step.gram.dot / (step.clip[0] * step.clip[1]))]
         self._eps = step.gram.eps
@@ -80,12 +82,15 @@ class Steering(TrainerCallback):
             return
         old = self._mean or values
         self._mean = [_MEMORY * m + (1 - _MEMORY) * v for m, v in zip(old, values, strict=True)]
-        missing, so_far = self._goal.missing(self._now), self._due.taken
-        paid = so_far.paid + self.search.price_of_noise(so_far.flattery)
+        missing = self._goal.missing(self._now)
+        gained, paid = self.search.on_data(self._due.taken)
         self.search.aim(
-            max(missing - so_far.gained, _LEAST_MISSING * missing),
+            max(missing - gained, _LEAST_MISSING * missing),
             _PAID_AT_ONCE * max(0.0, self._left - max(0.0, paid)),
-            rate * ((step.weights.retain * step.gram.retain_sq).sum() / step.clip[0]).item(),
+            {
+                "forget": -rate * ((step.weights.forget * step.gram.forget_sq).sum() / step.clip[1]).item(),
+                "retain": -rate * ((step.weights.retain * step.gram.retain_sq).sum() / step.clip[0]).item(),
+            },
         )
         self._set_demand()
 
@@ -122,16 +127,10 @@ class Steering(TrainerCallback):
         gram = gram.scaled(*clip)
         left, missing = self._left, self._goal.missing(self._now)
         chosen, least_price = _LEAST_SHARE, 0.0
+        seen = tuple(1.0 - self.search.unseen[side].noise for side in SIDES)
         for share in _SHARES:
             weights = HamuQ(share, "relative", stopping=StoppingRule("off")).weigh(gram)
-            a, b = weights.retain, weights.forget
-            forget = -(a * gram.dot + b * gram.forget_sq).sum() / clip[1]
-            shown, real = (
-                (-(part * a * gram.retain_sq + b * gram.dot).sum() / clip[0] / forget).item()
-                if forget > 0
-                else math.inf
-                for part in (1.0, 1.0 - self.search.noise)
-            )
+            shown, real = (_price(gram, weights, clip, *parts) for parts in ((1.0, 1.0), seen))
             if share == _LEAST_SHARE:
                 least_price = shown
             if share <= self._cap and max(0.0, real) * missing <= _PAID_AT_ONCE * left:
@@ -143,16 +142,26 @@ class Steering(TrainerCallback):
         """Measure when it is due; keep the state, or take it back."""
         self._due.add(self.search.taken)
         last = state.global_step >= state.max_steps or control.should_training_stop or self.ended
-        price = self.search.price_of_noise(self._due.taken.flattery)
-        due = self._due.now(self._interval, self._goal.missing(self._now), self._left, price)
+        gained, paid = self.search.on_data(self._due.taken)
+        due = (
+            self._due.steps >= self._interval
+            or gained >= 0.2 * self._goal.missing(self._now)
+            or paid >= 0.25 * self._left > 0
+        )
         if self._settled or not (last or due):
             return
         self._settled = last
         now = self._look(state.global_step)
-        self.search.learn(self._due.taken, now.retain_loss - self._now.retain_loss)
-        self._due = _Due()
+        self._learn(now, 1.0)
         self._settle(now)
+        self._due = _Due()
         self._set_demand()
+
+    def _learn(self, now: Standing, kept: float) -> None:
+        """What the data see of what was done since the last time, of which this share is kept."""
+        changes = {side: change.stretched(kept) for side, change in self._due.taken.items()}
+        seen = {"forget": now.forget_loss - self._now.forget_loss, "retain": now.retain_loss - self._now.retain_loss}
+        self.search.learn(changes, seen)
 
     def _settle(self, now: Standing) -> None:
         """Keep the state, as much of it as the budget pays for, or nothing of what came after the last good one."""
@@ -163,6 +172,7 @@ class Steering(TrainerCallback):
         for _ in range(_HALVINGS):
             torch._foreach_lerp_(list[Tensor](self._pair.parameters), self._good, 0.5)
             now, kept = self._look(self.history[-1]["step"]), 0.5 * kept
+            self._learn(now, kept)
             if self._is_paid(now) and now.forget_loss > self._now.forget_loss:
                 break
         else:
@@ -193,7 +203,7 @@ class Steering(TrainerCallback):
 
     def _be_careful(self, kept: float) -> None:
         """After steps of which only this share could be kept."""
-        self._cap = max(_LEAST_SHARE, 0.6 * self._method.constraint)
+        self._cap = max(_LEAST_SHARE, 0.6 * self._share)
         self._interval = max(1.0, 0.5 * self._interval)
         if self.trust is not None:
             self.trust.scale *= kept
@@ -224,7 +234,10 @@ class Steering(TrainerCallback):
             "cap": self._cap,
             "taken_back": self._taken_back,
             "interval": self._interval,
-            "due": {"steps": self._due.steps, "taken": vars(self._due.taken)},
+            "due": {
+                "steps": self._due.steps,
+                "taken": {side: vars(change) for side, change in self._due.taken.items()},
+            },
             "search": self.search.state_dict(),
             "history": self.history,
             "ended": self.ended,
@@ -239,7 +252,10 @@ class Steering(TrainerCallback):
         self._mean = state["mean"] and [torch.tensor(m, dtype=torch.float64) for m in state["mean"]]
         self._eps, self._cap = state["eps"], state["cap"]
         self._taken_back, self._interval = state["taken_back"], state["interval"]
-        self._due.steps, self._due.taken = state["due"]["steps"], Taken(**state["due"]["taken"])
+        self._due.steps, self._due.taken = (
+            state["due_steps"],
+            {s: Change(**c) for s, c in state["due_taken"].items()},
+        )
         self.search.load_state_dict(state["search"])
         self.history, self.ended, self._settled = state["history"], state["ended"], state["settled"]
         self._pair.method = replace(self._method, constraint=state["constraint"])
@@ -274,15 +290,23 @@ class Steering(TrainerCallback):
 
 
 class _Due:
-    """When to measure: once what was promised since the last time matters, or after some steps."""
+    """What was done since the losses were last measured."""
 
     def __init__(self) -> None:
-        self.steps, self.taken = 0, Taken()
+        self.steps, self.taken = 0, {side: Change() for side in SIDES}
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: dict[str, Change]) -> None:
         self.steps += 1
-        self.taken += taken
+        self.taken = {side: self.taken[side] + taken[side] for side in SIDES}
 
-    def now(self, interval: float, missing: float, left: float, price_of_noise: float) -> bool:
-        gained, paid = self.taken.gained, self.taken.paid + price_of_noise
-        return self.steps >= interval or gained >= 0.2 * missing or paid >= 0.25 * left > 0
+
+def _price(
+    gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor], forget_seen: float, retain_seen: float
+) -> float:
+    """Retain loss per 1 of forget loss, to first order, if the data see these shares of what batches do for themselves;
+    infinite where no forget loss is gained.
+    """
+    a, b = weights.retain, weights.forget
+    forget = -(a * gram.dot + forget_seen * b * gram.forget_sq).sum() / clip[1]
+    retain = -(retain_seen * a * gram.retain_sq + b * gram.dot).sum() / clip[0]
+    return (retain / forget).item() if forget > 0 else math.inf
