@@ -35,12 +35,12 @@ def test_one_measurement_makes_both_shares_equal(share):
 @given(st.floats(0.05, 0.95), st.floats(0.05, 0.95), st.sampled_from([-1.0, 1.0]))
 def test_steps_of_several_lengths_tell_them_apart(noise, bend, sign):
     """A short step has hardly a bend. The sides differ in the sign of what is their own. As the two are held together,
-    some of the difference is lost.
+    some of the difference is lost, at most half of it.
     """
     step = Change(sign * 0.15, sign * 0.2, 0.05)
     changes = [step.stretched(length) for length in (0.05, 1.0, 2.0, 4.0) * 5]
     unseen = taught(*(seen_of(c, noise, bend) for c in changes), changes=changes)
-    lost = 0.02 + 0.35 * abs(noise - bend)
+    lost = 0.02 + 0.5 * abs(noise - bend)
     assert unseen.noise == pytest.approx(noise, abs=lost)
     assert unseen.bend == pytest.approx(bend, abs=lost)
     alike = taught(*(seen_of(c, noise, noise) for c in changes), changes=changes)
