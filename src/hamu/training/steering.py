@@ -252,10 +252,8 @@ class Steering(TrainerCallback):
         self._mean = state["mean"] and [torch.tensor(m, dtype=torch.float64) for m in state["mean"]]
         self._eps, self._cap = state["eps"], state["cap"]
         self._taken_back, self._interval = state["taken_back"], state["interval"]
-        self._due.steps, self._due.taken = (
-            state["due_steps"],
-            {s: Change(**c) for s, c in state["due_taken"].items()},
-        )
+        self._due.steps = state["due"]["steps"]
+        self._due.taken = {side: Change(**change) for side, change in state["due"]["taken"].items()}
         self.search.load_state_dict(state["search"])
         self.history, self.ended, self._settled = state["history"], state["ended"], state["settled"]
         self._pair.method = replace(self._method, constraint=state["constraint"])
