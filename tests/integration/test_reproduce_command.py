@@ -6,6 +6,8 @@ import re
 import shutil
 import signal
 
+import datasets
+import numpy as np
 import pytest
 import torch
 
@@ -42,6 +44,25 @@ def result(tmp_path, name):
 
 def runs(tmp_path):
     return {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/work/runs/*/record.json")}
+
+
+def test_the_test_set_chooses_the_original_that_is_trained(tmp_path, monkeypatch, capsys, forked_runs):
+    """As the paper's recipe says (App. E): a fraction of the training data, the whole test set."""
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(0)
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    for split, count in (("train", 80), ("test", 30)):
+        images = [generator.integers(0, 255, (32, 32, 3), dtype=np.uint8) for _ in range(count)]
+        rows = datasets.Dataset.from_dict({"image": images, "label": [n % 10 for n in range(count)]}, features)
+        rows.to_parquet(str(tmp_path / f"{split}.parquet"))
+    assert main(["reproduce", "figure-12", "--data_dir", ".", "--fraction", "0.5", "--epochs", "1"]) == 0
+    original = tmp_path / "runs/reproduce/work/models/cifar10-resnet20-0.5-s42"
+    state = json.loads((original / "checkpoint-50/trainer_state.json").read_text())
+    seen = {row["step"]: row["eval_accuracy"] for row in state["log_history"] if "eval_accuracy" in row}
+    assert list(seen) == [5 * n for n in range(1, 11)], "one step an epoch, and every 5 a look"
+    assert state["best_metric"] == max(seen.values())
+    figures = json.loads((original / "evaluation.json").read_text())
+    assert figures["test_accuracy"] == pytest.approx(state["best_metric"])
 
 
 def test_without_a_name_all_are_listed(capsys):

@@ -99,6 +99,8 @@ class Stage:
             return None
         device = {key: value for key, value in self.device.items() if key != "full_precision_eval"}
         settings = {k: v for k, v in self.train.items() if k not in _OF_DATA} | dict(self.sample.settings) | device
+        if "test_data" in self.scale.base:  # the recipe may let it decide which state is the original
+            settings.setdefault("test_data", located(self.scale.base, "test_data"))
         batch = int(settings.get("per_device_train_batch_size", 128))
         settings["per_device_train_batch_size"] = max(1, round(batch * self.scale.fraction))
         path = place / "train.yaml"
