@@ -1,7 +1,7 @@
 """What the data do not see of a step.
 
 A step is made of its own batches' gradients, and these flatter it: of the fall of the retain loss that the part -a g_r
-brings, a‖g_r‖² to first order, and of the rise of the forget loss that the part -b g_f brings, ‖b‖‖g_f‖², the data see
+brings, a‖g_r‖² to first order, and of the rise of the forget loss that the part -b g_f brings, |b|‖g_f‖², the data see
 only what is not noise. Neither do they see all of the bend of the losses along the step, as a batch's loss bends most
 along its own gradient. Both shares are learned wherever the losses are measured on the data.
 """
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 SIDES = ("forget", "retain")
-_NOISE = 0.5  # until it is known
+_NOISE = 0.5  # until anything is known
 _MEMORY = 0.8  # of what was learned before, at each measurement
 _ALIKE = 0.1  # how firmly the two shares are held together until several measurements tell them apart
-_DOUBT = 1e-3  # how firmly to what was thought before there was any
+_DOUBT = 1e-3  # how firmly both to the half, so that there always is a solution
 
 
 @dataclass(frozen=True)
