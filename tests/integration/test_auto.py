@@ -12,6 +12,8 @@ from hamu.cli import main
 from hamu.training.auto import tuned
 from hamu.training.goal import Goal, Standing
 from hamu.training.original import collate
+from hamu.training.steering import Steering
+from hamu.training.unseen import Unseen
 
 
 def by_goal(trainer_of, model, problem, loss, budget, **settings):
@@ -58,6 +60,32 @@ def test_of_a_state_that_costs_too_much_as_much_is_kept_as_the_budget_pays_for(m
         assert 0 <= unseen.noise <= 1
         assert 0 <= unseen.bend <= 1
         assert unseen.noise != 0.5, "nothing was learned"
+
+
+def test_after_an_overspend_it_is_careful_by_the_step_that_cost_too_much(model, trainer_of, problem, monkeypatch):
+    """And not by the next one, whose demand is set before the step is taken. Every look teaches, halfway too."""
+    used, caps, taught = [], [], []
+    demand, careful, learn = Steering.demand, Steering._be_careful, Unseen.learn
+
+    def noting_demand(steering, *args):
+        used.append(steering._method.constraint)
+        demand(steering, *args)
+
+    def noting_care(steering, kept):
+        careful(steering, kept)
+        caps.append((steering._cap, used[-1], steering._method.constraint))
+
+    def noting_learn(unseen, change, measured):
+        taught.append(measured)
+        learn(unseen, change, measured)
+
+    monkeypatch.setattr(Steering, "demand", noting_demand)
+    monkeypatch.setattr(Steering, "_be_careful", noting_care)
+    monkeypatch.setattr(Unseen, "learn", noting_learn)
+    trainer = by_goal(trainer_of, model, problem, 1e6, 0.002, max_steps=40, per_device_train_batch_size=128)
+    assert any(following != taken for _, taken, following in caps), "the next demand was never another"
+    assert all(cap == pytest.approx(max(0.05, 0.6 * taken)) for cap, taken, _ in caps)
+    assert len(taught) == 2 * len(trainer.steering.history)
 
 
 def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, problem):
