@@ -51,7 +51,7 @@ def test_of_a_state_that_costs_too_much_as_much_is_kept_as_the_budget_pays_for(m
     trainer = by_goal(trainer_of, model, problem, 1e6, 0.002, max_steps=40, per_device_train_batch_size=128)
     limit = trainer.steering._start.retain_loss + 0.002
     rows = trainer.steering.history
-    pairs = [(a, b) for a, b in itertools.pairwise(rows) if a["step"] == b["step"]]
+    pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["length"] < 1]
     assert pairs, "nothing was ever too far"
     assert all(a["retain_loss"] > limit for a, _ in pairs)
     assert all(b["retain_loss"] < a["retain_loss"] for a, b in pairs)
@@ -60,6 +60,17 @@ def test_of_a_state_that_costs_too_much_as_much_is_kept_as_the_budget_pays_for(m
         assert 0 <= unseen.noise <= 1
         assert 0 <= unseen.bend <= 1
         assert unseen.noise != 0.5, "nothing was learned"
+
+
+def test_what_pays_is_carried_on_and_the_budget_holds_there_too(model, trainer_of, problem):
+    """The run stands at the last length that paid, not at one that was only tried."""
+    trainer = by_goal(trainer_of, model, problem, 2.0, 0.05, max_steps=20, per_device_train_batch_size=128)
+    rows, limit = trainer.steering.history, trainer.steering._start.retain_loss + 0.05
+    assert any(row["length"] > 1 for row in rows), "nothing was ever carried on"
+    now = trainer.steering._measure()
+    assert now.retain_loss <= limit
+    assert any(row["forget_loss"] == pytest.approx(now.forget_loss, rel=1e-4) for row in rows)
+    assert trainer.steering._now.forget_loss == pytest.approx(now.forget_loss, rel=1e-4)
 
 
 def test_after_an_overspend_it_is_careful_by_the_step_that_cost_too_much(model, trainer_of, problem, monkeypatch):
@@ -82,7 +93,7 @@ def test_after_an_overspend_it_is_careful_by_the_step_that_cost_too_much(model, 
     monkeypatch.setattr(Steering, "demand", noting_demand)
     monkeypatch.setattr(Steering, "_be_careful", noting_care)
     monkeypatch.setattr(Unseen, "learn", noting_learn)
-    trainer = by_goal(trainer_of, model, problem, 1e6, 0.002, max_steps=40, per_device_train_batch_size=128)
+    trainer = by_goal(trainer_of, model, problem, 1e6, 0.05, max_steps=40, per_device_train_batch_size=128)
     assert any(following != taken for _, taken, following in caps), "the next demand was never another"
     assert all(cap == pytest.approx(max(0.05, 0.6 * taken)) for cap, taken, _ in caps)
     assert len(taught) == 2 * len(trainer.steering.history)

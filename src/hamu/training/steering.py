@@ -1,8 +1,9 @@
 """The steering of a run by goal (`--auto`).
 
 The demand is set anew in every step: the largest whose price, for what is still to be forgotten, three quarters of
-what is left of the budget pay. A search sets the step's length. What is measured on the data decides: of a state that
-costs more than the budget as much is kept as the budget pays for, and the next steps are more careful.
+what is left of the budget pay. A search on the step's own batches sets its length. What is measured on the data
+decides: what pays is carried on further, of what costs more than the budget as much is kept as the budget pays for, and
+the next steps are more careful.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from transformers import TrainerCallback
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, StoppingRule, Weights
 from hamu.paired import PairedGradients, PairStep
+from hamu.training.data_search import HALVINGS, DataSearch
 from hamu.training.goal import Goal, Standing
 from hamu.training.length_search import LengthSearch
 from hamu.training.trust_region import TrustRegion
 from hamu.training.unseen import SIDES, Change
 
 MOST_GROWTH = 2.0**12  # how far the learning rate at the start may be left
-_SHARES = (*(round(0.05 * k, 2) for k in range(1, 20)), 0.98)
+# of what is possible; at 0.75 two thirds of the radius still go to the retain loss, and 0.98 would leave a fifth of it
+_SHARES = tuple(round(0.05 * k, 2) for k in range(1, 16))
 _PAID_AT_ONCE = 0.75  # of what is left of the budget
 _MEMORY = 0.8  # of the mean over steps of the Gram
 _LEAST_SHARE = 0.05
 _PATIENCE = 6  # times in a row that a state was taken back
-_HALVINGS = 2  # of what went too far, before all of it is taken back
 _LEAST_MISSING = 0.1  # of what was missing when it was last measured, whatever the steps since seem to have gained
-_INTERVAL = 10.0  # steps between two measurements, at most
+_INTERVAL = 10.0  # steps between two measurements, at most; 1 at the start
 
 
 class Steering(TrainerCallback):
@@ -55,8 +57,9 @@ class Steering(TrainerCallback):
         self._start = self._now = Standing(math.nan, math.nan, math.nan)  # until the run begins
         self._share = self._cap = 1.0
         self._taken_back = 0
-        self._interval = _INTERVAL
+        self._interval = 1.0
         self._due = _Due()
+        self._move = DataSearch(pair.parameters, self._look_along)
         self.search = LengthSearch()
         self.history: list[dict[str, float]] = []
         self.ended = False
@@ -67,7 +70,7 @@ class Steering(TrainerCallback):
         if state.global_step:
             return
         self._start = self._now = self._measure()
-        self._good = [p.detach().clone() for p in self._pair.parameters]
+        self._move.keep()
         if self._goal.reached(self._now):
             self._finish(f"the goal is reached at the start: {self._words(self._now)}")
 
@@ -164,24 +167,18 @@ class Steering(TrainerCallback):
         self.search.learn(changes, seen)
 
     def _settle(self, now: Standing) -> None:
-        """Keep the state, as much of it as the budget pays for, or nothing of what came after the last good one."""
+        """Go on with what was done as far as that pays, or keep as much of it as the budget pays for, or nothing."""
         if self._is_paid(now):
-            self._keep(now)
+            found = self._move.farther(self._now, now, self._is_worth, self._goal.reached)
+            if found.length > 1:
+                self._be_bold(found.length)
+            self._keep(found.standing)
             return
-        kept = 1.0
-        for _ in range(_HALVINGS):
-            torch._foreach_lerp_(list[Tensor](self._pair.parameters), self._good, 0.5)
-            now, kept = self._look(self.history[-1]["step"]), 0.5 * kept
-            self._learn(now, kept)
-            if self._is_paid(now) and now.forget_loss > self._now.forget_loss:
-                break
-        else:
-            now = self._now
-            torch._foreach_copy_(list[Tensor](self._pair.parameters), self._good)
-        self._be_careful(kept)
-        if now is not self._now:
+        kept = self._move.nearer(lambda s: self._is_paid(s) and s.forget_loss > self._now.forget_loss)
+        self._be_careful(0.5**HALVINGS if kept is None else kept.length)
+        if kept is not None:
             self._taken_back = 0
-            self._accept(now)
+            self._accept(kept.standing)
             return
         self._taken_back += 1
         if self._taken_back >= _PATIENCE:
@@ -190,9 +187,15 @@ class Steering(TrainerCallback):
                 f"{self._goal.max_retain_increase:g} and were taken back; {self._words(self._now)}"
             )
 
-    def _look(self, step: int) -> Standing:
+    def _look_along(self, length: float) -> Standing:
+        """Of what was done since the last time, at this share of it."""
+        now = self._look(self.history[-1]["step"], length)
+        self._learn(now, length)
+        return now
+
+    def _look(self, step: int, length: float = 1.0) -> Standing:
         now = self._measure()
-        self.history.append({"step": step, **vars(now), "demand": self._method.constraint})
+        self.history.append({"step": step, **vars(now), "demand": self._method.constraint, "length": length})
         return now
 
     def _is_paid(self, now: Standing) -> bool:
@@ -200,6 +203,18 @@ class Steering(TrainerCallback):
         increase = now.retain_loss - self._start.retain_loss
         finite = math.isfinite(now.forget_loss) and math.isfinite(increase)
         return finite and increase <= max(self._goal.max_retain_increase, 0.0) + 1e-12
+
+    def _is_worth(self, now: Standing) -> bool:
+        """Whether a state costs no more of what is left of the budget than its share of what is missing."""
+        gained, paid = now.forget_loss - self._now.forget_loss, now.retain_loss - self._now.retain_loss
+        share = min(1.0, gained / self._goal.missing(self._now))
+        return self._is_paid(now) and paid <= _PAID_AT_ONCE * self._left * share
+
+    def _be_bold(self, length: float) -> None:
+        """After steps that were carried on so far."""
+        if self.trust is not None:
+            self.trust.scale *= length
+            self.trust.most = min(MOST_GROWTH, max(self.trust.most, 2.0 * self.trust.scale))
 
     def _be_careful(self, kept: float) -> None:
         """After steps of which only this share could be kept."""
@@ -220,7 +235,7 @@ class Steering(TrainerCallback):
 
     def _accept(self, now: Standing) -> None:
         self._now = now
-        torch._foreach_copy_(self._good, list[Tensor](self._pair.parameters))
+        self._move.keep()
         if self._goal.reached(now):
             self._finish(f"the goal is reached: {self._words(now)}")
 
@@ -262,12 +277,12 @@ class Steering(TrainerCallback):
 
     def tensors(self) -> dict[str, Tensor]:
         """The good state, by parameter, for a checkpoint."""
-        return {name: good.cpu().contiguous() for name, good in zip(self._pair.names, self._good, strict=True)}
+        return {name: good.cpu().contiguous() for name, good in zip(self._pair.names, self._move.good, strict=True)}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
         named = zip(self._pair.names, self._pair.parameters, strict=True)
-        self._good = [tensors[name].to(p).clone() for name, p in named]
+        self._move.good = [tensors[name].to(p).clone() for name, p in named]
 
     @property
     def outcome(self) -> str:
