@@ -1,0 +1,99 @@
+"""How much of Figures 6 and 8 is the original model's? A row for each of several originals.
+
+    hamu reproduce figure-8 figure-6 --data_dir DIR --model runs/original/checkpoint-200 --bf16 --fraction 0.05
+        --output_dir runs/after-20
+    python examples/originals.py --data_dir DIR --row "after 20 epochs" runs/original/checkpoint-200 runs/after-20
+
+DIR holds train.parquet and test.parquet of CIFAR-10. --row has a name, an original model and what `hamu reproduce`
+made of it; it may be given several times. Adds to originals.json; writes originals-tables.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+
+from hamu.data import read_images
+from hamu.evaluation import predict
+from hamu.models import load_classifier
+from hamu.training.original import collate
+
+FORGOTTEN = 0  # the recipe's class
+METHODS = ("hamu-q", "hamu-u")
+
+
+def on_test_images(model_dir: str, data_dir: str) -> dict[str, float]:
+    """Accuracy on all test images and on those of the class that will be forgotten."""
+    model = load_classifier(model_dir)
+    data = read_images(data_dir, split="test").normalized(model.config.image_mean, model.config.image_std)
+    right = predict(model, data, 500, collate).correct.double()
+    return {"all": right.mean().item(), "forgotten": right[torch.as_tensor(data.labels) == FORGOTTEN].mean().item()}
+
+
+def row_of(folder: str) -> dict[str, Any]:
+    """What both figures say, from one original."""
+    varying, fitted = (json.loads((Path(folder) / f"figure-{number}.json").read_text()) for number in (6, 8))
+    fit, start = fitted["figures"], fitted["start"]
+    pairs = [(f"{method} layer-wise", f"{method} global") for method in METHODS]
+    return {
+        "retain_loss": start["retain_loss"],
+        "forget_loss": start["forget_loss"],
+        "fraction": fitted["scale"]["fraction"],
+        "kappa": [fit["steps"][layer]["kappa"] for layer, _ in pairs],
+        "direct": [fit["steps"][layer]["direct_share"] for layer, _ in pairs],
+        "r_squared": [[fit["line"][kind]["r_squared"] for kind in pair] for pair in pairs],
+        "uncentred": [[fit["line"][kind]["r_squared_uncentred"] for kind in pair] for pair in pairs],
+        "layer_gains_more": sum(
+            a > b for layer, whole in pairs for a, b in zip(fit["gain"][layer], fit["gain"][whole], strict=True)
+        ),
+        "figure_6_holds": sum(claim["holds"] for claim in varying["claims"]),
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """All rows, the least κ first."""
+    head = (
+        "original", "data", "test images", "of the class", "L_r", "L_f", "mean κ", "direct",
+        "R² of Q", "global", "R² of U", "global", "layer-wise gains more", "Fig. 6",
+    )  # fmt: skip
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for name, row in sorted(results.items(), key=lambda item: item[1]["kappa"][0]):
+        (q, q_global), (u, u_global) = row["r_squared"]
+        lines.append(
+            [
+                name, f"{row['fraction']:g}", f"{row['test']['all']:.1%}", f"{row['test']['forgotten']:.1%}",
+                f"{row['retain_loss']:.3f}", f"{row['forget_loss']:.3f}",
+                ", ".join(f"{kappa:+.2f}" for kappa in row["kappa"]), ", ".join(f"{d:.0%}" for d in row["direct"]),
+                f"{q:.4f}", f"{q_global:.4f}", f"{u:.4f}", f"{u_global:.4f}",
+                f"{row['layer_gains_more']} of 10", f"{row['figure_6_holds']} of 4",
+            ]
+        )  # fmt: skip
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data_dir", required=True, help="folder of CIFAR-10")
+    parser.add_argument("--row", nargs=3, action="append", required=True, metavar=("NAME", "MODEL", "FIGURES"))
+    parser.add_argument("--output", default="docs/results", help="where originals.json and the table go")
+    options = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    output = Path(options.output)
+    output.mkdir(parents=True, exist_ok=True)
+    cache, page = output / "originals.json", output / "originals-tables.md"
+    results: dict[str, Any] = json.loads(cache.read_text()) if cache.exists() else {}
+    for name, model_dir, folder in options.row:
+        results[name] = row_of(folder) | {"test": on_test_images(model_dir, options.data_dir)}
+    cache.write_text(json.dumps(results, indent=1) + "\n")
+    page.write_text(table(results))
+    Console().print(page.read_text(), markup=False)
+
+
+if __name__ == "__main__":
+    main()
