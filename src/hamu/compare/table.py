@@ -57,12 +57,13 @@ COLUMNS = (
     Column("seconds", "time, s", "time, s", ".0f"),
 )
 CAPTION = (
-    "* no other row is better in both gains. ΔL_f: rise of the forget loss, -ΔL_r: fall of the retain loss. "
-    "AUC: membership inference on the forget set (texts: by Min-K%), 0.5 is ideal."
+    "* no other row is at least as good in both gains and better in one. ΔL_f: rise of the forget loss, -ΔL_r: fall of "
+    "the retain loss. AUC: membership inference on the forget set (texts: by Min-K%), 0.5 is ideal."
 )
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": "$|$",
+    "*": "{*}", "[": "{[}",  # at the start of a row they would be taken for arguments of the row's end before it
 }  # fmt: skip
 
 
@@ -134,7 +135,13 @@ def markdown_page(comparison: Comparison) -> str:
 
 def latex_page(comparison: Comparison) -> str:
     """The runs, the means, and the notes as comments; the tables need the package booktabs."""
-    said = ["needs \\usepackage{booktabs}", start_line(comparison), volumes_line(comparison), *notes(comparison)]
+    said = (
+        "needs \\usepackage{booktabs}",
+        start_line(comparison),
+        CAPTION,
+        volumes_line(comparison),
+        *notes(comparison),
+    )
     parts = [*(f"% {line}" for line in said if line), _latex(comparison.rows)]
     if comparison.means:
         parts += ["% means over seeds and standard deviations", _latex(comparison.means)]
