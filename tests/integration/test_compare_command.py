@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 from contextlib import contextmanager
 
@@ -13,7 +14,9 @@ import yaml
 
 from hamu.cli import main
 from hamu.cli.progress import ProgressBar
+from hamu.compare.figures import check_same_problem
 from hamu.data import read_text
+from hamu.errors import HamuError
 from hamu.models.language import new_language_model, new_tokenizer
 
 FAST = ("--per_device_train_batch_size", 64, "--max_steps", 3, "--max_eval_samples", 100)
@@ -222,9 +225,46 @@ def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_m
     with torch.no_grad():
         other.conv.weight *= 1.01
     other.save_pretrained("model")
-    code, _, err = compare(*words, "--methods", "ft", "ga")
+    ft = tmp_path / "runs/ft-lr0.1-s42/record.json"
+    before = ft.read_bytes()
+    for methods in (["ft"], ["ft", "ga"]):
+        code, _, err = compare(*words, "--methods", *methods)
+        assert code == 2
+        assert "runs/ft-lr0.1-s42 holds a run with another original model than there is now; choose another" in err
+    assert not (tmp_path / "runs/ga-lr0.1-s42").exists(), "it is said before anything is run"
+    code, out, _ = compare(*words, "--methods", "ft", "--overwrite")
+    assert (code, "1 runs, 0 of them finished before" in out) == (0, True)
+    assert ft.read_bytes() != before
+
+
+@pytest.mark.usefixtures("without_picture")
+def test_records_of_different_problems_are_not_compared(compare, tmp_path):
+    words = ("--methods", "ft", "ga", "--max_steps", 1)
+    assert compare(*words)[0] == 0
+    path = tmp_path / "runs/ga-lr0.1-s42/record.json"
+    record = json.loads(path.read_text())
+    record["retain_set"]["sha256"] = "0" * 64
+    path.write_text(json.dumps(record))
+    with pytest.raises(HamuError, match="ga had another retain set than ft, so that they do not compare"):
+        check_same_problem({"ft": path.parent.parent / "ft-lr0.1-s42", "ga": path.parent})
+
+
+@pytest.mark.usefixtures("without_picture")
+def test_a_damaged_file_is_named_with_what_to_remove(compare, tmp_path):
+    words = ("--methods", "ft", "--max_steps", 1)
+    assert compare(*words)[0] == 0
+    path = tmp_path / "runs/ft-lr0.1-s42/evaluation.json"
+    path.write_bytes(path.read_bytes()[:300])
+    code, _, err = compare(*words)
     assert code == 2
-    assert "ga-lr0.1-s42 had another original model than ft-lr0.1-s42" in err
+    assert err.startswith("hamu compare: runs/ft-lr0.1-s42/evaluation.json is damaged: ")
+    assert err.endswith("; remove runs/ft-lr0.1-s42 and give the same command again\n")
+    shutil.rmtree(path.parent)
+    assert compare(*words)[0] == 0
+    (tmp_path / "runs/comparison.json").write_text('{"start": ')
+    code, out, _ = compare(*words)
+    assert (code, "1 runs, 1 of them finished before" in out) == (0, True), "nothing but times is lost with it"
+    assert [row["seconds"] for row in json.loads((tmp_path / "runs/comparison.json").read_text())["runs"]] == [None]
 
 
 @pytest.mark.usefixtures("without_picture")
@@ -234,9 +274,10 @@ def test_texts_are_compared_by_the_probability_of_their_answers_too(tmp_path, mo
     tokenizer = new_tokenizer((r.prompt + r.answer for r in read_text("miniature").records), 400)
     for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
         part.save_pretrained("model")
-    assert main(["compare", "--data", "miniature", "--task", "text", "--forget_rows", "0,1,2,3,4,5", "--model", "model",
+    words = ["compare", "--data", "miniature", "--task", "text", "--forget_rows", "0,1,2,3,4,5", "--model", "model",
                  "--methods", "gdiff", "ft", "--max_steps", "1", "--learning_rate", "0.1", "--max_eval_samples", "16",
-                 "--max_retain_loss", "99", "--min_forget_loss", "0.001", "--output_dir", "runs"]) == 0  # fmt: skip
+                 "--max_retain_loss", "99", "--min_forget_loss", "0.001", "--output_dir", "runs"]  # fmt: skip
+    assert main(words) == 0
     assert "forget prob" in capsys.readouterr().out
     rows = json.loads((tmp_path / "runs/comparison.json").read_text())["runs"]
     assert [row["failed"] for row in rows] == ["", ""]
@@ -244,6 +285,8 @@ def test_texts_are_compared_by_the_probability_of_their_answers_too(tmp_path, mo
         after = json.loads((tmp_path / "runs" / row["run"] / "evaluation.json").read_text())["after"]
         assert row["retain_probability"] == after["retain"]["probability"]
         assert row["membership_auc"] == after["membership_inference"]["min_k"]
+    assert main(words) == 0
+    assert "2 runs, 2 of them finished before" in capsys.readouterr().out, "they have read what there is"
 
 
 def test_real_processes_two_at_a_time(capsys, tmp_path, saved_model):

@@ -181,7 +181,7 @@ def test_runs_of_another_original_model_are_not_put_together(reproduce, tmp_path
     shutil.rmtree(tmp_path / "out/work/runs" / adam)
     code, _, err = reproduce(*words)
     assert code == 2
-    assert "had another original model than" in err
+    assert "holds a run with another original model than there is now; choose another --work_dir, or remove" in err
 
 
 def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tmp_path, monkeypatch):

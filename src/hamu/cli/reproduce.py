@@ -182,7 +182,7 @@ def _run_stage(
         order = Order(stage, experiments)
         console.print(f"recipe {scale.recipe}, {scale.fraction:g} of the data, {stage.sample.retain} records to retain")
         for one in experiments:
-            runs = PaperRuns(folder, order.plans(one, Path(place), every_option), every_option)
+            runs = PaperRuns(folder, order.plans(one, Path(place), every_option), every_option, lambda: stage.problem)
             if runs.count:
                 before = runs.count - len(runs.waiting)
                 console.print(f"{one.name}: {runs.count} runs, {before} of them finished before")

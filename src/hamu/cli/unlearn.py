@@ -23,8 +23,7 @@ from hamu.data import UnlearningData
 from hamu.distributed import is_main
 from hamu.errors import HamuError
 from hamu.models import first_not_finite
-from hamu.models.loading import folder_of
-from hamu.record import Asked, build, figures_of, model_entry, write
+from hamu.record import Asked, build, figures_of, saved_model_entry, write
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
@@ -108,9 +107,7 @@ def _models(task: Task) -> dict[str, Any]:
     found = {}
     for role, source in (("before", task.run_options.model), ("retain_model", task.run_options.retain_model)):
         if source is not None:
-            base = task.base_of(source)
-            adapter = None if base is None else folder_of(source)
-            found[role] = model_entry(source, folder_of(base or source), adapter)
+            found[role] = saved_model_entry(source, task.base_of(source))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 
 from hamu.errors import HamuError
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
+from hamu.json_files import read_json
 from hamu.record.record import plain
 from hamu.reporting.trajectories import trajectory as points_of
 
@@ -44,7 +44,7 @@ def finished_row(cell: Run, run: Path, seconds: float | None) -> Row:
         run: its folder.
         seconds: how long it took.
     """
-    evaluation, record = _json(run / "evaluation.json"), _json(run / "record.json")
+    evaluation, record = _of_run(run, "evaluation.json"), _of_run(run, "record.json")
     before, after = evaluation["before"], evaluation["after"]
     found = {
         "forget_gain": after["forget"]["loss"] - before["forget"]["loss"],
@@ -70,16 +70,26 @@ def failed_row(cell: Run, reason: str, seconds: float | None) -> Row:
 
 def trajectory(run: Path) -> list[tuple[float, float]]:
     """The points (-ΔL_r, ΔL_f) of a run; see `hamu.reporting.trajectories`."""
-    return points_of(_json(run / "evaluation.json")["trajectory"])
+    return points_of(_of_run(run, "evaluation.json")["trajectory"])
 
 
 def start_figures(run: Path) -> Row:
     """Accuracies and membership inference of the model that a run has started from."""
-    found: Row = plain(_of_model(_json(run / "evaluation.json")["before"]))
+    found: Row = plain(_of_model(_of_run(run, "evaluation.json")["before"]))
     return found
 
 
+Problem = Mapping[str, Any]  # "forget set", "retain set", "test set", "original model": each by its digests
 ALL_OF_A_PROBLEM = ("forget set", "retain set", "test set", "original model")
+
+
+def problem_of(run: Path) -> Problem:
+    """What a finished run has read, by its record."""
+    record = _of_run(run, "record.json")
+    sets = {f"{side} set": record[f"{side}_set"] for side in ("forget", "retain", "test")}
+    return {name: entry and entry["sha256"] for name, entry in sets.items()} | {
+        "original model": record["models"]["before"]
+    }
 
 
 def check_same_problem(runs: Mapping[str, Path], of: Container[str] = ALL_OF_A_PROBLEM) -> None:
@@ -92,12 +102,9 @@ def check_same_problem(runs: Mapping[str, Path], of: Container[str] = ALL_OF_A_P
     Raises:
         HamuError: if not; names two of them.
     """
-    first: tuple[str, Mapping[str, Any]] | None = None
+    first: tuple[str, Problem] | None = None
     for name, run in runs.items():
-        record = _json(run / "record.json")
-        asked = {f"{side} set": record[f"{side}_set"]["sha256"] for side in ("forget", "retain")}
-        asked |= {"test set": record["test_set"] and record["test_set"]["sha256"]}
-        asked |= {"original model": record["models"]["before"]}
+        asked = problem_of(run)
         first = first or (name, asked)
         for key, value in asked.items():
             if key in of and value != first[1][key]:
@@ -198,5 +205,5 @@ def _value(figure: Any) -> float:
     return float(figure["mean"] if isinstance(figure, dict) else figure)
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _of_run(run: Path, name: str) -> Any:
+    return read_json(run / name, remove=run)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hamu.compare.children import Call, Children
-from hamu.compare.figures import Comparison, Row, Run, failed_row, finished_row, start_figures
+from hamu.compare.figures import Comparison, Problem, Row, Run, failed_row, finished_row, problem_of, start_figures
 from hamu.errors import HamuError
 from hamu.run_folder import RunFolder
 
@@ -33,31 +34,37 @@ class Plan:
 class Runs:
     """The runs, and what has come out of them so far.
 
+    Class attributes:
+        remedy: what to do about a run that is not the one planned in its place.
+
     Args:
         folder: of the comparison.
         plans: by cell.
         options_of: what the config.yaml of an earlier run comes to.
-        overwrite: replace runs whose settings differ.
+        problem: what runs read now, as far as it is known; asked for if there is a finished run.
+        overwrite: replace runs that had other settings, or another problem.
         flags: given to every run, beside its settings.
 
     Raises:
         HamuError: if something else is in the place of a run.
     """
 
+    remedy = "choose another --output_dir, or give --overwrite to replace such runs"
+
     def __init__(
         self,
         folder: RunFolder,
         plans: Mapping[Run, Plan],
         options_of: Callable[[Path], Mapping[str, Any]],
+        problem: Callable[[], Problem] = dict,
         *,
         overwrite: bool = False,
         flags: tuple[str, ...] = (),
     ) -> None:
         self._folder, self._plans, self._options_of, self._overwrite = folder, plans, options_of, overwrite
         self._flags = flags
-        self._seconds: dict[str, float] = {}
-        if folder.has(SUMMARY):
-            self._seconds = json.loads((folder.path / SUMMARY).read_text(encoding="utf-8"))["seconds"]
+        self._problem = cache(problem)
+        self._seconds = _seconds(folder)
         calls = {cell: self._call(cell) for cell in plans}
         self._calls = {cell: call for cell, call in calls.items() if call is not None}
         self._rows = {cell: self._row(cell) for cell, call in calls.items() if call is None}
@@ -115,19 +122,28 @@ class Runs:
         """How a run is begun, or gone on with; None if it is finished."""
         place, plan = self._place(cell), self._plans[cell]
         if place.has(_CONFIG):
-            was, now = self._options_of(place.path / _CONFIG), plan.options
-            differing = next((name for name in now if name != "output_dir" and was[name] != now[name]), None)
+            differing = self._differing(place, plan)
             if differing is None:
                 going_on = Call(cell.name, ("unlearn", "--resume", *self._flags, "--output_dir", str(place.path)))
                 return None if place.has(RECORD) else going_on
             if not self._overwrite:
-                raise HamuError(
-                    f"{place.path} holds a run with {differing} {was[differing]}, not {now[differing]}; choose another "
-                    f"--output_dir, or give --overwrite to replace such runs"
-                )
+                raise HamuError(f"{place.path} holds a run with {differing}; {self.remedy}")
         RunFolder(place.path, overwrite=True)  # refuses what is not of a run
         how = ("--config", str(plan.settings), "--overwrite", *self._flags)
         return Call(cell.name, ("unlearn", *how, "--output_dir", str(place.path)))
+
+    def _differing(self, place: RunFolder, plan: Plan) -> str | None:
+        """What tells an earlier run from the one that is planned in its place; None if nothing does."""
+        was, now = self._options_of(place.path / _CONFIG), plan.options
+        for name in now:
+            if name != "output_dir" and was[name] != now[name]:
+                return f"{name} {was[name]}, not {now[name]}"
+        if place.has(RECORD):
+            had = problem_of(place.path)
+            for name, digests in self._problem().items():
+                if had[name] != digests:
+                    return f"another {name} than there is now"
+        return None
 
     def _row(self, cell: Run, failure: str = "") -> Row:
         seconds = self._seconds.get(cell.name)
@@ -140,3 +156,14 @@ class Runs:
 
     def _save(self) -> None:
         self._folder.write_json(SUMMARY, self.summary() | {"seconds": self._seconds})
+
+
+def _seconds(folder: RunFolder) -> dict[str, float]:
+    """How long runs have taken, by name. It is all that a summary is read for, so one that is damaged is made anew."""
+    if not folder.has(SUMMARY):
+        return {}
+    try:
+        found: dict[str, float] = json.loads((folder.path / SUMMARY).read_text(encoding="utf-8"))["seconds"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return found

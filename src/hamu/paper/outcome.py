@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hamu.json_files import read_json
+
 Point = dict[str, float]
 
 
@@ -30,7 +32,7 @@ class Outcome:
     @cached_property
     def evaluation(self) -> dict[str, Any]:
         """The run's evaluation.json."""
-        found: dict[str, Any] = json.loads((self.folder / "evaluation.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(self.folder / "evaluation.json", remove=self.folder)
         return found
 
     @cached_property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hamu.compare.table import escape_markdown
+from hamu.json_files import read_json
 from hamu.paper.experiment import Experiment
 
 Result = dict[str, Any]
@@ -15,9 +15,13 @@ VERDICTS = {True: "agrees", False: "does not agree", None: "cannot be told"}
 
 
 def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str, Result]:
-    """What is there of the experiments, by name, in the paper's order."""
+    """What is there of the experiments, by name, in the paper's order.
+
+    Raises:
+        HamuError: if a file is damaged.
+    """
     files = {name: folder / f"{name}.json" for name in experiments}
-    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()}
+    return {name: read_json(file) for name, file in files.items() if file.is_file()}
 
 
 def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -> str:
@@ -89,12 +93,9 @@ def _conditions(result: Result) -> str:
     length = f", {' and '.join(f'{e:g}' for e in epochs)} epochs" if epochs else ""
     rates = sorted({run["learning_rate"] for run in result["runs"].values()})
     rate = f", learning rate {' and '.join(f'{r:g}' for r in rates)}" if rates else ""
-    seconds = sum(run["seconds"] or 0.0 for run in result["runs"].values())
-    runs = (
-        f", {len(result['runs'])} runs of together {seconds / 60:.1f} min, some of them shared with other figures"
-        if epochs
-        else ""
-    )
+    seconds = [run["seconds"] for run in result["runs"].values()]
+    time = "" if None in seconds else f" of together {sum(seconds) / 60:.1f} min"
+    runs = f", {len(seconds)} runs{time}, some of them shared with other figures" if epochs else ""
     stands = ""
     if scale["recipe"] == "tofu-tiny":
         stands = "; texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"

@@ -53,6 +53,8 @@ class PaperRun:
 class PaperRuns(Runs):
     """The runs of experiments; they differ in the problem too, so that they are listed but not compared."""
 
+    remedy = "choose another --work_dir, or remove the folders of such runs"
+
     def summary(self) -> dict[str, Any]:
         """The row of each run."""
         return {"runs": self.rows}

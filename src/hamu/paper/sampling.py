@@ -14,6 +14,7 @@ import torch
 from hamu.data import ImageData, TextRecords, forget_class, forget_data, read_images, read_text
 from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
+from hamu.json_files import read_json
 from hamu.run_folder import RunFolder
 
 _IMAGE_OPTIONS = ("image_size", "num_channels", "image_column", "label_column")
@@ -125,7 +126,7 @@ def _check_origin(folder: RunFolder, name: str, base: Mapping[str, Any], keys: S
     if not folder.has(file):
         folder.write_json(file, origin)
         return
-    was = json.loads((folder.path / file).read_text(encoding="utf-8"))
+    was = read_json(folder.path / file, remove=folder.path)
     if was != origin:
         raise HamuError(
             f"{folder.path} holds a sample of {was['data']}, not of {origin['data']} read the same way; choose another "

@@ -12,15 +12,16 @@ import torch
 import yaml
 
 from hamu.compare.children import Call
-from hamu.compare.figures import Row
+from hamu.compare.figures import Problem, Row
 from hamu.compare.runs import RECORD, Plan
 from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
+from hamu.models.language import base_of
 from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
 from hamu.paper.outcome import Outcome
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, located, sample_images, sample_texts
-from hamu.record.record import plain
+from hamu.record.record import plain, saved_model_entry
 from hamu.run_folder import RunFolder
 
 _OF_DATA = ("data", "test_data", "forget_data", "data_dir")
@@ -108,6 +109,14 @@ class Stage:
         begun = (self._original / "config.yaml").is_file()
         how = ("--resume",) if begun else ("--config", str(path), "--overwrite")
         return Call("the original model", ("train", *how, "--output_dir", str(self._original)))
+
+    @cached_property
+    def problem(self) -> Problem:
+        """What the runs of all experiments share: the original model, if it was given."""
+        if self.model is None:
+            return {}
+        base = base_of(self.model, self.scale.base.get("base_model")) if self.scale.is_text else None
+        return {"original model": saved_model_entry(self.model, base)}
 
     def settings(self, wanted: Wanted) -> dict[str, Any]:
         """All settings of a run."""

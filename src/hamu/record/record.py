@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import hamu
 from hamu.data import ImageData, TextData, TextRecords, UnlearningData
 from hamu.distributed import processes
+from hamu.models.loading import folder_of
 from hamu.record.digests import file_digest, row_digests, set_digest, weights_digest
 from hamu.record.figures import figures
 from hamu.record.markdown import markdown
@@ -65,6 +66,16 @@ def model_entry(name: str, weights: Path, adapter: Path | None = None) -> dict[s
         "weights": weights_digest(weights),
         "adapter": None if adapter is None else weights_digest(adapter),
     }
+
+
+def saved_model_entry(source: str, base: str | None) -> dict[str, Any]:
+    """A saved model by its digests; see `model_entry`.
+
+    Args:
+        source: a folder, or hub:OWNER/NAME in the hub's cache.
+        base: the base model if it is an adapter, likewise; None for a whole model.
+    """
+    return model_entry(source, folder_of(base or source), None if base is None else folder_of(source))
 
 
 def set_entry(data: ImageData | TextData | TextRecords) -> dict[str, Any]:
