@@ -8,11 +8,11 @@ import sys
 import pytest
 from rich.console import Console
 from rich.progress import TextColumn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.integrations import integration_utils
 
 from hamu.cli import main
-from hamu.cli.progress import figures_line, task_bar
+from hamu.cli.progress import ProgressBar, figures_line, task_bar
 
 SHORT = ["--recipe", "digits", "--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off"]
 OF_EVERY_STEP = {
@@ -197,3 +197,23 @@ def test_the_bar_tells_the_cosine_where_there_is_no_threshold():
     )
     assert figures_line({"forget_loss": 2.0}) == "forget 2"
     assert figures_line({"eval_forget_loss": 2.0}) == ""
+
+
+def test_the_bar_gives_the_screen_back_however_training_ends():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True)
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+
+    def interrupted():
+        with ProgressBar(console, "hamu-q") as bar:
+            bar.on_train_begin(None, TrainerState(max_steps=3), None)
+            assert (hidden in screen.getvalue(), shown in screen.getvalue()) == (True, False)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert screen.getvalue().count(shown) == 1
+    before = screen.getvalue()
+    with ProgressBar(console, "hamu-q"):  # and where it never began, it leaves nothing
+        pass
+    assert screen.getvalue() == before

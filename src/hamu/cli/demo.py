@@ -90,7 +90,8 @@ def run(argv: list[str], console: Console) -> int:
     set_seed(options.seed)
     config = TrainConfig(output_dir=options.output_dir, seed=options.seed, disable_tqdm=True, **scenario.train_settings)
     original, train = scenario.new_model()
-    train_original(original, train, config, scenario.collate, [ProgressBar(console, "train")])
+    with ProgressBar(console, "train") as bar:
+        train_original(original, train, config, scenario.collate, [bar])
 
     console.print(f"2. {scenario.question} The more alike forget and retain data, the harder.")
     hardness = _assess(original, scenario, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from rich.console import Console
@@ -36,7 +36,7 @@ def peak_memory() -> str:
 
 
 def figures_line(logs: Mapping[str, Any]) -> str:
-    """The figures of a step in at most 43 characters: its losses and how hard it was.
+    """The figures of a step in a few characters: its losses and how hard it was.
 
     That is κ/κ₂ where the method has a threshold (κ₄ for HAMU-U): above 1 every further step must hurt. Else it is
     the cosine of the two gradients.
@@ -63,7 +63,10 @@ def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
 
 
 class ProgressBar(TrainerCallback):
-    """A progress bar for a Trainer, with its last figures; in a log file, a line every half minute."""
+    """A progress bar for a Trainer, with its last figures; in a log file, a line every half minute.
+
+    As a context it gives the screen back however training ends.
+    """
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
@@ -71,6 +74,12 @@ class ProgressBar(TrainerCallback):
         self._figures = ""
         self._next_line = time.monotonic() + _SECONDS_PER_LINE
         self._bar = task_bar(console, TextColumn("{task.fields[figures]}"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the bar."""

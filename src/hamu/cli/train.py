@@ -60,7 +60,7 @@ def run(argv: list[str], console: Console) -> int:
         def around(trainer: ResumableTrainer) -> Iterator[None]:
             # an earlier run gives way only to a first checkpoint, or once training has succeeded
             trainer.before_saving = lambda: folder.write_config(resolved)
-            with leaving_in_order("train")(trainer):
+            with bar, leaving_in_order("train")(trainer):
                 yield
 
         begin = time.perf_counter()

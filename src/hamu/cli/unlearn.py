@@ -58,9 +58,11 @@ def run(argv: list[str], console: Console) -> int:
             hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
             resolved |= {name: getattr(args, name) for name in TUNED}
         log = StepLog(folder, resolved, resume)
-        trainer = new_trainer(model, problem, args, [log, ProgressBar(console, args.method)], task.collator())
+        bar = ProgressBar(console, args.method)
+        trainer = new_trainer(model, problem, args, [log, bar], task.collator())
         log.trainer, trainer.before_saving, trainer.assessed = trainer, log.begin, hardness
-        _train(trainer, resume)
+        with bar:
+            _train(trainer, resume)
         path = task.save_model(folder, model)
         reports = {
             name: task.report(predictions, problem, reference, args)
