@@ -186,8 +186,8 @@ def test_all_holds_and_nothing_is_written(images, verify, flags):
     code, found = verify(*flags)
     assert code == 0
     left_out = {name for name, (word, _) in found.items() if word != "holds"}
-    assert len(found) == 23
-    assert len(left_out) == (6 if flags else 0)
+    assert len(found) == 24
+    assert len(left_out) == (7 if flags else 0)
     assert contents(images) == before
 
 
@@ -222,6 +222,7 @@ def change_a_pixel(path, label):
 
 
 FIGURES_AFTER = "the model after unlearning has the losses and accuracies recorded"
+CHANGE = "from one to the other figures change as recorded"
 LOSS = ("figures", "after", "sets", "forget", "loss")
 TAMPERED = {
     "a weight of the result": (
@@ -268,6 +269,11 @@ TAMPERED = {
         ],
         {FIGURES_AFTER, "evaluation.json is as the run left it", "record.md says what record.json says"},
     ),
+    "a change": (
+        lambda at: edit_json(at / "run/record.json", ("figures", "change", "retain", "accuracy_interval"),
+                             lambda ends: [-0.5, 0.5]),
+        {CHANGE, "record.md says what record.json says"},
+    ),
     "an interval": (
         lambda at: edit_json(at / "run/record.json", (*LOSS[:-1], "loss_interval"), lambda ends: [0.0, ends[1]]),
         {FIGURES_AFTER, "record.md says what record.json says"},
@@ -287,7 +293,7 @@ TAMPERED = {
         lambda at: shutil.rmtree(at / "run/model"),
         {"the model after unlearning has the weights recorded", FIGURES_AFTER,
          "the model after unlearning has the membership inference recorded",
-         "the model after unlearning has the distance to the retain model recorded"},
+         "the model after unlearning has the distance to the retain model recorded", CHANGE},
     ),
     "the form": (
         lambda at: edit_json(at / "run/record.json", ("steps", "taken"), str), {"record.json fits its schema"},
@@ -300,7 +306,7 @@ TAMPERED = {
 def test_what_was_tampered_with_is_named(images, verify, what):
     tamper, expected = TAMPERED[what]
     tamper(images)
-    needs_figures = any("has the losses" in statement or "figure" in what for statement in expected)
+    needs_figures = bool({FIGURES_AFTER, CHANGE} & expected)
     code, found = verify(*([] if needs_figures else ["--no_figures"]))
     assert code == 1
     assert wrong(found) == expected

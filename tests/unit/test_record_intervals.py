@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hamu.evaluation import Predictions, TokenPredictions
-from hamu.evaluation.intervals import record_intervals
+from hamu.evaluation.intervals import change_intervals, record_intervals
 
 
 def classifier(records, seed=0):
@@ -43,6 +43,25 @@ def test_long_texts_weigh_more_in_the_loss_as_they_do_in_the_report():
     low, high = record_intervals(found)["loss"]
     assert low < found.losses.mean() < high
     assert high < 0.6
+
+
+def test_the_change_of_the_same_records_is_known_better_than_either_figure():
+    before = classifier(2000)
+    after = Predictions(before.logits + 0.05 * classifier(2000, seed=1).logits, before.labels)
+    changes = (after.losses - before.losses).numpy()
+    error = changes.std() / math.sqrt(len(changes))
+    low, high = change_intervals(before, after)["loss"]
+    assert low == pytest.approx(changes.mean() - 1.96 * error, abs=0.2 * error)
+    assert high == pytest.approx(changes.mean() + 1.96 * error, abs=0.2 * error)
+    alone = record_intervals(after)["loss"]
+    assert 10 * (high - low) < alone[1] - alone[0]
+    assert change_intervals(before, before) == {"loss": (0.0, 0.0), "accuracy": (0.0, 0.0)}
+
+
+def test_the_change_of_a_text_is_drawn_as_a_whole():
+    before, after = texts([50, 50], [0.5] * 50 + [2.0] * 50), texts([50, 50], [1.5] * 50 + [1.8] * 50)
+    assert change_intervals(before, after)["loss"] == pytest.approx((-0.2, 1.0))
+    assert "loss" not in change_intervals(texts([1, 1], [np.inf, 1.0]), texts([1, 1], [np.inf, 1.0]))
 
 
 def test_the_seed_decides():

@@ -177,28 +177,36 @@ def test_what_is_missing_or_damaged_is_said(tmp_path, name):
 def test_the_verdict_follows_from_both_losses(tmp_path, forget, retain, headline, tone):
     run = example_run(tmp_path)
     for side, change in (("forget", forget), ("retain", retain)):
-        run.evaluation["after"][side]["loss"] = run.evaluation["before"][side]["loss"] + change
+        before, after = (run.evaluation[role][side] for role in ("before", "after"))
+        after |= {"loss": before["loss"] + change, "accuracy": before["accuracy"]}
     found = verdict(run)
     assert found.headline.startswith(headline)
     assert found.tone == tone
     assert any("because the criterion is met" in sentence for sentence in found.sentences)
 
 
-def test_what_chance_would_change_is_no_gain(tmp_path):
+def test_what_chance_would_change_is_no_change(tmp_path):
     run = example_run(tmp_path)
-    apart, near = {"before": [0.0, 0.2], "after": [0.3, 1.0]}, {"before": [0.0, 0.2], "after": [0.1, 0.4]}
 
-    def headline(forget, retain):
-        intervals = {"forget": forget, "retain": retain}
-        figures = {
-            role: {"sets": {side: {"loss_interval": ends[role]} for side, ends in intervals.items()}}
-            for role in ("before", "after")
+    def headline(forget, retain, accuracy, retain_change=-0.2, accuracy_change=0.0):
+        for figure, change in (("loss", retain_change), ("accuracy", accuracy_change)):
+            run.evaluation["after"]["retain"][figure] = run.evaluation["before"]["retain"][figure] + change
+        changes = {
+            "forget": {"loss_interval": forget},
+            "retain": {"loss_interval": retain, "accuracy_interval": accuracy},
         }
-        return verdict(replace(run, record={"figures": figures})).headline
+        return verdict(replace(run, record={"figures": {"change": changes}})).headline
 
-    assert headline(near, apart).startswith("It hardly forgot")
-    assert headline(apart, near) == "It forgot, and what is to stay has stayed"
-    assert headline(apart, apart) == "It forgot, and does better on what is to stay"
+    stayed, price = "It forgot, and what is to stay has stayed", "It forgot, at a price on what is to stay"
+    risen, fallen, unsure = [0.1, 0.3], [-0.3, -0.1], [-0.1, 0.1]
+    assert headline(unsure, fallen, unsure).startswith("It hardly forgot")
+    assert headline(risen, unsure, unsure) == stayed
+    assert headline(risen, fallen, unsure) == "It forgot, and does better on what is to stay"
+    assert headline(risen, risen, unsure, retain_change=0.2) == price
+    assert headline(risen, unsure, fallen, accuracy_change=-0.02) == price, "fewer right are a price at any loss"
+    assert headline(risen, fallen, fallen, accuracy_change=-0.02) == price
+    assert headline(risen, unsure, fallen, accuracy_change=-0.0005) == stayed, "one in two thousand is none"
+    assert headline(risen, None, None, retain_change=0.0005) == stayed, "without intervals likewise"
 
 
 def test_the_stop_is_marked_where_a_run_was_stopped(tmp_path):

@@ -18,7 +18,7 @@ from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.models.loading import NeedsCode, folder_of
 from hamu.record import Unavailable
-from hamu.record.figures import figures
+from hamu.record.figures import changes, figures
 from hamu.training import UnlearnConfig
 
 
@@ -43,6 +43,7 @@ class NamedSources:
     def __init__(self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False) -> None:
         self._run, self._hub, self._trusts = run, hub, trust_remote_code
         self._figures: dict[str, dict[str, Any]] = {}
+        self._predictions: dict[str, dict[str, Any]] = {}
 
     def settings(self) -> dict[str, Any]:
         """Those that the run was given."""
@@ -83,11 +84,22 @@ class NamedSources:
     def figures(self, role: str) -> dict[str, Any]:
         """By the precision and the sample of the run."""
         if role not in self._figures:
-            predictions = self.loaded(role)[1]
+            predictions = self._predicted(role)
             args = self._named.args
             report = self._named.task.report(predictions, self._problem, self._reference, args)
             self._figures[role] = figures(report, predictions, args.seed)
         return self._figures[role]
+
+    def change(self) -> dict[str, Any]:
+        """Likewise."""
+        before, after = ("before", "after")
+        predictions = (self._predicted(before), self._predicted(after))
+        return changes(self.figures(before), self.figures(after), predictions, self._named.args.seed)
+
+    def _predicted(self, role: str) -> dict[str, Any]:
+        if role not in self._predictions:
+            self._predictions[role] = self.loaded(role)[1]
+        return self._predictions[role]
 
     def precision(self) -> str:
         """Of the run's evaluations."""

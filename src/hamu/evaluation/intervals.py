@@ -12,9 +12,12 @@ LEVEL = 0.95
 REPLICATES = 1000
 
 
+Ends = dict[str, tuple[float, float]]  # of each figure: the low and the high end
+
+
 def record_intervals(
     predictions: Predictions | TokenPredictions, *, replicates: int = REPLICATES, level: float = LEVEL, seed: int = 42
-) -> dict[str, tuple[float, float]]:
+) -> Ends:
     """Percentile bootstrap intervals of the figures of a set (Efron 1979); records are drawn with replacement.
 
     The tokens of a text are not independent of each other, so that it is drawn as a whole.
@@ -28,7 +31,35 @@ def record_intervals(
         (low, high) of `loss` and `accuracy`, for texts of `probability` too, as the reports define them. A figure that
         is not finite, or that is of fewer than two records, has no interval.
     """
-    sums, counts = _per_record(predictions)
+    return _intervals(*_per_record(predictions), replicates, level, seed)
+
+
+def change_intervals(
+    before: Predictions | TokenPredictions,
+    after: Predictions | TokenPredictions,
+    *,
+    replicates: int = REPLICATES,
+    level: float = LEVEL,
+    seed: int = 42,
+) -> Ends:
+    """See `record_intervals`: of the change of each figure. It is paired, as both are of the same records.
+
+    What is hard in a record is so before and after, and falls out of the difference; the intervals of before and after
+    by themselves are wider, and say little about the change.
+
+    Args:
+        before, after: of two models, for the same set.
+        replicates, level, seed: likewise.
+    """
+    (old, counts), (new, _) = _per_record(before), _per_record(after)
+    with np.errstate(invalid="ignore"):  # of what is infinite in both
+        changes = {name: new[name] - old[name] for name in new}
+    return _intervals(changes, counts, replicates, level, seed)
+
+
+def _intervals(
+    sums: dict[str, np.ndarray], counts: dict[str, np.ndarray], replicates: int, level: float, seed: int
+) -> Ends:
     records = len(next(iter(counts.values())))
     finite = [name for name, values in sums.items() if np.isfinite(values).all()]
     if records < 2 or not finite:

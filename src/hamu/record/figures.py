@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hamu.evaluation.intervals import record_intervals
+from hamu.evaluation.intervals import change_intervals, record_intervals
 
 _SETS = ("retain", "forget", "test")
 _FIGURES = ("loss", "accuracy", "probability")
@@ -35,6 +35,30 @@ def figures(report: Mapping[str, Any], predictions: Mapping[str, Any] | None = N
         "membership_inference": report["membership_inference"],
         "against_retain_model": report.get("against_retain_model") or _differences(sets, report.get("retain_model")),
     }
+
+
+def changes(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    predictions: tuple[Mapping[str, Any], Mapping[str, Any]],
+    seed: int,
+) -> dict[str, Any]:
+    """What has changed from one model to another, on the same records.
+
+    Args:
+        before, after: what `figures` gives of each.
+        predictions: what they were made from, before and after.
+        seed: seed of the bootstrap.
+
+    Returns:
+        By set the change of `loss`, `accuracy` and `probability` (texts), each with `..._interval`, which is paired.
+    """
+    found = {}
+    for name, now in after["sets"].items():
+        was, ends = before["sets"][name], change_intervals(*(one[name] for one in predictions), seed=seed)
+        keys = [key for key in _FIGURES if key in now]
+        found[name] = {key: now[key] - was[key] for key in keys} | {f"{key}_interval": ends.get(key) for key in keys}
+    return found
 
 
 def without_intervals(found: Mapping[str, Any]) -> dict[str, Any]:

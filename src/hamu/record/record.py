@@ -17,7 +17,7 @@ from hamu.data import ImageData, TextData, TextRecords, UnlearningData
 from hamu.distributed import processes
 from hamu.models.loading import folder_of
 from hamu.record.digests import file_digest, row_digests, set_digest, weights_digest
-from hamu.record.figures import figures
+from hamu.record.figures import changes, figures
 from hamu.record.markdown import markdown
 from hamu.record.settings import short_name
 from hamu.record.statement import statement
@@ -97,6 +97,10 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         What record.json holds but for the digests of the files beside it.
     """
     problem, seed = asked.problem, trainer.args.seed
+    predictions = (trainer.start_predictions, trainer.predictions)
+    was, now = (
+        figures(evaluation[role], one, seed) for role, one in zip(("before", "after"), predictions, strict=True)
+    )
     is_adapter = (run / "model" / "adapter_config.json").is_file()
     after = {"name": "model", "weights": asked.before["weights"], "adapter": weights_digest(run / "model")}
     record = {
@@ -129,8 +133,9 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "promise": evaluation["promise"],
         "goal": None if trainer.steering is None else trainer.steering.outcome,
         "figures": {
-            "before": figures(evaluation["before"], trainer.start_predictions, seed),
-            "after": figures(evaluation["after"], trainer.predictions, seed),
+            "before": was,
+            "after": now,
+            "change": changes(was, now, predictions, seed),
         },
     }
     record["statement"] = statement(record)

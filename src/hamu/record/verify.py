@@ -73,6 +73,9 @@ class Sources(Protocol):
     def figures(self, role: str) -> Mapping[str, Any]:
         """See `figures`: of the model "before" or "after", evaluated again."""
 
+    def change(self) -> Mapping[str, Any]:
+        """See `changes`: of both models, evaluated again."""
+
     def precision(self) -> str:
         """A key of `TOLERANCE`."""
 
@@ -110,12 +113,13 @@ def verify(run: Path, sources: Sources, *, evaluate: bool = True) -> Iterator[Fi
     for key, side in _SETS.items():
         if record[key] is not None:
             yield _checked(f"the {side} set is the one recorded", _set, record[key], side, sources)
+    given = sources if evaluate else None
     for role in ("after", "before"):
         for part, name in _FIGURES.items():
             recorded = record["figures"][role][part]
             if recorded is not None:
-                given = sources if evaluate else None
                 yield _checked(f"{_MODELS[role]} has the {name} recorded", _measured, recorded, role, part, given)
+    yield _checked("from one to the other figures change as recorded", _changed, record["figures"]["change"], given)
 
 
 def _checked(statement: str, check: Callable[..., str], *of: Any) -> Finding:
@@ -221,6 +225,12 @@ def _measured(recorded: Any, role: str, part: str, sources: Sources | None) -> s
     if found is None and part == "against_retain_model":
         raise Unavailable("the retain model is not here")
     return "; ".join(_differences(recorded, found, TOLERANCE[sources.precision()]))
+
+
+def _changed(recorded: Mapping[str, Any], sources: Sources | None) -> str:
+    if sources is None:
+        raise Unavailable("--no_figures leaves it out")
+    return "; ".join(_differences(recorded, plain(sources.change()), TOLERANCE[sources.precision()]))
 
 
 def _differing(found: str | None, recorded: str) -> str:

@@ -11,7 +11,7 @@ from hamu.reporting.figures import counted, number
 from hamu.reporting.run import Run
 
 Tone = Literal["good", "mixed", "bad", "open"]
-_NO_CHANGE = 1e-3  # in nats: where there are no intervals, what changed by less has not changed
+_NO_CHANGE = 1e-3  # in nats, and as a share of records: what changed by less has not changed
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ def verdict(run: Run) -> Verdict:
     before, after = run.evaluation["before"], run.evaluation["after"]
     forget = after["forget"]["loss"] - before["forget"]["loss"]
     retain = after["retain"]["loss"] - before["retain"]["loss"]
-    headline, tone = _headline(forget, retain, _is_told(run, "forget", forget), _is_told(run, "retain", retain))
+    if math.isfinite(forget) and math.isfinite(retain):
+        headline, tone = _headline(run, forget, retain)
+    else:
+        headline, tone = "The model's losses are not finite", "bad"
     return Verdict(headline, tone, tuple(_sentences(run, forget, retain)), tuple(_tiles(before, after)))
 
 
@@ -70,37 +73,42 @@ def _of_unfinished(run: Run) -> Verdict:
     return Verdict(f"Not finished: step {run.last_step:,} so far", "open", tuple(sentences))
 
 
-def _is_told(run: Run, side: str, change: float) -> bool:
-    """Whether a change of a loss is more than chance: its record's intervals before and after lie apart."""
-    figures = (run.record or {}).get("figures", {})
-    ends = [figures.get(role, {}).get("sets", {}).get(side, {}).get("loss_interval") for role in ("before", "after")]
-    if not all(ends):
-        return abs(change) > _NO_CHANGE
-    before, after = ends
-    return bool(before[1] < after[0] or after[1] < before[0])
-
-
-def _headline(forget: float, retain: float, forget_is_told: bool, retain_is_told: bool) -> tuple[str, Tone]:
-    if not (math.isfinite(forget) and math.isfinite(retain)):
-        return "The model's losses are not finite", "bad"
+def _headline(run: Run, forget: float, retain: float) -> tuple[str, Tone]:
     if forget <= 0:
         return "It did not forget: the loss on the forget set has not risen", "bad"
-    if not forget_is_told:
+    if not _told(run, "forget", "loss"):
         return "It hardly forgot: the loss on the forget set rose by no more than chance would", "bad"
-    if not retain_is_told:
-        return "It forgot, and what is to stay has stayed", "good"
-    if retain < 0:
-        return "It forgot, and does better on what is to stay", "good"
-    if retain < forget:
+    loss, accuracy = _told(run, "retain", "loss"), _told(run, "retain", "accuracy")
+    if loss > 0 and retain >= forget:
+        return "It lost more on what is to stay than it forgot", "bad"
+    if loss > 0 or accuracy < 0:
         return "It forgot, at a price on what is to stay", "mixed"
-    return "It lost more on what is to stay than it forgot", "bad"
+    if loss < 0:
+        return "It forgot, and does better on what is to stay", "good"
+    return "It forgot, and what is to stay has stayed", "good"
+
+
+def _told(run: Run, side: str, figure: str) -> int:
+    """The sign of a change that is more than nothing and more than chance, else 0.
+
+    It is more than chance if its interval in the record (of the same records before and after) does not hold 0.
+    """
+    assert run.evaluation is not None
+    before, after = (run.evaluation[role][side][figure] for role in ("before", "after"))
+    change = after - before
+    recorded = (run.record or {}).get("figures", {}).get("change", {}).get(side, {})
+    low, high = recorded.get(f"{figure}_interval") or (change, change)
+    return 0 if abs(change) <= _NO_CHANGE or low <= 0 <= high else int(math.copysign(1, change))
 
 
 def _sentences(run: Run, forget: float, retain: float) -> list[str]:
-    evaluation = run.evaluation or {}
+    evaluation = run.evaluation
+    assert evaluation is not None
     taken, skipped = evaluation.get("steps_taken", 0), evaluation.get("steps_skipped", 0)
+    right = [number(evaluation[role]["retain"]["accuracy"], ".1%") for role in ("before", "after")]
     found = [
-        f"The loss on the forget set changed by {forget:+.4g}, that on the retain set by {retain:+.4g} (in nats).",
+        f"The loss on the forget set changed by {forget:+.4g}, that on the retain set by {retain:+.4g} (in nats); the "
+        f"accuracy on the retain set went from {right[0]} to {right[1]}.",
         f"It ended at step {run.last_step:,} because {run.ended or 'of a reason that is not recorded'}; "
         f"{counted(taken, 'steps')} taken, {skipped:,} not taken.",
     ]
