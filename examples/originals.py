@@ -1,17 +1,19 @@
-"""How much of Figures 6 and 8 is the original model's? A row for each of several originals.
+"""How much of Figures 3, 4, 6 and 8 is the original model's? A row for each of several originals.
 
-    hamu reproduce figure-8 figure-6 --data_dir DIR --model runs/original/checkpoint-200 --bf16 --fraction 0.05
-        --output_dir runs/after-20
+    hamu reproduce figure-3 figure-4 figure-6 figure-8 --data_dir DIR --bf16 --fraction 0.05
+        --model runs/original/checkpoint-200 --output_dir runs/after-20
     python examples/originals.py --data_dir DIR --row "after 20 epochs" runs/original/checkpoint-200 runs/after-20
 
 DIR holds train.parquet and test.parquet of CIFAR-10. --row has a name, an original model and what `hamu reproduce`
-made of it; it may be given several times. Adds to originals.json; writes originals-tables.md.
+made of it; it may be given several times; figures 3 and 4
+may be missing. Adds to originals.json; writes originals-tables.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ def on_test_images(model_dir: str, data_dir: str) -> dict[str, float]:
 
 def row_of(folder: str) -> dict[str, Any]:
     """What both figures say, from one original."""
-    varying, fitted = (json.loads((Path(folder) / f"figure-{number}.json").read_text()) for number in (6, 8))
+    varying, fitted = figure(folder, 6), figure(folder, 8)
     fit, start = fitted["figures"], fitted["start"]
     pairs = [(f"{method} layer-wise", f"{method} global") for method in METHODS]
     return {
@@ -53,28 +55,60 @@ def row_of(folder: str) -> dict[str, Any]:
             a > b for layer, whole in pairs for a, b in zip(fit["gain"][layer], fit["gain"][whole], strict=True)
         ),
         "figure_6_holds": sum(claim["holds"] for claim in varying["claims"]),
+        **by_similarity(folder),
     }
 
 
+def by_similarity(folder: str) -> dict[str, Any]:
+    """What Figures 3 and 4 say, nothing if they were not made."""
+    if not (Path(folder) / "figure-3.json").is_file():
+        return {}
+    correlation, compared = figure(folder, 3)["figures"]["pearson"]["kappa"], figure(folder, 4)["claims"]
+    return {
+        "pearson": [correlation[method] for method in METHODS],
+        "larger_hypervolumes": sum(claim["holds"] for claim in compared if "larger hypervolume" in claim["text"]),
+        "undominated": next(claim["holds"] for claim in compared if "no baseline dominates" in claim["text"]),
+    }
+
+
+def figure(folder: str, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(folder) / f"figure-{number}.json").read_text())
+    return found
+
+
 def table(results: dict[str, Any]) -> str:
-    """All rows, the least κ first."""
-    head = (
-        "original", "data", "test images", "of the class", "L_r", "L_f", "mean κ", "direct",
-        "R² of Q", "global", "R² of U", "global", "layer-wise gains more", "Fig. 6",
+    """All rows, the least κ first; as two tables, so that a page is wide enough."""
+    first = (
+        "original", "data", "test images", "of the class", "L_r", "L_f", "κ against ρ", "hypervolumes", "undominated",
     )  # fmt: skip
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for name, row in sorted(results.items(), key=lambda item: item[1]["kappa"][0]):
-        (q, q_global), (u, u_global) = row["r_squared"]
-        lines.append(
-            [
-                name, f"{row['fraction']:g}", f"{row['test']['all']:.1%}", f"{row['test']['forgotten']:.1%}",
-                f"{row['retain_loss']:.3f}", f"{row['forget_loss']:.3f}",
-                ", ".join(f"{kappa:+.2f}" for kappa in row["kappa"]), ", ".join(f"{d:.0%}" for d in row["direct"]),
-                f"{q:.4f}", f"{q_global:.4f}", f"{u:.4f}", f"{u_global:.4f}",
-                f"{row['layer_gains_more']} of 10", f"{row['figure_6_holds']} of 4",
-            ]
-        )  # fmt: skip
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    second = (
+        "original", "mean κ", "direct", "R² of Q", "global", "R² of U", "global", "layer-wise gains more", "Fig. 6",
+    )  # fmt: skip
+    rows = sorted(results.items(), key=lambda item: item[1]["kappa"][0])
+    return _lines(first, [_of_start(*item) for item in rows]) + "\n" + _lines(second, [_of_fit(*item) for item in rows])
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---", *["---:"] * (len(head) - 1)], *rows))
+
+
+def _of_start(name: str, row: dict[str, Any]) -> list[str]:
+    similarity = ["-"] * 3
+    if "pearson" in row:
+        pearson = ", ".join(f"{one:.4f}" for one in row["pearson"])
+        similarity = [pearson, f"{row['larger_hypervolumes']} of 4", "yes" if row["undominated"] else "no"]
+    right, losses = row["test"], (row["retain_loss"], row["forget_loss"])
+    return [
+        name, f"{row['fraction']:g}", f"{right['all']:.1%}", f"{right['forgotten']:.1%}",
+        *(f"{loss:.3f}" for loss in losses), *similarity,
+    ]  # fmt: skip
+
+
+def _of_fit(name: str, row: dict[str, Any]) -> list[str]:
+    kappa = ", ".join(f"{one:+.2f}" for one in row["kappa"])
+    direct = ", ".join(f"{one:.0%}" for one in row["direct"])
+    fits = [f"{one:.4f}" for pair in row["r_squared"] for one in pair]
+    return [name, kappa, direct, *fits, f"{row['layer_gains_more']} of 10", f"{row['figure_6_holds']} of 4"]
 
 
 def main() -> None:
