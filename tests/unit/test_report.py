@@ -25,6 +25,7 @@ from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
 from hamu.reporting.report import MARK, Reported, report_page
 from hamu.reporting.run import read_run, read_runs, run_folders
+from hamu.reporting.tables import several
 from hamu.reporting.trajectories import limits_of
 from hamu.reporting.verdict import verdict
 
@@ -217,6 +218,45 @@ def test_trajectories_are_drawn_as_those_of_a_comparison(tmp_path):
     assert [one["name"] for one in chart.spec["series"]] == ["one", "two"]
     assert chart.spec["series"][0]["x"] == [0.0, pytest.approx(0.5 / 9, rel=1e-4), pytest.approx(1 / 9, rel=1e-4)]
     assert len({one["color"] for one in chart.spec["series"]}) == 2
+
+
+def saved_earlier(run, step):
+    """The run as if the state at that evaluation had been loaded and saved at its end."""
+    best = next(entry for entry in run.entries if entry["step"] == step)
+    for side in ("forget", "retain"):
+        run.evaluation["after"][side]["loss"] = best[f"eval_{side}_loss"]
+    return replace(run, settings={**run.settings, "load_best_model_at_end": True})
+
+
+def test_the_gains_are_those_of_the_model_saved(tmp_path):
+    last, best = example_run(tmp_path, "last"), saved_earlier(example_run(tmp_path, "best"), step=10)
+    table = several([last, best])
+    assert [row[2:4] for row in table.rows] == [["+1", "+0.1111"], ["+0.5", "+0.05556"]]
+    assert "The model saved by best is that of step 10, not that of the last evaluation." in table.caption
+    assert "by last" not in table.caption
+    chart = trajectories([last, best])
+    assert "best ends at (+0.0556, +0.5), ringed: the model saved is that of step 10" in chart.says
+    assert [one.get("ring") for one in chart.spec["series"]] == [None, [0.055556, 0.5]]
+    assert chart.spec["series"][1]["y"][-1] == 1.0, "all of the trajectory is drawn"
+    assert "The model saved is that of step 10, not that of the last evaluation." in verdict(best).sentences
+    assert not any("The model saved" in sentence for sentence in verdict(last).sentences)
+
+
+def test_a_state_that_no_evaluation_has_is_not_guessed_at(tmp_path):
+    run = saved_earlier(example_run(tmp_path), step=10)
+    run.evaluation["after"]["forget"]["loss"] += 1e-9
+    assert run.earlier_state == "not that of the last evaluation; of which step it is has not been recorded"
+    run = saved_earlier(example_run(tmp_path, "last"), step=20)
+    run.evaluation["after"]["forget"]["loss"] += 1e-9
+    assert run.earlier_state == "", "the last state, measured again"
+
+
+def test_a_best_state_that_was_evaluated_again_is_of_its_own_step(tmp_path):
+    run = saved_earlier(example_run(tmp_path), step=10)
+    again = [*run.entries[:2], {**run.entries[1], "step": 20}]
+    assert replace(run, entries=again).earlier_state.startswith("that of step 10,")
+    went_back = replace(run, entries=again, settings={})
+    assert went_back.earlier_state == "", "nothing says that the best state was loaded"
 
 
 def test_heat_maps_join_rows_and_columns_by_the_largest_magnitude(tmp_path):

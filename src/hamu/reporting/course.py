@@ -9,7 +9,7 @@ import numpy as np
 
 from hamu.reporting.figures import BUCKETS, FORGET, SIDES, Chart, Section, counted, course, extremes, line, shorts
 from hamu.reporting.run import Run
-from hamu.reporting.trajectories import STYLES, label_of, limits_of
+from hamu.reporting.trajectories import STYLES, drawn_entries, label_of, limits_of
 
 ALL_DONE = "all its steps are done"
 _PALETTE = tuple(color for color, _ in STYLES.values())
@@ -29,20 +29,23 @@ def trajectories(runs: Sequence[Run]) -> Chart | None:
     if not drawn:
         return None
     limits = limits_of([run.points for _, run in drawn])
-    series = []
+    series, ends = [], []
     for n, run in drawn:
         xs, ys = np.array(run.points).T
-        steps = ["start", *(e.get("at", f"step {e['step']:,}") for e in run.entries if e["step"])]
+        steps = ["start", *(e.get("at", f"step {e['step']:,}") for e in drawn_entries(run.entries))]
         name = run.name if len(runs) > 1 else run.method
-        thick = {"width": 3} if run.method.startswith("hamu") else {}
-        series.append(
-            line(label_of(name, run.points[-1], limits), color_of(runs, n), xs, ys, mode="both", hints=steps, **thick)
-        )
-    ends = "; ".join(f"{run.name} ends at ({run.points[-1][0]:+.3g}, {run.points[-1][1]:+.3g})" for _, run in drawn)
+        end = run.gains or run.points[-1]
+        more: dict[str, Any] = {"width": 3} if run.method.startswith("hamu") else {}
+        if run.earlier_state:
+            more["ring"] = shorts(end)
+        series.append(line(label_of(name, end, limits), color_of(runs, n), xs, ys, mode="both", hints=steps, **more))
+        ends.append(f"{run.name} ends at ({end[0]:+.3g}, {end[1]:+.3g})")
+        if run.earlier_state:
+            ends[-1] += f", ringed: the model saved is {run.earlier_state}"
     return Chart(
         "Trajectory",
         f"Gain on the retain set, -ΔL_r, to the right, and on the forget set, ΔL_f, upwards, with a marker per "
-        f"evaluation; both losses change alike on the dotted line. Up and to the right is better. {ends}.",
+        f"evaluation; both losses change alike on the dotted line. Up and to the right is better. {'; '.join(ends)}.",
         {
             "kind": "xy",
             "x": {"label": "retain utility gained, -ΔL_r", "limits": limits[0]},

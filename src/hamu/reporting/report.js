@@ -1,5 +1,6 @@
 // Draws the charts of a report. Each .chart element holds its figures as JSON:
-//   xy    series of {name, color, x, y, mode: line | points | both | steps | area, hints, dash, width, base, small};
+//   xy    series of {name, color, x, y, mode: line | points | both | steps | area, hints, dash, width, base, small,
+//         ring: [x, y]};
 //         axes x and y of {label, limits, low, log, percent, whole}; marks, diagonal (1 or -1), zero, square, nearest
 //   bars  categories, series of {name, color, values}, high, percent
 //   heat  rows, columns, values, scale: diverging | sequential, low, high, log, percent, numbers, square, xlabel
@@ -161,6 +162,9 @@
           make("circle", { cx: x(value).toFixed(1), cy: y(one.y[n]).toFixed(1), r: one.small ? 2.4 : 3.6, fill: color,
             "fill-opacity": one.small ? 0.6 : 0.9 }, inside);
         });
+      }
+      if (one.ring && !one.ring.includes(null)) {
+        make("circle", { class: "ring", cx: x(one.ring[0]).toFixed(1), cy: y(one.ring[1]).toFixed(1), r: 8, stroke: color }, inside);
       }
     }
     for (const mark of spec.marks || []) {
