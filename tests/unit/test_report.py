@@ -19,7 +19,7 @@ from report_examples import (
 )
 
 from hamu.errors import HamuError
-from hamu.reporting.course import steps_section, trajectories
+from hamu.reporting.course import overlaid, steps_section, trajectories
 from hamu.reporting.figures import BUCKETS, extremes
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
@@ -208,6 +208,55 @@ def test_the_stop_is_marked_where_a_run_was_stopped(tmp_path):
     assert losses.spec["marks"] == [{"x": 20, "label": "stop"}]
     run.evaluation["ended"] = "all its steps are done"
     assert steps_section(run).charts[0].spec["marks"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        ("method: gdiff", []),
+        ("method: hamu-q\nforget_objective: npo", ["forget"]),
+        ("method: npo", ["forget"]),
+        ("method: npo\nforget_objective: cross_entropy", []),
+        ("method: kl", ["retain"]),
+        ("method: scrub", ["forget", "retain"]),
+        ("method: of-a-package-that-is-gone", ["forget", "retain"]),
+        ("[not, settings]", ["forget", "retain"]),
+    ],
+)
+def test_only_the_mean_loss_is_called_a_loss(tmp_path, settings, own):
+    run = example_run(tmp_path)
+    place = tmp_path / "run"
+    (place / "config.yaml").write_text(settings)
+    run = read_run(place)
+    charts = {chart.title: chart for chart in steps_section(run).charts}
+    assert [title for title in charts if title.startswith("Objective")] == [
+        f"Objective of the method: {side}" for side in own
+    ]
+    losses = charts["Losses"].spec
+    assert losses["y"]["label"].startswith("loss, nats")
+    drawn = [one["name"] for one in losses["series"]]
+    for side in ("forget", "retain"):
+        is_own = side in own
+        assert (f"{side}, batches" in drawn) == (not is_own)
+        assert f"{side}, whole set" in drawn, "of which the loss is known"
+        assert (f"Promise and reality: the {side} loss" in charts) == (not is_own)
+        assert (f"Promise and reality: the {side} objective" in charts) == is_own
+        if is_own:
+            objective = charts[f"Objective of the method: {side}"].spec
+            assert "nats" not in objective["y"]["label"]
+            assert [one["y"][0] for one in objective["series"]] == [pytest.approx(run.steps[f"{side}_loss"][0])]
+
+
+def test_objectives_of_methods_are_not_laid_over_losses(tmp_path):
+    for name in ("gdiff", "npo", "kl"):
+        (write_run(tmp_path / name) / "config.yaml").write_text(f"method: {name}\n")
+    runs = [read_run(tmp_path / name) for name in ("gdiff", "npo", "kl")]
+    drawn = {side: [one["name"] for one in overlaid(runs, side).spec["series"]] for side in ("forget", "retain")}
+    assert drawn == {"forget": ["gdiff", "kl"], "retain": ["gdiff", "npo"]}
+    assert overlaid(runs[2:], "retain") is None
+    page = report_page([Reported(run) for run in runs])
+    assert "Not here: the forget loss of the steps&#39; batches of npo: what is logged there is the objective" in page
+    assert "Not here: the retain loss of the steps&#39; batches of kl: " in page
 
 
 def test_trajectories_are_drawn_as_those_of_a_comparison(tmp_path):

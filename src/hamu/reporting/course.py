@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hamu.reporting.figures import BUCKETS, FORGET, SIDES, Chart, Section, counted, course, extremes, line, shorts
+from hamu.reporting.objectives import is_loss, name_of, objective_of
 from hamu.reporting.run import Run
 from hamu.reporting.trajectories import STYLES, drawn_entries, label_of, limits_of
 
@@ -59,9 +60,9 @@ def trajectories(runs: Sequence[Run]) -> Chart | None:
 
 
 def overlaid(runs: Sequence[Run], side: str) -> Chart | None:
-    """The loss of one side in several runs."""
+    """The loss of one side in those of several runs whose steps log it; see `own_objectives` for the others."""
     key = f"{side}_loss"
-    drawn = [(n, run) for n, run in enumerate(runs) if key in run.steps]
+    drawn = [(n, run) for n, run in enumerate(runs) if key in run.steps and is_loss(run, side)]
     if not drawn:
         return None
     series = [line(run.name, color_of(runs, n), run.steps["step"], run.steps[key]) for n, run in drawn]
@@ -69,10 +70,22 @@ def overlaid(runs: Sequence[Run], side: str) -> Chart | None:
     return Chart(f"The {side} loss of the steps' batches", says, _over_steps(series, "loss, nats"))
 
 
+def own_objectives(runs: Sequence[Run], side: str) -> str:
+    """Of which runs the loss of the steps' batches is not known, and why; "" if of none."""
+    names = [run.name for run in runs if f"{side}_loss" in run.steps and not is_loss(run, side)]
+    if not names:
+        return ""
+    return (
+        f"the {side} loss of the steps' batches of {', '.join(names)}: what is logged there is the objective of the "
+        f"method, which is not the loss, or not known to be"
+    )
+
+
 def steps_section(run: Run) -> Section:
     """Losses, hardness, demand, branches; promise against realised."""
     charts = [
         _losses(run),
+        *(_objective(run, side) for side in ("forget", "retain")),
         _hardness(run),
         _demand(run),
         _branches(run),
@@ -87,18 +100,43 @@ def steps_section(run: Run) -> Section:
 
 
 def _losses(run: Run) -> Chart | None:
-    there = [side for side in ("forget", "retain") if f"{side}_loss" in run.steps]
-    if not there:
-        return None
-    steps = run.steps["step"]
-    series = [line(f"{side}, batches", SIDES[side], steps, run.steps[f"{side}_loss"]) for side in there]
-    for side in there:
+    """Of the steps' batches, where they log it, and of whole sets."""
+    series, says = [], []
+    for side in ("forget", "retain"):
         found = [(e["step"], e[f"eval_{side}_loss"]) for e in run.entries if f"eval_{side}_loss" in e]
+        if f"{side}_loss" not in run.steps:
+            continue
+        if is_loss(run, side):
+            steps, losses = run.steps["step"], run.steps[f"{side}_loss"]
+            series.append(line(f"{side}, batches", SIDES[side], steps, losses))
+            says.append(course(f"The {side} loss", steps, losses))
         if found:
             xs, ys = np.array(found, dtype=float).T
             series.append(line(f"{side}, whole set", SIDES[side], xs, ys, mode="points"))
-    says = " ".join(course(f"The {side} loss", steps, run.steps[f"{side}_loss"]) for side in there)
-    return Chart("Losses", f"{says} {_stop_in_words(run)}", _over_steps(series, "loss, nats", run))
+            if not is_loss(run, side):
+                says.append(course(f"The loss of the whole {side} set", xs, ys))
+    if not series:
+        return None
+    return Chart("Losses", " ".join([*says, _stop_in_words(run)]), _over_steps(series, "loss, nats", run))
+
+
+def _objective(run: Run, side: str) -> Chart | None:
+    """What the steps log of a side whose objective is not the loss."""
+    if f"{side}_loss" not in run.steps or is_loss(run, side):
+        return None
+    steps, values = run.steps["step"], run.steps[f"{side}_loss"]
+    name = objective_of(run, side)
+    meaning = (
+        f"The passes over the {side} data are not of the loss, but of {name}, with a scale of its own."
+        if name
+        else f"Of what the passes over the {side} data are is not known here: the method {run.method} is not "
+        f"installed, or its settings cannot be read."
+    )
+    return Chart(
+        f"Objective of the method: {side}",
+        f"{meaning} {course(f'The {side} objective', steps, values)}",
+        _over_steps([line(f"{side} objective, batches", SIDES[side], steps, values)], "objective", run),
+    )
 
 
 def _hardness(run: Run) -> Chart | None:
@@ -171,14 +209,14 @@ def _promise(run: Run, side: str) -> Chart | None:
         "name": "a checked step", "color": SIDES[side], "x": shorts(promised[kept]), "y": shorts(realised[kept]),
         "mode": "points", "hints": [f"step {step:,.0f}" for step in run.steps["step"][kept]],
     }  # fmt: skip
-    ratio = _median_ratio(run, side)
+    name, ratio = name_of(run, side), _median_ratio(run, side)
     return Chart(
-        f"Promise and reality: the {side} loss",
-        f"First-order change of the {side} loss that a step promised, to the right, and what came of it, upwards; on "
+        f"Promise and reality: the {name}",
+        f"First-order change of the {name} that a step promised, to the right, and what came of it, upwards; on "
         f"the dotted line the promise is exact. {counted(len(known), 'steps')} were checked{ratio}.",
         {
             "kind": "xy",
-            "x": {"label": f"promised change of the {side} loss"},
+            "x": {"label": f"promised change of the {name}"},
             "y": {"label": "realised"},
             "series": [series],
             "diagonal": 1,

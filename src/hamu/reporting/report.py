@@ -11,7 +11,7 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import hamu
-from hamu.reporting.course import overlaid, steps_section, trajectories
+from hamu.reporting.course import overlaid, own_objectives, steps_section, trajectories
 from hamu.reporting.figures import Section
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
@@ -111,5 +111,7 @@ def _overview(runs: Sequence[Run]) -> Section:
     path = trajectories(runs)
     charts = [path and replace(path, wide=True), *(overlaid(runs, side) for side in ("forget", "retain"))]
     alone = [run.name for run in runs if run.is_trajectory_alone]
-    missing = [f"more of {', '.join(alone)}: a demo keeps trajectories alone"] if alone else []
+    missing = [line for side in ("forget", "retain") if (line := own_objectives(runs, side))]
+    if alone:
+        missing.append(f"more of {', '.join(alone)}: a demo keeps trajectories alone")
     return Section("All runs", charts=[c for c in charts if c is not None], tables=[several(runs)], missing=missing)
