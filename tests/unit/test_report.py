@@ -19,14 +19,16 @@ from report_examples import (
 )
 
 from hamu.errors import HamuError
-from hamu.reporting.course import overlaid, steps_section, trajectories
+from hamu.reporting.course import steps_section, trajectories
 from hamu.reporting.figures import BUCKETS, extremes
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
+from hamu.reporting.looks import Look, looks_of
+from hamu.reporting.overview import overlaid
 from hamu.reporting.report import MARK, Reported, report_page
 from hamu.reporting.run import read_run, read_runs, run_folders
 from hamu.reporting.tables import several
-from hamu.reporting.trajectories import limits_of
+from hamu.reporting.trajectories import STYLES, limits_of
 from hamu.reporting.verdict import verdict
 
 MOST = 5_000_000  # bytes of a report
@@ -251,9 +253,10 @@ def test_objectives_of_methods_are_not_laid_over_losses(tmp_path):
     for name in ("gdiff", "npo", "kl"):
         (write_run(tmp_path / name) / "config.yaml").write_text(f"method: {name}\n")
     runs = [read_run(tmp_path / name) for name in ("gdiff", "npo", "kl")]
-    drawn = {side: [one["name"] for one in overlaid(runs, side).spec["series"]] for side in ("forget", "retain")}
+    looks = looks_of(["gdiff", "npo", "kl"])
+    drawn = {side: [one["name"] for one in overlaid(runs, looks, side).spec["series"]] for side in ("forget", "retain")}
     assert drawn == {"forget": ["gdiff", "kl"], "retain": ["gdiff", "npo"]}
-    assert overlaid(runs[2:], "retain") is None
+    assert overlaid(runs[2:], looks[2:], "retain") is None
     page = report_page([Reported(run) for run in runs])
     assert "Not here: the forget loss of the steps&#39; batches of npo: what is logged there is the objective" in page
     assert "Not here: the retain loss of the steps&#39; batches of kl: " in page
@@ -261,7 +264,7 @@ def test_objectives_of_methods_are_not_laid_over_losses(tmp_path):
 
 def test_trajectories_are_drawn_as_those_of_a_comparison(tmp_path):
     runs = [example_run(tmp_path, name=name) for name in ("one", "two")]
-    chart = trajectories(runs)
+    chart = trajectories(runs, looks_of([run.method for run in runs]))
     limits = limits_of([run.points for run in runs])
     assert (chart.spec["x"]["limits"], chart.spec["y"]["limits"]) == limits
     assert [one["name"] for one in chart.spec["series"]] == ["one", "two"]
@@ -283,7 +286,7 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
     assert [row[2:4] for row in table.rows] == [["+1", "+0.1111"], ["+0.5", "+0.05556"]]
     assert "The model saved by best is that of step 10, not that of the last evaluation." in table.caption
     assert "by last" not in table.caption
-    chart = trajectories([last, best])
+    chart = trajectories([last, best], looks_of(["ga", "ga"]))
     assert "best ends at (+0.0556, +0.5), ringed: the model saved is that of step 10" in chart.says
     assert [one.get("ring") for one in chart.spec["series"]] == [None, [0.055556, 0.5]]
     assert chart.spec["series"][1]["y"][-1] == 1.0, "all of the trajectory is drawn"
@@ -306,6 +309,20 @@ def test_a_best_state_that_was_evaluated_again_is_of_its_own_step(tmp_path):
     assert replace(run, entries=again).earlier_state.startswith("that of step 10,")
     went_back = replace(run, entries=again, settings={})
     assert went_back.earlier_state == "", "nothing says that the best state was loaded"
+
+
+def test_no_two_runs_look_alike():
+    ours = list(STYLES)
+    alone = looks_of(["a-plugin", *ours[2:]])
+    assert alone[1:] == [Look(STYLES[name][0]) for name in ours[2:]], "each method has its own colour"
+    assert alone[0] in [Look(STYLES[name][0]) for name in ours[:2]], "and another one what is left"
+    twice = looks_of([*ours[:2], *ours])
+    assert len(set(twice)) == 14
+    assert twice[4:] == [Look(STYLES[name][0]) for name in ours[2:]]
+    assert [bool(look.dash) for look in twice[:4]] == [False, False, True, True]
+    assert twice[2].color == twice[0].color
+    for methods in (["hamu-q"] * 100, [*ours, "one", "two"] * 9, ["unknown"] * 50):
+        assert len(set(looks_of(methods))) == len(methods)
 
 
 def test_heat_maps_join_rows_and_columns_by_the_largest_magnitude(tmp_path):
@@ -358,7 +375,7 @@ def test_a_demo_and_a_comparison_stand_for_their_runs(tmp_path):
     assert "All runs" in page
     assert "more of hamu-q, ft: a demo keeps trajectories alone" in page
     assert "<article" not in page
-    assert trajectories(runs).spec["series"][0]["hints"] == ["start", "epoch 1"]
+    assert trajectories(runs, looks_of(["hamu-q", "ft"])).spec["series"][0]["hints"] == ["start", "epoch 1"]
     both = tmp_path / "compare"
     for name in ("one", "two"):
         write_run(both / name)
