@@ -25,15 +25,19 @@ def report_of(loss, accuracy, figures=("accuracy",), names=("a", "b")):
 def evaluation(steps, names=("a", "b"), figures=("accuracy",)):
     sides = ("forget", "retain", "test")
     entries = [
-        {"step": step, "eval_forget_gain": share, "eval_retain_gain": share / 9, "eval_forget_loss": share,
+        {"step": step, "eval_forget_gain": share, "eval_retain_gain": share / 9, "eval_forget_loss": 0.1 + share,
          "eval_retain_loss": 1 - share / 9}
         for step, share in ((0, 0.0), (steps // 2, 0.5), (steps, 1.0))
     ]  # fmt: skip
     inference = {"accuracy": 0.6, "auc": 0.55, "samples": 9}
-    before = {side: report_of(0.1, 1.0, figures, names) for side in sides} | {"membership_inference": inference}
-    after = {side: report_of(1.1 if side == "forget" else 0.0, 0.5, figures, names) for side in sides}
-    return {
-        "before": before, "after": after | {"membership_inference": inference}, "trajectory": entries,
+    losses = {"before": (0.1, 1.0, 1.0), "after": (0.1 + 1.0, 1 - 1 / 9, 1.0)}
+    reports = {
+        role: {side: report_of(loss, accuracy, figures, names) for side, loss in zip(sides, losses[role], strict=True)}
+        | {"membership_inference": inference}
+        for role, accuracy in (("before", 1.0), ("after", 0.5))
+    }
+    return reports | {
+        "trajectory": entries,
         "steps_taken": steps - 1, "steps_skipped": 1, "ended": f"the criterion is met {NASTY}", "steering": None,
         "promise": {"checked": steps, "judged": steps, "kept": 0.5, "median_ratio": {"retain": 1.0, "forget": 0.9}},
     }  # fmt: skip

@@ -2,17 +2,20 @@
 
 import json
 import shutil
+from dataclasses import replace
 from urllib.parse import urlparse
 
 import pytest
 from report_examples import NASTY, example_run, image_observations, text_observations
 
 from hamu.reporting.report import Reported, report_page
+from hamu.reporting.trajectories import STYLES
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="there is no Chromium with its driver here")
+MANY = ["hamu-q", "hamu-u", *STYLES, "a-plugin"]  # HAMU twice each
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 
 DRAWN = """[...document.querySelectorAll(".chart")].map((holder) => {
@@ -38,12 +41,13 @@ def browser():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """By name: a run with images, one with texts of 100,000 steps, and both on one page; names are code."""
+    """By name: a run with images, one with texts of 100,000 steps, both on one page, and many; names are code."""
     folder = tmp_path_factory.mktemp("pages")
     short = Reported(example_run(folder, "images", names=(NASTY, "b")), image_observations((NASTY, "b")))
     long = Reported(example_run(folder, "texts", steps=100_000, figures=("probability",)), text_observations())
     found = {}
-    for name, reported in {"images": [short], "texts": [long], "both": [short, long]}.items():
+    many = [Reported(replace(short.run, name=f"{n} {method}", method=method)) for n, method in enumerate(MANY)]
+    for name, reported in {"images": [short], "texts": [long], "both": [short, long], "many": many}.items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(report_page(reported), encoding="utf-8")
     return found
@@ -105,6 +109,27 @@ def test_the_legend_hides_a_series_and_shows_it_again(opened):
     assert run_script(browser, count) == before - 1
     button.click()
     assert run_script(browser, count) == before
+
+
+def test_of_many_runs_each_has_a_line_of_its_own_as_the_legend_shows_it(opened):
+    browser = opened("many", "desktop")
+    looks = run_script(
+        browser,
+        """[...document.querySelectorAll("#all figure")].map((figure) => {
+            const of = (css) => [...figure.querySelectorAll(css)].map((line) => {
+                const style = getComputedStyle(line);
+                return `${style.stroke} ${style.strokeDasharray}`;
+            });
+            return [of(".legend line"), of(".chart > svg path")];
+        })""",
+    )
+    assert len(looks) == 3
+    for legend, drawn in looks:
+        assert drawn == legend
+        assert len(set(drawn)) == len(drawn) > 9
+    assert len(looks[0][0]) == len(MANY)
+    heights = '[...document.querySelectorAll(".legend button")].map((b) => b.getBoundingClientRect().height)'
+    assert max(run_script(browser, heights)) < 40, "names stand on one line"
 
 
 def test_the_pointer_shows_values(opened):

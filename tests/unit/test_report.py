@@ -23,9 +23,12 @@ from hamu.reporting.course import steps_section, trajectories
 from hamu.reporting.figures import BUCKETS, extremes
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
+from hamu.reporting.looks import Look, looks_of
+from hamu.reporting.overview import overlaid
 from hamu.reporting.report import MARK, Reported, report_page
 from hamu.reporting.run import read_run, read_runs, run_folders
-from hamu.reporting.trajectories import limits_of
+from hamu.reporting.tables import several
+from hamu.reporting.trajectories import STYLES, limits_of
 from hamu.reporting.verdict import verdict
 
 MOST = 5_000_000  # bytes of a report
@@ -217,14 +220,117 @@ def test_the_stop_is_marked_where_a_run_was_stopped(tmp_path):
     assert steps_section(run).charts[0].spec["marks"] == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        ("method: gdiff", []),
+        ("method: hamu-q\nforget_objective: npo", ["forget"]),
+        ("method: npo", ["forget"]),
+        ("method: npo\nforget_objective: cross_entropy", []),
+        ("method: kl", ["retain"]),
+        ("method: scrub", ["forget", "retain"]),
+        ("method: of-a-package-that-is-gone", ["forget", "retain"]),
+        ("[not, settings]", ["forget", "retain"]),
+    ],
+)
+def test_only_the_mean_loss_is_called_a_loss(tmp_path, settings, own):
+    run = example_run(tmp_path)
+    place = tmp_path / "run"
+    (place / "config.yaml").write_text(settings)
+    run = read_run(place)
+    charts = {chart.title: chart for chart in steps_section(run).charts}
+    assert [title for title in charts if title.startswith("Objective")] == [
+        f"Objective of the method: {side}" for side in own
+    ]
+    losses = charts["Losses"].spec
+    assert losses["y"]["label"].startswith("loss, nats")
+    drawn = [one["name"] for one in losses["series"]]
+    for side in ("forget", "retain"):
+        is_own = side in own
+        assert (f"{side}, batches" in drawn) == (not is_own)
+        assert f"{side}, whole set" in drawn, "of which the loss is known"
+        assert (f"Promise and reality: the {side} loss" in charts) == (not is_own)
+        assert (f"Promise and reality: the {side} objective" in charts) == is_own
+        if is_own:
+            objective = charts[f"Objective of the method: {side}"].spec
+            assert "nats" not in objective["y"]["label"]
+            assert [one["y"][0] for one in objective["series"]] == [pytest.approx(run.steps[f"{side}_loss"][0])]
+
+
+def test_objectives_of_methods_are_not_laid_over_losses(tmp_path):
+    for name in ("gdiff", "npo", "kl"):
+        (write_run(tmp_path / name) / "config.yaml").write_text(f"method: {name}\n")
+    runs = [read_run(tmp_path / name) for name in ("gdiff", "npo", "kl")]
+    looks = looks_of(["gdiff", "npo", "kl"])
+    drawn = {side: [one["name"] for one in overlaid(runs, looks, side).spec["series"]] for side in ("forget", "retain")}
+    assert drawn == {"forget": ["gdiff", "kl"], "retain": ["gdiff", "npo"]}
+    assert overlaid(runs[2:], looks[2:], "retain") is None
+    page = report_page([Reported(run) for run in runs])
+    assert "Not here: the forget loss of the steps&#39; batches of npo: what is logged there is the objective" in page
+    assert "Not here: the retain loss of the steps&#39; batches of kl: " in page
+
+
 def test_trajectories_are_drawn_as_those_of_a_comparison(tmp_path):
     runs = [example_run(tmp_path, name=name) for name in ("one", "two")]
-    chart = trajectories(runs)
+    chart = trajectories(runs, looks_of([run.method for run in runs]))
     limits = limits_of([run.points for run in runs])
     assert (chart.spec["x"]["limits"], chart.spec["y"]["limits"]) == limits
     assert [one["name"] for one in chart.spec["series"]] == ["one", "two"]
     assert chart.spec["series"][0]["x"] == [0.0, pytest.approx(0.5 / 9, rel=1e-4), pytest.approx(1 / 9, rel=1e-4)]
     assert len({one["color"] for one in chart.spec["series"]}) == 2
+
+
+def saved_earlier(run, step):
+    """The run as if the state at that evaluation had been loaded and saved at its end."""
+    best = next(entry for entry in run.entries if entry["step"] == step)
+    for side in ("forget", "retain"):
+        run.evaluation["after"][side]["loss"] = best[f"eval_{side}_loss"]
+    return replace(run, settings={**run.settings, "load_best_model_at_end": True})
+
+
+def test_the_gains_are_those_of_the_model_saved(tmp_path):
+    last, best = example_run(tmp_path, "last"), saved_earlier(example_run(tmp_path, "best"), step=10)
+    table = several([last, best])
+    assert [row[2:4] for row in table.rows] == [["+1", "+0.1111"], ["+0.5", "+0.05556"]]
+    assert "The model saved by best is that of step 10, not that of the last evaluation." in table.caption
+    assert "by last" not in table.caption
+    chart = trajectories([last, best], looks_of(["ga", "ga"]))
+    assert "best ends at (+0.0556, +0.5), ringed: the model saved is that of step 10" in chart.says
+    assert [one.get("ring") for one in chart.spec["series"]] == [None, [0.055556, 0.5]]
+    assert chart.spec["series"][1]["y"][-1] == 1.0, "all of the trajectory is drawn"
+    assert "The model saved is that of step 10, not that of the last evaluation." in verdict(best).sentences
+    assert not any("The model saved" in sentence for sentence in verdict(last).sentences)
+
+
+def test_a_state_that_no_evaluation_has_is_not_guessed_at(tmp_path):
+    run = saved_earlier(example_run(tmp_path), step=10)
+    run.evaluation["after"]["forget"]["loss"] += 1e-9
+    assert run.earlier_state == "not that of the last evaluation; of which step it is has not been recorded"
+    run = saved_earlier(example_run(tmp_path, "last"), step=20)
+    run.evaluation["after"]["forget"]["loss"] += 1e-9
+    assert run.earlier_state == "", "the last state, measured again"
+
+
+def test_a_best_state_that_was_evaluated_again_is_of_its_own_step(tmp_path):
+    run = saved_earlier(example_run(tmp_path), step=10)
+    again = [*run.entries[:2], {**run.entries[1], "step": 20}]
+    assert replace(run, entries=again).earlier_state.startswith("that of step 10,")
+    went_back = replace(run, entries=again, settings={})
+    assert went_back.earlier_state == "", "nothing says that the best state was loaded"
+
+
+def test_no_two_runs_look_alike():
+    ours = list(STYLES)
+    alone = looks_of(["a-plugin", *ours[2:]])
+    assert alone[1:] == [Look(STYLES[name][0]) for name in ours[2:]], "each method has its own colour"
+    assert alone[0] in [Look(STYLES[name][0]) for name in ours[:2]], "and another one what is left"
+    twice = looks_of([*ours[:2], *ours])
+    assert len(set(twice)) == 14
+    assert twice[4:] == [Look(STYLES[name][0]) for name in ours[2:]]
+    assert [bool(look.dash) for look in twice[:4]] == [False, False, True, True]
+    assert twice[2].color == twice[0].color
+    for methods in (["hamu-q"] * 100, [*ours, "one", "two"] * 9, ["unknown"] * 50):
+        assert len(set(looks_of(methods))) == len(methods)
 
 
 def test_heat_maps_join_rows_and_columns_by_the_largest_magnitude(tmp_path):
@@ -277,7 +383,7 @@ def test_a_demo_and_a_comparison_stand_for_their_runs(tmp_path):
     assert "All runs" in page
     assert "more of hamu-q, ft: a demo keeps trajectories alone" in page
     assert "<article" not in page
-    assert trajectories(runs).spec["series"][0]["hints"] == ["start", "epoch 1"]
+    assert trajectories(runs, looks_of(["hamu-q", "ft"])).spec["series"][0]["hints"] == ["start", "epoch 1"]
     both = tmp_path / "compare"
     for name in ("one", "two"):
         write_run(both / name)

@@ -106,7 +106,7 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
     folder.write_text("comparison.tex", latex_page(comparison))
     if not finished:
         raise HamuError(f"none of {len(runs)} runs came to its end; why is said above and in {folder.path}")
-    drawn = [(row["method"], trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
+    drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
     picture = folder.path / "comparison.png"
     plot_comparison(drawn, comparison.hypervolumes, picture, title)
     console.print(f"the table is in {folder.path} as comparison.md, .tex, .csv and .json, the picture in {picture}")

@@ -13,6 +13,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.json_files import read_json
 from hamu.record.record import plain
+from hamu.reporting.trajectories import Point, gains_of
 from hamu.reporting.trajectories import trajectory as points_of
 
 Row = dict[str, Any]
@@ -45,12 +46,9 @@ def finished_row(cell: Run, run: Path, seconds: float | None) -> Row:
         seconds: how long it took.
     """
     evaluation, record = _of_run(run, "evaluation.json"), _of_run(run, "record.json")
-    before, after = evaluation["before"], evaluation["after"]
-    found = {
-        "forget_gain": after["forget"]["loss"] - before["forget"]["loss"],
-        "retain_gain": before["retain"]["loss"] - after["retain"]["loss"],
-    }
-    found |= {"joint_gain": min(found.values()), **_of_model(after)}
+    retain, forget = gains_of(evaluation)
+    found: Row = {"forget_gain": forget, "retain_gain": retain, "joint_gain": min(forget, retain)}
+    found |= _of_model(evaluation["after"])
     found |= {
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": record["steps"]["taken"],
@@ -68,9 +66,10 @@ def failed_row(cell: Run, reason: str, seconds: float | None) -> Row:
     return _named(cell) | {"seconds": seconds, "failed": reason}
 
 
-def trajectory(run: Path) -> list[tuple[float, float]]:
-    """The points (-ΔL_r, ΔL_f) of a run; see `hamu.reporting.trajectories`."""
-    return points_of(_of_run(run, "evaluation.json")["trajectory"])
+def trajectory(run: Path) -> tuple[list[Point], Point]:
+    """The points (-ΔL_r, ΔL_f) of a run, and that of the model it has saved; see `hamu.reporting.trajectories`."""
+    evaluation = _of_run(run, "evaluation.json")
+    return points_of(evaluation["trajectory"]), gains_of(evaluation)
 
 
 def start_figures(run: Path) -> Row:

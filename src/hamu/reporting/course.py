@@ -8,41 +8,41 @@ from typing import Any
 import numpy as np
 
 from hamu.reporting.figures import BUCKETS, FORGET, SIDES, Chart, Section, counted, course, extremes, line, shorts
+from hamu.reporting.looks import Look
+from hamu.reporting.objectives import is_loss, name_of, objective_of
 from hamu.reporting.run import Run
-from hamu.reporting.trajectories import STYLES, label_of, limits_of
+from hamu.reporting.trajectories import drawn_entries, label_of, limits_of
 
 ALL_DONE = "all its steps are done"
-_PALETTE = tuple(color for color, _ in STYLES.values())
 _DIRECT, _RECTIFIED = "#009E73", "#E69F00"
+_DASHED = "6 4"
 
 
-def color_of(runs: Sequence[Run], number: int) -> str:
-    """That of its method, unless another run has the same method."""
-    method = runs[number].method
-    alone = sum(run.method == method for run in runs) == 1
-    return STYLES[method][0] if alone and method in STYLES else _PALETTE[number % len(_PALETTE)]
-
-
-def trajectories(runs: Sequence[Run]) -> Chart | None:
+def trajectories(runs: Sequence[Run], looks: Sequence[Look]) -> Chart | None:
     """ΔL_f against -ΔL_r with a marker per evaluation (paper, Fig. 4); None if no run has two evaluations."""
-    drawn = [(n, run) for n, run in enumerate(runs) if len(run.points) > 1]
+    drawn = [(run, look) for run, look in zip(runs, looks, strict=True) if len(run.points) > 1]
     if not drawn:
         return None
-    limits = limits_of([run.points for _, run in drawn])
-    series = []
-    for n, run in drawn:
+    limits = limits_of([run.points for run, _ in drawn])
+    series, ends = [], []
+    for run, look in drawn:
         xs, ys = np.array(run.points).T
-        steps = ["start", *(e.get("at", f"step {e['step']:,}") for e in run.entries if e["step"])]
+        steps = ["start", *(e.get("at", f"step {e['step']:,}") for e in drawn_entries(run.entries))]
         name = run.name if len(runs) > 1 else run.method
-        thick = {"width": 3} if run.method.startswith("hamu") else {}
-        series.append(
-            line(label_of(name, run.points[-1], limits), color_of(runs, n), xs, ys, mode="both", hints=steps, **thick)
-        )
-    ends = "; ".join(f"{run.name} ends at ({run.points[-1][0]:+.3g}, {run.points[-1][1]:+.3g})" for _, run in drawn)
+        end = run.gains or run.points[-1]
+        more: dict[str, Any] = {"hints": steps, "dash": look.dash}
+        if run.method.startswith("hamu"):
+            more["width"] = 3
+        if run.earlier_state:
+            more["ring"] = shorts(end)
+        series.append(line(label_of(name, end, limits), look.color, xs, ys, mode="both", **more))
+        ends.append(f"{run.name} ends at ({end[0]:+.3g}, {end[1]:+.3g})")
+        if run.earlier_state:
+            ends[-1] += f", ringed: the model saved is {run.earlier_state}"
     return Chart(
         "Trajectory",
         f"Gain on the retain set, -ΔL_r, to the right, and on the forget set, ΔL_f, upwards, with a marker per "
-        f"evaluation; both losses change alike on the dotted line. Up and to the right is better. {ends}.",
+        f"evaluation; both losses change alike on the dotted line. Up and to the right is better. {'; '.join(ends)}.",
         {
             "kind": "xy",
             "x": {"label": "retain utility gained, -ΔL_r", "limits": limits[0]},
@@ -55,21 +55,11 @@ def trajectories(runs: Sequence[Run]) -> Chart | None:
     )
 
 
-def overlaid(runs: Sequence[Run], side: str) -> Chart | None:
-    """The loss of one side in several runs."""
-    key = f"{side}_loss"
-    drawn = [(n, run) for n, run in enumerate(runs) if key in run.steps]
-    if not drawn:
-        return None
-    series = [line(run.name, color_of(runs, n), run.steps["step"], run.steps[key]) for n, run in drawn]
-    says = " ".join(course(f"run {run.name}", run.steps["step"], run.steps[key]) for _, run in drawn)
-    return Chart(f"The {side} loss of the steps' batches", says, _over_steps(series, "loss, nats"))
-
-
 def steps_section(run: Run) -> Section:
     """Losses, hardness, demand, branches; promise against realised."""
     charts = [
         _losses(run),
+        *(_objective(run, side) for side in ("forget", "retain")),
         _hardness(run),
         _demand(run),
         _branches(run),
@@ -84,25 +74,50 @@ def steps_section(run: Run) -> Section:
 
 
 def _losses(run: Run) -> Chart | None:
-    there = [side for side in ("forget", "retain") if f"{side}_loss" in run.steps]
-    if not there:
-        return None
-    steps = run.steps["step"]
-    series = [line(f"{side}, batches", SIDES[side], steps, run.steps[f"{side}_loss"]) for side in there]
-    for side in there:
+    """Of the steps' batches, where they log it, and of whole sets."""
+    series, says = [], []
+    for side in ("forget", "retain"):
         found = [(e["step"], e[f"eval_{side}_loss"]) for e in run.entries if f"eval_{side}_loss" in e]
+        if f"{side}_loss" not in run.steps:
+            continue
+        if is_loss(run, side):
+            steps, losses = run.steps["step"], run.steps[f"{side}_loss"]
+            series.append(line(f"{side}, batches", SIDES[side], steps, losses))
+            says.append(course(f"The {side} loss", steps, losses))
         if found:
             xs, ys = np.array(found, dtype=float).T
             series.append(line(f"{side}, whole set", SIDES[side], xs, ys, mode="points"))
-    says = " ".join(course(f"The {side} loss", steps, run.steps[f"{side}_loss"]) for side in there)
-    return Chart("Losses", f"{says} {_stop_in_words(run)}", _over_steps(series, "loss, nats", run))
+            if not is_loss(run, side):
+                says.append(course(f"The loss of the whole {side} set", xs, ys))
+    if not series:
+        return None
+    return Chart("Losses", " ".join([*says, _stop_in_words(run)]), over_steps(series, "loss, nats", run))
+
+
+def _objective(run: Run, side: str) -> Chart | None:
+    """What the steps log of a side whose objective is not the loss."""
+    if f"{side}_loss" not in run.steps or is_loss(run, side):
+        return None
+    steps, values = run.steps["step"], run.steps[f"{side}_loss"]
+    name = objective_of(run, side)
+    meaning = (
+        f"The passes over the {side} data are not of the loss, but of {name}, with a scale of its own."
+        if name
+        else f"Of what the passes over the {side} data are is not known here: the method {run.method} is not "
+        f"installed, or its settings cannot be read."
+    )
+    return Chart(
+        f"Objective of the method: {side}",
+        f"{meaning} {course(f'The {side} objective', steps, values)}",
+        over_steps([line(f"{side} objective, batches", SIDES[side], steps, values)], "objective", run),
+    )
 
 
 def _hardness(run: Run) -> Chart | None:
     """κ and the thresholds between which it lies."""
     names = {"kappa": "κ", "direct_threshold": "direct up to (κ1, κ3)", "stop_threshold": "costs from (κ2, κ4)"}
-    styles = {"kappa": ("#0072B2", {}), "direct_threshold": (_DIRECT, {"dash": True}),
-              "stop_threshold": (FORGET, {"dash": True})}  # fmt: skip
+    styles = {"kappa": ("#0072B2", {}), "direct_threshold": (_DIRECT, {"dash": _DASHED}),
+              "stop_threshold": (FORGET, {"dash": _DASHED})}  # fmt: skip
     return _lines(
         run, "Hardness κ and its thresholds", names, styles, "loss² per step",
         "Below the lower threshold the retain step alone forgets enough; between both the step is bent; above the "
@@ -112,7 +127,7 @@ def _hardness(run: Run) -> Chart | None:
 
 def _demand(run: Run) -> Chart | None:
     names = {"demand": "demanded", "sustainable": "possible without harm", "capacity": "possible at all"}
-    styles = {"demand": (FORGET, {}), "sustainable": (_DIRECT, {}), "capacity": ("#7F7F7F", {"dash": True})}
+    styles = {"demand": (FORGET, {}), "sustainable": (_DIRECT, {}), "capacity": ("#7F7F7F", {"dash": _DASHED})}
     return _lines(
         run, "Demand of the steps", names, styles, "loss per learning rate",
         "The run is to stop where more is demanded than is possible without harm.",
@@ -133,7 +148,7 @@ def _lines(
     steps = run.steps["step"]
     series = [line(names[key], styles[key][0], steps, run.steps[key], **styles[key][1]) for key in there]
     says = " ".join(course(names[key], steps, run.steps[key]) for key in there)
-    return Chart(title, f"{meaning} {says}", _over_steps(series, unit, run))
+    return Chart(title, f"{meaning} {says}", over_steps(series, unit, run))
 
 
 def _branches(run: Run) -> Chart | None:
@@ -144,7 +159,7 @@ def _branches(run: Run) -> Chart | None:
         line("direct", _DIRECT, steps, share, mode="area", base=0),
         line("rectified", _RECTIFIED, steps, share, mode="area", base=1),
     ]
-    spec = _over_steps(series, "share of blocks", run)
+    spec = over_steps(series, "share of blocks", run)
     spec["y"] |= {"limits": [0, 1], "percent": True}
     return Chart(
         "Branches: direct and rectified blocks",
@@ -168,14 +183,14 @@ def _promise(run: Run, side: str) -> Chart | None:
         "name": "a checked step", "color": SIDES[side], "x": shorts(promised[kept]), "y": shorts(realised[kept]),
         "mode": "points", "hints": [f"step {step:,.0f}" for step in run.steps["step"][kept]],
     }  # fmt: skip
-    ratio = _median_ratio(run, side)
+    name, ratio = name_of(run, side), _median_ratio(run, side)
     return Chart(
-        f"Promise and reality: the {side} loss",
-        f"First-order change of the {side} loss that a step promised, to the right, and what came of it, upwards; on "
+        f"Promise and reality: the {name}",
+        f"First-order change of the {name} that a step promised, to the right, and what came of it, upwards; on "
         f"the dotted line the promise is exact. {counted(len(known), 'steps')} were checked{ratio}.",
         {
             "kind": "xy",
-            "x": {"label": f"promised change of the {side} loss"},
+            "x": {"label": f"promised change of the {name}"},
             "y": {"label": "realised"},
             "series": [series],
             "diagonal": 1,
@@ -192,7 +207,14 @@ def _median_ratio(run: Run, side: str) -> str:
     return "" if found is None else f"; the median of realised over promised is {found:.3g}"
 
 
-def _over_steps(series: list[dict[str, Any]], unit: str, run: Run | None = None) -> dict[str, Any]:
+def over_steps(series: list[dict[str, Any]], unit: str, run: Run | None = None) -> dict[str, Any]:
+    """A chart's spec with steps to the right; what is above 0 and spreads far on a logarithmic scale.
+
+    Args:
+        series: see `line`.
+        unit: of what is drawn upwards.
+        run: whose stop is marked, if it was stopped.
+    """
     values = [v for one in series for v in one["y"] if v is not None]
     spread = max(values, default=0.0) / max(float(np.median(values)) if values else 1.0, 1e-12)
     is_log = bool(values) and min(values) > 0 and spread > 50

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -14,7 +15,9 @@ from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.methods import HamuQ, HamuU
-from hamu.reporting.trajectories import STYLES, Trajectory, label_of, limits_of
+from hamu.reporting.trajectories import STYLES, Point, Trajectory, is_near, label_of, limits_of
+
+_RING: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none"}
 
 
 def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
@@ -34,19 +37,20 @@ def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title:
 
 
 def plot_comparison(
-    runs: Sequence[tuple[str, Trajectory]], hypervolumes: Mapping[str, float], path: Path, title: str = ""
+    runs: Sequence[tuple[str, Trajectory, Point]], hypervolumes: Mapping[str, float], path: Path, title: str = ""
 ) -> None:
     """Draw the trajectories of several runs of each method, and the hypervolumes of the methods, and save them.
 
     Args:
-        runs: method and points of each, see `plot_trajectories`, the best first: of each method the first run is drawn
-            as its own, the others fainter.
+        runs: of each its method, its points, see `plot_trajectories`, and the point of the model that it has saved, the
+            best first: of each method the first run is drawn as its own, the others fainter.
         hypervolumes: by method.
         path: where to save; the suffix chooses the format.
         title: printed above.
     """
     figure, (axes, bars) = plt.subplots(1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained")
-    draw_trajectories(axes, runs, title)
+    ends = [end for _, _, end in runs]
+    draw_trajectories(axes, [(method, points) for method, points, _ in runs], title, ends=ends)
     names = sorted(hypervolumes, key=hypervolumes.__getitem__)
     colors = [STYLES.get(name, ("0.6", ""))[0] for name in names]
     drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
@@ -108,8 +112,23 @@ def style_of(method: str, number: int = 0) -> tuple[str, str]:
     return STYLES.get(method, (f"C{number}", "."))
 
 
-def draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title: str, *, legend: bool = True) -> None:
-    """Every run in the colour of its method; the first of a method in the legend and bold, others fainter."""
+def draw_trajectories(
+    axes: Axes,
+    runs: Sequence[tuple[str, Trajectory]],
+    title: str,
+    *,
+    ends: Sequence[Point] | None = None,
+    legend: bool = True,
+) -> None:
+    """Every run in the colour of its method; the first of a method in the legend and bold, others fainter.
+
+    Args:
+        axes: where to draw.
+        runs: method and points of each.
+        title: printed above.
+        ends: of each run the point of the model that it has saved, by default its last one; ringed if it is another.
+        legend: whether there is one.
+    """
     firsts: dict[str, Trajectory] = {}
     for name, points in runs:
         firsts.setdefault(name, points)
@@ -118,15 +137,22 @@ def draw_trajectories(axes: Axes, runs: Sequence[tuple[str, Trajectory]], title:
     axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
     reach = max(map(abs, (*limits[0], *limits[1])))
     axes.plot([-reach, reach], [reach, -reach], ":", color="0.5", linewidth=1, zorder=0)
-    for name, points in runs:
+    ends = [points[-1] for _, points in runs] if ends is None else ends
+    is_ringed = False
+    for (name, points), end in zip(runs, ends, strict=True):
         xs, ys = zip(*points, strict=True)
         color, marker = style_of(name, list(firsts).index(name))
         is_first, is_ours = points is firsts[name], name.startswith("hamu")
         axes.plot(
             xs, ys, color=color, marker=marker, markersize=6, markevery=slice(1, None),
-            label=label_of(name, points[-1], limits) if is_first else None, alpha=1.0 if is_first else 0.3,
+            label=label_of(name, end, limits) if is_first else None, alpha=1.0 if is_first else 0.3,
             linewidth=2.4 if is_ours else 1.3, zorder=2 + is_ours + is_first,
         )  # fmt: skip
+        if not is_near(end, points[-1]):
+            is_ringed = True
+            axes.plot(*end, color=color, alpha=1.0 if is_first else 0.3, **_RING)
+    if is_ringed:
+        axes.plot([], [], color="0.4", label="the model saved", **_RING)
     axes.set(xlim=limits[0], ylim=limits[1], title=title)
     axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
     axes.set_ylabel(r"forget quality gained, $\Delta L_f$")

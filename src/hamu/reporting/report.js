@@ -1,5 +1,6 @@
 // Draws the charts of a report. Each .chart element holds its figures as JSON:
-//   xy    series of {name, color, x, y, mode: line | points | both | steps | area, hints, dash, width, base, small};
+//   xy    series of {name, color, x, y, mode: line | points | both | steps | area, hints, dash, width, base, small,
+//         ring: [x, y]};
 //         axes x and y of {label, limits, low, log, percent, whole}; marks, diagonal (1 or -1), zero, square, nearest
 //   bars  categories, series of {name, color, values}, high, percent
 //   heat  rows, columns, values, scale: diverging | sequential, low, high, log, percent, numbers, square, xlabel
@@ -153,7 +154,7 @@
         if (ends.length > 1) make("path", { d: `${line}L${x(ends[ends.length - 1]).toFixed(1)},${y(one.base)}L${x(ends[0]).toFixed(1)},${y(one.base)}Z`, fill: color, opacity: 0.55 }, inside);
       } else if (mode !== "points") {
         make("path", { d: path(one, x, y, mode === "steps"), fill: "none", stroke: color, "stroke-width": one.width || 1.8,
-          "stroke-linejoin": "round", ...(one.dash ? { "stroke-dasharray": "6 4" } : {}) }, inside);
+          "stroke-linejoin": "round", ...(one.dash ? { "stroke-dasharray": one.dash } : {}) }, inside);
       }
       if (mode === "points" || mode === "both" || one.x.length === 1) {
         one.x.forEach((value, n) => {
@@ -161,6 +162,9 @@
           make("circle", { cx: x(value).toFixed(1), cy: y(one.y[n]).toFixed(1), r: one.small ? 2.4 : 3.6, fill: color,
             "fill-opacity": one.small ? 0.6 : 0.9 }, inside);
         });
+      }
+      if (one.ring && !one.ring.includes(null)) {
+        make("circle", { class: "ring", cx: x(one.ring[0]).toFixed(1), cy: y(one.ring[1]).toFixed(1), r: 8, stroke: color }, inside);
       }
     }
     for (const mark of spec.marks || []) {
@@ -306,10 +310,11 @@
   // ---- all of them --------------------------------------------------------------------------------------------------
   const draw = { xy: drawXY, bars: drawBars, heat: drawHeat };
   const swatch = (one) => {
-    const svg = make("svg", { viewBox: "0 0 22 12", "aria-hidden": "true" }), color = ink(one.color);
+    const wide = one.dash ? 44 : 22, color = ink(one.color);
+    const svg = make("svg", { viewBox: `0 0 ${wide} 12`, "aria-hidden": "true", class: one.dash ? "dashed" : "" });
     if (one.values || one.mode === "area") make("rect", { x: 3, y: 1, width: 16, height: 10, fill: color }, svg);
     else if (one.mode === "points") make("circle", { cx: 11, cy: 6, r: 4, fill: color }, svg);
-    else make("line", { x1: 0, x2: 22, y1: 6, y2: 6, stroke: color, "stroke-width": 3, ...(one.dash ? { "stroke-dasharray": "6 4" } : {}) }, svg);
+    else make("line", { x1: 0, x2: wide, y1: 6, y2: 6, stroke: color, "stroke-width": 3, ...(one.dash ? { "stroke-dasharray": one.dash } : {}) }, svg);
     return svg;
   };
   const charts = [...document.querySelectorAll(".chart")].map((holder) => {

@@ -5,20 +5,22 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import hamu
-from hamu.reporting.course import overlaid, steps_section, trajectories
+from hamu.reporting.course import steps_section, trajectories
 from hamu.reporting.figures import Section
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
+from hamu.reporting.looks import Look, looks_of
 from hamu.reporting.membership import membership_section
 from hamu.reporting.observations import ImageObservations, Observations
+from hamu.reporting.overview import overview
 from hamu.reporting.run import Run
-from hamu.reporting.tables import before_and_after, record_sections, several
+from hamu.reporting.tables import before_and_after, record_sections
 from hamu.reporting.texts import texts_section
 from hamu.reporting.verdict import Verdict, verdict
 
@@ -57,8 +59,11 @@ def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
         contents: whether images, answers, prompts and names of classes are in it.
     """
     runs = [one.run for one in found]
+    looks = looks_of([run.method for run in runs])
     parts = [
-        _Part(one.run, verdict(one.run), sections_of(one, contents)) for one in found if not one.run.is_trajectory_alone
+        _Part(one.run, verdict(one.run), sections_of(one, look, contents))
+        for one, look in zip(found, looks, strict=True)
+        if not one.run.is_trajectory_alone
     ]
     environment = Environment(
         loader=PackageLoader("hamu.reporting", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -71,7 +76,7 @@ def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
         mark=MARK,
         version=hamu.__version__,
         parts=parts,
-        overview=_overview(runs) if len(runs) > 1 else None,
+        overview=overview(runs, looks) if len(runs) > 1 else None,
         names=[run.name for run in runs],
         contents=contents,
         script=files["js"],
@@ -80,11 +85,11 @@ def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
     )
 
 
-def sections_of(one: Reported, contents: bool) -> list[Section]:
+def sections_of(one: Reported, look: Look, contents: bool) -> list[Section]:
     """The sections of one run, those that have something to show or to say."""
     run, observed = one.run, one.observed
     table = before_and_after(run)
-    path = trajectories([run])
+    path = trajectories([run], [look])
     classes = None if run.evaluation is None else class_accuracy(run.evaluation, contents)
     gained = Section(
         "What was gained",
@@ -104,12 +109,3 @@ def sections_of(one: Reported, contents: bool) -> list[Section]:
     rest = [Section("Notes", missing=list(run.notes))] if run.notes else []
     sections = [gained, steps_section(run), layers_section(run), *measured, *record_sections(run.record), *rest]
     return [section for section in sections if not section.is_empty]
-
-
-def _overview(runs: Sequence[Run]) -> Section:
-    """Several runs in one table and one picture."""
-    path = trajectories(runs)
-    charts = [path and replace(path, wide=True), *(overlaid(runs, side) for side in ("forget", "retain"))]
-    alone = [run.name for run in runs if run.is_trajectory_alone]
-    missing = [f"more of {', '.join(alone)}: a demo keeps trajectories alone"] if alone else []
-    return Section("All runs", charts=[c for c in charts if c is not None], tables=[several(runs)], missing=missing)

@@ -14,13 +14,14 @@ import numpy as np
 import yaml
 
 from hamu.errors import HamuError
-from hamu.reporting.trajectories import trajectory
+from hamu.reporting.trajectories import Point, gains_at, gains_of, is_near, trajectory
 
 _STEP_COLUMNS = (
     "step", "taken", "retain_loss", "forget_loss", "kappa", "cos", "direct_threshold", "stop_threshold", "demand",
     "sustainable", "capacity", "direct_share", "first_order_retain_change", "first_order_forget_change",
     "realised_retain_change", "realised_forget_change", "promise_kept", "learning_rate",
 )  # fmt: skip
+_SIDES = ("forget", "retain")
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,37 @@ class Run:
         return not (self.steps or self.is_finished or self.notes)
 
     @property
-    def points(self) -> list[tuple[float, float]]:
+    def points(self) -> list[Point]:
         """Its trajectory, see `hamu.reporting.trajectories`."""
         return trajectory(self.entries)
+
+    @property
+    def gains(self) -> Point | None:
+        """(-ΔL_r, ΔL_f) of the model saved, or, while there is none, at its last evaluation; None before both."""
+        if self.evaluation is not None:
+            return gains_of(self.evaluation)
+        return self.points[-1] if len(self.points) > 1 else None
+
+    @property
+    def earlier_state(self) -> str:
+        """Which model was saved, in words, if it is not that of the last evaluation; else "".
+
+        Its step is that of the evaluation with the very same losses. Nothing else tells it.
+        """
+        if self.evaluation is None or not self.entries:
+            return ""
+        after, last = self.evaluation["after"], self.entries[-1]
+        same = [
+            entry["step"]
+            for entry in self.entries
+            if entry["step"] and all(entry.get(f"eval_{side}_loss") == after[side]["loss"] for side in _SIDES)
+        ]
+        if same:  # a best model that was loaded may have been evaluated again, as if of the last step
+            step = same[0] if self.settings.get("load_best_model_at_end") else same[-1]
+            return "" if step == last["step"] else f"that of step {step:,}, not that of the last evaluation"
+        if is_near(gains_of(self.evaluation), gains_at(last)):
+            return ""
+        return "not that of the last evaluation; of which step it is has not been recorded"
 
     @property
     def last_step(self) -> int:

@@ -49,10 +49,9 @@ def several(runs: Sequence[Run]) -> Table:
     for run in runs:
         after = (run.evaluation or {}).get("after", {})
         promise = (run.evaluation or {}).get("promise") or {}
-        points = run.points
-        gains = [f"{points[-1][axis]:+.4g}" for axis in (1, 0)] if len(points) > 1 else ["-", "-"]
+        retain, forget = run.gains or (None, None)
         rows.append([
-            run.name, run.method, *gains,
+            run.name, run.method, number(forget, "+.4g"), number(retain, "+.4g"),
             *(number(after.get(name, {}).get("accuracy"), ".1%") for name in _SETS),
             number(auc_of(after), ".3f"), number(promise.get("kept"), ".0%"),
             "-" if run.is_trajectory_alone else f"{run.last_step:,}",
@@ -62,6 +61,9 @@ def several(runs: Sequence[Run]) -> Table:
     caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
     if head.index("AUC") in used:
         caption += " AUC of membership inference: 0.5 is ideal."
+    for run in runs:
+        if run.earlier_state:
+            caption += f" The model saved by {run.name} is {run.earlier_state}."
     return Table([head[n] for n in used], [[row[n] for n in used] for row in rows], caption, texts=2)
 
 

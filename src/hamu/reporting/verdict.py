@@ -112,6 +112,8 @@ def _sentences(run: Run, forget: float, retain: float) -> list[str]:
         f"It ended at step {run.last_step:,} because {run.ended or 'of a reason that is not recorded'}; "
         f"{counted(taken, 'steps')} taken, {skipped:,} not taken.",
     ]
+    if run.earlier_state:
+        found.append(f"The model saved is {run.earlier_state}.")
     promise = evaluation.get("promise")
     if promise and promise.get("kept") is not None:
         found.append(
