@@ -26,7 +26,7 @@ from hamu.reporting.layers import layers_section
 from hamu.reporting.looks import Look, looks_of
 from hamu.reporting.overview import overlaid
 from hamu.reporting.report import MARK, Reported, report_page
-from hamu.reporting.run import read_run, read_runs, run_folders
+from hamu.reporting.run import read_run, read_runs, run_folders, told_apart
 from hamu.reporting.tables import several
 from hamu.reporting.trajectories import STYLES, limits_of
 from hamu.reporting.verdict import verdict
@@ -309,6 +309,30 @@ def test_a_best_state_that_was_evaluated_again_is_of_its_own_step(tmp_path):
     assert replace(run, entries=again).earlier_state.startswith("that of step 10,")
     went_back = replace(run, entries=again, settings={})
     assert went_back.earlier_state == "", "nothing says that the best state was loaded"
+
+
+def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
+    places = ("a/unlearned", "b/unlearned", "x/deep/unlearned", "y/deep/unlearned", "other")
+    runs = [example_run(tmp_path, place) for place in places]
+    assert [run.name for run in told_apart(runs)] == list(places)
+    assert [run.name for run in told_apart([runs[1], runs[2]])] == ["b/unlearned", "deep/unlearned"]
+    assert [run.name for run in told_apart([runs[2], runs[4], runs[2]])] == ["unlearned", "other", "unlearned"]
+    page = report_page([Reported(run) for run in runs[:2]])
+    assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in page
+    for name in ("a/unlearned", "b/unlearned"):
+        assert f'<th scope="row">{name}</th>' in page
+        assert f"<h2>{name}</h2>" in page
+    for chart in charts_of(page)[:3]:
+        assert [one["name"] for one in chart["series"]] == ["a/unlearned", "b/unlearned"]
+
+
+def test_two_demos_have_runs_of_their_own(tmp_path):
+    for name in ("digits", "rings"):
+        (tmp_path / name).mkdir()
+        methods = {"ft": {"trajectory": [[0, 0], [0.1, 0.2]]}}
+        (tmp_path / name / "summary.json").write_text(json.dumps({"methods": methods}))
+    runs = [run for name in ("digits", "rings") for run in read_runs(tmp_path / name)]
+    assert [run.name for run in told_apart(runs)] == ["digits/ft", "rings/ft"]
 
 
 def test_no_two_runs_look_alike():

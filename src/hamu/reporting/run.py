@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Run:
     Attributes:
         name: of its folder.
         method: by which it unlearns.
+        place: its folder; for a run of a demo that of the demo, and its name in it.
         steps: by figure its values at the logged steps, [T] each; NaN where there is none.
         entries: its evaluations along the way.
         layers: None without layers.jsonl.
@@ -58,6 +59,7 @@ class Run:
 
     name: str
     method: str
+    place: Path = Path()
     steps: Mapping[str, np.ndarray] = field(default_factory=dict)
     entries: Sequence[Mapping[str, Any]] = ()
     layers: Layers | None = None
@@ -161,6 +163,7 @@ def read_run(path: Path) -> Run:
     return Run(
         name=path.resolve().name,
         method=str(settings.get("method", "hamu-q")),
+        place=path.resolve(),
         steps=_steps(path / "steps.jsonl", notes),
         entries=_entries(path, notes) if evaluation is None else evaluation["trajectory"],
         layers=_layers(path / "layers.jsonl", notes),
@@ -169,6 +172,21 @@ def read_run(path: Path) -> Run:
         settings=settings,
         notes=notes,
     )
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs; where folders have the same name, with as many of the folders above them in it as tell them apart."""
+    places = {run.name: {other.place for other in runs if other.name == run.name} for run in runs}
+    return [replace(run, name=_short_path(run.place, places[run.name])) if len(places[run.name]) > 1 else run
+            for run in runs]  # fmt: skip
+
+
+def _short_path(place: Path, places: Collection[Path]) -> str:
+    """The end of a path that no other one has."""
+    parts = place.parts
+    lengths = range(1, len(parts) + 1)
+    own = next(n for n in lengths if all(other == place or other.parts[-n:] != parts[-n:] for other in places))
+    return Path(*parts[-own:]).as_posix()
 
 
 def _of_demo(path: Path) -> list[Run]:
@@ -182,7 +200,7 @@ def _of_demo(path: Path) -> list[Run]:
             {"step": epoch, "at": f"epoch {epoch}", "eval_retain_gain": retain, "eval_forget_gain": forget}
             for epoch, (retain, forget) in enumerate(figures["trajectory"])
         ]
-        runs.append(Run(method, method, entries=entries))
+        runs.append(Run(method, method, path.resolve().parent / method, entries=entries))
     return runs
 
 
