@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from hamu.errors import HamuError
+from hamu.reporting.figures import counted, were
 from hamu.reporting.trajectories import Point, gains_at, gains_of, is_near, trajectory
 
 _STEP_COLUMNS = (
@@ -210,20 +211,28 @@ def _steps(path: Path, notes: list[str]) -> dict[str, np.ndarray]:
     if not path.is_file():
         notes.append("steps.jsonl is missing")
         return {}
+    for found in _lines(path, notes):
+        for name, column in columns.items():
+            value = found.get(name)
+            column.append(value if isinstance(value, int | float) else math.nan)
+    kept = {name: np.frombuffer(column) if column else np.zeros(0) for name, column in columns.items()}
+    return {name: column for name, column in kept.items() if name == "step" or np.isfinite(column).any()}
+
+
+def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a log that are whole, one by one; in the end it is noted how many others there were."""
     unread = 0
     with open(path, encoding="utf-8", errors="replace") as file:
         for text in file:
             found = _line(text)
             if found is None:
                 unread += 1
-                continue
-            for name, column in columns.items():
-                value = found.get(name)
-                column.append(value if isinstance(value, int | float) else math.nan)
+            else:
+                yield found
     if unread:
-        notes.append(f"of steps.jsonl, {unread} lines are broken off or damaged and were passed over")
-    kept = {name: np.frombuffer(column) if column else np.zeros(0) for name, column in columns.items()}
-    return {name: column for name, column in kept.items() if name == "step" or np.isfinite(column).any()}
+        are = "are" if unread != 1 else "is"
+        lines = counted(unread, "lines")
+        notes.append(f"of {path.name}, {lines} {are} broken off or damaged and {were(unread)} passed over")
 
 
 def _line(text: str) -> dict[str, Any] | None:
@@ -239,9 +248,11 @@ def _layers(path: Path, notes: list[str]) -> Layers | None:
     if not path.is_file():
         notes.append("layers.jsonl is missing")
         return None
-    found = [_line(text) for text in path.read_text("utf-8", errors="replace").splitlines()]
-    lines = [one for one in found if one is not None]
-    if len(lines) < 2 or "blocks" not in lines[0]:
+    lines = list(_lines(path, notes))
+    if lines and "blocks" not in lines[0]:
+        notes.append("layers.jsonl does not begin with the names of its blocks")
+        return None
+    if len(lines) < 2:
         notes.append("layers.jsonl has no step yet")
         return None
     blocks, rest = lines[0]["blocks"], lines[1:]
