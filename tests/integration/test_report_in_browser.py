@@ -41,13 +41,14 @@ def browser():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """By name: a run with images, one with texts of 100,000 steps, both on one page, and many; names are code."""
+    """By name: a run with images, one with texts of 100,000 steps, both, many, one twice; names are code."""
     folder = tmp_path_factory.mktemp("pages")
     short = Reported(example_run(folder, "images", names=(NASTY, "b")), image_observations((NASTY, "b")))
     long = Reported(example_run(folder, "texts", steps=100_000, figures=("probability",)), text_observations())
-    found = {}
     many = [Reported(replace(short.run, name=f"{n} {method}", method=method)) for n, method in enumerate(MANY)]
-    for name, reported in {"images": [short], "texts": [long], "both": [short, long], "many": many}.items():
+    runs = {"images": [short], "texts": [long], "both": [short, long], "many": many, "twice": [short, short]}
+    found = {}
+    for name, reported in runs.items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(report_page(reported), encoding="utf-8")
     return found
@@ -109,6 +110,12 @@ def test_the_legend_hides_a_series_and_shows_it_again(opened):
     assert run_script(browser, count) == before - 1
     button.click()
     assert run_script(browser, count) == before
+
+
+def test_the_legend_hides_one_of_two_series_of_the_same_name(opened):
+    browser = opened("twice", "desktop")
+    browser.find_element("css selector", "#all .legend button").click()
+    assert run_script(browser, 'document.querySelectorAll("#all .chart > svg path").length') == 2 * 3 - 1
 
 
 def test_of_many_runs_each_has_a_line_of_its_own_as_the_legend_shows_it(opened):

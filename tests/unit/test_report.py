@@ -20,13 +20,13 @@ from report_examples import (
 
 from hamu.errors import HamuError
 from hamu.reporting.course import steps_section, trajectories
-from hamu.reporting.figures import BUCKETS, extremes
+from hamu.reporting.figures import BUCKETS, extremes, line
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
 from hamu.reporting.looks import Look, looks_of
 from hamu.reporting.overview import overlaid
 from hamu.reporting.report import MARK, Reported, report_page
-from hamu.reporting.run import read_run, read_runs, run_folders
+from hamu.reporting.run import read_run, read_runs, run_folders, told_apart
 from hamu.reporting.tables import several
 from hamu.reporting.trajectories import STYLES, limits_of
 from hamu.reporting.verdict import verdict
@@ -129,6 +129,39 @@ def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     assert {0, len(values) - 1, int(values.argmax()), int(values.argmin())} <= set(kept.tolist())
 
 
+def test_steps_of_a_long_run_are_drawn_where_they_are(tmp_path):
+    values = np.zeros(123_456)
+    values[123_450] = 7.0
+    drawn = line("κ", "#000000", np.arange(1.0, 123_457), values)
+    assert drawn["x"][drawn["y"].index(7.0)] == 123_451
+    assert line("x", "#000000", np.array([0.123456789]), values[:1])["x"] == [0.12346]
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, "1 step that was checked"), (2, "2 steps that were checked")])
+def test_one_checked_step_was_and_two_were(tmp_path, count, words):
+    run = example_run(tmp_path, steps=count)
+    assert any(f"Of {words}," in sentence for sentence in verdict(run).sentences)
+    promise = next(chart for chart in steps_section(run).charts if chart.title.startswith("Promise"))
+    assert words.replace(" that", "") in promise.says
+
+
+def test_only_a_class_that_fell_is_said_to_have_fallen():
+    found = evaluation(4, ("x", "y"))
+    assert "The largest fall is that of x: 100.0% before, 50.0% after." in class_accuracy(found, contents=True).says
+    assert "that of class 1:" in class_accuracy(found, contents=False).says
+    found["after"]["test"]["per_class_accuracy"]["x"] = 1.0
+    chart = class_accuracy(found, contents=True)
+    assert "told right. That of no class has fallen." in chart.says
+    many = {f"c{n}": 0.5 for n in range(40)}
+    for role, last in (("before", 0.5), ("after", 0.49)):
+        found[role]["test"]["per_class_accuracy"] = many | {"c39": last}
+    risen = dict.fromkeys(list(many)[:35], 1.0)
+    found["after"]["test"]["per_class_accuracy"] |= risen
+    chart = class_accuracy(found, contents=True)
+    assert "c39" not in chart.spec["categories"]
+    assert "The largest fall is that of c39: 50.0% before, 49.0% after." in chart.says, "also where it is not drawn"
+
+
 def test_extremes_leave_out_what_is_not_finite_and_short_series_whole():
     values = np.array([1.0, np.nan, 3.0, np.inf, 2.0])
     assert extremes(values).tolist() == [0, 2, 4]
@@ -147,8 +180,28 @@ def test_a_run_under_way_has_a_report(tmp_path):
     assert verdict(run).headline == "Not finished: step 20 so far"
     assert run.points == [(0.0, 0.0), (0.0, 1.0)]
     page = report_page([Reported(run, None, "the model after is not there")])
-    assert "of steps.jsonl, 1 lines are broken off or damaged" in page
+    assert "of steps.jsonl, 1 line is broken off or damaged and was passed over" in page
     assert "the model after is not there" in page
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "layers.jsonl"])
+def test_lines_of_a_log_that_are_broken_off_are_counted(tmp_path, name):
+    log = write_run(tmp_path / "run") / name
+    whole = log.read_text()
+    log.write_text(whole[:-9])
+    run = read_run(log.parent)
+    assert f"of {name}, 1 line is broken off or damaged and was passed over" in run.notes
+    assert len(run.steps["step"]) + len(run.layers.steps) == 2 * 20 - 1
+    log.write_text(whole + "{\n{")
+    assert f"of {name}, 2 lines are broken off or damaged and were passed over" in read_run(log.parent).notes
+
+
+def test_layers_without_names_are_not_said_to_be_early(tmp_path):
+    log = write_run(tmp_path / "run") / "layers.jsonl"
+    log.write_text(log.read_text()[5:])
+    run = read_run(log.parent)
+    assert run.layers is None
+    assert "layers.jsonl does not begin with the names of its blocks" in run.notes
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "layers.jsonl", "evaluation.json", "config.yaml"])
@@ -317,6 +370,30 @@ def test_a_best_state_that_was_evaluated_again_is_of_its_own_step(tmp_path):
     assert replace(run, entries=again).earlier_state.startswith("that of step 10,")
     went_back = replace(run, entries=again, settings={})
     assert went_back.earlier_state == "", "nothing says that the best state was loaded"
+
+
+def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
+    places = ("a/unlearned", "b/unlearned", "x/deep/unlearned", "y/deep/unlearned", "other")
+    runs = [example_run(tmp_path, place) for place in places]
+    assert [run.name for run in told_apart(runs)] == list(places)
+    assert [run.name for run in told_apart([runs[1], runs[2]])] == ["b/unlearned", "deep/unlearned"]
+    assert [run.name for run in told_apart([runs[2], runs[4], runs[2]])] == ["unlearned", "other", "unlearned"]
+    page = report_page([Reported(run) for run in runs[:2]])
+    assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in page
+    for name in ("a/unlearned", "b/unlearned"):
+        assert f'<th scope="row">{name}</th>' in page
+        assert f"<h2>{name}</h2>" in page
+    for chart in charts_of(page)[:3]:
+        assert [one["name"] for one in chart["series"]] == ["a/unlearned", "b/unlearned"]
+
+
+def test_two_demos_have_runs_of_their_own(tmp_path):
+    for name in ("digits", "rings"):
+        (tmp_path / name).mkdir()
+        methods = {"ft": {"trajectory": [[0, 0], [0.1, 0.2]]}}
+        (tmp_path / name / "summary.json").write_text(json.dumps({"methods": methods}))
+    runs = [run for name in ("digits", "rings") for run in read_runs(tmp_path / name)]
+    assert [run.name for run in told_apart(runs)] == ["digits/ft", "rings/ft"]
 
 
 def test_no_two_runs_look_alike():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hamu.reporting.figures import BUCKETS, FORGET, SIDES, Chart, Section, counted, course, extremes, line, shorts
+from hamu.reporting.figures import BUCKETS, FORGET, SIDES, Chart, Section, counted, course, extremes, line, shorts, were
 from hamu.reporting.looks import Look
 from hamu.reporting.objectives import is_loss, name_of, objective_of
 from hamu.reporting.run import Run
@@ -187,7 +187,7 @@ def _promise(run: Run, side: str) -> Chart | None:
     return Chart(
         f"Promise and reality: the {name}",
         f"First-order change of the {name} that a step promised, to the right, and what came of it, upwards; on "
-        f"the dotted line the promise is exact. {counted(len(known), 'steps')} were checked{ratio}.",
+        f"the dotted line the promise is exact. {counted(len(known), 'steps')} {were(len(known))} checked{ratio}.",
         {
             "kind": "xy",
             "x": {"label": f"promised change of the {name}"},

@@ -100,9 +100,10 @@ def shorts(values: Iterable[Any]) -> list[float | None]:
 
 
 def line(name: str, color: str, x: np.ndarray, y: np.ndarray, **more: Any) -> dict[str, Any]:
-    """A series of a chart, no longer than a screen is wide; see `extremes`."""
+    """A series of a chart, no longer than a screen is wide; see `extremes`. Whole numbers of x, as of steps, stay."""
     kept = extremes(y)
-    return {"name": name, "color": color, "x": shorts(x[kept]), "y": shorts(y[kept]), **more}
+    xs = [value if float(value).is_integer() else short(value) for value in x[kept].tolist()]
+    return {"name": name, "color": color, "x": xs, "y": shorts(y[kept]), **more}
 
 
 def extremes(values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
@@ -143,3 +144,8 @@ def course(name: str, x: np.ndarray, y: np.ndarray) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things."""
     return f"{count:,} {noun}" if count != 1 else f"1 {noun.removesuffix('s')}"
+
+
+def were(count: int) -> str:
+    """What such a number of things was."""
+    return "were" if count != 1 else "was"

@@ -33,16 +33,21 @@ def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> Chart | Non
     shown = everywhere
     if len(everywhere) > _MOST_CLASSES:
         shown = sorted(everywhere, key=lambda key: -abs(change[key]))[:_MOST_CLASSES]
-    named = shown if contents else [f"class {everywhere.index(key) + 1}" for key in shown]
-    worst = min(shown, key=change.__getitem__)
+    names = {key: key if contents else f"class {n}" for n, key in enumerate(everywhere, 1)}
+    worst = min(everywhere, key=change.__getitem__)
+    fall = (
+        f"The largest fall is that of {names[worst]}: {both[0].get(worst, 0.0):.1%} before, "
+        f"{both[1].get(worst, 0.0):.1%} after."
+        if change[worst] < 0
+        else "That of no class has fallen."
+    )
     some = f" Of {len(everywhere)} classes the {_MOST_CLASSES} that changed most." if shown is not everywhere else ""
     return Chart(
         f"Accuracy by class, {name} set",
-        f"Share of the {name} images of each class that are told right.{some} The largest fall is that of "
-        f"{named[shown.index(worst)]}: {both[0].get(worst, 0.0):.1%} before, {both[1].get(worst, 0.0):.1%} after.",
+        f"Share of the {name} images of each class that are told right.{some} {fall}",
         {
             "kind": "bars",
-            "categories": named,
+            "categories": [names[key] for key in shown],
             "series": [
                 {"name": role, "color": color, "values": shorts(found.get(key) for key in shown)}
                 for role, color, found in zip(ROLES, (BEFORE, AFTER), both, strict=True)

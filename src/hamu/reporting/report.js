@@ -125,7 +125,7 @@
     return text;
   };
   const drawXY = (holder, spec, width, hidden) => {
-    const there = spec.series.filter((one) => !hidden.has(one.name));
+    const there = spec.series.filter((one) => !hidden.has(one));
     const values = (key) => there.flatMap((one) => one[key].filter((v) => v !== null));
     const height = spec.square ? Math.min(width * 0.85, 430) : Math.max(230, Math.min(width * 0.52, 360));
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}` });
@@ -207,7 +207,7 @@
   const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
   const tail = (text, most) => text.length > most ? `…${text.slice(1 - most)}` : text;
   const drawBars = (holder, spec, width, hidden) => {
-    const there = spec.series.filter((one) => !hidden.has(one.name));
+    const there = spec.series.filter((one) => !hidden.has(one));
     const thick = 9, gap = 8, group = Math.max(14, thick * there.length);
     const longest = Math.max(...spec.categories.map((name) => cut(name, 18).length));
     const box = { left: Math.min(18 + 7 * longest, width * 0.4), right: width - 48, top: 4 };
@@ -330,8 +330,8 @@
         button.append(swatch(one), one.name);
         button.setAttribute("aria-pressed", "true");
         button.addEventListener("click", () => {
-          if (!hidden.delete(one.name)) hidden.add(one.name);
-          button.setAttribute("aria-pressed", String(!hidden.has(one.name)));
+          if (!hidden.delete(one)) hidden.add(one);
+          button.setAttribute("aria-pressed", String(!hidden.has(one)));
           chart.redraw();
         });
       }

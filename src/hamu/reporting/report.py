@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,7 +19,7 @@ from hamu.reporting.looks import Look, looks_of
 from hamu.reporting.membership import membership_section
 from hamu.reporting.observations import ImageObservations, Observations
 from hamu.reporting.overview import overview
-from hamu.reporting.run import Run
+from hamu.reporting.run import Run, told_apart
 from hamu.reporting.tables import before_and_after, record_sections
 from hamu.reporting.texts import texts_section
 from hamu.reporting.verdict import Verdict, verdict
@@ -58,7 +58,8 @@ def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
         found: the runs, at least one.
         contents: whether images, answers, prompts and names of classes are in it.
     """
-    runs = [one.run for one in found]
+    runs = told_apart([one.run for one in found])
+    found = [replace(one, run=run) for one, run in zip(found, runs, strict=True)]
     looks = looks_of([run.method for run in runs])
     parts = [
         _Part(one.run, verdict(one.run), sections_of(one, look, contents))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from hamu.errors import HamuError
+from hamu.reporting.figures import counted, were
 from hamu.reporting.trajectories import Point, gains_at, gains_of, is_near, trajectory
 
 _STEP_COLUMNS = (
@@ -47,6 +48,7 @@ class Run:
     Attributes:
         name: of its folder.
         method: by which it unlearns.
+        place: its folder; for a run of a demo that of the demo, and its name in it.
         steps: by figure its values at the logged steps, [T] each; NaN where there is none.
         entries: its evaluations along the way.
         layers: None without layers.jsonl.
@@ -58,6 +60,7 @@ class Run:
 
     name: str
     method: str
+    place: Path = Path()
     steps: Mapping[str, np.ndarray] = field(default_factory=dict)
     entries: Sequence[Mapping[str, Any]] = ()
     layers: Layers | None = None
@@ -161,6 +164,7 @@ def read_run(path: Path) -> Run:
     return Run(
         name=path.resolve().name,
         method=str(settings.get("method", "hamu-q")),
+        place=path.resolve(),
         steps=_steps(path / "steps.jsonl", notes),
         entries=_entries(path, notes) if evaluation is None else evaluation["trajectory"],
         layers=_layers(path / "layers.jsonl", notes),
@@ -169,6 +173,21 @@ def read_run(path: Path) -> Run:
         settings=settings,
         notes=notes,
     )
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs; where folders have the same name, with as many of the folders above them in it as tell them apart."""
+    places = {run.name: {other.place for other in runs if other.name == run.name} for run in runs}
+    return [replace(run, name=_short_path(run.place, places[run.name])) if len(places[run.name]) > 1 else run
+            for run in runs]  # fmt: skip
+
+
+def _short_path(place: Path, places: Collection[Path]) -> str:
+    """The end of a path that no other one has."""
+    parts = place.parts
+    lengths = range(1, len(parts) + 1)
+    own = next(n for n in lengths if all(other == place or other.parts[-n:] != parts[-n:] for other in places))
+    return Path(*parts[-own:]).as_posix()
 
 
 def _of_demo(path: Path) -> list[Run]:
@@ -182,7 +201,7 @@ def _of_demo(path: Path) -> list[Run]:
             {"step": epoch, "at": f"epoch {epoch}", "eval_retain_gain": retain, "eval_forget_gain": forget}
             for epoch, (retain, forget) in enumerate(figures["trajectory"])
         ]
-        runs.append(Run(method, method, entries=entries))
+        runs.append(Run(method, method, path.resolve().parent / method, entries=entries))
     return runs
 
 
@@ -192,20 +211,28 @@ def _steps(path: Path, notes: list[str]) -> dict[str, np.ndarray]:
     if not path.is_file():
         notes.append("steps.jsonl is missing")
         return {}
+    for found in _lines(path, notes):
+        for name, column in columns.items():
+            value = found.get(name)
+            column.append(value if isinstance(value, int | float) else math.nan)
+    kept = {name: np.frombuffer(column) if column else np.zeros(0) for name, column in columns.items()}
+    return {name: column for name, column in kept.items() if name == "step" or np.isfinite(column).any()}
+
+
+def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a log that are whole, one by one; in the end it is noted how many others there were."""
     unread = 0
     with open(path, encoding="utf-8", errors="replace") as file:
         for text in file:
             found = _line(text)
             if found is None:
                 unread += 1
-                continue
-            for name, column in columns.items():
-                value = found.get(name)
-                column.append(value if isinstance(value, int | float) else math.nan)
+            else:
+                yield found
     if unread:
-        notes.append(f"of steps.jsonl, {unread} lines are broken off or damaged and were passed over")
-    kept = {name: np.frombuffer(column) if column else np.zeros(0) for name, column in columns.items()}
-    return {name: column for name, column in kept.items() if name == "step" or np.isfinite(column).any()}
+        are = "are" if unread != 1 else "is"
+        lines = counted(unread, "lines")
+        notes.append(f"of {path.name}, {lines} {are} broken off or damaged and {were(unread)} passed over")
 
 
 def _line(text: str) -> dict[str, Any] | None:
@@ -221,9 +248,11 @@ def _layers(path: Path, notes: list[str]) -> Layers | None:
     if not path.is_file():
         notes.append("layers.jsonl is missing")
         return None
-    found = [_line(text) for text in path.read_text("utf-8", errors="replace").splitlines()]
-    lines = [one for one in found if one is not None]
-    if len(lines) < 2 or "blocks" not in lines[0]:
+    lines = list(_lines(path, notes))
+    if lines and "blocks" not in lines[0]:
+        notes.append("layers.jsonl does not begin with the names of its blocks")
+        return None
+    if len(lines) < 2:
         notes.append("layers.jsonl has no step yet")
         return None
     blocks, rest = lines[0]["blocks"], lines[1:]

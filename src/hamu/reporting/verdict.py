@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hamu.reporting.figures import counted, number
+from hamu.reporting.figures import counted, number, were
 from hamu.reporting.run import Run
 
 Tone = Literal["good", "mixed", "bad", "open"]
@@ -116,8 +116,9 @@ def _sentences(run: Run, forget: float, retain: float) -> list[str]:
         found.append(f"The model saved is {run.earlier_state}.")
     promise = evaluation.get("promise")
     if promise and promise.get("kept") is not None:
+        judged = promise["judged"]
         found.append(
-            f"Of {counted(promise['judged'], 'steps')} that were checked, {promise['kept']:.0%} realised at least 95% "
+            f"Of {counted(judged, 'steps')} that {were(judged)} checked, {promise['kept']:.0%} realised at least 95% "
             f"of what they had promised."
         )
     goal = (run.record or {}).get("goal")
