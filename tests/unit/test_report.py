@@ -466,3 +466,12 @@ def test_a_demo_and_a_comparison_stand_for_their_runs(tmp_path):
         write_run(both / name)
     (both / "comparison.json").write_text("{}")
     assert [place.name for place in run_folders(both)] == ["one", "two"]
+
+
+def test_thresholds_are_spoken_of_where_there_are_some(tmp_path):
+    run = example_run(tmp_path)
+    titles = {chart.title: chart.says for chart in steps_section(run).charts}
+    assert "above the upper one" in titles["Hardness κ and its thresholds"]
+    without = {key: values for key, values in run.steps.items() if not key.endswith("_threshold")}
+    titles = {chart.title: chart.says for chart in steps_section(replace(run, steps=without)).charts}
+    assert titles["Hardness κ"].startswith("Below 0 what helps one side helps the other")

@@ -114,15 +114,18 @@ def _objective(run: Run, side: str) -> Chart | None:
 
 
 def _hardness(run: Run) -> Chart | None:
-    """κ and the thresholds between which it lies."""
+    """κ, and the thresholds between which it lies where the method has a constraint."""
     names = {"kappa": "κ", "direct_threshold": "direct up to (κ1, κ3)", "stop_threshold": "costs from (κ2, κ4)"}
     styles = {"kappa": ("#0072B2", {}), "direct_threshold": (_DIRECT, {"dash": _DASHED}),
               "stop_threshold": (FORGET, {"dash": _DASHED})}  # fmt: skip
-    return _lines(
-        run, "Hardness κ and its thresholds", names, styles, "loss² per step",
-        "Below the lower threshold the retain step alone forgets enough; between both the step is bent; above the "
-        "upper one every step that forgets as demanded must hurt.",
-    )  # fmt: skip
+    title, says = "Hardness κ", "Below 0 what helps one side helps the other; above 0 it costs it."
+    if "stop_threshold" in run.steps:
+        title += " and its thresholds"
+        says = (
+            "Below the lower threshold the step for one side alone does enough for the other; between both the step is "
+            "bent; above the upper one every step that does what is demanded must hurt."
+        )
+    return _lines(run, title, names, styles, "loss² per step", says)
 
 
 def _demand(run: Run) -> Chart | None:
