@@ -10,7 +10,7 @@ from hamu.errors import HamuError
 from hamu.paper import EXPERIMENTS, Measurement, Scale
 from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
 from hamu.paper.outcome import Outcome
-from hamu.paper.page import page
+from hamu.paper.page import page, results_in
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, sample_images
 from hamu.paper.similarity import BASELINES, METHODS, pearson_of, volumes_of
@@ -182,3 +182,18 @@ def test_where_every_run_failed_nothing_can_be_told(name, tmp_path):
     assert (tmp_path / "picture.png").is_file()
     broken = result | {"scale": SCALE_SAID, "failed": {"hamu-q 0": "it diverged"}}
     assert "Failed: hamu-q 0: it diverged." in page({name: broken}, EXPERIMENTS)
+
+
+def test_the_time_of_an_experiment_is_told_if_that_of_each_run_is_known():
+    one = EXPERIMENTS["figure-12"]
+    ran = {"epochs": 5.0, "learning_rate": 0.1, "batch": 8, "seconds": 90.0}
+    result = result_of(one, one.figures({}, SCALE)) | {"scale": SCALE_SAID, "runs": {"SGD": ran, "AdamW": ran}}
+    assert "2 runs of together 3.0 min" in page({one.name: result}, EXPERIMENTS)
+    result["runs"]["AdamW"] = ran | {"seconds": None}
+    assert "2 runs, some of them shared" in page({one.name: result}, EXPERIMENTS)
+
+
+def test_a_damaged_result_is_named(tmp_path):
+    (tmp_path / "figure-1.json").write_text('{"name": ')
+    with pytest.raises(HamuError, match=r"figure-1.json is damaged: .*; remove .*figure-1.json and give the same"):
+        results_in(tmp_path, EXPERIMENTS)
