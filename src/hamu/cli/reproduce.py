@@ -183,9 +183,9 @@ def _run_stage(
         console.print(f"recipe {scale.recipe}, {scale.fraction:g} of the data, {stage.sample.retain} records to retain")
         for one in experiments:
             runs = PaperRuns(folder, order.plans(one, Path(place), every_option), every_option, lambda: stage.problem)
-            if runs.count:
-                before = runs.count - len(runs.waiting)
-                console.print(f"{one.name}: {runs.count} runs, {before} of them finished before")
+            if len(runs):
+                before = len(runs) - len(runs.waiting)
+                console.print(f"{one.name}: {len(runs)} runs, {before} of them finished before")
             run_waiting(runs, children, console, one.name)
             check_same_problem(runs.folders(), of=("original model",))
             _write(one, order.result(one, {row["run"]: row for row in runs.rows}), output, console)

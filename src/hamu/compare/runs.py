@@ -73,11 +73,6 @@ class Runs:
         return len(self._plans)
 
     @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self._plans)
-
-    @property
     def waiting(self) -> list[Run]:
         """The cells that neither have figures nor have failed."""
         return [cell for cell in self._plans if cell not in self._rows]

@@ -69,7 +69,8 @@ def _of_unfinished(run: Run) -> Verdict:
         sentences = [f"{said}{-retain:+.3g}."]
     else:
         sentences = ["No evaluation of it is known yet."]
-    sentences.insert(0, "The run has left no evaluation.json: it is under way, or was broken off.")
+    why = "it is under way, was broken off, or the file is damaged"
+    sentences.insert(0, f"The run has left no evaluation.json that can be read: {why}.")
     return Verdict(f"Not finished: step {run.last_step:,} so far", "open", tuple(sentences))
 
 
