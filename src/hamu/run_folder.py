@@ -2,7 +2,7 @@
 
 Of several processes the main one writes.
 
-model/  config.yaml  steps.jsonl  layers.jsonl  evaluation.json  record.json  record.md  report.html
+model/  config.yaml  inputs.json  steps.jsonl  layers.jsonl  evaluation.json  record.json  record.md  report.html
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _OWN = (
     "model",
     "merged",
     "config.yaml",
+    "inputs.json",
     "steps.jsonl",
     "layers.jsonl",
     "evaluation.json",
@@ -178,6 +179,11 @@ class RunFolder:
     def write_json(self, name: str, content: Any) -> Path:
         """Write a JSON file."""
         return self.write_text(name, json.dumps(content, indent=2, allow_nan=True) + "\n")
+
+    def begin(self, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Write what a run was asked and what it reads; the settings last, as they say that there is one to resume."""
+        self.write_json("inputs.json", inputs)
+        self.write_config(settings)
 
     def write_config(self, content: Mapping[str, Any]) -> Path:
         """Write the resolved settings as YAML, in a form that --config reads."""

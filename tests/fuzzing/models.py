@@ -106,15 +106,15 @@ def with_checkpoint(draw):
         if name != "manifest.json" and draw(st.integers(0, 2)):
             changes.append((folder, Sealed()))
     else:
-        name = draw(st.sampled_from(["config.yaml", "steps.jsonl"]))
+        name = draw(st.sampled_from(["config.yaml", "inputs.json", "steps.jsonl"]))
         changes = [(f"{run}/{name}", draw(st.one_of(CONTENT, DAMAGE, st.just(GONE), _LINES)))]
     return Input("checkpoint", ("unlearn", "--resume", *draw(_MORE), "--output_dir", run), tuple(changes), run)
 
 
 _RECORD = ("steps", "figures", "models", "files", "hardness", "before", "after", "promise", "settings", "seed", "ended")
 _RUN = (
-    "record.json", "record.json", "config.yaml", "steps.jsonl", "evaluation.json", "evaluation.json", "record.md",
-    "model/model.safetensors", "model/config.json",
+    "record.json", "record.json", "config.yaml", "inputs.json", "steps.jsonl", "evaluation.json", "evaluation.json",
+    "record.md", "model/model.safetensors", "model/config.json",
 )  # fmt: skip
 _ASKED = st.sampled_from([["--no_figures"], ["--no_figures"], [], ["--hub", "hub:a/b"], ["--magic"]])
 

@@ -42,7 +42,8 @@ def test_train_unlearn_evaluate_from_end_to_end(cli, tmp_path):
     assert "22 steps taken, 0 not taken; the run ended at step 22 because all its steps are done" in out
     run = tmp_path / "unlearned"
     assert sorted(p.name for p in run.iterdir()) == [
-        "config.yaml", "evaluation.json", "layers.jsonl", "model", "record.json", "record.md", "steps.jsonl",
+        "config.yaml", "evaluation.json", "inputs.json", "layers.jsonl", "model", "record.json", "record.md",
+        "steps.jsonl",
     ]  # fmt: skip
     report = json.loads((run / "evaluation.json").read_text())
     assert report["after"]["forget"]["loss"] > report["before"]["forget"]["loss"]
@@ -267,7 +268,12 @@ def test_a_model_that_has_overflowed_is_not_saved(cli, tmp_path, saved_model):
     assert code == 2
     assert err.endswith(" is not finite; lower --learning_rate 1e+30 or choose another method\n")
     assert "unlearning diverged: " in err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.yaml", "layers.jsonl", "steps.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.yaml",
+        "inputs.json",
+        "layers.jsonl",
+        "steps.jsonl",
+    ]
 
 
 def test_an_unknown_command_is_named(cli):

@@ -14,7 +14,7 @@ import yaml
 
 from hamu.cli import main
 from hamu.cli.progress import ProgressBar
-from hamu.compare.figures import check_same_problem
+from hamu.compare.figures import check_same_inputs
 from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.models.language import new_language_model, new_tokenizer
@@ -235,18 +235,33 @@ def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_m
     code, out, _ = compare(*words, "--methods", "ft", "--overwrite")
     assert (code, "1 runs, 0 of them finished before" in out) == (0, True)
     assert ft.read_bytes() != before
+    broken_off = ft.with_name("inputs.json")
+    for left in ("record.json", "evaluation.json"):
+        ft.with_name(left).unlink()
+    load_classifier(str(saved_model)).save_pretrained("model")
+    assert "holds a run with another original model than there is now" in compare(*words, "--methods", "ft")[2]
+    content = broken_off.read_bytes()
+    broken_off.unlink()
+    assert "runs/ft-lr0.1-s42 holds a run with no inputs.json; choose another" in compare(*words, "--methods", "ft")[2]
+    with pytest.raises(
+        HamuError, match=r"inputs\.json does not say what that run has read: it is missing; start a new run"
+    ):
+        check_same_inputs({"ft": ft.parent})
+    broken_off.write_bytes(content)
+    other.save_pretrained("model")
+    assert compare(*words, "--methods", "ft")[0] == 0, "with the model it began with it goes on"
 
 
 @pytest.mark.usefixtures("without_picture")
-def test_records_of_different_problems_are_not_compared(compare, tmp_path):
+def test_runs_that_have_read_different_data_are_not_compared(compare, tmp_path):
     words = ("--methods", "ft", "ga", "--max_steps", 1)
     assert compare(*words)[0] == 0
-    path = tmp_path / "runs/ga-lr0.1-s42/record.json"
-    record = json.loads(path.read_text())
-    record["retain_set"]["sha256"] = "0" * 64
-    path.write_text(json.dumps(record))
+    path = tmp_path / "runs/ga-lr0.1-s42/inputs.json"
+    inputs = json.loads(path.read_text())
+    inputs["retain set"]["sha256"] = "0" * 64
+    path.write_text(json.dumps(inputs))
     with pytest.raises(HamuError, match="ga had another retain set than ft, so that they do not compare"):
-        check_same_problem({"ft": path.parent.parent / "ft-lr0.1-s42", "ga": path.parent})
+        check_same_inputs({"ft": path.parent.parent / "ft-lr0.1-s42", "ga": path.parent})
 
 
 @pytest.mark.usefixtures("without_picture")

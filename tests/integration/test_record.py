@@ -186,7 +186,7 @@ def test_all_holds_and_nothing_is_written(images, verify, flags):
     code, found = verify(*flags)
     assert code == 0
     left_out = {name for name, (word, _) in found.items() if word != "holds"}
-    assert len(found) == 24
+    assert len(found) == 26
     assert len(left_out) == (7 if flags else 0)
     assert contents(images) == before
 
@@ -253,6 +253,10 @@ TAMPERED = {
     "a setting": (
         lambda at: edit_json(at / "run/record.json", ("settings", "learning_rate"), lambda value: value / 10),
         {"record.json and config.yaml name the same settings", "record.md says what record.json says"},
+    ),
+    "what was read": (
+        lambda at: edit_json(at / "run/inputs.json", ("forget set", "records"), lambda value: value - 1),
+        {"inputs.json is as the run left it", "record.json and inputs.json name the same data and models"},
     ),
     "a figure": (
         lambda at: edit_json(at / "run/record.json", LOSS, lambda value: value + 1),
@@ -333,6 +337,19 @@ def test_without_its_config_a_run_is_checked_as_far_as_that_goes(images, verify)
     assert wrong(found) == {"config.yaml is as the run left it"}
     assert found["the forget set is the one recorded"] == ("cannot be checked", "config.yaml is missing")
     assert found["the model after unlearning has the weights recorded"][0] == "holds"
+
+
+@pytest.mark.parametrize(("content", "judged"), [
+    (None, ("cannot be checked", "inputs.json is missing")),
+    ('{"a set": {"records": 1}}', ("does not hold", "inputs.json cannot be understood: ")),
+])  # fmt: skip
+def test_without_knowing_what_it_has_read_a_run_is_checked_as_far_as_that_goes(images, verify, content, judged):
+    path = images / "run/inputs.json"
+    path.unlink() if content is None else path.write_text(content)
+    _, found = verify("--no_figures")
+    word, why = found["record.json and inputs.json name the same data and models"]
+    assert (word, why.startswith(judged[1])) == (judged[0], True)
+    assert found["the forget set is the one recorded"][0] == "holds"
 
 
 def test_with_a_config_that_means_nothing_here_a_run_is_checked_as_far_as_that_goes(images, verify):

@@ -215,6 +215,46 @@ def test_what_cannot_be_resumed_is_said(cli, tmp_path, saved_model, signal_at):
                "--gradient_accumulation_steps", 2)[0] == 0  # fmt: skip
 
 
+def test_a_run_does_not_go_on_with_another_model_or_other_data(cli, tmp_path, saved_model, signal_at):
+    load_classifier(str(saved_model)).save_pretrained("model")
+    signal_at(2, signal.SIGTERM)
+    assert cli(*settings("model"), "--output_dir", "run")[0] == 143
+    log = (tmp_path / "run/steps.jsonl").read_bytes()
+    changed = load_classifier("model")
+    with torch.no_grad():
+        changed.conv.weight *= 1.01
+    changed.save_pretrained("model")
+    assert cli("unlearn", "--resume", "--output_dir", "run") == (2, "", (
+        "hamu unlearn: the run in run began with another original model than there is now; put back what it was, or "
+        "start a new run in another --output_dir\n"
+    ))  # fmt: skip
+    assert (tmp_path / "run/steps.jsonl").read_bytes() == log
+    load_classifier(str(saved_model)).save_pretrained("renamed")
+    inputs = (tmp_path / "run/inputs.json").read_bytes()
+    for content, wrong in ((inputs[:100], "Unterminated string"), (b"[]", "it holds something else")):
+        (tmp_path / "run/inputs.json").write_bytes(content)
+        said = cli("unlearn", "--resume", "--output_dir", "run")[2]
+        assert said.startswith(f"hamu unlearn: run/inputs.json does not say what that run has read: {wrong}")
+    (tmp_path / "run/inputs.json").write_bytes(inputs)
+    (tmp_path / "model").rename(tmp_path / "other")
+    (tmp_path / "renamed").rename(tmp_path / "model")
+    assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0, "it is put back"
+
+
+def test_training_does_not_go_on_with_other_data(cli, tmp_path, signal_at):
+    lines = [json.dumps({"question": f"What is {n}?", "answer": f"It is {n}."}) + "\n" for n in range(40)]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(lines))
+    signal_at(2, signal.SIGTERM)
+    train = ("train", "--data", "data.jsonl", "--model", "tiny-llama", "--max_length", 64, "--max_steps", 4)
+    assert cli(*train, "--per_device_train_batch_size", 8, "--output_dir", "run")[0] == 143
+    data.write_text("".join(lines[:-1]))
+    code, _, err = cli("train", "--resume", "--output_dir", "run")
+    assert (code, "began with another training set than there is now" in err) == (2, True)
+    data.write_text("".join(lines))
+    assert cli("train", "--resume", "--output_dir", "run")[0] == 0
+
+
 def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, saved_model, signal_at):
     more = ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1", "--learning_rate", "0.3")
     assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
@@ -290,7 +330,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(cli, tmp_path, 
     assert "File too large" in err
     assert "make room, and go on from the one before with --resume" in err
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "checkpoint-1", "checkpoint-2", "config.yaml", "layers.jsonl", "steps.jsonl"
+        "checkpoint-1", "checkpoint-2", "config.yaml", "inputs.json", "layers.jsonl", "steps.jsonl"
     ]  # fmt: skip
     assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "run")

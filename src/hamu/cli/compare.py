@@ -18,9 +18,9 @@ from hamu.cli.interrupts import handling
 from hamu.cli.options import CompareOptions, DataOptions, RunOptions, every_option, parse
 from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
-from hamu.cli.tasks import Task
+from hamu.cli.tasks import inputs_of
 from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
-from hamu.compare.figures import Problem, Row, check_same_problem, trajectory
+from hamu.compare.figures import Row, check_same_inputs, trajectory
 from hamu.compare.runs import SUMMARY
 from hamu.compare.table import (
     CAPTION,
@@ -34,10 +34,8 @@ from hamu.compare.table import (
     volumes_line,
     written,
 )
-from hamu.data import UnlearningData
 from hamu.errors import HamuError, Interrupted
 from hamu.methods import method_classes
-from hamu.record.record import saved_model_entry, set_entry
 from hamu.reporting import plot_comparison
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
@@ -75,7 +73,7 @@ def run(argv: list[str], console: Console) -> int:
         folder.prepare()
         flags = ("--trust_remote_code",) if run_options.trust_remote_code else ()
         runs = Runs(
-            folder, plans, every_option, lambda: _read(task, problem), overwrite=run_options.overwrite, flags=flags
+            folder, plans, every_option, lambda: inputs_of(task, problem), overwrite=run_options.overwrite, flags=flags
         )
         console.print(
             f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
@@ -86,19 +84,10 @@ def run(argv: list[str], console: Console) -> int:
     return 0
 
 
-def _read(task: Task, problem: UnlearningData[Any]) -> Problem:
-    """What runs read, as their records say it."""
-    sets = {f"{name} set": getattr(problem, name) for name in ("forget", "retain", "test")}
-    source = str(task.run_options.model)
-    return {name: None if data is None else set_entry(data)["sha256"] for name, data in sets.items()} | {
-        "original model": saved_model_entry(source, task.base_of(source))
-    }
-
-
 def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> None:
     """Show and save the table and the picture."""
     finished = runs.folders()
-    check_same_problem(finished)
+    check_same_inputs(finished)
     comparison = runs.comparison()
     show(comparison, console)
     folder.write_text("comparison.csv", csv_table(comparison.rows))

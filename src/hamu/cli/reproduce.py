@@ -15,7 +15,7 @@ from hamu.cli.compare import run_waiting
 from hamu.cli.options import DataOptions, EvaluateOptions, Parser, RunOptions, every_option, parse
 from hamu.cli.tables import plain_table
 from hamu.compare import Children
-from hamu.compare.figures import check_same_problem
+from hamu.compare.figures import check_same_inputs
 from hamu.errors import HamuError
 from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
 from hamu.paper.page import VERDICTS, page, results_in
@@ -182,12 +182,12 @@ def _run_stage(
         order = Order(stage, experiments)
         console.print(f"recipe {scale.recipe}, {scale.fraction:g} of the data, {stage.sample.retain} records to retain")
         for one in experiments:
-            runs = PaperRuns(folder, order.plans(one, Path(place), every_option), every_option, lambda: stage.problem)
+            runs = PaperRuns(folder, order.plans(one, Path(place), every_option), every_option, lambda: stage.inputs)
             if len(runs):
                 before = len(runs) - len(runs.waiting)
                 console.print(f"{one.name}: {len(runs)} runs, {before} of them finished before")
             run_waiting(runs, children, console, one.name)
-            check_same_problem(runs.folders(), of=("original model",))
+            check_same_inputs(runs.folders(), of=("original model",))
             _write(one, order.result(one, {row["run"]: row for row in runs.rows}), output, console)
 
 

@@ -9,17 +9,18 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hamu.cli.layer_log import LayerLog
+from hamu.record import Inputs
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnTrainer
 
 
 class StepLog(TrainerCallback):
-    """Writes the settings, then a line per step to steps.jsonl and layers.jsonl, once a first step was taken."""
+    """Once a first step was taken: writes what the run was asked and reads, and a line per step, in two logs."""
 
     trainer: UnlearnTrainer | None = None
 
-    def __init__(self, folder: RunFolder, settings: Mapping[str, Any], resume: bool) -> None:
-        self._folder, self._settings, self._resume = folder, settings, resume
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any], inputs: Inputs, resume: bool) -> None:
+        self._folder, self._settings, self._inputs, self._resume = folder, settings, inputs, resume
         self._begun = False
         self._lines: list[dict[str, Any]] = []
         self._layers = LayerLog(folder)
@@ -46,9 +47,9 @@ class StepLog(TrainerCallback):
             self.begin()
 
     def begin(self) -> None:
-        """Let an earlier run give way, and write the settings."""
+        """Let an earlier run give way, and write what this one was asked and reads."""
         if not self._begun:
-            self._folder.write_config(self._settings)
+            self._folder.begin(self._settings, self._inputs)
             self._begun = True
         for line in self._lines:
             self._folder.append_line("steps.jsonl", line)

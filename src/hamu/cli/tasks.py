@@ -18,6 +18,7 @@ from hamu.data import UnlearningData, forget_data, forget_rows, lists_rows, pars
 from hamu.data.text_readers import is_text
 from hamu.errors import HamuError
 from hamu.models.language import adapter_base
+from hamu.record import Inputs, saved_model_entry, set_entry
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 
@@ -177,6 +178,19 @@ class Task(ABC):
         found = [*self.data_sources(), *(self.located(name) for name in named if name is not None), *models]
         return tuple(name for name in found if name is not None and not self.is_elsewhere(name))
 
+    def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
+        """What a run reads, by its digests.
+
+        Args:
+            sets: by what they are to the run, None where there is none.
+            models: likewise, saved ones.
+        """
+        entries = {f"{name} set": None if data is None else set_entry(data) for name, data in sets.items()}
+        return entries | {
+            f"{name} model": None if source is None else saved_model_entry(source, self.base_of(source))
+            for name, source in models.items()
+        }
+
     def fill_in(self, args: TrainConfig, given: Mapping[str, Any]) -> None:
         """Put this task's batch sizes where none were given."""
         for name, size in self.batch_sizes.items():
@@ -197,6 +211,13 @@ def fitted_problem(task: Task, model: Any, problem: UnlearningData[Any]) -> Unle
     """All sets of a problem in the form that the model takes."""
     retain, forget, test = task.fitted(model, problem.retain, problem.forget, problem.test)
     return replace(problem, retain=retain, forget=forget, test=test)
+
+
+def inputs_of(task: Task, problem: UnlearningData[Any]) -> Inputs:
+    """What a run of unlearning reads; see `Task.inputs`."""
+    options = task.run_options
+    sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
+    return task.inputs(sets, {"original": options.model, "retain": options.retain_model})
 
 
 def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from transformers import set_seed
@@ -13,8 +14,10 @@ from hamu.cli.dry_run import show_plan
 from hamu.cli.interrupts import leaving_in_order
 from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse
 from hamu.cli.progress import ProgressBar
-from hamu.cli.tasks import choose_task
+from hamu.cli.tasks import HUB, choose_task
+from hamu.distributed import from_main
 from hamu.errors import HamuError
+from hamu.record import check_same
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, train_original
 from hamu.training.resumable import ResumableTrainer
@@ -52,6 +55,11 @@ def run(argv: list[str], console: Console) -> int:
             console.print(f"{len(train)} training {task.noun} of {train.source}")
         set_seed(args.seed)
         model = task.new_model(run_options.model, train)
+        is_new = not (run_options.model.startswith(HUB) or Path(run_options.model).is_dir())
+        start = None if is_new else run_options.model
+        inputs = from_main(lambda: task.inputs({"training": train, "test": test}, {"original": start}))
+        if resume:
+            check_same(folder.path, inputs)
         train, test = task.fitted(model, train, test)
         args.disable_tqdm = True
         bar = ProgressBar(console, "train")
@@ -59,7 +67,7 @@ def run(argv: list[str], console: Console) -> int:
         @contextmanager
         def around(trainer: ResumableTrainer) -> Iterator[None]:
             # an earlier run gives way only to a first checkpoint, or once training has succeeded
-            trainer.before_saving = lambda: folder.write_config(resolved)
+            trainer.before_saving = lambda: folder.begin(resolved, inputs)
             with bar, leaving_in_order("train")(trainer):
                 yield
 
@@ -72,7 +80,7 @@ def run(argv: list[str], console: Console) -> int:
                 figures[f"{name}_loss"] = predictions.losses.mean().item()
                 figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
                 console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
-        folder.write_config(resolved)
+        folder.begin(resolved, inputs)
         path = task.save_model(folder, model)
         folder.write_json("evaluation.json", figures)
         console.print(f"the model is in {path}")

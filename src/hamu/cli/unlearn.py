@@ -18,12 +18,12 @@ from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse, reco
 from hamu.cli.outcome import history, outcome
 from hamu.cli.progress import ProgressBar, peak_memory
 from hamu.cli.step_log import StepLog
-from hamu.cli.tasks import Task, fitted_problem
+from hamu.cli.tasks import fitted_problem, inputs_of
 from hamu.data import UnlearningData
-from hamu.distributed import is_main
+from hamu.distributed import from_main, is_main
 from hamu.errors import HamuError
 from hamu.models import first_not_finite
-from hamu.record import Asked, build, figures_of, saved_model_entry, write
+from hamu.record import Asked, build, check_same, figures_of, write
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
@@ -47,7 +47,9 @@ def run(argv: list[str], console: Console) -> int:
             reference = predictions_of(task, run_options.retain_model, problem, args, args.max_eval_samples)[1]
         set_seed(args.seed)
         model = task.start_model(str(run_options.model))
-        models = _models(task) if is_main() else {}
+        inputs = from_main(lambda: inputs_of(task, problem))
+        if resume:
+            check_same(folder.path, inputs)
         problem = fitted_problem(task, model, problem)
         console.print(
             f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "
@@ -57,7 +59,7 @@ def run(argv: list[str], console: Console) -> int:
         if args.auto and not resume:
             hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
             resolved |= {name: getattr(args, name) for name in TUNED}
-        log = StepLog(folder, resolved, resume)
+        log = StepLog(folder, resolved, inputs, resume)
         bar = ProgressBar(console, args.method)
         trainer = new_trainer(model, problem, args, [log, bar], task.collator())
         log.trainer, trainer.before_saving, trainer.assessed = trainer, log.begin, hardness
@@ -76,7 +78,7 @@ def run(argv: list[str], console: Console) -> int:
         console.print(f"the model is in {path}; {peak_memory()}")
         if is_main():
             settings = recorded_settings(data_options, run_options, args, resolved)
-            asked = Asked(problem, task.chosen_by(), settings, **models, hardness=trainer.assessed)
+            asked = Asked(problem, task.chosen_by(), settings, inputs, hardness=trainer.assessed)
             readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
             console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
     console.print(f"to look at it: hamu report {shlex.quote(str(folder.path))}", soft_wrap=True)
@@ -102,15 +104,6 @@ def _train(trainer: UnlearnTrainer, resume: bool) -> None:
     is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
     if not is_known or trainer.args.load_best_model_at_end:
         trainer.evaluate()
-
-
-def _models(task: Task) -> dict[str, Any]:
-    """The models that a run reads, for its record."""
-    found = {}
-    for role, source in (("before", task.run_options.model), ("retain_model", task.run_options.retain_model)):
-        if source is not None:
-            found[role] = saved_model_entry(source, task.base_of(source))
-    return found
 
 
 def new_trainer(

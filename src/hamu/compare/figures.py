@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from hamu.errors import HamuError
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.json_files import read_json
+from hamu.record.inputs import Inputs, differing, read_inputs
 from hamu.record.record import plain
 from hamu.reporting.trajectories import Point, gains_of
 from hamu.reporting.trajectories import trajectory as points_of
@@ -78,39 +79,26 @@ def start_figures(run: Path) -> Row:
     return found
 
 
-Problem = Mapping[str, Any]  # "forget set", "retain set", "test set", "original model": each by its digests
-ALL_OF_A_PROBLEM = ("forget set", "retain set", "test set", "original model")
-
-
-def problem_of(run: Path) -> Problem:
-    """What a finished run has read, by its record."""
-    record = _of_run(run, "record.json")
-    sets = {f"{side} set": record[f"{side}_set"] for side in ("forget", "retain", "test")}
-    return {name: entry and entry["sha256"] for name, entry in sets.items()} | {
-        "original model": record["models"]["before"]
-    }
-
-
-def check_same_problem(runs: Mapping[str, Path], of: Container[str] = ALL_OF_A_PROBLEM) -> None:
-    """Check that runs have started from the same model and have read the same data, by their records.
+def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None) -> None:
+    """Check that runs have started from the same model and have read the same data.
 
     Args:
         runs: their folders, by name.
-        of: what is to be the same.
+        of: what is to be the same, by the names in inputs.json; None for all.
 
     Raises:
         HamuError: if not; names two of them.
     """
-    first: tuple[str, Problem] | None = None
+    first: tuple[str, Inputs] | None = None
     for name, run in runs.items():
-        asked = problem_of(run)
-        first = first or (name, asked)
-        for key, value in asked.items():
-            if key in of and value != first[1][key]:
-                raise HamuError(
-                    f"{name} had another {key} than {first[0]}, so that they do not compare; remove the folder of the "
-                    f"one that is out of date and run it again"
-                )
+        found = {key: entry for key, entry in read_inputs(run).items() if of is None or key in of}
+        first = first or (name, found)
+        other = differing(first[1], found)
+        if other is not None:
+            raise HamuError(
+                f"{name} had another {other} than {first[0]}, so that they do not compare; remove the folder of the "
+                f"one that is out of date and run it again"
+            )
 
 
 @dataclass(frozen=True)

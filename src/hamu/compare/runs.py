@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hamu.compare.children import Call, Children
-from hamu.compare.figures import Comparison, Problem, Row, Run, failed_row, finished_row, problem_of, start_figures
+from hamu.compare.figures import Comparison, Row, Run, failed_row, finished_row, start_figures
 from hamu.errors import HamuError
+from hamu.record.inputs import INPUTS, Inputs, differing, read_inputs
 from hamu.run_folder import RunFolder
 
 SUMMARY = "comparison.json"
@@ -41,8 +42,8 @@ class Runs:
         folder: of the comparison.
         plans: by cell.
         options_of: what the config.yaml of an earlier run comes to.
-        problem: what runs read now, as far as it is known; asked for if there is a finished run.
-        overwrite: replace runs that had other settings, or another problem.
+        inputs: what runs read now, as far as it is known; asked for if one has begun.
+        overwrite: replace runs that had other settings, or other inputs.
         flags: given to every run, beside its settings.
 
     Raises:
@@ -56,14 +57,14 @@ class Runs:
         folder: RunFolder,
         plans: Mapping[Run, Plan],
         options_of: Callable[[Path], Mapping[str, Any]],
-        problem: Callable[[], Problem] = dict,
+        inputs: Callable[[], Inputs] = dict,
         *,
         overwrite: bool = False,
         flags: tuple[str, ...] = (),
     ) -> None:
         self._folder, self._plans, self._options_of, self._overwrite = folder, plans, options_of, overwrite
         self._flags = flags
-        self._problem = cache(problem)
+        self._inputs = cache(inputs)
         self._seconds = _seconds(folder)
         calls = {cell: self._call(cell) for cell in plans}
         self._calls = {cell: call for cell, call in calls.items() if call is not None}
@@ -133,12 +134,10 @@ class Runs:
         for name in now:
             if name != "output_dir" and was[name] != now[name]:
                 return f"{name} {was[name]}, not {now[name]}"
-        if place.has(RECORD):
-            had = problem_of(place.path)
-            for name, digests in self._problem().items():
-                if had[name] != digests:
-                    return f"another {name} than there is now"
-        return None
+        if not place.has(INPUTS):
+            return f"no {INPUTS}"
+        other = differing(read_inputs(place.path), self._inputs())
+        return other and f"another {other} than there is now"
 
     def _row(self, cell: Run, failure: str = "") -> Row:
         seconds = self._seconds.get(cell.name)

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from hamu.compare.children import Call
-from hamu.compare.figures import Problem, Row
+from hamu.compare.figures import Row
 from hamu.compare.runs import RECORD, Plan
 from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
@@ -21,7 +21,8 @@ from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale
 from hamu.paper.outcome import Outcome
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, located, sample_images, sample_texts
-from hamu.record.record import plain, saved_model_entry
+from hamu.record.inputs import Inputs, saved_model_entry
+from hamu.record.record import plain
 from hamu.run_folder import RunFolder
 
 _OF_DATA = ("data", "test_data", "forget_data", "data_dir")
@@ -111,7 +112,7 @@ class Stage:
         return Call("the original model", ("train", *how, "--output_dir", str(self._original)))
 
     @cached_property
-    def problem(self) -> Problem:
+    def inputs(self) -> Inputs:
         """What the runs of all experiments share: the original model, if it was given."""
         if self.model is None:
             return {}

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hamu
-from hamu.data import ImageData, TextData, TextRecords, UnlearningData
+from hamu.data import ImageData, UnlearningData
 from hamu.distributed import processes
-from hamu.models.loading import folder_of
-from hamu.record.digests import file_digest, row_digests, set_digest, weights_digest
+from hamu.record.digests import file_digest, weights_digest
 from hamu.record.figures import changes, figures
+from hamu.record.inputs import Inputs, model_entry
 from hamu.record.markdown import markdown
-from hamu.record.settings import short_name
 from hamu.record.statement import statement
 from hamu.run_folder import RunFolder
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from hamu.training import UnlearnTrainer
 
 VERSION = 1
-_BESIDE = ("config.yaml", "steps.jsonl", "layers.jsonl", "evaluation.json")
+_BESIDE = ("config.yaml", "inputs.json", "steps.jsonl", "layers.jsonl", "evaluation.json")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 
 
@@ -40,48 +39,15 @@ class Asked:
         problem: the three sets.
         chosen_by: the option that said what to forget.
         settings: see `hamu.record.settings.recorded`.
-        before: the model to start from, see `model_entry`.
-        retain_model: the model to compare with, None without.
+        inputs: the sets and the models that it reads.
         hardness: as it was assessed before the run, see `figures_of`; None where it was not.
     """
 
     problem: UnlearningData[Any]
     chosen_by: str
     settings: Mapping[str, Any]
-    before: Mapping[str, Any]
-    retain_model: Mapping[str, Any] | None = None
+    inputs: Inputs
     hardness: Mapping[str, Any] | None = None
-
-
-def model_entry(name: str, weights: Path, adapter: Path | None = None) -> dict[str, Any]:
-    """A model by its digests.
-
-    Args:
-        name: what the user called it.
-        weights: the folder of the whole model, or of an adapter's base model.
-        adapter: the folder of the adapter.
-    """
-    return {
-        "name": short_name(name),
-        "weights": weights_digest(weights),
-        "adapter": None if adapter is None else weights_digest(adapter),
-    }
-
-
-def saved_model_entry(source: str, base: str | None) -> dict[str, Any]:
-    """A saved model by its digests; see `model_entry`.
-
-    Args:
-        source: a folder, or hub:OWNER/NAME in the hub's cache.
-        base: the base model if it is an adapter, likewise; None for a whole model.
-    """
-    return model_entry(source, folder_of(base or source), None if base is None else folder_of(source))
-
-
-def set_entry(data: ImageData | TextData | TextRecords) -> dict[str, Any]:
-    """A set by its digest."""
-    source = data.texts.source if isinstance(data, TextData) else data.source
-    return {"source": short_name(source), "records": len(data), "sha256": set_digest(row_digests(data))}
 
 
 def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], run: Path) -> dict[str, Any]:
@@ -96,29 +62,30 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
     Returns:
         What record.json holds but for the digests of the files beside it.
     """
-    problem, seed = asked.problem, trainer.args.seed
+    inputs, seed = asked.inputs, trainer.args.seed
+    before = inputs["original model"]
     predictions = (trainer.start_predictions, trainer.predictions)
     was, now = (
         figures(evaluation[role], one, seed) for role, one in zip(("before", "after"), predictions, strict=True)
     )
     is_adapter = (run / "model" / "adapter_config.json").is_file()
-    after = {"name": "model", "weights": asked.before["weights"], "adapter": weights_digest(run / "model")}
+    after = {"name": "model", "weights": before["weights"], "adapter": weights_digest(run / "model")}
     record = {
         "format": "hamu-unlearning-record",
         "version": VERSION,
         "date": datetime.now(UTC).date().isoformat(),
         "forget_set": {
-            **set_entry(problem.forget),
+            **inputs["forget set"],
             "chosen_by": asked.chosen_by,
             "description": _description(asked),
         },
-        "retain_set": set_entry(problem.retain),
-        "test_set": None if problem.test is None else set_entry(problem.test),
+        "retain_set": inputs["retain set"],
+        "test_set": inputs["test set"],
         "models": {
-            "before": asked.before,
+            "before": before,
             "after": after if is_adapter else model_entry("model", run / "model"),
             "merged": model_entry("merged", run / "merged") if (run / "merged").is_dir() else None,
-            "retain_model": asked.retain_model,
+            "retain_model": inputs["retain model"],
         },
         "method": asked.settings["method"],
         "seed": seed,
@@ -126,7 +93,7 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "environment": {
             "device": trainer.args.device.type,
             "processes": processes(),
-            "versions": _versions(is_adapter, isinstance(problem.forget, ImageData)),
+            "versions": _versions(is_adapter, isinstance(asked.problem.forget, ImageData)),
         },
         "hardness": asked.hardness or first_hardness(run),
         "steps": {"ended_at": trainer.state.global_step, **steps_of(evaluation), **logged_steps(run)},

@@ -17,8 +17,9 @@ from hamu.data import UnlearningData
 from hamu.errors import HamuError, first_line
 from hamu.record.digests import file_digest, weights_digest
 from hamu.record.figures import figures, without_intervals
+from hamu.record.inputs import INPUTS, read_inputs, set_entry
 from hamu.record.markdown import markdown
-from hamu.record.record import first_hardness, logged_steps, plain, set_entry, steps_of
+from hamu.record.record import first_hardness, logged_steps, plain, steps_of
 from hamu.record.schema import schema, violations
 
 # How far figures may be from those recorded, absolutely and for those above 1 relatively.
@@ -105,6 +106,7 @@ def verify(run: Path, sources: Sources, *, evaluate: bool = True) -> Iterator[Fi
     for name, digest in record["files"].items():
         yield _checked(f"{name} is as the run left it", _file, run / name, digest)
     yield _checked("record.json and config.yaml name the same settings", _settings, record, sources)
+    yield _checked("record.json and inputs.json name the same data and models", _inputs, run, record)
     yield _checked("record.json and evaluation.json say the same", _evaluation, run, record)
     yield _checked("steps.jsonl has the steps recorded", _steps, run, record["steps"])
     if record["hardness"] is not None and record["hardness"]["measured_at"] != "assessment":
@@ -151,6 +153,19 @@ def _settings(record: Mapping[str, Any], sources: Sources) -> str:
     recorded = record["settings"]
     found = {**sources.settings(), "method": record["method"], "seed": record["seed"]}
     return next(_differences({name: recorded.get(name) for name in found}, found), "")
+
+
+def _inputs(run: Path, record: Mapping[str, Any]) -> str:
+    if not (run / INPUTS).is_file():
+        raise Unavailable("inputs.json is missing")
+    recorded = {f"{side} set": record[key] for key, side in _SETS.items()}
+    recorded |= {"original model": record["models"]["before"], "retain model": record["models"]["retain_model"]}
+    found = read_inputs(run)
+    try:  # a record says more of a set
+        named = {name: entry and {key: recorded[name][key] for key in entry} for name, entry in found.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        return f"inputs.json cannot be understood: {error}"
+    return next(_differences(named, found), "")
 
 
 def _evaluation(run: Path, record: Mapping[str, Any]) -> str:
