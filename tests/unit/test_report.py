@@ -218,6 +218,16 @@ def test_what_is_missing_or_damaged_is_said(tmp_path, name):
             (place / name).touch()
 
 
+def test_without_its_settings_the_method_of_a_run_is_that_of_its_record(tmp_path):
+    place = write_run(tmp_path / "run")
+    (place / "config.yaml").unlink()
+    assert read_run(place).method == "unknown"
+    (place / "record.json").write_text('{"method": "gdiff"}')
+    assert read_run(place).method == "gdiff"
+    (place / "config.yaml").write_text("seed: 1\n")
+    assert read_run(place).method == "hamu-q", "which need not be named"
+
+
 @pytest.mark.parametrize(
     ("forget", "retain", "headline", "tone"),
     [

@@ -125,14 +125,14 @@ def _hardness(run: Run) -> Chart | None:
             "Below the lower threshold the step for one side alone does enough for the other; between both the step is "
             "bent; above the upper one every step that does what is demanded must hurt."
         )
-    return _lines(run, title, names, styles, "loss² per step", says)
+    return _lines(run, title, names, styles, "g_r · g_f", says)
 
 
 def _demand(run: Run) -> Chart | None:
     names = {"demand": "demanded", "sustainable": "possible without harm", "capacity": "possible at all"}
     styles = {"demand": (FORGET, {}), "sustainable": (_DIRECT, {}), "capacity": ("#7F7F7F", {"dash": _DASHED})}
     return _lines(
-        run, "Demand of the steps", names, styles, "loss per learning rate",
+        run, "Demand of the steps", names, styles, "change per learning rate",
         "The run is to stop where more is demanded than is possible without harm.",
     )  # fmt: skip
 

@@ -23,6 +23,7 @@ _STEP_COLUMNS = (
     "realised_retain_change", "realised_forget_change", "promise_kept", "learning_rate",
 )  # fmt: skip
 _SIDES = ("forget", "retain")
+UNKNOWN = "unknown"  # as a method
 
 
 @dataclass(frozen=True)
@@ -161,15 +162,17 @@ def read_run(path: Path) -> Run:
         notes.append("evaluation.json is missing: the run has not come to its end")
     if evaluation is not None and not {"before", "after", "trajectory"} <= evaluation.keys():
         raise HamuError(f"{path} is no run of `hamu unlearn`: its evaluation.json has no before and after")
+    record = _json(path / "record.json", notes)
+    method = settings.get("method", "hamu-q") if settings else (record or {}).get("method", UNKNOWN)
     return Run(
         name=path.resolve().name,
-        method=str(settings.get("method", "hamu-q")),
+        method=str(method),
         place=path.resolve(),
         steps=_steps(path / "steps.jsonl", notes),
         entries=_entries(path, notes) if evaluation is None else evaluation["trajectory"],
         layers=_layers(path / "layers.jsonl", notes),
         evaluation=evaluation,
-        record=_json(path / "record.json", notes),
+        record=record,
         settings=settings,
         notes=notes,
     )
