@@ -10,16 +10,14 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from hamu import HamuError
 from hamu.cli import main
 from hamu.cli.progress import ProgressBar
 from hamu.compare import children
 from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.paper import EXPERIMENTS
-from hamu.paper.sampling import sample_texts
-from hamu.run_folder import RunFolder
 
 SMALL = ("--recipe", "digits", "--fraction", 0.1)
 
@@ -115,9 +113,39 @@ def test_an_original_model_that_was_not_trained_is_said_with_the_reason(capsys, 
     assert "is a file; choose another" in err
 
 
-def test_texts_to_forget_have_to_be_named(tmp_path):
-    with pytest.raises(HamuError, match="the recipe names no forget_data; the experiments on texts need it"):
-        sample_texts({"data": "miniature"}, 0.5, 0, RunFolder(tmp_path / "data"))
+def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monkeypatch, forked_runs):
+    monkeypatch.chdir(tmp_path)
+    mine = {
+        "data": "digits",
+        "forget_class": 5,
+        "train": {"model": "resnet8", "max_steps": 1},
+        "unlearn": {"constraint_mode": "relative", "max_grad_norm": 3},
+    }
+
+    def reproduce(*words):
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
+        where = ("--config", "mine.yaml", "--fraction", "0.1", "--epochs", "1", "--output_dir", "out")
+        return main(["reproduce", "figure-12", *where, *words]), capsys.readouterr().err
+
+    assert reproduce()[0] == 0
+    found = result(tmp_path, "figure-12")
+    assert found["scale"]["recipe"].startswith("mine-")
+    for run in found["runs"].values():
+        settings = yaml.safe_load((tmp_path / "out/work/runs" / run["run"] / "config.yaml").read_text())
+        assert (settings["forget_class"], float(settings["max_grad_norm"])) == ("5", 3)
+    originals = tmp_path / "out/work/models"
+    assert len(list(originals.iterdir())) == 1
+    mine["unlearn"]["max_grad_norm"] = 4
+    assert reproduce()[0] == 0
+    assert len(list(originals.iterdir())) == 1, "it is trained in the same way"
+    mine["train"]["max_steps"] = 2
+    assert reproduce()[0] == 0
+    assert len(list(originals.iterdir())) == 2, "it is another"
+    assert reproduce("--recipe", "digits", "--dry_run")[0] == 0
+    del mine["forget_class"]
+    assert re.fullmatch(
+        r"hamu reproduce: mine-[0-9a-f]{8} has no forget_class, which these experiments need\n", reproduce()[1]
+    )
 
 
 def test_a_run_that_is_killed_is_said_to_have_failed_and_the_same_command_goes_on_with_it(

@@ -248,9 +248,10 @@ def test_training_does_not_go_on_with_other_data(cli, tmp_path, signal_at):
     signal_at(2, signal.SIGTERM)
     train = ("train", "--data", "data.jsonl", "--model", "tiny-llama", "--max_length", 64, "--max_steps", 4)
     assert cli(*train, "--per_device_train_batch_size", 8, "--output_dir", "run")[0] == 143
-    data.write_text("".join(lines[:-1]))
-    code, _, err = cli("train", "--resume", "--output_dir", "run")
-    assert (code, "began with another training set than there is now" in err) == (2, True)
+    for changed, what in ((lines[:-1], "training set"), (lines[::-1], "order of the training set")):
+        data.write_text("".join(changed))
+        code, _, err = cli("train", "--resume", "--output_dir", "run")
+        assert (code, f"began with another {what} than there is now" in err) == (2, True)
     data.write_text("".join(lines))
     assert cli("train", "--resume", "--output_dir", "run")[0] == 0
 

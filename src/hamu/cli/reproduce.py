@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 from hamu.cli.compare import run_waiting
 from hamu.cli.options import DataOptions, EvaluateOptions, Parser, RunOptions, every_option, parse
 from hamu.cli.tables import plain_table
+from hamu.cli.tasks import task_name
 from hamu.compare import Children
 from hamu.compare.figures import check_same_inputs
 from hamu.errors import HamuError
@@ -21,6 +23,7 @@ from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
 from hamu.paper.page import VERDICTS, page, results_in
 from hamu.paper.planning import PaperRuns
 from hamu.paper.stage import Order, Stage, result_of
+from hamu.record.digests import text_digest
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, UnlearnConfig
 
@@ -63,7 +66,8 @@ def _parser() -> Parser:
     parser = Parser(prog="hamu reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("names", nargs="*", help="figures and tables, or all; without any, they are listed")
-    add("--recipe", help="what to run them on [images: cifar10-resnet20, texts: tofu-tiny]")
+    add("--recipe", help="what to run them on [without --config: cifar10-resnet20 for images, tofu-tiny for texts]")
+    add("--config", help="settings of your own, which win over the recipe's")
     add("--data_dir", help="folder with the recipe's data")
     add("--similar_data", help="texts: records with paraphrased_answer, which repeat the forget set [the recipe's]")
     add("--model", help="an original model; without it one is trained by the recipe on the fraction of the data")
@@ -115,22 +119,24 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
-    """What the recipe says."""
-    recipe = options.recipe or _RECIPES[task]
-    argv = ["--recipe", recipe] + (["--data_dir", options.data_dir] if options.data_dir else [])
+    """What the recipe and the user's own settings say."""
+    recipe = options.recipe or (None if options.config else _RECIPES[task])
+    files = {"--recipe": recipe, "--config": options.config, "--data_dir": options.data_dir}
+    argv = [word for flag, value in files.items() if value for word in (flag, value)]
     data, _, _, base = parse(
         "unlearn", "", [*argv, "--seed", str(options.seed)], DataOptions, RunOptions, UnlearnConfig
     )
     _, further, _ = parse("evaluate", "", argv, DataOptions, EvaluateOptions)
     train = parse("train", "", [*argv, "--seed", str(options.seed)], DataOptions, RunOptions, TrainConfig)[-1]
-    is_text = data.task == "text"
+    is_text = task_name(data) == "text"
+    settings = _settings_name(recipe, options.config, train)
     if task == "image" and is_text:
-        raise HamuError(f"recipe {recipe} is of texts, but some of these run on images; name only those that do not")
+        raise HamuError(f"recipe {settings} is of texts, but some of these run on images; name only those that do not")
     paraphrases = options.similar_data
     if is_text and paraphrases is None and further.forget_perturbed is not None:
         paraphrases = str(Path(data.data_dir or "") / further.forget_perturbed)
     scale = Scale(
-        recipe,
+        settings,
         base,
         is_text,
         options.fraction,
@@ -142,6 +148,14 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     device = {"use_cpu": True} if options.device == "cpu" else {}
     device |= {"bf16": True, "full_precision_eval": True} if options.bf16 else {}
     return Stage(scale, train, device, options.model, paraphrases, work)
+
+
+def _settings_name(recipe: str | None, config: str | None, train: Mapping[str, Any]) -> str:
+    """What the settings are called. A file of one's own has a digest of how it trains the original model."""
+    if config is None:
+        return str(recipe)
+    own = f"{Path(config).stem}-{text_digest(json.dumps(train, sort_keys=True))[:8]}"
+    return f"{recipe}-{own}" if recipe else own
 
 
 def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], console: Console) -> None:

@@ -18,7 +18,7 @@ from hamu.data import UnlearningData, forget_data, forget_rows, lists_rows, pars
 from hamu.data.text_readers import is_text
 from hamu.errors import HamuError
 from hamu.models.language import adapter_base
-from hamu.record import Inputs, saved_model_entry, set_entry
+from hamu.record import Inputs, saved_model_entry, set_entries
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 
@@ -185,7 +185,7 @@ class Task(ABC):
             sets: by what they are to the run, None where there is none.
             models: likewise, saved ones.
         """
-        entries = {f"{name} set": None if data is None else set_entry(data) for name, data in sets.items()}
+        entries = {key: entry for name, data in sets.items() for key, entry in set_entries(name, data).items()}
         return entries | {
             f"{name} model": None if source is None else saved_model_entry(source, self.base_of(source))
             for name, source in models.items()
@@ -221,20 +221,24 @@ def inputs_of(task: Task, problem: UnlearningData[Any]) -> Inputs:
 
 
 def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:
-    """The task that --task names, or that the data's name shows.
-
-    Raises:
-        HamuError: if the name is unknown.
-    """
+    """The task of `task_name`."""
     from hamu.cli.image_task import ImageTask
     from hamu.cli.text_task import TextTask
 
     if run.trust_remote_code:
         console.print("code that comes with a model is run, and can do all that you can", style="yellow")
     tasks: dict[str, type[Task]] = {"image": ImageTask, "text": TextTask}
-    name = data.task
-    if name == "auto":
-        name = "text" if is_text(data.data or "") else "image"
-    if name not in tasks:
-        raise HamuError(f"task {name!r} is unknown; choose image, text or auto")
-    return tasks[name](data, run, console)
+    return tasks[task_name(data)](data, run, console)
+
+
+def task_name(data: DataOptions) -> str:
+    """The task that --task names, or that the data's name shows: "image" or "text".
+
+    Raises:
+        HamuError: if the name is unknown.
+    """
+    if data.task == "auto":
+        return "text" if is_text(data.data or "") else "image"
+    if data.task not in ("image", "text"):
+        raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
+    return data.task

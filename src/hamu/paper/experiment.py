@@ -22,8 +22,8 @@ class Scale:
     """How large an experiment is made.
 
     Attributes:
-        recipe: the name of the recipe that its runs start from.
-        base: the recipe's settings for `hamu unlearn`.
+        recipe: the name of the recipe, or of the user's own settings, that its runs start from.
+        base: those settings, for `hamu unlearn`.
         is_text: whether it unlearns from a language model.
         fraction: of the data, in (0, 1]. Batches shrink with it, so that an epoch has the paper's number of steps.
         epochs: of every run; None for the paper's.

@@ -91,8 +91,6 @@ def sample_texts(
     def read(source: str) -> TextRecords:
         return read_text(source, **options)
 
-    if "forget_data" not in base:
-        raise HamuError("the recipe names no forget_data; the experiments on texts need it")
     train, forget = read(located(base, "data")), read(located(base, "forget_data"))
     test = read(located(base, "test_data")) if base.get("test_data") else None
     problem = forget_data(train, test, forget)

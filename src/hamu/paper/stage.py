@@ -34,7 +34,7 @@ class Stage:
 
     Attributes:
         scale: of its experiments.
-        train: the recipe's settings for `hamu train`.
+        train: settings for `hamu train`, the recipe's or the user's.
         device: settings that say where and how runs are made.
         model: the original model, None to train one.
         paraphrases: where the forget set stands in other words, None if nowhere.
@@ -77,11 +77,15 @@ class Stage:
             return sample_images(scale.base, scale.fraction, scale.seed, folder)
 
     def check(self) -> None:
-        """Check that the model and the data are there.
+        """Check that the model and the data are named, and are there.
 
         Raises:
             HamuError: if not.
         """
+        forgetting = "forget_data" if self.scale.is_text else "forget_class"
+        for key in ("data", forgetting):
+            if key not in self.scale.base:
+                raise HamuError(f"{self.scale.recipe} has no {key}, which these experiments need")
         if self.model is not None and not Path(self.model).is_dir() and not self.model.startswith(HUB):
             raise HamuError(f"the model {self.model} is not there; give a folder written by `hamu train`")
         named = [

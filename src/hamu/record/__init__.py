@@ -1,6 +1,6 @@
 """What a run leaves for those who ask later: a record of what was forgotten, how, and to what effect; its checking."""
 
-from hamu.record.inputs import Inputs, check_same, saved_model_entry, set_entry
+from hamu.record.inputs import Inputs, check_same, saved_model_entry, set_entries
 from hamu.record.record import Asked, build, figures_of, write
 from hamu.record.verify import TOLERANCE, Finding, Sources, Unavailable, verify
 
@@ -15,7 +15,7 @@ __all__ = [
     "check_same",
     "figures_of",
     "saved_model_entry",
-    "set_entry",
+    "set_entries",
     "verify",
     "write",
 ]

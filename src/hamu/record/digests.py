@@ -1,6 +1,7 @@
 """SHA-256 digests of weights, data sets and files, defined so that anybody can recompute them (docs/record.md).
 
-None depends on how things happen to be laid out: weights may be in one file or many, records in any order.
+None but `order_digest` depends on how things happen to be laid out: weights may be in one file or many, records in any
+order.
 """
 
 from __future__ import annotations
@@ -75,7 +76,12 @@ def weights_digest(folder: Path) -> str | None:
 
 def set_digest(rows: Iterable[str]) -> str:
     """Of a set of records, in any order: SHA-256 of the sorted row digests in hexadecimal, one a line."""
-    return _sha256("".join(f"{row}\n" for row in sorted(rows)).encode())
+    return order_digest(sorted(rows))
+
+
+def order_digest(rows: Iterable[str]) -> str:
+    """Of a set of records in its order: SHA-256 of the row digests in hexadecimal, one a line."""
+    return _sha256("".join(f"{row}\n" for row in rows).encode())
 
 
 def row_digests(data: ImageData | TextRecords | TextData) -> list[str]:

@@ -10,18 +10,34 @@ from typing import Any
 from hamu.data import ImageData, TextData, TextRecords
 from hamu.errors import HamuError, first_line
 from hamu.models.loading import folder_of
-from hamu.record.digests import row_digests, set_digest, weights_digest
+from hamu.record.digests import order_digest, row_digests, set_digest, weights_digest
 from hamu.record.settings import short_name
 
 INPUTS = "inputs.json"
 Inputs = Mapping[str, Any]  # "forget set", "original model" and so on: the entry of each, None for what there is not
+_ORDER = "order of the "
 _ONLY_NAMES = ("source", "name")
 
 
-def set_entry(data: ImageData | TextData | TextRecords) -> dict[str, Any]:
-    """A set by its digest."""
-    source = data.texts.source if isinstance(data, TextData) else data.source
-    return {"source": short_name(source), "records": len(data), "sha256": set_digest(row_digests(data))}
+def set_entries(name: str, data: ImageData | TextData | TextRecords | None) -> Inputs:
+    """A set by its digest, and the order of its records, which decides what is in a batch, by another.
+
+    Args:
+        name: "forget", "retain" and so on.
+        data: None where there is none.
+    """
+    found = order = None
+    if data is not None:
+        source = data.texts.source if isinstance(data, TextData) else data.source
+        rows = row_digests(data)
+        found = {"source": short_name(source), "records": len(data), "sha256": set_digest(rows)}
+        order = {"sha256": order_digest(rows)}
+    return {f"{name} set": found, f"{_ORDER}{name} set": order}
+
+
+def without_order(inputs: Inputs) -> Inputs:
+    """The sets and models alone: what a record has of them."""
+    return {name: entry for name, entry in inputs.items() if not name.startswith(_ORDER)}
 
 
 def model_entry(name: str, weights: Path, adapter: Path | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hamu.data import UnlearningData
 from hamu.errors import HamuError, first_line
 from hamu.record.digests import file_digest, weights_digest
 from hamu.record.figures import figures, without_intervals
-from hamu.record.inputs import INPUTS, read_inputs, set_entry
+from hamu.record.inputs import INPUTS, read_inputs, set_entries, without_order
 from hamu.record.markdown import markdown
 from hamu.record.record import first_hardness, logged_steps, plain, steps_of
 from hamu.record.schema import schema, violations
@@ -160,7 +160,7 @@ def _inputs(run: Path, record: Mapping[str, Any]) -> str:
         raise Unavailable("inputs.json is missing")
     recorded = {f"{side} set": record[key] for key, side in _SETS.items()}
     recorded |= {"original model": record["models"]["before"], "retain model": record["models"]["retain_model"]}
-    found = read_inputs(run)
+    found = without_order(read_inputs(run))
     try:  # a record says more of a set
         named = {name: entry and {key: recorded[name][key] for key in entry} for name, entry in found.items()}
     except (KeyError, TypeError, AttributeError) as error:
@@ -224,10 +224,9 @@ def _weights(recorded: str | None, folder_of: Callable[..., Path], *of: Any) -> 
 
 
 def _set(recorded: Mapping[str, Any], side: str, sources: Sources) -> str:
-    found = sources.problem().sets().get(side)
-    if found is None:
+    entry = set_entries(side, sources.problem().sets().get(side))[f"{side} set"]
+    if entry is None:
         return "there is none any more"
-    entry = set_entry(found)
     if entry["records"] != recorded["records"]:
         return f"it has {entry['records']} records, recorded are {recorded['records']}"
     return _differing(entry["sha256"], recorded["sha256"])
