@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hamu.cli import main
+from hamu.cli.options import DataOptions, parse
 
 FAST = ["--per_device_train_batch_size", "256", "--max_steps", "2"]
 
@@ -81,6 +82,14 @@ def test_flags_win_over_the_config_and_the_config_over_the_recipe(cli, tmp_path,
     line = json.loads((tmp_path / "out/steps.jsonl").read_text())
     assert line["learning_rate"] == 0.07
     assert line["demand"] == pytest.approx(0.25 * line["capacity"])
+
+
+def test_null_takes_back_what_the_recipe_sets(tmp_path):
+    (tmp_path / "run.yaml").write_text("test_data: null\n")
+    words = ["--recipe", "cifar10-resnet20", "--config", str(tmp_path / "run.yaml")]
+    data, resolved = parse("unlearn", "", words, DataOptions)
+    assert (data.data, data.test_data) == ("train.parquet", None)
+    assert "test_data" not in resolved
 
 
 def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
