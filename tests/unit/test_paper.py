@@ -101,6 +101,11 @@ def test_an_outcome_ends_where_the_figure_does(tmp_path):
     assert two.by_epoch("kappa") == [pytest.approx((45 - 3) / 8), 14.0]
     assert two.mean("kappa") == pytest.approx((171 - 3) / 17)
     assert two.mean("demand") is None
+    step = {"learning_rate": 0.1, "promised_retain_change": -0.5, "taken": 1.0}
+    steps = [step | {"step": 1, "retain_norm": 4.0}, step | {"step": 2, "retain_norm": 0.5}]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    assert Outcome(tmp_path, 2, 9).promised("retain", 1.0) == pytest.approx(-0.05 * (4 + 1))
+    assert Outcome(tmp_path, 2, 9).promised("retain", 0.0) == pytest.approx(-0.05 * 2)
     assert Outcome(tmp_path, 27, 9).last["epoch"] == 3
 
 
@@ -128,6 +133,7 @@ def fit_figures(gains):
         "constraint": list(CONSTRAINTS),
         "gain": {kind: gains[kind.split()[1]] for kind in kinds},
         "line": {kind: line_through_origin(CONSTRAINTS, gains[kind.split()[1]]) for kind in kinds},
+        "line_of_promised": {kind: line_through_origin(gains["global"], gains[kind.split()[1]]) for kind in kinds},
         "steps": dict.fromkeys(kinds, steps),
     }
 

@@ -168,7 +168,9 @@ class Fit(Experiment):
     settings = (
         "R² is that of a line through the origin, 1 - Σ(y - ax)² / Σ(y - mean)². Layer-wise: a block for each tensor; "
         "global: one block. The uncentred 1 - Σ(y - ax)² / Σy², which some programs report for such lines and which is "
-        "never smaller, stands beside it."
+        "never smaller, stands beside it. Promised: the sum of what all steps promised of their batches' losses, which "
+        "is what they demanded of the clipped gradients times the norm that clipping has made 1; that norm is not the "
+        "same for all constraints."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -183,13 +185,19 @@ class Fit(Experiment):
     def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
         """What was gained with each constraint, and the lines fitted."""
         found: Figures = {"constraint": list(CONSTRAINTS), "gain": {}, "line": {}, "steps": {}}
+        found |= {"promised": {}, "line_of_promised": {}}
+        max_norm = float(scale.base.get("max_grad_norm", 1.0))
         for method in OURS:
             key = _CONSTRAINED[method][0]
+            side, sign = ("forget", 1) if key == "forget_gain" else ("retain", -1)
             for kind in ("layer-wise", "global"):
                 ends = [outcomes.get(f"{method} {kind} {c:g}") for c in CONSTRAINTS]
                 gains = [None if one is None else one.last[key] for one in ends]
                 found["gain"][f"{method} {kind}"] = gains
                 found["line"][f"{method} {kind}"] = line_through_origin(CONSTRAINTS, gains)
+                promised = [None if one is None else sign * one.promised(side, max_norm) for one in ends]
+                found["promised"][f"{method} {kind}"] = promised
+                found["line_of_promised"][f"{method} {kind}"] = line_through_origin(promised, gains)
                 found["steps"][f"{method} {kind}"] = _of_steps([one for one in ends if one is not None])
         return found
 
@@ -226,16 +234,29 @@ class Fit(Experiment):
             )
         return claims
 
+    def table(self, figures: Figures) -> list[list[str]]:
+        """Both lines of each kind: against the constraint, and against what was promised."""
+        lines = [["", "slope", "R²", "uncentred", "gained over promised", "R² against promised"]]
+        for kind, line in figures["line"].items():
+            promised = figures["line_of_promised"][kind]
+            values = (*(line[key] for key in ("slope", "r_squared", "r_squared_uncentred")), promised["slope"],
+                      promised["r_squared"])  # fmt: skip
+            lines.append([kind, *("-" if value is None else f"{value:.4f}" for value in values)])
+        return lines
+
     def draw(self, figures: Figures, path: Path) -> None:
         """A panel for each variant."""
         figure, axes = panels(2)
         for one, method in zip(axes, OURS, strict=True):
             color, _ = style_of(method)
-            for kind, marker, style, tint in (("layer-wise", "o", "-", color), ("global", "s", "--", "0.45")):
+            # one is seen in the other
+            looks = (("layer-wise", "o", "-", color, color), ("global", "s", "--", "0.45", "none"))
+            for kind, marker, style, tint, inside in looks:
                 gains, line = figures["gain"][f"{method} {kind}"], figures["line"][f"{method} {kind}"]
                 heights = [float("nan") if g is None else g for g in gains]
                 r = "" if line["r_squared"] is None else rf", $R^2 = {line['r_squared']:.4f}$"
-                one.plot(figures["constraint"], heights, marker, color=tint, label=f"{kind}{r}")
+                one.plot(figures["constraint"], heights, marker, color=tint, markerfacecolor=inside,
+                         markersize=5 if inside == color else 10, label=f"{kind}{r}")  # fmt: skip
                 if line["slope"] is not None:
                     one.plot([0, 1], [0, line["slope"]], style, color=tint, linewidth=1)
             one.axhline(0, color="0.8", linewidth=0.8, zorder=0)
@@ -266,8 +287,9 @@ def _why_not_in_proportion(steps: Mapping[str, float | None]) -> str:
     return (
         "A block whose gradients are opposed takes the direct step whatever the constraint, as that does more than is "
         f"demanded ({steps['direct_share']:.0%} of the blocks of all steps); then what one side gains the other gains "
-        f"too (mean κ {steps['kappa']:+.2f}). And what is demanded beyond the possible is met only as far as it can be "
-        f"({steps['beyond']:.0%} of the steps)."
+        f"too (mean κ {steps['kappa']:+.2f}). What is demanded beyond the possible is met only as far as it can be "
+        f"({steps['beyond']:.0%} of the steps). And the constraint is on clipped gradients: one that gets shorter as "
+        "its loss falls, or longer as it rises, bends the line."
     )
 
 
@@ -277,7 +299,7 @@ def reached(points: Sequence[Point], target: float) -> dict[str, float] | None:
     return None if there is None else {key: there[key] for key in ("epoch", "retain_gain")}
 
 
-def line_through_origin(xs: Sequence[float], ys: Sequence[Any]) -> dict[str, float | None]:
+def line_through_origin(xs: Sequence[Any], ys: Sequence[Any]) -> dict[str, float | None]:
     """Slope, R² and uncentred R² of the line through the origin; None if a point is missing or all are alike."""
     if any(y is None for y in ys) or len(set(ys)) < 2:
         return {"slope": None, "r_squared": None, "r_squared_uncentred": None}

@@ -69,6 +69,22 @@ class Outcome:
         values = [step[key] for step in self.log if step.get(key) is not None]
         return fmean(values) if values else None
 
+    def promised(self, side: str, max_grad_norm: float) -> float:
+        """What the steps have promised together of the loss of one side, each of its own batch's.
+
+        The log has the promise for clipped gradients, per unit of learning rate; the loss changes by as much more as
+        its gradient is longer than the clipped one.
+
+        Args:
+            side: "retain" or "forget".
+            max_grad_norm: to which each side was clipped, 0 for no clipping.
+        """
+        total = 0.0
+        for step in self.log:
+            longer = max(1.0, step[f"{side}_norm"] / max_grad_norm) if max_grad_norm > 0 else 1.0
+            total += step["learning_rate"] * step[f"promised_{side}_change"] * longer
+        return total
+
     def by_epoch(self, key: str) -> list[float]:
         """The mean of a figure over the steps of each epoch."""
         epochs: dict[int, list[float]] = {}
