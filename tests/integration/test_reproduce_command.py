@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import time
 
 import datasets
 import numpy as np
@@ -19,6 +20,7 @@ from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.paper import EXPERIMENTS
 
+NAMES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SMALL = ("--recipe", "digits", "--fraction", 0.1)
 
 
@@ -48,7 +50,7 @@ def test_the_test_set_chooses_the_original_that_is_trained(tmp_path, monkeypatch
     """As the paper's recipe says (App. E): a fraction of the training data, the whole test set."""
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))})
     for split, count in (("train", 80), ("test", 30)):
         images = [generator.integers(0, 255, (32, 32, 3), dtype=np.uint8) for _ in range(count)]
         rows = datasets.Dataset.from_dict({"image": images, "label": [n % 10 for n in range(count)]}, features)
@@ -77,7 +79,7 @@ def test_a_plan_counts_runs_and_steps_and_writes_nothing(capsys, tmp_path, monke
     assert re.search(r"figure-4 +14 +2 +252 *\n", out)
     assert re.search(r"table-2 +5 +2 +1364 *\n", out)
     assert "25 runs, 1724 steps" in out
-    assert "trained by recipe cifar10-resnet20" in out
+    assert "trained by the settings cifar10-resnet20" in out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -96,6 +98,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path, m
             "the data nowhere/train.parquet are not",
         ),
         (("figure-4", "--model", "nowhere"), "the model nowhere is not there"),
+        (("figure-4", "--redraw"), "out holds no result of figure-4; leave out --redraw"),
     ]:
         code, _, err = reproduce(*words)
         assert (code, err.count("\n")) == (2, 1)
@@ -111,6 +114,28 @@ def test_an_original_model_that_was_not_trained_is_said_with_the_reason(capsys, 
     err = capsys.readouterr().err
     assert "the original model was not trained: the output folder" in err
     assert "is a file; choose another" in err
+
+
+def test_training_the_original_may_be_interrupted_and_goes_on(capsys, tmp_path, monkeypatch, forked_runs):
+    def on_step_end(self, args, state, control, **kwargs):
+        if "models" in args.output_dir and state.global_step == 2:
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(1)  # in which it is passed on
+        original(self, args, state, control, **kwargs)
+
+    monkeypatch.chdir(tmp_path)
+    original = ProgressBar.on_step_end
+    monkeypatch.setattr(ProgressBar, "on_step_end", on_step_end)
+    words = ["reproduce", "figure-12", *map(str, SMALL), "--epochs", "1", "--output_dir", "out"]
+    assert main(words) == 143
+    assert "interrupted by SIGTERM while the original model was trained" in capsys.readouterr().err
+    folder = tmp_path / "out/work/models/digits-0.1-s42"
+    assert list(folder.glob("checkpoint-*"))
+    assert not (folder / "evaluation.json").exists()
+    monkeypatch.setattr(ProgressBar, "on_step_end", original)
+    assert main(words) == 0
+    assert "figure-12 (Fig. 12" in capsys.readouterr().out
+    assert json.loads((folder / "evaluation.json").read_text())
 
 
 def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monkeypatch, forked_runs):
@@ -130,6 +155,9 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
     assert reproduce()[0] == 0
     found = result(tmp_path, "figure-12")
     assert found["scale"]["recipe"].startswith("mine-")
+    about = (tmp_path / "out/README.md").read_text()
+    assert f"settings `{found['scale']['recipe']}`, 0.1 of the data" in about
+    assert ", 1 epoch (in full 5), " in about
     for run in found["runs"].values():
         settings = yaml.safe_load((tmp_path / "out/work/runs" / run["run"] / "config.yaml").read_text())
         assert (settings["forget_class"], float(settings["max_grad_norm"])) == ("5", 3)
@@ -239,6 +267,12 @@ def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tm
     assert page.count("does not agree |") == sum(
         claim["holds"] is False for name in EXPERIMENTS for claim in result(tmp_path, name)["claims"]
     )
+    (tmp_path / "out/README.md").unlink()
+    (tmp_path / "out/figure-8.png").unlink()
+    assert reproduce("all", "--redraw")[0] == 0
+    assert (tmp_path / "out/README.md").read_text() == page
+    assert (tmp_path / "out/figure-8.png").is_file()
+    assert runs(tmp_path) == made
     for name, run in result(tmp_path, "figure-4")["runs"].items():
         evaluation = json.loads((tmp_path / "out/work/runs" / run["run"] / "evaluation.json").read_text())
         method, rho = name.split()

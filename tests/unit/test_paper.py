@@ -3,18 +3,22 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hamu.data import read_images
 from hamu.errors import HamuError
 from hamu.paper import EXPERIMENTS, Measurement, Scale
+from hamu.paper.batches import Batches
 from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
 from hamu.paper.outcome import Outcome
 from hamu.paper.page import page, results_in
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
-from hamu.paper.sampling import Sample, sample_images
+from hamu.paper.sampling import Sample, sample_images, sample_texts
 from hamu.paper.similarity import BASELINES, METHODS, pearson_of, volumes_of
-from hamu.paper.stage import result_of
+from hamu.paper.stage import result_of, told_again
 from hamu.run_folder import RunFolder
 
 BASE = {"per_device_train_batch_size": 500, "learning_rate": 1e-4, "data": "train.parquet", "data_dir": "somewhere"}
@@ -86,6 +90,34 @@ def test_a_sample_has_the_same_share_of_each_class_and_is_drawn_once(tmp_path):
         sample_images(base | {"data": str(tmp_path / "data/images-0.1-s2.npz")}, 0.1, 1, folder)
 
 
+def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_changed(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 4, 4, 3), dtype=np.uint8)
+    source = tmp_path / "source.npz"
+    np.savez(source, image=pixels, label=np.arange(20) % 2, classes=np.array(["cat", "dog"]))
+    folder = RunFolder(tmp_path / "data", resume=True)
+    base = {"data": str(source), "forget_class": "dog"}
+    sample = sample_images(base, 0.5, 1, folder)
+    assert sample.retain == 5
+    assert read_images(sample.settings["data"]).classes == ("cat", "dog")
+    assert sample_images(base, 0.5, 1, folder) == sample
+    np.savez(source, image=255 - pixels, label=np.arange(20) % 2, classes=np.array(["cat", "dog"]))
+    with pytest.raises(HamuError, match=r"holds a sample of .*source\.npz, not of .*source\.npz as it is now"):
+        sample_images(base, 0.5, 1, folder)
+
+
+def test_a_sample_of_texts_knows_when_its_source_has_changed(tmp_path):
+    for name, rows in (("all", range(6)), ("forget", range(2))):
+        lines = [json.dumps({"prompt": f"What is {n}?", "completion": f"It is {n}."}) for n in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    folder = RunFolder(tmp_path / "data", resume=True)
+    base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
+    assert sample_texts(base, 0.5, 1, folder).retain == 2
+    assert sample_texts(base, 0.5, 1, folder).retain == 2
+    (tmp_path / "all.jsonl").write_text((tmp_path / "all.jsonl").read_text().replace("It is 5.", "It is five."))
+    with pytest.raises(HamuError, match=r"not of .*all\.jsonl as it is now"):
+        sample_texts(base, 0.5, 1, folder)
+
+
 def test_an_outcome_ends_where_the_figure_does(tmp_path):
     losses = [0.2, 0.5, float("nan"), 0.9]
     trajectory = [
@@ -95,7 +127,8 @@ def test_an_outcome_ends_where_the_figure_does(tmp_path):
     (tmp_path / "evaluation.json").write_text(json.dumps({"trajectory": trajectory}))
     lines = [{"step": step, "kappa": float(step), "taken": float(step != 3)} for step in range(1, 28)]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    two = Outcome(tmp_path, 18, 9)
+    nine = Batches(5, 1, 9)
+    two = Outcome(tmp_path, 2, nine)
     assert [point["epoch"] for point in two.points] == [0, 1], "an evaluation that is not finite is left out"
     assert two.trajectory == [(0.0, 0.0), (0.01, pytest.approx(0.3))]
     assert two.by_epoch("kappa") == [pytest.approx((45 - 3) / 8), 14.0]
@@ -104,9 +137,9 @@ def test_an_outcome_ends_where_the_figure_does(tmp_path):
     step = {"learning_rate": 0.1, "promised_retain_change": -0.5, "taken": 1.0}
     steps = [step | {"step": 1, "retain_norm": 4.0}, step | {"step": 2, "retain_norm": 0.5}]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
-    assert Outcome(tmp_path, 2, 9).promised("retain", 1.0) == pytest.approx(-0.05 * (4 + 1))
-    assert Outcome(tmp_path, 2, 9).promised("retain", 0.0) == pytest.approx(-0.05 * 2)
-    assert Outcome(tmp_path, 27, 9).last["epoch"] == 3
+    assert Outcome(tmp_path, 2 / 9, nine).promised("retain", 1.0) == pytest.approx(-0.05 * (4 + 1))
+    assert Outcome(tmp_path, 2 / 9, nine).promised("retain", 0.0) == pytest.approx(-0.05 * 2)
+    assert Outcome(tmp_path, 3, nine).last["epoch"] == 3
 
 
 def test_lines_correlations_and_volumes_of_known_points():
@@ -190,13 +223,87 @@ def test_where_every_run_failed_nothing_can_be_told(name, tmp_path):
     assert "Failed: hamu-q 0: it diverged." in page({name: broken}, EXPERIMENTS)
 
 
+def random_outcome(generator, wanted):
+    """As of a run, with losses and gradients drawn at random."""
+    one = Outcome(Path("nowhere"), wanted.epochs, Batches(5, 1, wanted.steps_per_epoch))
+    epochs = int(wanted.epochs)
+    points, log = [], []
+    for epoch in range(epochs + 1):
+        retain, forget = generator.normal(size=2) if epoch else (0.0, 0.0)
+        accuracies = dict(zip(("retain_accuracy", "forget_accuracy"), generator.random(2), strict=True))
+        gains = {"retain_gain": retain, "forget_gain": forget, "forget_loss": forget}
+        points.append({"epoch": float(epoch)} | gains | accuracies)
+    figures = (
+        "kappa", "cos", "demand", "sustainable", "capacity", "stop_threshold", "direct_share", "criterion_met",
+        "retain_norm", "forget_norm", "promised_retain_change", "promised_forget_change",
+    )  # fmt: skip
+    for step in range(1, wanted.steps + 1):
+        drawn = dict(zip(figures, generator.random(len(figures)), strict=True))
+        drawn["criterion_met"] = float(drawn["criterion_met"] > 0.99)
+        log.append({"step": step, "taken": 1.0, "learning_rate": 0.1} | drawn)
+    before = {side: {"loss": 0.0, "accuracy": 0.5, "probability": 0.5} for side in ("retain", "forget")}
+    after = {
+        side: dict(zip(("loss", "accuracy", "probability"), generator.normal(size=3), strict=True)) for side in before
+    }
+    after["membership_inference"] = {"auc": generator.random()}
+    vars(one).update(points=points, log=log, evaluation={"before": before, "after": after})
+    return one
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, one in EXPERIMENTS.items() if one.task and not isinstance(one, Measurement)]
+)
+def test_a_run_that_is_missing_never_turns_a_verdict(name):
+    """What is claimed of all runs may not hold because the one that breaks it has failed, nor the other way round."""
+    one, scale = EXPERIMENTS[name], replace(SCALE, has_similar=True)
+    told = 0
+    for seed in range(30):
+        generator = np.random.default_rng(seed)
+        outcomes = {key: random_outcome(generator, wanted) for key, wanted in one.runs(scale).items()}
+        full = {claim.text: claim.holds for claim in one.claims(one.figures(outcomes, scale))}
+        told += sum(verdict is not None for verdict in full.values())
+        for key in outcomes:
+            left = {other: outcome for other, outcome in outcomes.items() if other != key}
+            for claim in one.claims(one.figures(left, scale)):
+                assert claim.holds in (None, full.get(claim.text)), (seed, key, claim.text)
+    assert told
+
+
 def test_the_time_of_an_experiment_is_told_if_that_of_each_run_is_known():
     one = EXPERIMENTS["figure-12"]
-    ran = {"epochs": 5.0, "learning_rate": 0.1, "batch": 8, "seconds": 90.0}
+    ran = {"epochs": 5.0, "paper_epochs": 5.0, "learning_rate": 0.1, "batch": 8, "seconds": 90.0,
+           "steps_per_epoch": 9, "paper_steps_per_epoch": 9}  # fmt: skip
     result = result_of(one, one.figures({}, SCALE)) | {"scale": SCALE_SAID, "runs": {"SGD": ran, "AdamW": ran}}
-    assert "2 runs of together 3.0 min" in page({one.name: result}, EXPERIMENTS)
+    text = page({one.name: result}, EXPERIMENTS)
+    assert "2 runs of together 3.0 min" in text
+    assert "in proportion, so that an epoch has the paper's number of steps, 5 epochs, learning" in text
+    result["runs"]["SGD"] = ran | {"epochs": 1.0, "steps_per_epoch": 8}
+    result["runs"]["AdamW"] = ran | {"epochs": 1.0}
+    assert "in proportion; an epoch has 8 (the paper's: 9) and 9 steps, 1 epoch (in full 5), " in page(
+        {one.name: result}, EXPERIMENTS
+    )
     result["runs"]["AdamW"] = ran | {"seconds": None}
     assert "2 runs, some of them shared" in page({one.name: result}, EXPERIMENTS)
+
+
+PUBLISHED = Path(__file__).parents[2] / "docs/paper"
+
+
+def test_the_published_page_says_what_its_files_and_this_version_say():
+    results = results_in(PUBLISHED, EXPERIMENTS)
+    assert results.keys() == EXPERIMENTS.keys()
+    assert page(results, EXPERIMENTS) == (PUBLISHED / "README.md").read_text(encoding="utf-8")
+    for name, result in results.items():
+        told = told_again(EXPERIMENTS[name], result)
+        assert page({name: told}, EXPERIMENTS) == page({name: result}, EXPERIMENTS)
+
+
+def test_a_result_of_other_figures_is_not_told_again():
+    result = {"figures": {}, "scale": None, "start": None, "runs": {}, "failed": {}}
+    with pytest.raises(
+        HamuError, match=r"figure-8.json has other figures than this version makes \(KeyError: 'line'\)"
+    ):
+        told_again(EXPERIMENTS["figure-8"], result)
 
 
 def test_a_damaged_result_is_named(tmp_path):

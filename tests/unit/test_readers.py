@@ -45,6 +45,8 @@ def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path):
     assert torch.equal(read_images(str(parquet)).pixels, npz.pixels)
     assert torch.equal(read_images(str(folder)).pixels, npz.pixels[by_class])
     assert read_images(str(folder)).classes == read_images(str(parquet)).classes == ("cat", "dog")
+    named = save_npz(tmp_path / "b.npz", images=PIXELS, labels=LABELS, classes=np.array(["cat", "dog"]))
+    assert (npz.classes, read_images(named).classes) == (("0", "1"), ("cat", "dog"))
 
 
 def test_a_folder_with_train_and_test_has_both_splits(parquet):
@@ -127,6 +129,10 @@ def texts_as_images(folder):
         (
             lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=PIXELS), {}),
             r"the labels in .* have shape \(6, 5, 5, 3\); expected one number per image",
+        ),
+        (
+            lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS, classes=np.array(["cat", "cat"])), {}),
+            "the classes in .* are not names; expected a text for each label from 0, no two alike",
         ),
         (lambda f: (save_npz(f / "a.npz", images=PIXELS[:0], labels=LABELS[:0]), {}), "is empty: it has no images"),
         (single_array, r"a\.npz holds a single array; expected an npz with images and labels"),

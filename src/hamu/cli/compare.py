@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -131,13 +132,7 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
     Raises:
         Interrupted: by a signal, once all runs under way have ended.
     """
-    received: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        children.ask_to_end()
-
-    with handling(note), task_bar(console) as bar:
+    with ending(children) as received, task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
             console.print(_line(row), soft_wrap=True, markup=False)
     if received and runs.waiting:
@@ -146,6 +141,19 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
             f"command goes on with them",
             received[0],
         )
+
+
+@contextmanager
+def ending(children: Children) -> Iterator[list[int]]:
+    """While these are at work, a signal asks them to end. Yields a list to which each signal is added."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        children.ask_to_end()
+
+    with handling(note):
+        yield received
 
 
 def _line(row: Row) -> str:

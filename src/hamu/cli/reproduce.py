@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,17 +13,18 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.compare import run_waiting
+from hamu.cli.compare import ending, run_waiting
 from hamu.cli.options import DataOptions, EvaluateOptions, Parser, RunOptions, every_option, parse
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import task_name
 from hamu.compare import Children
+from hamu.compare.children import Call
 from hamu.compare.figures import check_same_inputs
-from hamu.errors import HamuError
+from hamu.errors import HamuError, Interrupted
 from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
 from hamu.paper.page import VERDICTS, page, results_in
 from hamu.paper.planning import PaperRuns
-from hamu.paper.stage import Order, Stage, result_of
+from hamu.paper.stage import Order, Stage, result_of, told_again
 from hamu.record.digests import text_digest
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, UnlearnConfig
@@ -40,6 +42,9 @@ def run(argv: list[str], console: Console) -> int:
     chosen = _chosen(options.names)
     _check(options)
     output = RunFolder(options.output_dir, resume=True)
+    if options.redraw:
+        _redraw(chosen, output, console)
+        return 0
     work = RunFolder(options.work_dir or output.path / "work", resume=True)
     stages = {task: _stage(task, options, work.path) for task in dict.fromkeys(one.task for one in chosen if one.task)}
     if options.dry_run:
@@ -80,6 +85,7 @@ def _parser() -> Parser:
     add("--jobs", type=int, default=1, help="run so many at a time, each in a process of its own [1]")
     add("--output_dir", default="runs/reproduce", help="where figures and the page go [runs/reproduce]")
     add("--work_dir", help="where data, models and runs are kept [work in --output_dir]")
+    add("--redraw", action="store_true", help="run nothing: claims, pictures and page anew from the JSON that is there")
     add("--dry_run", action="store_true", help="say what would be run, and how many steps")
     return parser
 
@@ -175,7 +181,7 @@ def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], consol
     console.print(f"together, each run made once: {len(everything)} runs, {steps} steps of both sides at most")
     for stage in stages.values():
         if stage.model is None:
-            console.print(f"and an original model, trained by recipe {stage.scale.recipe}; --model gives one")
+            console.print(f"and an original model, trained by the settings {stage.scale.recipe}; --model gives one")
 
 
 def _run_stage(
@@ -189,12 +195,12 @@ def _run_stage(
     with RunFolder(stage.runs, resume=True) as folder, TemporaryDirectory(prefix="hamu-") as place:
         training = stage.training(Path(place))
         if training is not None:
-            console.print(f"training the original model by recipe {scale.recipe}")
-            for ended in children.make([training]):
-                if ended.reason:
-                    raise HamuError(f"the original model was not trained: {ended.reason}")
+            console.print(f"training the original model by the settings {scale.recipe}")
+            _train(training, children)
         order = Order(stage, experiments)
-        console.print(f"recipe {scale.recipe}, {scale.fraction:g} of the data, {stage.sample.retain} records to retain")
+        console.print(
+            f"settings {scale.recipe}, {scale.fraction:g} of the data, {stage.sample.retain} records to retain"
+        )
         for one in experiments:
             runs = PaperRuns(folder, order.plans(one, Path(place), every_option), every_option, lambda: stage.inputs)
             if len(runs):
@@ -203,6 +209,31 @@ def _run_stage(
             run_waiting(runs, children, console, one.name)
             check_same_inputs(runs.folders(), of=("original model",))
             _write(one, order.result(one, {row["run"]: row for row in runs.rows}), output, console)
+
+
+def _train(training: Call, children: Children) -> None:
+    with ending(children) as received:
+        reasons = [ended.reason for ended in children.make([training])]
+    if received:
+        raise Interrupted(
+            f"interrupted by {signal.Signals(received[0]).name} while the original model was trained; the same command "
+            f"goes on with it",
+            received[0],
+        )
+    for reason in reasons:
+        if reason:
+            raise HamuError(f"the original model was not trained: {reason}")
+
+
+def _redraw(chosen: Sequence[Experiment], output: RunFolder, console: Console) -> None:
+    """Of those that are there; which ones are not, the page says."""
+    results = results_in(output.path, {one.name: one for one in chosen})
+    if not results:
+        raise HamuError(f"{output.path} holds no result of {', '.join(one.name for one in chosen)}; leave out --redraw")
+    told = {name: told_again(EXPERIMENTS[name], result) for name, result in results.items()}
+    with output:
+        for name, result in told.items():
+            _write(EXPERIMENTS[name], result, output, console)
 
 
 def _write(one: Experiment, result: Mapping[str, Any], output: RunFolder, console: Console) -> None:

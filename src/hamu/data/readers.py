@@ -22,6 +22,7 @@ from hamu.errors import HamuError, first_line
 
 DIGITS = "digits"
 HUB = "hub:"
+CLASSES = "classes"  # an npz may hold their names
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 _LARGEST = 4096  # pixels of a side
 _MOST_CLASSES = 100_000
@@ -115,6 +116,7 @@ def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels:
             images, labels = arrays[names["image"]], arrays[names["label"]]
             if not (isinstance(images, np.ndarray) and isinstance(labels, np.ndarray)):
                 raise HamuError(f"{path} holds something else than arrays as {' and '.join(names.values())}")
+            classes = _class_names(arrays[CLASSES], path) if CLASSES in arrays.files else None
     except HamuError:
         raise
     except Exception as error:  # numpy raises many kinds for a damaged archive; the cause is kept
@@ -132,8 +134,14 @@ def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels:
         Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image) for image in images
     )
     return _decoded(
-        ((f"image {i}", picture) for i, picture in enumerate(pictures)), labels, None, str(path), size, channels
+        ((f"image {i}", picture) for i, picture in enumerate(pictures)), labels, classes, str(path), size, channels
     )
+
+
+def _class_names(names: Any, path: Path) -> tuple[str, ...]:
+    if not isinstance(names, np.ndarray) or names.ndim != 1 or names.dtype.kind != "U" or len({*names}) < len(names):
+        raise HamuError(f"the {CLASSES} in {path} are not names; expected a text for each label from 0, no two alike")
+    return tuple(names.tolist())
 
 
 def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:

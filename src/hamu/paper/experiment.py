@@ -49,7 +49,8 @@ class Scale:
     def wanted(self, method: str, paper_epochs: float, **changes: Any) -> Wanted:
         """A run by a method, as long as the paper's or as --epochs says."""
         steps = TEXT_STEPS if self.is_text else IMAGE_STEPS
-        return Wanted(method, self.epochs or paper_epochs, {"learning_rate": self.rate} | changes, steps)
+        changes = {"learning_rate": self.rate} | changes
+        return Wanted(method, self.epochs or paper_epochs, changes, steps, paper_epochs=paper_epochs)
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,10 @@ class Wanted:
         method: its name.
         epochs: how many; figures are taken from these even if a longer run is at hand.
         changes: settings of `hamu unlearn` beyond those of the recipe.
-        steps_per_epoch: which says how large its batches are.
+        steps_per_epoch: the paper's, which say how large its batches are.
         similar: whether the retain data repeat the forget set in other words.
         whole: whether it must end there, because its last report is looked at; no longer run does then.
+        paper_epochs: the paper's.
     """
 
     method: str
@@ -71,10 +73,11 @@ class Wanted:
     steps_per_epoch: int = IMAGE_STEPS
     similar: bool = False
     whole: bool = False
+    paper_epochs: float = 0.0
 
     @property
     def steps(self) -> int:
-        """How many it takes, unless something ends it before."""
+        """How many it takes, unless something ends it before, if its batches can have the size that is wanted."""
         return math.ceil(self.epochs * self.steps_per_epoch)
 
 
@@ -99,6 +102,11 @@ class Claim:
     def as_json(self) -> dict[str, Any]:
         """As it is written."""
         return asdict(self)
+
+
+def of_all(holds: bool, complete: bool) -> bool | None:
+    """Whether a claim about all of something holds: one that is known breaks it, but only all of them bear it out."""
+    return holds and (complete or None)
 
 
 class Experiment(ABC):

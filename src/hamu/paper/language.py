@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from hamu.paper.outcome import Outcome
 from hamu.paper.pictures import draw_methods, panels, save_panels
 from hamu.paper.similarity import METHODS
 from hamu.reporting.plots import save_figure, style_of
+from hamu.reporting.trajectories import gains_of
 
 _SETTINGS = {"dissimilar": False, "similar": True}
 _PAPER_KAPPA = {"dissimilar": 4.0e-4, "similar": 6.1e-4}
@@ -151,7 +153,8 @@ class Metrics(Experiment):
         """A row for each method, and one for the model that all started from."""
         rows = {}
         for method, one in outcomes.items():
-            rows[method] = {key: one.last[key] for key in _COLUMNS[:2]} | _report(one.evaluation["after"])
+            gains = dict(zip(_COLUMNS[:2], gains_of(one.evaluation), strict=True))
+            rows[method] = gains | _report(one.evaluation["after"])
             rows.setdefault("before", dict.fromkeys(_COLUMNS[:2], 0.0) | _report(one.evaluation["before"]))
         paper = {name: dict(zip(_COLUMNS, row, strict=True)) for name, row in _TABLE.items()}
         return {"rows": {name: rows[name] for name in _TABLE if name in rows}, "paper": paper}
@@ -213,8 +216,12 @@ class Metrics(Experiment):
         figure, grid = plt.subplots(2, 3, figsize=(12, 6), layout="constrained")
         names = list(figures["rows"])
         for axes, key, head in zip(grid.flat, _COLUMNS, _HEADS, strict=True):
-            heights = [figures["rows"][name][key] or 0.0 for name in names]
-            axes.bar(names, heights, color=[style_of(name, 7)[0] for name in names], width=0.7)
+            heights = [figures["rows"][name][key] for name in names]
+            for name, height in zip(names, heights, strict=True):
+                if height is None:
+                    axes.text(name, 0, "?", ha="center", va="bottom", color="0.4")
+            known = [math.nan if height is None else height for height in heights]
+            axes.bar(names, known, color=[style_of(name, 7)[0] for name in names], width=0.7)
             axes.plot(names, [figures["paper"][name][key] for name in names], "_", color="black", markersize=14)
             if key.endswith("gain"):
                 axes.set_yscale("symlog", linthresh=0.1)

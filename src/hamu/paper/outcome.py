@@ -11,23 +11,29 @@ from statistics import fmean
 from typing import Any
 
 from hamu.json_files import read_json
+from hamu.paper.batches import Batches
 
 Point = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run up to a step; it may have gone on for longer.
+    """A run up to an epoch; it may have gone on for longer.
 
     Attributes:
         folder: of the run.
-        steps: how many to look at.
-        steps_per_epoch: of the run.
+        epochs: how many to look at.
+        batches: of the run.
     """
 
     folder: Path
-    steps: int
-    steps_per_epoch: int
+    epochs: float
+    batches: Batches
+
+    @property
+    def steps(self) -> int:
+        """How many to look at."""
+        return math.ceil(self.epochs * self.batches.steps)
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
@@ -44,7 +50,7 @@ class Outcome:
             point = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
             point = {key: float(value) for key, value in point.items() if isinstance(value, int | float)}
             if math.isfinite(point["forget_gain"]) and math.isfinite(point["retain_gain"]):
-                found.append({"epoch": entry["step"] / self.steps_per_epoch} | point)
+                found.append({"epoch": entry["step"] / self.batches.steps} | point)
         return found
 
     @property
@@ -90,5 +96,5 @@ class Outcome:
         epochs: dict[int, list[float]] = {}
         for step in self.log:
             if step.get(key) is not None:
-                epochs.setdefault((step["step"] - 1) // self.steps_per_epoch, []).append(step[key])
+                epochs.setdefault((step["step"] - 1) // self.batches.steps, []).append(step[key])
         return [fmean(values) for _, values in sorted(epochs.items())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
         "All runs on this page: the stopping criterion is recorded and not enforced (as in the paper's comparisons), "
         "the order of the data is shuffled once, and a constraint that cannot be met is met as far as the radius "
         "allows (`--on_infeasible clamp`; layer by layer that is already so below Q = 0.9 η, as the products of the "
-        "layers' norms sum to less than the product of the norms). Everything else is the recipe's.",
+        "layers' norms sum to less than the product of the norms). Everything else is as the settings named have it.",
         "",
         "| | | scale | agrees | does not | cannot be told |",
         "|---|---|---|---:|---:|---:|",
@@ -82,20 +82,28 @@ def _section(name: str, result: Result) -> list[str]:
 
 def _scale(result: Result) -> str:
     scale = result["scale"]
-    return "computed" if scale is None else f"{scale['recipe']}, {scale['fraction']:.4g} of the data"
+    return "computed" if scale is None else f"{scale['recipe']}, {_share(scale['fraction'])} of the data"
+
+
+def _share(fraction: float) -> str:
+    return "all" if fraction == 1 else f"{fraction:.4g}"
 
 
 def _conditions(result: Result) -> str:
     scale = result["scale"]
     if scale is None:
         return "nothing is trained."
-    epochs = sorted({run["epochs"] for run in result["runs"].values()})
-    length = f", {' and '.join(f'{e:g}' for e in epochs)} epochs" if epochs else ""
-    rates = sorted({run["learning_rate"] for run in result["runs"].values()})
+    runs = list(result["runs"].values())
+    epochs = sorted({run["epochs"] for run in runs})
+    papers = sorted({run["paper_epochs"] for run in runs})
+    length = f", {' and '.join(f'{e:g}' for e in epochs)} {'epoch' if epochs == [1] else 'epochs'}" if epochs else ""
+    if papers != epochs:
+        length += f" (in full {' and '.join(f'{e:g}' for e in papers)})"
+    rates = sorted({run["learning_rate"] for run in runs})
     rate = f", learning rate {' and '.join(f'{r:g}' for r in rates)}" if rates else ""
-    seconds = [run["seconds"] for run in result["runs"].values()]
+    seconds = [run["seconds"] for run in runs]
     time = "" if None in seconds else f" of together {sum(seconds) / 60:.1f} min"
-    runs = f", {len(seconds)} runs{time}, some of them shared with other figures" if epochs else ""
+    count = f", {len(runs)} runs{time}, some of them shared with other figures" if runs else ""
     stands = ""
     if scale["recipe"] == "tofu-tiny":
         stands = "; texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
@@ -111,11 +119,21 @@ def _conditions(result: Result) -> str:
         )
     )
     return (
-        f"recipe `{scale['recipe']}`, {scale['fraction']:.4g} of the data ({scale['retain']} records to retain), "
-        f"batches in "
-        f"proportion, so that an epoch has the paper's number of steps{length}{rate}, seed {scale['seed']}, "
-        f"{scale['device']}{runs}{original}{stands}."
+        f"settings `{scale['recipe']}`, {_share(scale['fraction'])} of the data ({scale['retain']} records to retain), "
+        f"batches in proportion{_batches(runs)}{length}{rate}, seed {scale['seed']}, {scale['device']}{count}{original}"
+        f"{stands}."
     )
+
+
+def _batches(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How many steps an epoch has, and how many the paper's."""
+    steps = sorted({(run["paper_steps_per_epoch"], run["steps_per_epoch"]) for run in runs})
+    if not steps:
+        return ""
+    if all(paper == here for paper, here in steps):
+        return ", so that an epoch has the paper's number of steps"
+    each = " and ".join(f"{here}" if paper == here else f"{here} (the paper's: {paper})" for paper, here in steps)
+    return f"; an epoch has {each} steps"
 
 
 def _row(cells: list[str]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hamu.compare.runs import Runs
 from hamu.methods import build_method
+from hamu.paper.batches import Batches
 from hamu.paper.experiment import Wanted
 from hamu.paper.sampling import Sample
 from hamu.training.config import unused_settings
@@ -60,6 +60,11 @@ class PaperRuns(Runs):
         return {"runs": self.rows}
 
 
+def batches_of(wanted: Wanted, base: Mapping[str, Any], sample: Sample) -> Batches:
+    """The batches of a run, no more records in a pass than the recipe has."""
+    return Batches.of(sample.retain, wanted.steps_per_epoch, int(base.get("per_device_train_batch_size", _PASS)))
+
+
 def settings_of(
     wanted: Wanted, base: Mapping[str, Any], sample: Sample, model: str, seed: int, device: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -74,16 +79,15 @@ def settings_of(
         device: settings that say where it runs.
     """
     of_data = ("data", "test_data", "forget_data", "data_dir", "expected_retain", "expected_forget")
-    whole = math.ceil(sample.retain / wanted.steps_per_epoch)
-    passes = math.ceil(whole / int(base.get("per_device_train_batch_size", _PASS)))
+    batches = batches_of(wanted, base, sample)
     found = {key: value for key, value in base.items() if key not in of_data} | _COMMON | dict(sample.settings)
     found |= {
         "model": model,
         "method": wanted.method,
         "seed": seed,
         "num_train_epochs": wanted.epochs,
-        "per_device_train_batch_size": math.ceil(whole / passes),
-        "gradient_accumulation_steps": passes,
+        "per_device_train_batch_size": batches.size,
+        "gradient_accumulation_steps": batches.passes,
     }
     unused = unused_settings(build_method(wanted.method))
     found |= dict(device) | dict(wanted.changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -156,14 +157,13 @@ class BatchSizes(Experiment):
         """HAMU-Q with each size; ρ = 0."""
         found = {}
         for size in _TABLE:
-            plain = scale.wanted("hamu-q", 5, rho=0.0)
-            found[str(size)] = Wanted(plain.method, plain.epochs, plain.changes, -(-_IMAGES // size))
+            found[str(size)] = replace(scale.wanted("hamu-q", 5, rho=0.0), steps_per_epoch=-(-_IMAGES // size))
         return found
 
     def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
         """Our row and the paper's, by batch size."""
         rows = {size: {key: one.last[key] for key in _COLUMNS} for size, one in outcomes.items()}
-        batches = {size: max(1, round(int(size) * scale.fraction)) for size in rows}
+        batches = {size: one.batches.records for size, one in outcomes.items()}
         paper = {str(size): dict(zip(_COLUMNS, row, strict=True)) for size, row in _TABLE.items()}
         return {"rows": rows, "paper": paper, "batch_here": batches}
 

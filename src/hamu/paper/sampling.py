@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from hamu.data import ImageData, TextRecords, forget_class, forget_data, read_images, read_text
-from hamu.data.readers import DIGITS, HUB
+from hamu.data.readers import CLASSES, DIGITS, HUB
 from hamu.errors import HamuError
 from hamu.json_files import read_json
+from hamu.record.digests import file_digest, text_digest
 from hamu.run_folder import RunFolder
 
 _IMAGE_OPTIONS = ("image_size", "num_channels", "image_column", "label_column")
+_SOURCES = ("data", "forget_data", "test_data", "similar_data")
 _TEXT_OPTIONS = ("question_template", "answer_prefix", "prompt_column", "answer_column")
 
 
@@ -54,7 +56,8 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
         data = _share_of_classes(read_images(source, **options), fraction, seed)
         path = folder.prepare() / f".{name}.tmp"
         with path.open("wb") as file:
-            np.savez(file, image=data.pixels.permute(0, 2, 3, 1).numpy(), label=data.labels.numpy())
+            arrays = {"image": data.pixels.permute(0, 2, 3, 1).numpy(), "label": data.labels.numpy()}
+            np.savez(file, **arrays, **{CLASSES: np.array(data.classes)})
         path.replace(folder.path / name)
     path = folder.path / name
     data = read_images(str(path), image_size=base.get("image_size"), num_channels=base.get("num_channels"))
@@ -103,7 +106,8 @@ def sample_texts(
     sets = {"train": [*retain, *drawn["forget"].records]}
     sets |= {name: list(data.records) for name, data in drawn.items() if name != "retain"}
     kind = f"{fraction:g}-s{seed}" + ("-similar" if paraphrases is not None else "")
-    said_again = {} if paraphrases is None else {"similar_data": paraphrases}
+    # as the user typed it, not relative to data_dir
+    said_again = {} if paraphrases is None else {"similar_data": resolved(paraphrases)}
     keys = ("data", "forget_data", "test_data", "similar_data", *_TEXT_OPTIONS)
     _check_origin(folder, f"texts-{kind}", {**base, **said_again}, keys)
     settings: dict[str, str | None] = {"forget_data": None, "test_data": None}
@@ -117,9 +121,10 @@ def sample_texts(
 def _check_origin(folder: RunFolder, name: str, base: Mapping[str, Any], keys: Sequence[str]) -> None:
     """A sample is known by its name; it must not be one of other data. What it is of stands beside it."""
     origin = {key: base[key] for key in keys if key in base}
-    for key in ("data", "forget_data", "test_data"):
+    for key in _SOURCES:
         if key in origin and Path(located(base, key)).exists():
-            origin[key] = str(Path(located(base, key)).resolve())
+            path = Path(located(base, key)).resolve()
+            origin |= {key: str(path), f"{key} sha256": _digest(path)}
     file = f"{name}.origin.json"
     if not folder.has(file):
         folder.write_json(file, origin)
@@ -127,9 +132,22 @@ def _check_origin(folder: RunFolder, name: str, base: Mapping[str, Any], keys: S
     was = read_json(folder.path / file, remove=folder.path)
     if was != origin:
         raise HamuError(
-            f"{folder.path} holds a sample of {was['data']}, not of {origin['data']} read the same way; choose another "
-            f"--work_dir"
+            f"{folder.path} holds a sample of {was['data']}, not of {origin['data']} as it is now, read the same way; "
+            f"choose another --work_dir"
         )
+
+
+def resolved(source: str) -> str:
+    """A path in the form that does not depend on how it was typed; what is no path stays as it is."""
+    return str(Path(source).resolve()) if Path(source).exists() else source
+
+
+def _digest(source: Path) -> str:
+    """Of a file, or of all files of a folder."""
+    if source.is_file():
+        return file_digest(source)
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    return text_digest("".join(f"{path.relative_to(source)} {file_digest(path)}\n" for path in files))
 
 
 def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hamu.evaluation.pareto import hypervolume
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted, of_all
 from hamu.paper.outcome import Outcome
 from hamu.paper.pictures import (
     FORGET_GAIN,
@@ -102,7 +102,7 @@ class Similarity(Experiment):
                 Claim(
                     f"the higher ρ, the lower {what}, for every method (correlation below 0)",
                     f"{len(falling)} of {len(found)} methods" + (f"; not {against}" if against else ""),
-                    len(falling) == len(found) if found else None,
+                    of_all(not against, len(found) == len(METHODS)),
                     otherwise="A method that gives way on the other side can rise on this one: fine-tuning need not "
                     "forget, and what ascent alone does to the retain loss depends on where the original model stands.",
                 )
@@ -217,7 +217,7 @@ class AllBaselines(Baselines):
             Claim(
                 "ρ = 1: no method ends with a gain on both sides",
                 ", ".join(both) or "none does",
-                not both if last else None,
+                of_all(not both, len(last) == len(METHODS)),
                 otherwise="Retain and forget data are alike, but not the same images: as long as the forget images "
                 "can be told apart, a small gain on both sides is possible.",
             )
@@ -249,18 +249,19 @@ class Enforced(Experiment):
             found = {rho: by[method] for rho, by in figures["trajectories"].items() if method in by}
             points = [(rho, p) for rho, line in found.items() for p in line[1:]]
             lowest = min((p[side] for _, p in points), default=None)
+            complete = len(found) == len(RHOS)
             claims.append(
                 Claim(
                     f"{method}: {enforced} is positive at every ρ and epoch",
                     lowest
                     if lowest is None
                     else f"{sum(p[side] > 0 for _, p in points)} of {len(points)}, lowest {lowest:+.3g}",
-                    None if lowest is None else lowest > 0,
+                    None if lowest is None else of_all(lowest > 0, complete),
                     otherwise="The promise is one of first order, for the batch and the gradient clipped. Where "
                     "second order counts, or the batches say little about the set, it is not kept.",
                 )
             )
-            r = pearson_of([float(rho) for rho in found], [line[-1][other] for line in found.values()])
+            r = pearson_of(RHOS, [found[f"{rho:g}"][-1][other] if f"{rho:g}" in found else None for rho in RHOS])
             claims.append(
                 Claim(
                     f"{method}: {paid} falls as ρ grows (correlation below 0)", r, None if r is None else r < 0,
@@ -290,11 +291,11 @@ class Enforced(Experiment):
 
 
 def pearson_of(xs: Any, ys: Any) -> float | None:
-    """Pearson's correlation over the places where there is something; None where there is none."""
-    there = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
-    if len(there) < 3 or len({y for _, y in there}) < 2:
+    """Pearson's correlation; None if a value is missing, if there are fewer than three, or if all are alike."""
+    pairs = list(zip(xs, ys, strict=True))
+    if len(pairs) < 3 or None in ys or len({*ys}) < 2:
         return None
-    return float(np.corrcoef(np.array(there).T)[0, 1])
+    return float(np.corrcoef(np.array(pairs, dtype=float).T)[0, 1])
 
 
 def volumes_of(trajectories: Mapping[str, Any]) -> dict[str, Any]:

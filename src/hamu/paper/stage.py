@@ -17,10 +17,11 @@ from hamu.compare.runs import RECORD, Plan
 from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
 from hamu.models.language import base_of
+from hamu.paper.batches import Batches
 from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
 from hamu.paper.outcome import Outcome
-from hamu.paper.planning import PaperRun, longest, run_of, settings_of
-from hamu.paper.sampling import Sample, located, sample_images, sample_texts
+from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
+from hamu.paper.sampling import Sample, located, resolved, sample_images, sample_texts
 from hamu.record.inputs import Inputs, saved_model_entry
 from hamu.record.record import plain
 from hamu.run_folder import RunFolder
@@ -56,7 +57,8 @@ class Stage:
     @property
     def _original(self) -> Path:
         scale = self.scale
-        return self.work / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}"
+        precision = "-bf16" if "bf16" in self.device else ""
+        return self.work / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}{precision}"
 
     @cached_property
     def sample(self) -> Sample:
@@ -125,9 +127,15 @@ class Stage:
 
     def settings(self, wanted: Wanted) -> dict[str, Any]:
         """All settings of a run."""
-        sample = self.similar if wanted.similar else self.sample
-        model = self.model or str(self._original / "model")
-        return settings_of(wanted, self.scale.base, sample, model, self.scale.seed, self.device)
+        model = resolved(self.model or str(self._original / "model"))
+        return settings_of(wanted, self.scale.base, self._sample_of(wanted), model, self.scale.seed, self.device)
+
+    def batches(self, wanted: Wanted) -> Batches:
+        """The batches of a run."""
+        return batches_of(wanted, self.scale.base, self._sample_of(wanted))
+
+    def _sample_of(self, wanted: Wanted) -> Sample:
+        return self.similar if wanted.similar else self.sample
 
     def said(self) -> dict[str, Any]:
         """What a result says of its scale."""
@@ -192,17 +200,21 @@ class Order:
         for key, wanted in self._wanted[one.name].items():
             own = self._settings[one.name][key]
             row = rows[self._made[run_of(own)].name]
+            batches = self._stage.batches(wanted)
             listed[key] = {
                 "run": row["run"],
                 "epochs": wanted.epochs,
+                "paper_epochs": wanted.paper_epochs,
                 "learning_rate": float(own["learning_rate"]),
-                "batch": own["per_device_train_batch_size"] * own["gradient_accumulation_steps"],
+                "batch": batches.records,
+                "steps_per_epoch": batches.steps,
+                "paper_steps_per_epoch": wanted.steps_per_epoch,
                 "seconds": row["seconds"],
             }
             if row["failed"]:
                 failed[key] = row["failed"]
             else:
-                found[key] = Outcome(self._stage.runs / row["run"], wanted.steps, wanted.steps_per_epoch)
+                found[key] = Outcome(self._stage.runs / row["run"], wanted.epochs, batches)
         scale = self._stage.scale
         if isinstance(one, Measurement):
             figures = one.measure(self._stage.settings(scale.wanted("hamu-q", 1)), scale)
@@ -225,6 +237,21 @@ def result_of(one: Experiment, figures: Figures) -> dict[str, Any]:
         | {"claims": [claim.as_json() for claim in claims], "table": one.table(figures), "figures": figures}
     )
     return found
+
+
+def told_again(one: Experiment, result: Mapping[str, Any]) -> dict[str, Any]:
+    """An earlier result, with what this version says of its figures.
+
+    Raises:
+        HamuError: if its figures are not those that this version makes.
+    """
+    try:
+        return result_of(one, result["figures"]) | {key: result[key] for key in ("scale", "start", "runs", "failed")}
+    except (KeyError, TypeError, IndexError) as error:
+        raise HamuError(
+            f"{one.name}.json has other figures than this version makes ({type(error).__name__}: {error}); make them "
+            f"anew without --redraw"
+        ) from error
 
 
 def _finished(folder: Path) -> list[PaperRun]:

@@ -16,6 +16,8 @@ from hamu.reporting.plots import save_figure, style_of
 
 _OBJECTIVE = {"hamu-q": ("retain_gain", r"-\Delta L_r"), "hamu-u": ("forget_gain", r"\Delta L_f")}
 
+_LOST = 0.1  # of the highest gain, while the objective has only begun to fall
+
 
 class Stopping(Experiment):
     """Hardness by epoch, and the epoch at which the criterion would have ended the run."""
@@ -26,8 +28,8 @@ class Stopping(Experiment):
     task = "image"
     settings = (
         "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
-        "that of the first step whose batches meet the aggregate criterion of App. C; by epochs, of the first epoch "
-        "whose means do. What noise does to it: [stopping](../results/stopping.md)."
+        "that of the first step whose batches meet the aggregate criterion of App. C; by the epochs' means, the first "
+        "epoch whose means do. What noise does to it: [stopping](../results/stopping.md)."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -46,7 +48,7 @@ class Stopping(Experiment):
                 "trajectory": one.trajectory,
                 "kappa": one.by_epoch("kappa"),
                 "stop_threshold": one.by_epoch("stop_threshold"),
-                "terminates": None if first is None else first / one.steps_per_epoch,
+                "terminates": None if first is None else first / one.batches.steps,
                 "terminates_by_means": met[0] if met else None,
             }
         return found
@@ -113,21 +115,28 @@ def _slowing(method: str, values: list[float]) -> Claim:
 
 
 def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
-    text = f"{method}: the criterion is met when its objective has begun to fall, or soon after"
-    end, peak = one["terminates"], one["epoch"][max(range(len(values)), key=values.__getitem__)]
+    """Whether the criterion is met near the highest gain: at most an epoch before it, and while most of it is there."""
+    text = f"{method}: the criterion is met when its objective has begun to fall, before a tenth of the gain is lost"
+    end, highest = one["terminates"], max(values)
+    peak = one["epoch"][values.index(highest)]
+    means = one["terminates_by_means"]
+    by_means = f"by the epochs' means {'never' if means is None else f'in epoch {means}'}"
     if end is None:
         falls = peak < one["epoch"][-1]
         return Claim(
             text,
-            f"not met in {one['epoch'][-1]:g} epochs; the objective "
+            f"not met in {one['epoch'][-1]:g} epochs, {by_means}; the objective "
             + (f"is highest at epoch {peak:g}" if falls else "still rises"),
             False if falls else None,
             otherwise="Batch noise makes the headroom look larger than it is, so that the criterion comes late.",
         )
+    left = next((value for epoch, value in zip(one["epoch"], values, strict=True) if epoch >= end), values[-1])
+    lost = (highest - left) / highest if highest > 0 and end > peak else 0.0
     return Claim(
         text,
-        f"met at epoch {end:.3g}, the objective is highest at epoch {peak:g}",
-        end >= peak - 1,
+        f"met at epoch {end:.3g}, {by_means}; the objective is highest at epoch {peak:g}"
+        + (f", and {lost:.1%} of it is lost at the evaluation after" if end > peak else ""),
+        end >= peak - 1 and lost <= _LOST,
         otherwise="A criterion of one noisy step can come early; `--stopping_patience` and `--stopping_window` steady "
-        "it.",
+        "it. Batch noise makes the headroom look larger than it is, so that it can come late.",
     )
