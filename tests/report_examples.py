@@ -8,6 +8,7 @@ import torch
 from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.evaluation import Predictions, TokenPredictions
 from hamu.reporting.answers import answered
+from hamu.reporting.images import most_and_least_changed
 from hamu.reporting.observations import ImageObservations, TextObservations
 from hamu.reporting.run import read_run
 
@@ -91,7 +92,9 @@ def image_observations(names=("a", "b"), count=40, channels=3):
         for role in ("before", "after")
     }
     embeddings = {role: {name: draw(count, 5) for name in sets} for role in predictions}
-    return ImageObservations(predictions, sets, embeddings)
+    counts = dict.fromkeys(sets, count)
+    pictures = {title: sets["forget"].select(places) for title, places in most_and_least_changed(predictions).items()}
+    return ImageObservations(predictions, counts, names, pictures, embeddings)
 
 
 def text_observations(count=30):

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -68,6 +69,24 @@ def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listen
     evaluations = [step for step, figures in logged(listened) if "eval_forget_gain" in figures]
     assert evaluations == [0, 3], "the evaluation before the first step is told too, as of step 0"
     assert not any("train_loss" in figures or "total_flos" in figures for _, figures in logged(listened))
+
+
+def test_what_is_measured_after_the_last_step_is_told_before_the_tracker_ends(listened, saved_model):
+    words = [*SHORT, "--eval_strategy", "no", "--model", str(saved_model), "--output_dir", "out"]
+    assert main(["unlearn", *words, "--report_to", "wandb"]) == 0
+    kinds = [kind for kind, *_ in listened]
+    assert (kinds[0], kinds[-1], kinds.count("begin"), kinds.count("end")) == ("begin", "end", 1, 1)
+    step, figures = logged(listened)[-1]
+    assert step == 3
+    after = json.loads(Path("out/evaluation.json").read_text())["after"]
+    assert figures["eval_forget_loss"] == pytest.approx(after["forget"]["loss"])
+
+
+def test_a_tracker_ends_if_what_comes_after_training_fails(listened, saved_model, monkeypatch, capsys):
+    monkeypatch.setattr("hamu.cli.unlearn.first_not_finite", lambda model: "conv.weight")
+    words = [*SHORT, "--model", str(saved_model), "--output_dir", "out"]
+    assert main(["unlearn", *words, "--report_to", "wandb"]) == 2
+    assert [kind for kind, *_ in listened].count("end") == 1
 
 
 def test_a_tracker_gets_no_data_no_place_and_no_name(listened, saved_model, tmp_path):

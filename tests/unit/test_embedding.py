@@ -33,6 +33,13 @@ def test_a_model_without_a_vector_per_image_is_named(data):
         embed(of_rows, data, batch_size=4, collate=collate)
 
 
+def test_a_model_that_has_diverged_is_not_drawn(data):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 2))
+    model[1].bias.data[0] = float("nan")
+    with pytest.raises(HamuError, match="what goes into the model's last linear layer is not finite"):
+        embed(model, data, batch_size=4, collate=collate)
+
+
 def test_axes_are_those_of_the_largest_variance():
     draw = torch.Generator().manual_seed(0)
     flat = torch.randn(50, 4, generator=draw) * torch.tensor([5.0, 0.1, 2.0, 0.1])

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 from report_examples import (
     NASTY,
     evaluation,
@@ -19,6 +20,7 @@ from report_examples import (
 )
 
 from hamu.errors import HamuError
+from hamu.evaluation import Predictions
 from hamu.reporting.course import steps_section, trajectories
 from hamu.reporting.figures import BUCKETS, extremes, line
 from hamu.reporting.images import class_accuracy, images_section
@@ -476,6 +478,72 @@ def test_a_demo_and_a_comparison_stand_for_their_runs(tmp_path):
         write_run(both / name)
     (both / "comparison.json").write_text("{}")
     assert [place.name for place in run_folders(both)] == ["one", "two"]
+
+
+def test_a_comparison_stands_for_its_own_runs_and_says_which_failed(tmp_path):
+    both = tmp_path / "compare"
+    for name in ("earlier", "finished"):
+        (write_run(both / name) / "record.json").write_text("{}")
+    write_run(both / "broken", finished=False)
+    write_run(both / "under-way", finished=False)
+    failed = [{"run": name, "method": "ga", "failed": "unlearning diverged"} for name in ("broken", "never-begun")]
+    rows = [{"run": "finished", "method": "hamu-q", "failed": ""}, *failed]
+    (both / "comparison.json").write_text(json.dumps({"runs": rows}))
+    runs = {place.name: read_run(place) for place in run_folders(both)}
+    assert list(runs) == ["broken", "finished", "never-begun", "under-way"], "what is not listed has been left over"
+    assert verdict(runs["broken"]).headline == "It failed after step 20"
+    assert verdict(runs["under-way"]).headline == "Not finished: step 20 so far"
+    assert runs["never-begun"].method == "ga"
+    page = report_page([Reported(run, None, "no model") for run in runs.values()])
+    assert page.count("unlearning diverged") == 2
+
+
+def test_a_record_that_is_not_whole_is_named_and_left_out(tmp_path):
+    place = write_run(tmp_path / "run")
+    (place / "record.json").write_text('{"method": "gdiff", "date": "today"}')
+    run = read_run(place)
+    assert any(note.startswith("record.json is not one that can be shown: record") for note in run.notes)
+    page = report_page([Reported(run, None, "no model")])
+    assert "record.json is not one that can be shown" in page
+
+
+def test_a_best_checkpoint_beside_numbered_ones_is_no_step(tmp_path):
+    place = write_run(tmp_path / "run", finished=False)
+    for name in ("checkpoint-best", "checkpoint-9"):
+        (place / name).mkdir()
+        state = {"log_history": [{"step": 9, "eval_forget_gain": 1.0, "eval_retain_gain": 0.0}]}
+        (place / name / "trainer_state.json").write_text(json.dumps(state))
+    assert [entry["step"] for entry in read_run(place).entries] == [9]
+
+
+def test_a_model_with_more_outputs_than_the_data_has_classes(tmp_path):
+    observed = image_observations(count=40)
+    wide = {
+        role: {name: Predictions(torch.cat([one.logits, one.logits + 1], 1), one.labels) for name, one in sets.items()}
+        for role, sets in observed.predictions.items()
+    }
+    section = images_section(replace(observed, predictions=wide), contents=True)
+    confusion = section.charts[0].spec
+    assert confusion["columns"] == ["a", "b", "output 3", "output 4"]
+    assert section.charts[0].says.count("0.0% of 40 images") == 1, "all are taken for an output that is no class"
+    taken = {line for pictures in section.pictures.values() for one in pictures for line in one.lines}
+    assert {"taken for output 3", "taken for output 4"} <= taken
+
+
+def test_losses_that_are_no_numbers_are_those_of_the_last_evaluation(tmp_path):
+    run = example_run(tmp_path)
+    for side in ("forget", "retain"):
+        run.evaluation["after"][side]["loss"] = run.entries[-1][f"eval_{side}_loss"] = float("nan")
+    assert run.earlier_state == ""
+    assert verdict(run).headline == "The model's losses are not finite"
+    assert not any("model saved is" in sentence for sentence in verdict(run).sentences)
+
+
+def test_every_point_that_is_kept_of_a_long_series_keeps_its_hint():
+    values = spikes(10_000)
+    found = line("a", "red", np.arange(10_000), values, hints=[f"step {n}" for n in range(10_000)])
+    assert len(found["hints"]) == len(found["x"]) < 10_000
+    assert all(hint == f"step {x:.0f}" for hint, x in zip(found["hints"], found["x"], strict=True))
 
 
 def test_thresholds_are_spoken_of_where_there_are_some(tmp_path):

@@ -13,6 +13,7 @@ from hamu.data import ImageData, TextRecords, UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import embed
 from hamu.reporting.answers import AnsweredRecord, answered
+from hamu.reporting.images import most_and_least_changed
 from hamu.reporting.observations import ROLES, ImageObservations, Observations, TextObservations
 from hamu.training.pairing import chosen_positions, subset
 
@@ -54,14 +55,14 @@ def _images(
             }
         except HamuError as error:
             refused = str(error)
-    images = {name: _first(data, most, args.seed) for name, data in problem.sets().items()}
-    return ImageObservations(predictions, images, {} if refused else embeddings, refused, args.seed)
-
-
-def _first(data: ImageData, most: int, seed: int) -> ImageData:
-    """The images that were predicted."""
-    positions = chosen_positions(len(data), most, seed)
-    return data if positions is None else data.select(positions)
+    counts = {name: len(one.labels) for name, one in predictions["after"].items()}
+    chosen = chosen_positions(len(problem.forget), most, args.seed)
+    pictures = {  # no more than is shown: a report may be of many runs
+        title: problem.forget.select(places if chosen is None else [chosen[place] for place in places])
+        for title, places in most_and_least_changed(predictions).items()
+    }
+    classes = problem.forget.classes
+    return ImageObservations(predictions, counts, classes, pictures, {} if refused else embeddings, refused, args.seed)
 
 
 def _texts(

@@ -27,6 +27,7 @@ from hamu.record import Asked, build, check_same, figures_of, write
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
+from hamu.training.trackers import kept_open
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -63,7 +64,7 @@ def run(argv: list[str], console: Console) -> int:
         bar = ProgressBar(console, args.method)
         trainer = new_trainer(model, problem, args, [log, bar], task.collator())
         log.trainer, trainer.before_saving, trainer.assessed = trainer, log.begin, hardness
-        with bar:
+        with bar, kept_open(trainer):
             _train(trainer, resume)
         path = task.save_model(folder, model)
         reports = {

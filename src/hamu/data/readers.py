@@ -140,7 +140,7 @@ def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels:
 
 def _class_names(names: Any, path: Path) -> tuple[str, ...]:
     if not isinstance(names, np.ndarray) or names.ndim != 1 or names.dtype.kind != "U" or len({*names}) < len(names):
-        raise HamuError(f"the {CLASSES} in {path} are not names; expected a text for each label from 0, no two alike")
+        raise HamuError(f"the classes in {path} are not names; expected a text for each label from 0, no two alike")
     return tuple(names.tolist())
 
 

@@ -27,7 +27,8 @@ def embed(
         collate: makes a batch from what the data set gives.
 
     Raises:
-        HamuError: if the model has no linear layer, or the last one is given more than a vector per image.
+        HamuError: if the model has no linear layer, or the last one is given more than a vector per image, or one
+            that is not finite.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
@@ -44,6 +45,8 @@ def embed(
     vectors = torch.cat(found)
     if vectors.ndim != 2 or len(vectors) != len(data):  # type: ignore[arg-type]
         raise HamuError("the model's last linear layer takes more than one vector per image")
+    if not vectors.isfinite().all():
+        raise HamuError("what goes into the model's last linear layer is not finite")
     return vectors
 
 

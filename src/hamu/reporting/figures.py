@@ -100,9 +100,18 @@ def shorts(values: Iterable[Any]) -> list[float | None]:
 
 
 def line(name: str, color: str, x: np.ndarray, y: np.ndarray, **more: Any) -> dict[str, Any]:
-    """A series of a chart, no longer than a screen is wide; see `extremes`. Whole numbers of x, as of steps, stay."""
+    """A series of a chart, no longer than a screen is wide; see `extremes`. Whole numbers of x, as of steps, stay.
+
+    Args:
+        name: of the series.
+        color: of its line.
+        x, y: its points.
+        more: of its looks; "hints", if given, one for each point.
+    """
     kept = extremes(y)
     xs = [value if float(value).is_integer() else short(value) for value in x[kept].tolist()]
+    if "hints" in more:
+        more["hints"] = [more["hints"][place] for place in kept]
     return {"name": name, "color": color, "x": xs, "y": shorts(y[kept]), **more}
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hamu.data import ImageData
 from hamu.evaluation import Predictions, principal_axes
 from hamu.reporting.figures import AFTER, BEFORE, SIDES, Chart, Picture, Section, counted, shorts
 from hamu.reporting.observations import ROLES, ImageObservations
@@ -69,17 +68,18 @@ def images_section(found: ImageObservations, contents: bool) -> Section:
     pictures = _changed(found) if contents else {}
     if not contents:
         missing.append("images and names of classes: left out by --no_contents")
-    images = sum(len(data) for data in found.images.values())
+    images = sum(found.counts.values())
     intro = f"Both models on {counted(images, 'images')}, predicted anew for this report."
     return Section("Images", intro, charts, pictures=pictures, missing=missing)
 
 
 def _confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
     """Rows are what an image is, columns what it is taken for; shares of the row."""
-    sets = ["test"] if "test" in found.images else ["retain", "forget"]
+    sets = ["test"] if "test" in found.counts else ["retain", "forget"]
     predictions = [found.predictions[role][name] for name in sets]
     labels, taken = (np.concatenate(parts) for parts in zip(*map(_labels_and_guesses, predictions), strict=True))
-    names = _names(found.images["forget"], contents)
+    width = max(one.logits.shape[1] for one in predictions)
+    names = _names(found.classes, width, contents)
     counts = np.zeros((len(names), len(names)))
     np.add.at(counts, (labels, taken), 1)
     of_row = counts.sum(1, keepdims=True)
@@ -116,8 +116,10 @@ def _labels_and_guesses(predictions: Predictions) -> tuple[np.ndarray, np.ndarra
     return predictions.labels.numpy(), predictions.logits.argmax(-1).numpy()
 
 
-def _names(data: ImageData, contents: bool) -> list[str]:
-    return list(data.classes) if contents else [f"class {n + 1}" for n in range(len(data.classes))]
+def _names(classes: Sequence[str], width: int, contents: bool) -> list[str]:
+    """Of what a model can take an image for: the classes of the data, and outputs beyond them."""
+    named = list(classes) if contents else [f"class {n + 1}" for n in range(len(classes))]
+    return named + [f"output {n + 1}" for n in range(len(named), width)]
 
 
 def _embedding(found: ImageObservations) -> list[Chart]:
@@ -163,30 +165,32 @@ def _padded(values: np.ndarray) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _changed(found: ImageObservations) -> dict[str, list[Picture]]:
-    """The forget images of whose right class the probability changed most and least."""
-    data = found.images["forget"]
-    right = [_right(found.predictions[role]["forget"]) for role in ROLES]
+def most_and_least_changed(predictions: Mapping[str, Mapping[str, Predictions]]) -> dict[str, list[int]]:
+    """Positions of the forget images of whose right class the probability changed most and least, by how they did.
+
+    Args:
+        predictions: by role and set.
+    """
+    right = [_right(predictions[role]["forget"]) for role in ROLES]
     order = np.argsort(-np.abs(right[1] - right[0]), kind="stable")
     count = min(_SHOWN, len(order))
-    ends = {"changed most": order[:count], "changed least": order[count:][::-1][:count]}
-    guesses = [_labels_and_guesses(found.predictions[role]["forget"])[1] for role in ROLES]
-    return {
-        f"Forget images that {title}": [
-            Picture(
-                _uri(data.pixels[n].numpy()),
-                f"{data.classes[int(data.labels[n])]}, row {int(data.rows[n])} of its source",
-                [
-                    str(data.classes[int(data.labels[n])]),
-                    f"{right[0][n]:.0%} → {right[1][n]:.0%}",
-                    f"taken for {data.classes[guesses[1][n]]}",
-                ],
-            )
-            for n in places
-        ]
-        for title, places in ends.items()
-        if len(places)
-    }
+    return {"changed most": order[:count].tolist(), "changed least": order[count:][::-1][:count].tolist()}
+
+
+def _changed(found: ImageObservations) -> dict[str, list[Picture]]:
+    """Those images, each with what became of it."""
+    right = [_right(found.predictions[role]["forget"]) for role in ROLES]
+    after = found.predictions["after"]["forget"]
+    names, guesses = _names(found.classes, after.logits.shape[1], contents=True), _labels_and_guesses(after)[1]
+    shown: dict[str, list[Picture]] = {}
+    for title, places in most_and_least_changed(found.predictions).items():
+        data = found.pictures[title]
+        for k, n in enumerate(places):
+            name = names[int(data.labels[k])]
+            lines = [name, f"{right[0][n]:.0%} → {right[1][n]:.0%}", f"taken for {names[guesses[n]]}"]
+            picture = Picture(_uri(data.pixels[k].numpy()), f"{name}, row {int(data.rows[k])} of its source", lines)
+            shown.setdefault(f"Forget images that {title}", []).append(picture)
+    return shown
 
 
 def _right(predictions: Predictions) -> np.ndarray:

@@ -20,14 +20,18 @@ class ImageObservations:
 
     Attributes:
         predictions: by role ("before", "after") and set ("retain", "forget", "test").
-        images: the images of each set that were predicted, in that order.
+        counts: how many images of each set were predicted.
+        classes: their names in the data; a model may have more outputs.
+        pictures: the forget images that are shown, by `hamu.reporting.images.most_and_least_changed`.
         embeddings: by role and set, [N, D]; empty where there is none.
         no_embedding: why.
         seed: of the run.
     """
 
     predictions: Mapping[str, Mapping[str, Predictions]]
-    images: Mapping[str, ImageData]
+    counts: Mapping[str, int]
+    classes: Sequence[str]
+    pictures: Mapping[str, ImageData]
     embeddings: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     no_embedding: str = ""
     seed: int = 42

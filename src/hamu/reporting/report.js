@@ -50,8 +50,17 @@
     return found.length > 1 ? found : [low, high];
   };
 
+  const ends = (values) => {
+    let [low, high] = [Infinity, -Infinity];  // not spread: a call takes only so many arguments
+    for (const value of values) {
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+    return [low, high];
+  };
+
   const scaleOf = (axis, values, from, to) => {
-    let [low, high] = axis.limits || [Math.min(...values), Math.max(...values)];
+    let [low, high] = axis.limits || ends(values);
     if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [0, 1];
     if (axis.low !== undefined) low = axis.low;
     if (low === high) [low, high] = axis.log ? [low / 2, high * 2] : [low - (Math.abs(low) / 2 || 1), high + (Math.abs(high) / 2 || 1)];

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from hamu.errors import HamuError
+from hamu.record.schema import schema, violations
 from hamu.reporting.figures import counted, were
 from hamu.reporting.trajectories import Point, gains_at, gains_of, is_near, trajectory
 
@@ -23,6 +24,7 @@ _STEP_COLUMNS = (
     "realised_retain_change", "realised_forget_change", "promise_kept", "learning_rate",
 )  # fmt: skip
 _SIDES = ("forget", "retain")
+COMPARISON = "comparison.json"
 UNKNOWN = "unknown"  # as a method
 
 
@@ -57,6 +59,7 @@ class Run:
         record: record.json, None without.
         settings: config.yaml.
         notes: what could not be read, and why.
+        failed: why it failed, as the comparison that it is of says; "" if it did not.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Run:
     record: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    failed: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -104,7 +108,7 @@ class Run:
         same = [
             entry["step"]
             for entry in self.entries
-            if entry["step"] and all(entry.get(f"eval_{side}_loss") == after[side]["loss"] for side in _SIDES)
+            if entry["step"] and all(_same(entry.get(f"eval_{side}_loss"), after[side]["loss"]) for side in _SIDES)
         ]
         if same:  # a best model that was loaded may have been evaluated again, as if of the last step
             step = same[0] if self.settings.get("load_best_model_at_end") else same[-1]
@@ -126,6 +130,11 @@ class Run:
         return "" if self.evaluation is None else str(self.evaluation.get("ended", ""))
 
 
+def _same(one: float | None, other: float | None) -> bool:
+    """Whether two figures are alike; where neither is a number they are."""
+    return one == other or (one != one and other != other)
+
+
 def run_folders(path: Path) -> list[Path]:
     """The runs that a folder stands for: itself, or those of a comparison.
 
@@ -134,8 +143,12 @@ def run_folders(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         raise HamuError(f"there is no folder {path}; name the --output_dir of a `hamu unlearn`")
-    if (path / "comparison.json").is_file():
-        found = sorted(child.parent for child in path.glob("*/config.yaml"))
+    if (path / COMPARISON).is_file():
+        listed = _rows(path)
+        ended = {child.parent for child in path.glob("*/record.json")}
+        begun = {child.parent for child in path.glob("*/config.yaml")}
+        # a run that has ended and is not listed is of an earlier comparison in this folder
+        found = sorted((begun - ended) | {path / name for name in listed} if listed else begun)
         if not found:
             raise HamuError(f"the comparison in {path} has no run yet; wait until its first one has begun")
         return found
@@ -163,7 +176,12 @@ def read_run(path: Path) -> Run:
     if evaluation is not None and not {"before", "after", "trajectory"} <= evaluation.keys():
         raise HamuError(f"{path} is no run of `hamu unlearn`: its evaluation.json has no before and after")
     record = _json(path / "record.json", notes)
-    method = settings.get("method", "hamu-q") if settings else (record or {}).get("method", UNKNOWN)
+    failed = _failures(path.resolve().parent).get(path.resolve().name, {})
+    method = settings.get("method", "hamu-q") if settings else {**failed, **(record or {})}.get("method", UNKNOWN)
+    wrong = None if record is None else next(violations(record, schema()), None)
+    if wrong is not None:
+        notes.append(f"record.json is not one that can be shown: {wrong}")
+        record = None
     return Run(
         name=path.resolve().name,
         method=str(method),
@@ -175,6 +193,7 @@ def read_run(path: Path) -> Run:
         record=record,
         settings=settings,
         notes=notes,
+        failed=str(failed.get("failed", "")),
     )
 
 
@@ -270,12 +289,25 @@ def _layers(path: Path, notes: list[str]) -> Layers | None:
 
 def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
     """The evaluations of a run that is not finished, from its newest checkpoint."""
-    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda p: int(p.parent.name.rpartition("-")[2]))
-    for state in reversed(states):
+    states = {state: state.parent.name.rpartition("-")[2] for state in path.glob("checkpoint-*/trainer_state.json")}
+    newest = sorted((state for state, step in states.items() if step.isdecimal()), key=lambda s: -int(states[s]))
+    for state in newest:
         found = _json(state, notes)
         if found is not None:
             return [entry for entry in found.get("log_history", []) if "eval_forget_gain" in entry]
     return []
+
+
+def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
+    """What a comparison has written of the runs that have ended, by name."""
+    found = _json(comparison / COMPARISON, []) or {}
+    rows = found.get("runs", [])
+    return {str(row["run"]): row for row in rows if isinstance(row, dict) and "run" in row}
+
+
+def _failures(comparison: Path) -> dict[str, Mapping[str, Any]]:
+    """Those of them that have failed."""
+    return {name: row for name, row in _rows(comparison).items() if row.get("failed")}
 
 
 def _settings(path: Path, notes: list[str]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def several(runs: Sequence[Run]) -> Table:
             run.name, run.method, number(forget, "+.4g"), number(retain, "+.4g"),
             *(number(after.get(name, {}).get("accuracy"), ".1%") for name in _SETS),
             number(auc_of(after), ".3f"), number(promise.get("kept"), ".0%"),
-            "-" if run.is_trajectory_alone else f"{run.last_step:,}",
+            "-" if run.is_trajectory_alone else f"{(run.evaluation or {}).get('steps_taken', run.last_step):,}",
         ])  # fmt: skip
     head = ["run", "method", "ΔL_f", "-ΔL_r", *(f"{name} accuracy" for name in _SETS), "AUC", "promise kept", "steps"]
     used = [n for n in range(len(head)) if n < 4 or any(row[n] != "-" for row in rows)]
@@ -70,7 +70,7 @@ def several(runs: Sequence[Run]) -> Table:
 def record_sections(record: Mapping[str, Any] | None) -> list[Section]:
     """record.json, readable; its settings and digests on demand."""
     if record is None:
-        return [Section("The record", missing=["record.json: a run leaves it when it has come to its end"])]
+        return [Section("The record", missing=["record.json, which a run leaves when it has come to its end"])]
     models = {role: model for role, model in record["models"].items() if model}
     versions = record["environment"]["versions"]
     facts = [

@@ -69,8 +69,10 @@ def _of_unfinished(run: Run) -> Verdict:
         sentences = [f"{said}{-retain:+.3g}."]
     else:
         sentences = ["No evaluation of it is known yet."]
-    why = "it is under way, was broken off, or the file is damaged"
+    why = run.failed or "it is under way, was broken off, or the file is damaged"
     sentences.insert(0, f"The run has left no evaluation.json that can be read: {why}.")
+    if run.failed:
+        return Verdict(f"It failed after step {run.last_step:,}", "bad", tuple(sentences))
     return Verdict(f"Not finished: step {run.last_step:,} so far", "open", tuple(sentences))
 
 

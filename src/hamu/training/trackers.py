@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ class Tracker(TrainerCallback):
         self._outline = _Outline(sum(p.numel() for p in trainer.model.parameters()))
         self._waiting: list[Callable[[], Any]] = []
         self._has_begun = False
+        self._end: Callable[[], Any] | None = None
+        self.is_kept_open = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Wait for a first step."""
@@ -81,9 +84,18 @@ class Tracker(TrainerCallback):
             self._waiting.clear()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the tracker finish."""
+        """Let the tracker finish, now or when it need not be kept open any more."""
         if self._has_begun:
-            self._tracker.on_train_end(self._settings, state, control, model=self._outline)
+            self._end = lambda: self._tracker.on_train_end(self._settings, state, control, model=self._outline)
+        if not self.is_kept_open:
+            self.end()
+
+    def end(self) -> None:
+        """Let the tracker finish if training has ended."""
+        self.is_kept_open = False
+        if self._end is not None:
+            self._end()
+            self._end = None
 
     def _begin(self, state: Any, control: Any) -> None:
         self._trainer.before_saving()  # an earlier run in the same folder gives way
@@ -126,6 +138,19 @@ class _Outline:
 
     def num_parameters(self) -> int:
         return self._parameters
+
+
+@contextmanager
+def kept_open(trainer: ResumableTrainer) -> Iterator[None]:
+    """Trackers finish when this ends, not with training: what is measured after it belongs to the run."""
+    trackers = [one for one in trainer.callback_handler.callbacks if isinstance(one, Tracker)]
+    for tracker in trackers:
+        tracker.is_kept_open = True
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            tracker.end()
 
 
 def stand_between(trainer: ResumableTrainer, own: Collection[TrainerCallback], choices: Collection[str]) -> None:
