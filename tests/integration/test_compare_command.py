@@ -125,6 +125,8 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
         )  # fmt: skip
         assert not settings.keys() & {"methods", "constraints", "jobs"}
     assert (runs / "comparison.png").stat().st_size > 10_000
+    assert "not in this table" not in out
+    assert "not in this table: 4 more in runs; name their settings too" in compare(*GRID[:2], "--constraints", 0.25)[1]
     assert main(["verify", str(runs / NAMES[0]), "--no_figures"]) == 0, "each is an ordinary run"
 
 
@@ -203,6 +205,15 @@ def test_lists_come_from_a_file_too_and_seeds_have_means(compare, tmp_path):
     code, out, _ = compare("--config", "grid.yaml", "--max_steps", 1)
     assert code == 0
     assert "means over seeds ± standard deviation" in out
+    start = json.loads((tmp_path / "runs/comparison.json").read_text())["start"]
+    before = [
+        json.loads((tmp_path / f"runs/ft-lr0.01-s{seed}/evaluation.json").read_text())["before"] for seed in (1, 2)
+    ]
+    attacks = [one["membership_inference"]["auc"] for one in before]
+    assert attacks[0] != attacks[1], "each seed draws its own"
+    assert start["membership_auc"]["mean"] == pytest.approx(sum(attacks) / 2)
+    assert start["forget_accuracy"] == before[0]["forget"]["accuracy"]
+    assert f"AUC {sum(attacks) / 2:.3f} ± " in out
     summary = json.loads((tmp_path / "runs/comparison.json").read_text())
     assert {row["run"] for row in summary["runs"]} == {"ft-lr0.01-s1", "ft-lr0.01-s2"}
     [mean] = summary["means"]

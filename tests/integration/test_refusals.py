@@ -1,11 +1,13 @@
 """Command lines and settings that are refused: one line that says what is wrong, exit code 2, nothing written."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import hamu.cli.evaluate
 from hamu.cli import main
@@ -21,6 +23,7 @@ def cli(tmp_path, monkeypatch, capfd):
     """Runs a command in a folder with a little data; returns its exit code and what it said on standard error."""
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
+    Path("README.md").write_text("# Mine")
     np.savez("a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3)
 
     def call(*argv):
@@ -53,6 +56,16 @@ def image_model(tmp_path):
     (["assess", *FULL, "--dry_run"], "assess has no --dry_run; leave it out"),
     (["assess", *FULL, "--auto", "--target_forget_loss", "2", "--max_retain_increase", "1"],
      "assess has no --auto; leave it out"),
+    (["compare", *FULL, "--auto"], "compare has no --auto; leave it out"),
+    (["compare", *FULL, "--resume"], "compare needs no --resume: the same command again goes on where it was"),
+    (["compare", *FULL, "--constraints", "nan"], "constraints nan must be finite numbers"),
+    (["unlearn", *FULL, "--without_forget"],
+     "without_forget is for hamu train, which makes the retain model so; leave it out"),
+    (["unlearn", *FULL, "--optim", "sdg"], "optim 'sdg' is unknown; did you mean sgd?"),
+    (["unlearn", *FULL, "--eval_strategy", "often"],
+     "eval_strategy 'often' is unknown; choose one of no, steps, epoch"),
+    (["reproduce", "figure-1", "--output_dir", "."], "README.md is there and is no page of `hamu reproduce`; choose "
+     "another --output_dir"),
     (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must not be negative, in GB"),
     (["unlearn", *FULL, "--magic"], "unrecognized arguments: --magic; hamu unlearn --help lists the options"),
     (["unlearn", *FULL, "--seed", "x"],
@@ -64,9 +77,41 @@ def test_a_command_line(cli, words, line):
     assert cli(*words) == (2, f"hamu {words[0]}: {line}\n")
 
 
+def test_a_class_alone_is_not_to_be_told_from_anything(cli):
+    Path("cats/cat").mkdir(parents=True)
+    Image.new("L", (8, 8)).save("cats/cat/0.png")
+    line = "cats has one class alone, cat; a classifier needs at least two"
+    assert cli("train", "--data", "cats", "--model", "resnet8") == (2, f"hamu train: {line}\n")
+
+
+def test_a_run_in_the_place_of_its_model(cli, image_model):
+    Path("run").mkdir()
+    Path("model").rename("run/model")
+    assert cli("evaluate", *IMAGES, "--model", "run") == (
+        2, "hamu evaluate: run is the folder of a run; its model is run/model\n"
+    )  # fmt: skip
+    assert cli("evaluate", *TEXTS, "--forget_rows", "0", "--model", "run") == (
+        2, "hamu evaluate: run is the folder of a run; its model is run/model\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "other"), [("train", "unlearn"), ("unlearn", "train")])
+def test_a_run_is_resumed_by_the_command_that_began_it(cli, command, other):
+    Path("run").mkdir()
+    Path("run/config.yaml").write_text("seed: 1")
+    began = {"train": "training set", "unlearn": "forget set"}[other]
+    Path("run/inputs.json").write_text(json.dumps({began: None}))
+    line = f"run holds a run of hamu {other}; resume it by that"
+    assert cli(command, "--resume", "--output_dir", "run") == (2, f"hamu {command}: {line}\n")
+
+
 @pytest.mark.parametrize(("content", "line"), [
     (b"- seed", "run.yaml is a list; expected settings as `key: value`"),
-    (b"unlearn: fast", "unlearn in run.yaml is a str; expected settings as `key: value`"),
+    (b"unlearn: fast", "unlearn in run.yaml is a single value; expected settings as `key: value`"),
+    (b"seed: 1\nkeep: 2\nseed: 2", "run.yaml is not valid YAML, line 3: seed is there twice"),
+    (b"unlearn:\n  seeds: [1]", "run.yaml has seeds under unlearn, but hamu unlearn takes no such setting"),
+    (b"compare:\n  method: ga", "run.yaml has method under compare, but hamu compare takes no such setting"),
+    (b"unlern:\n  seed: 1", "run.yaml has the unknown setting 'unlern'; did you mean unlearn?"),
     (b"seed: [[1], 2]", "run.yaml has nested values under seed; expected one value, or a list of them"),
     (b"seed: \xff", "run.yaml is not a text file; expected YAML"),
     (b"[" * 500, "run.yaml is nested too deeply; expected settings as `key: value`"),

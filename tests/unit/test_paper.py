@@ -103,6 +103,10 @@ def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_chang
     np.savez(source, image=255 - pixels, label=np.arange(20) % 2, classes=np.array(["cat", "dog"]))
     with pytest.raises(HamuError, match=r"holds a sample of .*source\.npz, not of .*source\.npz as it is now"):
         sample_images(base, 0.5, 1, folder)
+    line = r"fraction 0.01 of .*source\.npz leaves no image of class cat, which has 10; choose a larger one"
+    with pytest.raises(HamuError, match=line):
+        sample_images(base, 0.01, 1, folder)
+    assert not folder.has("images-0.01-s1.npz")
 
 
 def test_a_sample_of_texts_knows_when_its_source_has_changed(tmp_path):

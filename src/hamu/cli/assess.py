@@ -39,9 +39,11 @@ def run(argv: list[str], console: Console) -> int:
     set_seed(args.seed)  # of a new adapter
     model = task.start_model(str(run_options.model)).to(args.device)
     problem = fitted_problem(task, model, problem)
+    method = _method(args)
+    instead = "" if method.name == args.method else f", as {args.method} has no constraint"
     console.print(
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
-        f"{_method(args).name}"
+        f"{method.name}{instead}"
     )
     with task_bar(console) as bar:
         shown = bar.add_task("assess", total=None)
@@ -50,7 +52,7 @@ def run(argv: list[str], console: Console) -> int:
             problem.retain,
             problem.forget,
             collate=task.collator(),
-            method=_method(args),
+            method=method,
             learning_rate=args.learning_rate,
             max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
             blocks=args.blocks,  # type: ignore[arg-type]
@@ -67,7 +69,9 @@ def run(argv: list[str], console: Console) -> int:
         folder.write_config(resolved)
         path = folder.write_json("assess.json", {"forget_set": problem.forget_name} | found.record())
         plot_frontiers(found.frontiers, found.method, folder.path / "frontier.png")
-    console.print(f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}")
+    console.print(
+        f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True, markup=False
+    )
     return found.verdict.code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from hamu.cli.tables import plain_table
 from hamu.cli.tasks import inputs_of
 from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.compare.figures import Row, check_same_inputs, trajectory
-from hamu.compare.runs import SUMMARY
+from hamu.compare.runs import RECORD, SUMMARY
 from hamu.compare.table import (
     CAPTION,
     SETTINGS,
@@ -41,12 +42,14 @@ from hamu.reporting import plot_comparison
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
+_OF_UNLEARN = ("dry_run", "auto")
 _SEVERAL = {"--constraint": "--constraints", "--learning_rate": "--learning_rates", "--seed": "--seeds"}
 
 
 def run(argv: list[str], console: Console) -> int:
     """Run what is not finished, print and save the table and the picture."""
     environment = dict(os.environ)  # of the runs; reading settings changes it
+    _check_flags(argv)
     data_options, run_options, options, args, resolved = parse(
         "compare",
         "Unlearn by several methods, with several constraints, learning rates and seeds, and compare what comes out. "
@@ -57,7 +60,7 @@ def run(argv: list[str], console: Console) -> int:
         CompareOptions,
         UnlearnConfig,
     )
-    _check(argv, options, run_options, args)
+    _check(options, run_options, args)
     grid = cells(
         options.methods or method_classes(),
         options.constraints or [args.constraint],
@@ -91,6 +94,12 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
     check_same_inputs(finished)
     comparison = runs.comparison()
     show(comparison, console)
+    others = [path.parent.name for path in folder.path.glob(f"*/{RECORD}") if path.parent.name not in finished]
+    if others:
+        console.print(
+            f"not in this table: {len(others)} more in {folder.path}; name their settings too to have all in one",
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
     folder.write_text("comparison.csv", csv_table(comparison.rows))
     folder.write_text("comparison.md", markdown_page(comparison))
     folder.write_text("comparison.tex", latex_page(comparison))
@@ -99,21 +108,41 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
     drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
     picture = folder.path / "comparison.png"
     plot_comparison(drawn, comparison.hypervolumes, picture, title)
-    console.print(f"the table is in {folder.path} as comparison.md, .tex, .csv and .json, the picture in {picture}")
+    console.print(
+        f"the table is in {folder.path} as comparison.md, .tex, .csv and .json, the picture in {picture}",
+        soft_wrap=True, markup=False,
+    )  # fmt: skip
 
 
-def _check(argv: list[str], options: CompareOptions, run_options: RunOptions, args: UnlearnConfig) -> None:
+def _check_flags(argv: list[str]) -> None:
+    """What is known before values are looked at."""
     given = {"--" + word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    for name in _OF_UNLEARN:
+        if f"--{name}" in given:
+            raise _has_no(name)
+    if "--resume" in given:
+        raise HamuError("compare needs no --resume: the same command again goes on where it was")
     if "--method" in given:
         raise HamuError("compare takes several: give --methods in place of --method")
     for one, several in _SEVERAL.items():
         if one in given and several in given:
             raise HamuError(f"{several} takes the place of {one}; leave out one of them")
-    for name, asked in (("dry_run", run_options.dry_run), ("auto", args.auto)):
-        if asked:
-            raise HamuError(f"compare has no --{name}; leave it out")
+
+
+def _check(options: CompareOptions, run_options: RunOptions, args: UnlearnConfig) -> None:
+    for name, asked in zip(_OF_UNLEARN, (run_options.dry_run, args.auto), strict=True):
+        if asked:  # in a file
+            raise _has_no(name)
+    for name in ("constraints", "learning_rates"):
+        for value in getattr(options, name) or []:
+            if not math.isfinite(value):
+                raise HamuError(f"{name} {value} must be finite numbers")
     if options.jobs < 1:
         raise HamuError(f"jobs {options.jobs} must be at least 1")
+
+
+def _has_no(name: str) -> HamuError:
+    return HamuError(f"compare has no --{name}; leave it out")
 
 
 def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from argparse import Namespace
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,16 @@ _MEANT = ("null", "str", "seq", "map")  # the tags of YAML that mean something h
 
 
 class _AsWritten(yaml.SafeLoader):
-    """Reads every scalar but null as a text: so `no` is no truth value, and 010 no eight."""
+    """Reads every scalar but null as a text: so `no` is no truth value, and 010 no eight. No key may be there twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As it is written."""
+        keys = set()
+        for key, _ in node.value:
+            if key.value in keys:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 _AsWritten.yaml_implicit_resolvers = {
@@ -73,7 +82,9 @@ def read_config(path: Path) -> str:
         raise HamuError(f"{path} is not a text file; expected YAML") from None
 
 
-def settings_of(name: str, text: str, command: str, known: Collection[str], every: Collection[str]) -> dict[str, Any]:
+def settings_of(
+    name: str, text: str, command: str, known: Collection[str], every: Mapping[str, Collection[str]]
+) -> dict[str, Any]:
     """Settings for one command: the keys at the top, then those of its own section; null for what is not to be set.
 
     Args:
@@ -81,22 +92,28 @@ def settings_of(name: str, text: str, command: str, known: Collection[str], ever
         text: YAML.
         command: the command.
         known: the settings that it has.
-        every: the settings that any command has.
+        every: the settings of each command that a section may be for.
 
     Raises:
-        HamuError: if the text is not YAML, or a key is unknown or has no value that a flag could have.
+        HamuError: if the text is not YAML, or a key is unknown, is not one of the command whose section it is in, or
+            has no value that a flag could have.
     """
     content = _mapping(name, _parsed(name, text))
     sections = {key: _mapping(f"{key} in {name}", content.pop(key)) for key in _SECTIONS if key in content}
+    all_keys = set().union(*every.values())
     for key in (*content, *(key for section in sections.values() for key in section)):
         check_has_a_place(str(key), name)
         if key == "trust_remote_code":
             raise HamuError(f"{name} has {key}, which lets the code of a model do anything; give it as a flag only")
-        if key not in every:
-            close = difflib.get_close_matches(str(key), every, 1)
+        if key not in all_keys:
+            close = difflib.get_close_matches(str(key), [*all_keys, *_SECTIONS], 1)
             if close:
                 raise HamuError(f"{name} has the unknown setting {key!r}; did you mean {close[0]}?")
             raise HamuError(f"{name} has the unknown setting {key!r}; hamu {command} --help-all lists those there are")
+    for section, settings in sections.items():
+        for key in settings:
+            if key not in every[section]:
+                raise HamuError(f"{name} has {key} under {section}, but hamu {section} takes no such setting")
     merged = dict(content)
     for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
         merged |= sections.get(section, {})
@@ -119,7 +136,8 @@ def _mapping(name: str, content: Any) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise HamuError(f"{name} is a {type(content).__name__}; expected settings as `key: value`")
+        kind = "list" if isinstance(content, list) else "single value"
+        raise HamuError(f"{name} is a {kind}; expected settings as `key: value`")
     return content
 
 

@@ -10,6 +10,7 @@ from hamu.cli.tables import membership_line, reference_table, report_table
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.readers import DIGITS, has_test_split
+from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
 from hamu.models import check_fits, load_classifier, new_classifier
 from hamu.training import TrainConfig
@@ -46,6 +47,8 @@ class ImageTask(Task):
 
     def new_model(self, name: str, train: ImageData) -> Any:
         """A new classifier, normalising by this data's statistics."""
+        if len(train.classes) < 2:
+            raise HamuError(f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at least two")
         trusted = self.run_options.trust_remote_code
         return new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
 

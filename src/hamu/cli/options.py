@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, IntervalStrategy, SchedulerType, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+from transformers.training_args import OptimizerNames
 
 from hamu.cli.config_files import read_config, read_files, recipes, settings_of
 from hamu.cli.refused import check_has_a_place, has_a_place
 from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError, first_line
+from hamu.record.inputs import INPUTS, read_inputs
 from hamu.record.settings import recorded
-from hamu.training import UnlearnConfig
+from hamu.training import TrainConfig, UnlearnConfig
 from hamu.training.config import own_options
 
+_READS = {"train": "training set", "unlearn": "forget set"}  # by which the runs of a command are known
+_NOT_TAKEN = {  # by commands whose dataclasses have it nevertheless
+    "unlearn": {"without_forget"}, "assess": {"without_forget", "dry_run", "auto"},
+    "compare": {"without_forget", "dry_run", "auto", "method"}, "evaluate": {"without_forget"},
+}  # fmt: skip
 _NOT_OF_A_RUN = ("resume", "overwrite", "trust_remote_code")  # how a command was called
 # what a run may be resumed with although it was begun with something else: none of it changes a result
 _MAY_CHANGE = {
@@ -28,6 +38,10 @@ _MAY_CHANGE = {
     "gradient_accumulation_steps",
     "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "keep", "report_to",
     "dataloader_num_workers",
+}  # fmt: skip
+_CHOICES: dict[str, type[Enum]] = {
+    "eval_strategy": IntervalStrategy, "logging_strategy": IntervalStrategy, "save_strategy": SaveStrategy,
+    "lr_scheduler_type": SchedulerType, "optim": OptimizerNames,
 }  # fmt: skip
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
 _SHOWN = {
@@ -242,7 +256,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     resumed = _resumed(command, rest) if ResumeOptions in types else None
     parser = _parser(command, description, types)
     if "--help-all" in rest or "--help" in rest or "-h" in rest:
-        _print_help(parser, everything="--help-all" in rest)
+        _print_help(command, parser, everything="--help-all" in rest)
     known = {action.dest for action in parser._actions}
     for word in rest:
         if word.startswith("--"):
@@ -263,6 +277,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
     if resumed is not None:
         _check_same(resumed[0], {key: was[key] for key in settings}, given, named)
     resolved = {key: values[key] for key in (*settings, *given) if key not in _NOT_OF_A_RUN}
+    _check_choices(values)
     built = []
     for cls in types:
         names = {f.name for f in dataclasses.fields(cls) if f.init}
@@ -273,6 +288,17 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
         except (ValueError, TypeError, ImportError, RuntimeError, KeyError) as error:
             raise HamuError(f"the settings do not fit together: {first_line(error)}") from error
     return (*built, resolved)
+
+
+def _check_choices(values: dict[str, Any]) -> None:
+    """What transformers would refuse without the name of the option."""
+    for name, kind in _CHOICES.items():
+        choices = [str(one.value) for one in kind]
+        value = getattr(values.get(name), "value", values.get(name))
+        if value is not None and value not in choices:
+            close = difflib.get_close_matches(str(value), choices, 1)
+            hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices)}"
+            raise HamuError(f"{name} {value!r} is unknown; {hint}")
 
 
 def _listed(parser: Parser, settings: dict[str, Any]) -> list[str]:
@@ -291,6 +317,9 @@ def _resumed(command: str, rest: list[str]) -> tuple[str, str] | None:
     path = Path(os.path.expanduser(found.output_dir)) / "config.yaml"
     if not path.is_file():
         raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
+    for other, of_it in _READS.items():
+        if other != command and (path.parent / INPUTS).is_file() and of_it in read_inputs(path.parent):
+            raise HamuError(f"{path.parent} holds a run of hamu {other}; resume it by that")
     return str(path), read_config(path)
 
 
@@ -334,14 +363,15 @@ def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:
     return parser
 
 
-def _print_help(parser: Parser, everything: bool) -> NoReturn:
+def _print_help(command: str, parser: Parser, everything: bool) -> NoReturn:
     inherited = {f.name for f in dataclasses.fields(TrainingArguments)} - _SHOWN - {"output_dir"}
     print(f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]\n\n{parser.description}\n")
     print("  --recipe NAME\n        Start from a bundled recipe: " + ", ".join(recipes()) + ".")
     print("  --config FILE.yaml\n        Read settings from a file; flags win over it.")
     for action in parser._actions:
         flag = max(action.option_strings, key=len)
-        if (action.dest in inherited and not everything) or flag.startswith("--no_"):
+        hidden = action.dest in inherited and not everything
+        if hidden or flag.startswith("--no_") or action.dest in _NOT_TAKEN.get(command, ()):
             continue
         default = "" if action.default in (None, argparse.SUPPRESS, False) else f" [{action.default}]"
         text = " ".join((action.help or "").split())
@@ -351,6 +381,15 @@ def _print_help(parser: Parser, everything: bool) -> NoReturn:
     sys.exit(0)
 
 
-def _every_key() -> set[str]:
-    types = (DataOptions, RunOptions, AssessOptions, CompareOptions, EvaluateOptions, UnlearnConfig)
-    return {f.name for cls in types for f in dataclasses.fields(cls)}
+def _every_key() -> dict[str, set[str]]:
+    """The settings of each command; what a command has of its own stands in its own section alone."""
+    own: dict[str, tuple[type, ...]] = {
+        "train": (TrainConfig,),
+        "assess": (AssessOptions, UnlearnConfig),
+        "unlearn": (UnlearnConfig,),
+        "compare": (CompareOptions, UnlearnConfig),
+        "evaluate": (EvaluateOptions, TrainConfig),
+    }
+    shared = (DataOptions, RunOptions)
+    keys = {name: {f.name for cls in (*shared, *types) for f in dataclasses.fields(cls)} for name, types in own.items()}
+    return {name: found - _NOT_TAKEN.get(name, set()) for name, found in keys.items()}

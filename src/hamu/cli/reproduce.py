@@ -22,7 +22,7 @@ from hamu.compare.children import Call
 from hamu.compare.figures import check_same_inputs
 from hamu.errors import HamuError, Interrupted
 from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
-from hamu.paper.page import VERDICTS, page, results_in
+from hamu.paper.page import PAGE, VERDICTS, check_page, page, results_in, stands_for
 from hamu.paper.planning import PaperRuns
 from hamu.paper.stage import Order, Stage, result_of, told_again
 from hamu.record.digests import text_digest
@@ -42,6 +42,7 @@ def run(argv: list[str], console: Console) -> int:
     chosen = _chosen(options.names)
     _check(options)
     output = RunFolder(options.output_dir, resume=True)
+    check_page(output.path)
     if options.redraw:
         _redraw(chosen, output, console)
         return 0
@@ -60,7 +61,7 @@ def run(argv: list[str], console: Console) -> int:
         for one in chosen:
             if not one.task:
                 _write(one, result_of(one, one.figures({}, _NO_SCALE)), output, console)
-    console.print(f"the page of all that has been run is {output.path / 'README.md'}")
+    console.print(f"the page of all that has been run is {output.path / PAGE}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -160,7 +161,8 @@ def _settings_name(recipe: str | None, config: str | None, train: Mapping[str, A
     """What the settings are called. A file of one's own has a digest of how it trains the original model."""
     if config is None:
         return str(recipe)
-    own = f"{Path(config).stem}-{text_digest(json.dumps(train, sort_keys=True))[:8]}"
+    told = {key: value for key, value in train.items() if key != "data_dir"}  # a sample knows what it is of
+    own = f"{Path(config).stem}-{text_digest(json.dumps(told, sort_keys=True))[:8]}"
     return f"{recipe}-{own}" if recipe else own
 
 
@@ -240,8 +242,11 @@ def _write(one: Experiment, result: Mapping[str, Any], output: RunFolder, consol
     """The figures, then the picture that is drawn from them, then the page; what agrees goes to the screen."""
     output.write_json(f"{one.name}.json", result)
     one.draw(result["figures"], output.path / f"{one.name}.png")
-    output.write_text("README.md", page(results_in(output.path, EXPERIMENTS), EXPERIMENTS))
-    console.print(f"{one.name} ({one.reference}): {one.title}", style="bold")
+    output.write_text(PAGE, page(results_in(output.path, EXPERIMENTS), EXPERIMENTS))
+    instead = stands_for(result)
+    console.print(
+        f"{one.name}, {one.reference}: {one.title}{instead and f' ({instead})'}", style="bold", soft_wrap=True
+    )
     for claim in result["claims"]:
         ours, paper = (f"{c:.4g}" if isinstance(c, float) else c for c in (claim["ours"], claim["paper"]))
         beside = "" if paper is None else f" (paper: {paper})"

@@ -42,7 +42,7 @@ def run(argv: list[str], console: Console) -> int:
     resume = going_on.resume
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources())
     if resume and folder.has("evaluation.json"):
-        console.print(f"the run in {args.output_dir} is complete")
+        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
         return 0
     with folder:
         task.fill_in(args, resolved)
@@ -83,5 +83,5 @@ def run(argv: list[str], console: Console) -> int:
         folder.begin(resolved, inputs)
         path = task.save_model(folder, model)
         folder.write_json("evaluation.json", figures)
-        console.print(f"the model is in {path}")
+        console.print(f"the model is in {path}", soft_wrap=True, markup=False)
     return 0

@@ -39,7 +39,7 @@ def run(argv: list[str], console: Console) -> int:
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args)
     if resume and RunFolder(args.output_dir, resume=True).has("record.json"):
-        console.print(f"the run in {args.output_dir} is complete")
+        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
         return 0
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=resume)
     with folder:
@@ -76,7 +76,7 @@ def run(argv: list[str], console: Console) -> int:
         task.show(reports)
         for line in outcome(trainer):
             console.print(line)
-        console.print(f"the model is in {path}; {peak_memory()}")
+        console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True, markup=False)
         if is_main():
             settings = recorded_settings(data_options, run_options, args, resolved)
             asked = Asked(problem, task.chosen_by(), settings, inputs, hardness=trainer.assessed)

@@ -73,10 +73,16 @@ def trajectory(run: Path) -> tuple[list[Point], Point]:
     return points_of(evaluation["trajectory"]), gains_of(evaluation)
 
 
-def start_figures(run: Path) -> Row:
-    """Accuracies and membership inference of the model that a run has started from."""
-    found: Row = plain(_of_model(_of_run(run, "evaluation.json")["before"]))
-    return found
+def start_figures(runs: Iterable[Path]) -> Row | None:
+    """Accuracies and membership inference of the model that runs have started from; None if there is none.
+
+    Where the runs do not agree, as the draw of membership inference depends on the seed, their mean and deviation.
+    """
+    found = [plain(_of_model(_of_run(run, "evaluation.json")["before"])) for run in runs]
+    if not found:
+        return None
+    return {key: value if all(one[key] == value for one in found) else _averaged([one[key] for one in found])
+            for key, value in found[0].items()}  # fmt: skip
 
 
 def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None) -> None:
@@ -180,11 +186,14 @@ def _mean(rows: list[Row]) -> Row:
     shared = {key: rows[0][key] for key in ("setting", "method", "constraint", "learning_rate")}
     figures = {}
     for key in _AVERAGED:
-        values = [row[key] for row in rows if row[key] is not None]
-        spread = stdev(values) if len(values) > 1 else None
-        figures[key] = {"mean": mean(values), "deviation": spread} if values else None
+        figures[key] = _averaged([row[key] for row in rows])
     joint = min(_value(figures[key]) for key in ("forget_gain", "retain_gain"))
     return shared | {"runs": len(rows)} | figures | {"joint_gain": {"mean": joint, "deviation": None}}
+
+
+def _averaged(values: Iterable[float | None]) -> dict[str, float | None] | None:
+    known = [value for value in values if value is not None]
+    return {"mean": mean(known), "deviation": stdev(known) if len(known) > 1 else None} if known else None
 
 
 def _value(figure: Any) -> float:

@@ -107,8 +107,9 @@ class Runs:
 
     def comparison(self) -> Comparison:
         """Of what is known."""
-        finished = next(iter(self.folders().values()), None)
-        return Comparison(tuple(self.rows), None if finished is None else start_figures(finished))
+        finished = self.folders()
+        of_seed = {row.get("seed"): finished[row["run"]] for row in self.rows if row["run"] in finished}
+        return Comparison(tuple(self.rows), start_figures(of_seed.values()))
 
     def summary(self) -> dict[str, Any]:
         """What comparison.json says of the runs, as JSON holds it."""

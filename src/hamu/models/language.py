@@ -24,7 +24,14 @@ from transformers import (
 )
 
 from hamu.errors import HamuError, first_line
-from hamu.models.loading import HUB, check_undamaged, from_pretrained, readable, trainable_parameters
+from hamu.models.loading import (
+    HUB,
+    check_no_run,
+    check_undamaged,
+    from_pretrained,
+    readable,
+    trainable_parameters,
+)
 from hamu.objectives import predict_logits
 
 if TYPE_CHECKING:
@@ -278,6 +285,7 @@ def check_reads(model: Any, data: TextData) -> None:
 def _check_is_saved(source: str) -> None:
     names = ("config.json", "adapter_config.json")
     if not source.startswith(HUB) and not any((Path(source) / name).is_file() for name in names):
+        check_no_run(source)
         raise HamuError(
             f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "
             f"by save_pretrained (or by `hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"

@@ -60,6 +60,17 @@ def new_classifier(
     )
 
 
+def check_no_run(source: str) -> None:
+    """That what is no model is not a run, which has one.
+
+    Raises:
+        HamuError: if it is; the message says where the model is.
+    """
+    model = Path(source) / "model"
+    if any((model / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise HamuError(f"{source} is the folder of a run; its model is {model}")
+
+
 def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """A saved classifier.
 
@@ -72,6 +83,7 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
     """
     hub = source.startswith(HUB)
     if not hub and not (Path(source) / "config.json").is_file():
+        check_no_run(source)
         raise HamuError(
             f"{source} is not a saved model: it has no config.json; give a folder written by save_pretrained (or by "
             f"`hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"

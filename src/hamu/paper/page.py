@@ -7,11 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from hamu.compare.table import escape_markdown
+from hamu.errors import HamuError
 from hamu.json_files import read_json
 from hamu.paper.experiment import Experiment
 
 Result = dict[str, Any]
+PAGE = "README.md"
+_TITLE = "# The paper's figures and tables, run again"
 VERDICTS = {True: "agrees", False: "does not agree", None: "cannot be told"}
+
+
+def check_page(folder: Path) -> None:
+    """That a folder has no other page in the place of this one.
+
+    Raises:
+        HamuError: if it has.
+    """
+    path = folder / PAGE
+    if path.exists() and not (path.is_file() and path.read_bytes().startswith(_TITLE.encode())):
+        raise HamuError(f"{path} is there and is no page of `hamu reproduce`; choose another --output_dir")
 
 
 def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str, Result]:
@@ -27,7 +41,7 @@ def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str,
 def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -> str:
     """Markdown: an overview, then every experiment with its picture, its claims and why they hold or not."""
     lines = [
-        "# The paper's figures and tables, run again",
+        _TITLE,
         "",
         "Made by `hamu reproduce` from the JSON files beside this page. A claim is what the paper says, or what this "
         "project wants checked. What may explain a claim that does not hold is part of the claim and shown if, and "
@@ -104,11 +118,7 @@ def _conditions(result: Result) -> str:
     seconds = [run["seconds"] for run in runs]
     time = "" if None in seconds else f" of together {sum(seconds) / 60:.1f} min"
     count = f", {len(runs)} runs{time}, some of them shared with other figures" if runs else ""
-    stands = ""
-    if scale["recipe"] == "tofu-tiny":
-        stands = "; texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
-    elif result.get("task") == "text" and not scale["is_text"]:
-        stands = "; images in place of the paper's texts"
+    stands = stands_for(result)
     start = result.get("start")
     original = (
         ""
@@ -121,8 +131,18 @@ def _conditions(result: Result) -> str:
     return (
         f"settings `{scale['recipe']}`, {_share(scale['fraction'])} of the data ({scale['retain']} records to retain), "
         f"batches in proportion{_batches(runs)}{length}{rate}, seed {scale['seed']}, {scale['device']}{count}{original}"
-        f"{stands}."
+        f"{stands and f'; {stands}'}."
     )
+
+
+def stands_for(result: Result) -> str:
+    """What the data and the model are in place of, if they are; else ""."""
+    scale = result["scale"]
+    if scale is None:
+        return ""
+    if scale["recipe"] == "tofu-tiny":
+        return "texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
+    return "images in place of the paper's texts" if result["task"] == "text" and not scale["is_text"] else ""
 
 
 def _batches(runs: Sequence[Mapping[str, Any]]) -> str:

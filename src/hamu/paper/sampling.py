@@ -70,7 +70,13 @@ def _share_of_classes(data: ImageData, fraction: float, seed: int) -> ImageData:
     for number in range(len(data.classes)):
         members = (data.labels == number).nonzero().flatten()
         order = torch.randperm(len(members), generator=generator)
-        chosen.append(members[order[: round(fraction * len(members))]])
+        count = round(fraction * len(members))
+        if len(members) and not count:
+            raise HamuError(
+                f"fraction {fraction:g} of {data.source} leaves no image of class {data.classes[number]}, which has "
+                f"{len(members)}; choose a larger one"
+            )
+        chosen.append(members[order[:count]])
     return data.select(torch.cat(chosen).sort().values)
 
 
