@@ -82,7 +82,9 @@ class ProgressBar(TrainerCallback):
         self._bar.stop()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Show the bar."""
+        """Show the bar, and where a resumed run goes on."""
+        if state.global_step:
+            self._console.print(f"{self._title}: going on after step {state.global_step} of {state.max_steps}")
         self._task = self._bar.add_task(self._title, total=state.max_steps, figures="")
         self._bar.start()
 
