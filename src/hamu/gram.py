@@ -249,7 +249,8 @@ class _Pack:
             if present:
                 torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
         pairs = self._buffer.transpose(0, 1)  # [rows, 2, _ROW]
-        rows = torch.bmm(pairs, pairs.transpose(1, 2)).double()
+        with torch.autocast(pairs.device.type, enabled=False):  # which would take it in half precision
+            rows = torch.bmm(pairs, pairs.transpose(1, 2)).double()
         return rows.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._row_block, rows)
 
 

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -111,6 +112,7 @@ def test_a_goal_of_loss_and_of_accuracy():
     now = Standing(forget_loss=1.0, retain_loss=0.1, forget_accuracy=0.6)
     assert Goal(1.0, None, 0.1).reached(now)
     assert not Goal(1.1, None, 0.1).reached(now)
+    assert not Goal(1.0, None, 0.1).reached(replace(now, forget_loss=float("nan")))
     assert Goal(None, 0.6, 0.1).reached(now)
     assert not Goal(1.0, 0.5, 0.1).reached(now)
     assert Goal(1.5, None, 0.1).missing(now) == 0.5

@@ -134,7 +134,7 @@ def test_training_the_original_may_be_interrupted_and_goes_on(capsys, tmp_path, 
     assert not (folder / "evaluation.json").exists()
     monkeypatch.setattr(ProgressBar, "on_step_end", original)
     assert main(words) == 0
-    assert "figure-12 (Fig. 12" in capsys.readouterr().out
+    assert "figure-12, Fig. 12" in capsys.readouterr().out
     assert json.loads((folder / "evaluation.json").read_text())
 
 

@@ -69,6 +69,8 @@ def outcome(folder):
 
 DIVERGING = ("--learning_rate", "0.5", "--max_retain_loss", "0.35", "--eval_strategy", "steps", "--eval_steps", "1",
              "--save_strategy", "steps", "--save_steps", "1")  # fmt: skip
+BEST_OF_SAVED = ("--load_best_model_at_end", "--eval_strategy", "steps", "--eval_steps", "1", "--save_strategy",
+                 "steps", "--save_steps", "2", "--metric_for_best_model", "retain_loss")  # fmt: skip
 UNDONE = (
     "--method",
     "hamu-u",
@@ -101,6 +103,7 @@ GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2",
         (3, signal.SIGTERM, UNDONE),
         (3, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch")),
         (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
+        (5, signal.SIGTERM, BEST_OF_SAVED),
     ],
 )
 def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_model, signal_at, step, number, more):
@@ -145,6 +148,19 @@ def test_training_of_the_original_resumes_too(cli, tmp_path, signal_at, train, s
     assert cli("train", "--resume", "--output_dir", "broken")[0] == 0
     ends = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "broken")]
     assert ends[0] == ends[1]
+
+
+def test_the_best_model_is_that_of_a_step_that_was_saved_and_its_step_is_named(cli, tmp_path, saved_model):
+    more = ("--learning_rate", "0.3", "--stopping", "off", "--report_to", "none")
+    code, _, _ = cli(*settings(saved_model, *BEST_OF_SAVED, *more), "--output_dir", "run")
+    assert code == 0
+    found = json.loads((tmp_path / "run/evaluation.json").read_text())
+    losses = {entry["step"]: entry["eval_retain_loss"] for entry in found["trajectory"]}
+    best = min((step for step in losses if step and step % 2 == 0), key=losses.__getitem__)
+    assert found["after"]["retain"]["loss"] == pytest.approx(losses[best])
+    if best != max(losses):
+        assert found["ended"].endswith(f"; the weights are the best ones, of step {best}")
+    assert len(losses) == len(found["trajectory"]), "no point has the figures of other weights"
 
 
 def test_a_signal_before_the_first_step_leaves_nothing(cli, tmp_path, saved_model, monkeypatch):

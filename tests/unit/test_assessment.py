@@ -20,6 +20,7 @@ from hamu.assess import (
     second_order,
 )
 from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
+from hamu.assess.hardness import Hardness
 from hamu.assess.problem import Problem
 
 
@@ -105,6 +106,22 @@ def test_the_parts_of_a_gradient_reweigh_to_any_sample():
     direct = gradient(problem.model, drawn).norm().item()
     gram = parted.gram(torch.tensor([2, 1, 1, 1, 0]))
     assert gram.retain_sq.sum().sqrt().item() == pytest.approx(direct)
+
+
+def test_the_regime_of_the_estimate_is_that_of_most_replicates_if_its_interval_is_there():
+    """Resampled gradients are longer, which would pull every replicate towards an easier regime."""
+    draw = torch.Generator().manual_seed(0)
+    common = torch.randn(200, generator=draw, dtype=torch.float64)
+    parts = [common + 2.0 * torch.randn(16, 200, generator=draw, dtype=torch.float64) for _ in range(2)]
+    shares = torch.full((16,), 1 / 16, dtype=torch.float64)
+    both = torch.cat(parts)
+    parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
+    method = HamuQ(0.75, "relative")
+    whole = Hardness.of(parted.gram(), method)
+    assert whole.regime == "unavoidable"
+    found = bootstrap(parted, method, None, replicates=200)
+    assert found.regimes["unavoidable"] > 0.5
+    assert sum(found.regimes.values()) == pytest.approx(1)
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from hamu.evaluation import Predictions, classifier_report, membership_inference, predict
+from hamu.evaluation import Predictions, classifier_report, loss_attack, membership_inference, predict
 from hamu.evaluation.membership import _matched
 
 
@@ -72,7 +72,23 @@ def test_the_auc_is_that_of_the_loss_itself():
     )
     losses = torch.cat([forget.losses, test.losses])
     direct = roc_auc_score([1] * 300 + [0] * 300, -losses)
-    assert membership_inference(forget, test).auc == pytest.approx(direct, abs=0.02)
+    assert membership_inference(forget, test).auc == pytest.approx(direct)
+    assert loss_attack(forget, test).auc == membership_inference(forget, test).auc
+
+
+def test_a_set_that_was_forgotten_too_well_is_below_one_half_and_found_all_the_same():
+    test = with_losses(torch.linspace(0.1, 0.2, 50), torch.zeros(50, dtype=torch.long))
+    forgotten = with_losses(torch.linspace(4.0, 5.0, 50), torch.zeros(50, dtype=torch.long))
+    found = membership_inference(forgotten, test)
+    assert found.auc == 0
+    assert found.accuracy > 0.95
+
+
+@pytest.mark.parametrize("count", [5, 7, 9, 14, 50])
+def test_what_is_the_same_is_not_told_apart_however_the_folds_come_out(count):
+    same = with_losses([0.5] * count, [0] * count)
+    found = membership_inference(same, same)
+    assert (found.auc, found.accuracy) == (0.5, 0.5)
 
 
 def test_classes_are_matched_so_that_they_cannot_give_the_attack_away():
@@ -84,6 +100,7 @@ def test_classes_are_matched_so_that_they_cannot_give_the_attack_away():
 def test_too_few_records_to_match_give_no_figure():
     forget = with_losses([0.5] * 20, [0] * 20)
     assert membership_inference(forget, with_losses([0.5] * 20, [1] * 20)) is None
+    assert membership_inference(Predictions(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)), forget) is None
     report = classifier_report({"retain": forget, "forget": forget}, ("a", "b"))
     assert report["membership_inference"] is None
 

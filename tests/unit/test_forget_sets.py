@@ -1,5 +1,7 @@
 """Choosing what to forget: App. E.1 to the letter, and every way to get it wrong."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,21 @@ def test_a_second_data_set_takes_its_twins_out_of_the_retain_set(train):
     problem = forget_data(train, None, forget)
     assert len(problem.retain) == 297
     assert not set(problem.retain.digests()) & set(forget.digests())
+    assert (problem.not_found, problem.copies()) == (0, 0)
+
+
+def test_twins_in_either_set_do_not_hide_what_is_not_found(train):
+    thrice = train.select([0, 0, 0, 1, 2, 3])
+    strange = replace(train.select([4]), pixels=255 - train.select([4]).pixels)
+    forget = replace(train, pixels=torch.cat([train.pixels[:1], strange.pixels]), labels=train.labels[[0, 4]],
+                     rows=torch.arange(2))  # fmt: skip
+    problem = forget_data(thrice, None, forget)
+    assert (len(problem.retain), problem.not_found) == (3, 1)
+    assert problem.forget_name == (
+        "2 records of here, 1 of them found in the training data, where they are 3 records"
+    )  # fmt: skip
+    assert forget_data(train, None, train.select([5, 5])).not_found == 0
+    assert forget_rows(thrice, None, [0]).copies() == 2, "which stay"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +96,8 @@ def test_a_wrong_choice_is_an_error_that_says_how_to_put_it_right(train, choose,
 
 
 def test_row_lists_are_read_from_text_and_files(tmp_path):
+    (tmp_path / "windows.txt").write_text("3\r\n17", encoding="utf-8-sig")
+    assert parse_rows(str(tmp_path / "windows.txt")) == [3, 17]
     file = tmp_path / "rows.txt"
     file.write_text("[3, 17\n25]\n")
     assert parse_rows("3, 17,25") == parse_rows(str(file)) == [3, 17, 25]

@@ -141,6 +141,23 @@ def test_clamping_touches_only_the_blocks_that_cannot_meet_their_part():
     assert grads[1].norm() == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("distribution", ["uniform", (3.0, 1.0)])
+def test_a_share_of_what_is_possible_is_feasible_however_it_is_divided(distribution):
+    retain = [torch.tensor([1.0, 0.0]).double(), torch.tensor([0.01, 0.0]).double()]
+    forget = [torch.tensor([0.0, 1.0]).double()] * 2
+    for share in (0.3, 1.0):
+        method = HamuQ(share, constraint_mode="relative", distribution=distribution, **OFF)
+        step, _ = combine(method, retain, forget, max_grad_norm=None)
+        constraint = step.weights.constraint
+        assert step.decision == "step"
+        most = 0.01 / (0.5 if distribution == "uniform" else 0.25)
+        assert constraint.capacity == pytest.approx(most)
+        assert constraint.demand == pytest.approx(share * most)
+        assert constraint.fraction.max() == pytest.approx(share)
+    step, _ = combine(HamuQ(0.5, distribution=distribution, **OFF), retain, forget, max_grad_norm=None)
+    assert f"allow at most {most:.4g}" in step.reason
+
+
 def test_a_demand_of_exactly_the_reach_is_feasible():
     retain, forget = vectors(sizes=(3, 70, 5, 8, 2))
     demand = sum((r.norm() * f.norm()).item() for r, f in zip(retain, forget, strict=True))

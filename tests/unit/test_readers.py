@@ -76,6 +76,25 @@ def test_normalised_batches_have_mean_zero_and_deviation_one():
     assert (batch.std() - 1).abs() < 1e-3
 
 
+def test_grey_images_fit_to_coloured_ones_and_folders_of_tools_are_no_class(folder, tmp_path):
+    coloured = read_images(str(folder))
+    grey = read_images(str(folder), num_channels=1)
+    assert coloured.matched(grey).pixels.shape == coloured.pixels.shape
+    with pytest.raises(HamuError, match="give --image_size, or --num_channels"):
+        grey.matched(coloured)
+    for name in (".ipynb_checkpoints", "__MACOSX"):
+        (folder / name).mkdir()
+    assert read_images(str(folder)).classes == ("cat", "dog")
+
+
+def test_images_of_32_bits_keep_what_they_show(tmp_path):
+    for name, values in (("low", [0, 100, 255]), ("high", [0, 256 * 100, 256 * 255 + 7])):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.array([values] * 3, dtype=np.int32), mode="I").save(tmp_path / name / "0.tiff")
+    pixels = read_images(str(tmp_path), num_channels=1).pixels
+    assert pixels[:, 0, 0].tolist() == [[0, 100, 255]] * 2
+
+
 def test_images_are_resized_and_converted_on_request(folder):
     data = read_images(str(folder), image_size=8, num_channels=1)
     assert data.pixels.shape == (6, 1, 8, 8)
@@ -175,7 +194,9 @@ def test_a_data_set_of_the_hub_that_is_out_of_reach_is_named(monkeypatch):
 
 def test_test_data_of_another_shape_or_with_another_class_do_not_match(folder):
     train = read_images(str(folder))
-    with pytest.raises(HamuError, match=r"have shape \(3, 8, 8\), those of .* \(3, 5, 5\); give both --image_size"):
+    with pytest.raises(
+        HamuError, match=r"have shape \(3, 8, 8\), those of .* \(3, 5, 5\); give --image_size, or --num_channels"
+    ):
         train.matched(read_images(str(folder), image_size=8))
     (folder / "dog").rename(folder / "owl")
     with pytest.raises(HamuError, match=r"class owl of .* is not among the classes cat, dog; name the classes of both"):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,6 +103,14 @@ def test_only_the_answer_and_its_end_are_scored(texts, tokenizer):
     assert tokenizer.decode(scored[:-1]) == " In a house."
     assert scored[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(encode(texts, tokenizer).prompt(1)) == "Question: Where, then?\nAnswer:"
+
+
+def test_an_end_within_a_plain_answer_cuts_nothing_and_one_at_its_end_is_not_doubled(texts, tokenizer):
+    end = tokenizer.eos_token
+    given = [replace(texts.records[0], answer=answer) for answer in (f" In{end} a house.", f" In a house.{end}")]
+    found = encode(replace(texts, records=tuple(given), rows=torch.arange(2)), tokenizer)
+    answers = [tokenizer.decode(found.tokens[n][found.scored_from[n] :]) for n in range(2)]
+    assert answers == [f" In{end} a house.{end}", f" In a house.{end}"]
 
 
 def test_all_but_the_first_token_is_scored_on_request(texts, tokenizer):

@@ -334,6 +334,13 @@ def test_plain_text_has_nothing_to_answer(model, tokenizer):
         generate_answers(model, tokenizer, data)
 
 
+def test_rouge_reads_other_scripts():
+    same = ["他出生在海边的一个小镇。", "Он родился в городе у моря в 1985 году."]
+    assert rouge_l_recall(same, same).tolist() == [1, 1]
+    assert rouge_l_recall(["在海边", "Он родился в 1985"], same).tolist() == pytest.approx([3 / 11, 4 / 9])
+    assert rouge_l_recall(["nothing of it"] * 2, same).tolist() == [0, 0]
+
+
 def test_rouge_matches_the_definition_of_the_longest_common_subsequence():
     pairs = [
         ("She was born in Orla.", "She was born in Orla."),

@@ -19,7 +19,7 @@ class Intervals:
     """Bootstrap intervals over the batches of both sides (Efron 1979), and how often each regime came up.
 
     An interval lies between quantiles of the replicates after their mean is moved to the estimate: a resampled mean
-    gradient is longer than the mean gradient, which would pull every cosine towards 0.
+    gradient is longer than the mean gradient, which would pull every cosine towards 0. Regimes are told likewise.
 
     Attributes:
         level: the share of replicates that lie inside.
@@ -78,10 +78,17 @@ def bootstrap(
         replicates,
         _pair(_interval(kappas, whole.kappa, level)),
         _pair(_interval(cosines, whole.cos, level).clamp(-1.0, 1.0)),
-        {regime: sum(h.regime == regime for h in wholes) / replicates for regime in REGIMES},
+        _regimes(kappas, whole),
         _interval(torch.stack([b.kappa for b in blocks]), block.kappa, level),
         _interval(torch.stack([b.cos for b in blocks]), block.cos, level).clamp(-1.0, 1.0),
     )
+
+
+def _regimes(kappas: Tensor, whole: Hardness) -> dict[str, float]:
+    """Shares of the replicates, moved like the intervals, against the thresholds of the estimate."""
+    centred = kappas - kappas.mean() + whole.kappa
+    found = (centred > whole.direct_threshold).long() + (centred > whole.stop_threshold).long()
+    return {regime: float((found == number).double().mean()) for number, regime in enumerate(REGIMES)}
 
 
 def _interval(values: Tensor, estimate: Tensor | float, level: float) -> Tensor:

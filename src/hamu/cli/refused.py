@@ -19,6 +19,7 @@ _NAMES_BY_REASON = {
     ),
     "a run goes on in its own folder; give --resume and its --output_dir": ("resume_from_checkpoint",),
     "a resumed run restores all of its state": ("ignore_data_skip", "restore_callback_states_from_checkpoint"),
+    "checkpoints are to go on from": ("save_only_model",),
     "a signal saves a checkpoint in any case": ("enable_jit_checkpoint",),
     "the size of a step belongs to a run; choose --per_device_train_batch_size": ("auto_find_batch_size",),
     "records are as long as their tokens": ("length_column_name",),

@@ -123,17 +123,26 @@ class Task(ABC):
         options = self.data_options
         self.chosen_by()
         train, test = self.train_and_test()
+        problem = self._divided(train, test)
+        if problem.not_found:
+            self.console.print(
+                f"warning: {problem.not_found} of {len(problem.forget)} {self.noun} to forget are not found in "
+                f"{options.data} as they are; if they are there in another form, they are retained"
+            )
+        copies = 0 if options.forget_data is not None else problem.copies()
+        if copies:
+            self.console.print(
+                f"warning: {copies} of the {self.noun} to retain are the same as some to forget, which a model goes on "
+                f"learning; --forget_data with a file of them takes out all that are the same"
+            )
+        return problem
+
+    def _divided(self, train: Any, test: Any) -> UnlearningData[Any]:
+        options = self.data_options
         if options.forget_rows is not None:
             return forget_rows(train, test, parse_rows(options.forget_rows))
         if options.forget_data is not None:
-            problem = forget_data(train, test, self.read(self.located(options.forget_data), "train"))
-            missed = len(problem.forget) - (len(train) - len(problem.retain))
-            if missed > 0:
-                self.console.print(
-                    f"warning: {missed} of {len(problem.forget)} {self.noun} to forget are not found in "
-                    f"{options.data} as they are; if they are there in another form, they are retained"
-                )
-            return problem
+            return forget_data(train, test, self.read(self.located(options.forget_data), "train"))
         return self.forget(train, test)
 
     def chosen_by(self) -> str:

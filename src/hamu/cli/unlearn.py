@@ -36,6 +36,8 @@ def run(argv: list[str], console: Console) -> int:
         "unlearn", "Unlearn the forget set from a model.", argv, DataOptions, RunOptions, ResumeOptions, UnlearnConfig
     )
     resume = going_on.resume
+    if not args.eval_on_start:
+        raise HamuError("eval_on_start measures the model before, which all is held against; leave it on")
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args)
     if resume and RunFolder(args.output_dir, resume=True).has("record.json"):

@@ -74,13 +74,17 @@ def forget_data(train: Records, test: Records | None, forget: Records) -> Unlear
         HamuError: if the two do not fit together, or nothing is left to retain.
     """
     forget = train.matched(forget)
-    gone = set(forget.digests())
-    kept = torch.tensor([i for i, digest in enumerate(train.digests()) if digest not in gone], dtype=torch.long)
+    digests, there = forget.digests(), train.digests()
+    gone, known = set(digests), set(there)
+    kept = torch.tensor([i for i, digest in enumerate(there) if digest not in gone], dtype=torch.long)
     if not len(kept):
         raise HamuError(_EVERYTHING)
-    found = len(train) - len(kept)
+    found = sum(digest in known for digest in digests)
     name = f"{len(forget)} records of {Path(forget.source).name}, {found or 'none'} of them found in the training data"
-    return UnlearningData(train.select(kept), forget, test, name)
+    rows = len(train) - len(kept)
+    if rows != found:
+        name += f", where they are {rows} records"
+    return UnlearningData(train.select(kept), forget, test, name, not_found=len(forget) - found)
 
 
 def lists_rows(value: str) -> bool:
@@ -100,7 +104,7 @@ def parse_rows(value: str) -> list[int]:
         if not path.is_file():
             raise HamuError(f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name a file")
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
             raise HamuError(f"{value} is not a text file; expected one row number per line") from None
     rows = []

@@ -66,10 +66,12 @@ class ImageData(Dataset[dict[str, Tensor]]):
         Raises:
             HamuError: if the shapes differ, or it has a class that does not occur here.
         """
+        if other.pixels.shape[1] == 1 and self.pixels.shape[1] == 3:  # as within one source: grey becomes RGB
+            other = replace(other, pixels=other.pixels.repeat(1, 3, 1, 1))
         if other.pixels.shape[1:] != self.pixels.shape[1:]:
             raise HamuError(
                 f"images of {other.source} have shape {tuple(other.pixels.shape[1:])}, those of {self.source} "
-                f"{tuple(self.pixels.shape[1:])}; give both --image_size"
+                f"{tuple(self.pixels.shape[1:])}; give --image_size, or --num_channels"
             )
         return other.with_classes(self.classes)
 

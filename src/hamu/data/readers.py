@@ -145,7 +145,8 @@ def _class_names(names: Any, path: Path) -> tuple[str, ...]:
 
 
 def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
-    classes = sorted(child.name for child in path.iterdir() if child.is_dir())
+    folders = (child.name for child in path.iterdir() if child.is_dir())
+    classes = sorted(name for name in folders if not name.startswith((".", "__")))  # those are of tools
     files = [
         (file, number)
         for number, name in enumerate(classes)
@@ -231,8 +232,10 @@ def _decoded(
         name, raw = item
         try:
             picture = raw if isinstance(raw, Image.Image) else Image.open(raw)
-            if picture.mode in ("I;16", "I"):  # 16 bits a pixel: keep the upper 8
-                picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+            if picture.mode in ("I;16", "I"):  # 16 bits a pixel, or said to be 32: keep the upper 8 of what is used
+                values = np.asarray(picture)
+                wide = picture.mode == "I;16" or values.max(initial=0) > 255
+                picture = Image.fromarray((values >> 8 if wide else values).clip(0, 255).astype(np.uint8))
             grey = picture.mode in ("1", "L")
             picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
         except Exception as error:  # a damaged picture can raise anything in its decoder; the cause is kept

@@ -21,6 +21,7 @@ class UnlearningData(Generic[Records]):
         test: records that were never trained on, None where there are none.
         forget_name: how the forget set was chosen, for records and tables.
         target_class: the class that is being forgotten, None if the forget set is not built on one.
+        not_found: how many of the forget records are not among the training records, as far as it was looked for.
     """
 
     retain: Records
@@ -28,6 +29,12 @@ class UnlearningData(Generic[Records]):
     test: Records | None
     forget_name: str
     target_class: int | None = None
+    not_found: int = 0
+
+    def copies(self) -> int:
+        """How many records that stay are the same, pixel by pixel or letter by letter, as one that must go."""
+        gone = set(self.forget.digests())
+        return sum(digest in gone for digest in self.retain.digests())
 
     def sets(self) -> dict[str, Records]:
         """The sets that there are, by name."""

@@ -158,9 +158,11 @@ def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: L
     prompts = [_prompt_ids(record, prompt, tokenizer) for record, (prompt, _) in zip(texts.records, pairs, strict=True)]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     tokens, starts, truncated = [], [], 0
-    for row, prompt, answer in zip(texts.rows.tolist(), prompts, answers, strict=True):
-        if end and end[0] in answer:  # a chat template writes its own end, and sometimes more behind it
+    for row, record, prompt, answer in zip(texts.rows.tolist(), texts.records, prompts, answers, strict=True):
+        if end and end[0] in answer and record.messages:  # a chat template writes its end, and sometimes more behind it
             answer = answer[: len(answer) - 1 - answer[::-1].index(end[0])]
+        elif end and answer[-1:] == end:
+            answer = answer[:-1]  # it has one already
         ids = [*prompt, *answer, *end]
         truncated += len(ids) > max_length
         if len(prompt) >= max_length or not answer:

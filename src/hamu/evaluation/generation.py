@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +85,9 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
 def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
     """ROUGE-L recall of each answer, [N] float64: the longest common subsequence's share of the reference's words.
 
-    Words are stemmed and without case (Lin 2004), as in TOFU (Maini et al. 2024).
+    Words are stemmed and without case (Lin 2004), as in TOFU (Maini et al. 2024). That way of telling words knows none
+    but Latin letters without accents; references that are for the most part of other letters are cut into words by
+    Unicode, and scripts without spaces into characters.
 
     Args:
         answers: what the model said.
@@ -91,10 +95,27 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
     """
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(["rougeL"], use_stemmer=True)
-    pairs = zip(answers, references, strict=True)
-    recalls = [scorer.score(reference.strip(), answer.strip())["rougeL"].recall for answer, reference in pairs]
+    latin, other = RougeScorer(["rougeL"], use_stemmer=True), RougeScorer(["rougeL"], tokenizer=_UnicodeWords())
+    recalls = [
+        (latin if _is_latin(reference) else other).score(reference.strip(), answer.strip())["rougeL"].recall
+        for answer, reference in zip(answers, references, strict=True)
+    ]
     return torch.tensor(recalls, dtype=torch.float64)
+
+
+def _is_latin(text: str) -> bool:
+    """Whether at least half of the letters and digits are those that rouge-score knows."""
+    signs = [sign for sign in text if sign.isalnum()]
+    return 2 * sum(sign.isascii() for sign in signs) >= len(signs)
+
+
+class _UnicodeWords:
+    """Tells words of any script, for rouge-score; characters where a script is written wide, without spaces."""
+
+    def tokenize(self, text: str) -> list[str]:
+        words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", text).casefold())
+        wide = {word: any(unicodedata.east_asian_width(sign) in "WF" for sign in word) for word in words}
+        return [part for word in words for part in (word if wide[word] else [word])]
 
 
 def _pad_left(sequences: list[Tensor], value: int) -> Tensor:

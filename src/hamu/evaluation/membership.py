@@ -18,9 +18,10 @@ class MembershipInference:
     """How well an attacker tells forget records from test records; 0.5 is ideal for both figures.
 
     Attributes:
-        accuracy: share of records told right in cross-validation, the two groups being equally large.
-        auc: area under the ROC curve of the cross-validated scores; above 0.5 the forget set still looks trained on,
-            below 0.5 it looks forgotten more than unseen data ever would.
+        accuracy: share of records told right in cross-validation, the two groups being equally large. It rises above
+            0.5 in whichever way the forget set stands out.
+        auc: area under the ROC curve of low losses; above 0.5 the forget set still looks trained on, below 0.5 it looks
+            forgotten more than unseen data ever would.
         samples: records in each group.
     """
 
@@ -67,10 +68,12 @@ class AttackScores:
 
 
 def membership_inference(forget: Predictions, test: Predictions, seed: int = 42) -> MembershipInference | None:
-    """The loss-based attack: a logistic regression on the per-sample cross-entropy (after Shokri et al. 2017).
+    """Attacks on the per-sample cross-entropy: a logistic regression (after Shokri et al. 2017), and a threshold.
 
-    Each class contributes as many records of the forget as of the test set, drawn at random, so that the attack cannot
-    win by telling classes apart. The figures are those of 5-fold stratified cross-validation.
+    Each class contributes as many records of the forget as of the test set, drawn at random, so that the attacks cannot
+    win by telling classes apart. The regression is judged by 5-fold stratified cross-validation. It finds out by itself
+    on which side of the test records the forget records lie; the threshold (Yeom et al. 2018) takes low losses for
+    those of members, so that its AUC has a direction.
 
     Args:
         forget: predictions for the forget set.
@@ -80,33 +83,38 @@ def membership_inference(forget: Predictions, test: Predictions, seed: int = 42)
     Returns:
         The figures, or None if fewer than 5 records can be matched by class, or a loss is not finite.
     """
-    scores = loss_attack(forget, test, seed)
-    if scores is None:
-        return None
-    accuracy = float(((scores.both > 0.5) == scores.is_member).mean())
-    return MembershipInference(accuracy, scores.auc, len(scores.members))
-
-
-def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
-    """The scores behind `membership_inference`: cross-validated probabilities of being a member; None as there."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    generator = torch.Generator().manual_seed(seed)
-    members, strangers = _matched(forget.labels, test.labels, generator)
-    count = len(members)
-    if count < _FOLDS:
+    losses = _matched_losses(forget, test, seed)
+    if losses is None:
         return None
-    losses = torch.cat([forget.losses[members], test.losses[strangers]]).numpy()[:, None]
-    if not np.isfinite(losses).all():
-        return None
-    is_member = np.repeat([1, 0], count)
+    scores = _scores(*losses)
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
-    attack = make_pipeline(StandardScaler(), LogisticRegression())
-    scores = torch.from_numpy(cross_val_predict(attack, losses, is_member, cv=folds, method="predict_proba")[:, 1])
-    return AttackScores(scores[:count], scores[count:])
+    # balanced: where the folds do not come out even, a regression must not gain or lose by their ratio
+    attack = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced"))
+    guesses = cross_val_predict(attack, torch.cat(losses).numpy()[:, None], scores.is_member, cv=folds)
+    return MembershipInference(float((guesses == scores.is_member).mean()), scores.auc, len(scores.members))
+
+
+def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
+    """The scores behind the AUC of `membership_inference`: the probability of the right class; None as there."""
+    losses = _matched_losses(forget, test, seed)
+    return None if losses is None else _scores(*losses)
+
+
+def _scores(members: Tensor, strangers: Tensor) -> AttackScores:
+    return AttackScores(members.double().neg().exp(), strangers.double().neg().exp())
+
+
+def _matched_losses(forget: Predictions, test: Predictions, seed: int) -> tuple[Tensor, Tensor] | None:
+    """Of the records that are compared; None if there are too few of them, or one is not finite."""
+    members, strangers = _matched(forget.labels, test.labels, torch.Generator().manual_seed(seed))
+    losses = forget.losses[members], test.losses[strangers]
+    usable = len(members) >= _FOLDS and all(bool(torch.isfinite(one).all()) for one in losses)
+    return losses if usable else None
 
 
 def _matched(first: Tensor, second: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -117,4 +125,4 @@ def _matched(first: Tensor, second: Tensor, generator: torch.Generator) -> tuple
         count = min(len(p) for p in places)
         for side, p in zip(chosen, places, strict=True):
             side.append(p[torch.randperm(len(p), generator=generator)[:count]])
-    return torch.cat(chosen[0]), torch.cat(chosen[1])
+    return tuple(torch.cat(side) if side else torch.zeros(0, dtype=torch.long) for side in chosen)

@@ -34,7 +34,8 @@ class ConstraintStatus:
         direct: [L] bool, where the objective's own gradient already meets the constraint (κ ≤ κ1).
         demand: 0-dim, the demanded loss change q = Q/η (or U/η).
         granted: 0-dim, the demand cut in each block to what it can reach, as on_infeasible="clamp" does.
-        capacity: 0-dim, the largest demand that the gradients allow, Σ R_i/η ‖g_c,i‖.
+        capacity: 0-dim, the largest demand that the gradients allow: Σ R_i/η ‖g_c,i‖ if it is divided by what each
+            block can reach, less if it is divided otherwise.
         sustainable: 0-dim, the largest demand that costs the other objective nothing, by the stopping
             criterion in use (the right-hand side in App. C); beyond it every step must hurt.
         conflict: 0-dim bool, whether the objectives are in conflict: κ > 0. If not, whatever is feasible costs

@@ -112,7 +112,7 @@ class _Hamu(Method):
         objective_norm, constrained_norm = self._sides(gram)
         radius = objective_norm if isinstance(self.radius, str) else torch.full_like(objective_norm, self.radius)
         reach = radius * constrained_norm
-        demand = self._distribute(reach)
+        demand, capacity = self._distribute(reach)
         fraction = (demand / reach).masked_fill(demand == 0, 0.0)
         phi = fraction.clamp(max=1.0)
 
@@ -131,11 +131,10 @@ class _Hamu(Method):
         constrained = (_ratio(radius, constrained_norm) * torch.addcmul(phi, perpendicular, cos)).neg()
         constrained = constrained.masked_fill(direct, 0.0)
         retain, forget = self._assign(objective, constrained)
-        return Weights(retain, forget, self._status(gram, radius, reach, demand, fraction, direct))
+        return Weights(retain, forget, self._status(gram, radius, reach, demand, capacity, fraction, direct))
 
-    def _distribute(self, reach: Tensor) -> Tensor:
-        """q_i: the demand on each block, [L]."""
-        total = self.constraint * (reach.sum() if self.constraint_mode == "relative" else 1.0)
+    def _distribute(self, reach: Tensor) -> tuple[Tensor, Tensor]:
+        """q_i: the demand on each block, [L]; and the largest demand that can be met so divided, 0-dim."""
         if not isinstance(self.distribution, str):
             shares = _constant(self.distribution, reach.device)
             if shares.shape != reach.shape:
@@ -148,10 +147,22 @@ class _Hamu(Method):
             shares = reach
         # With no reach anywhere (a zero gradient) the demand stays whole, on every block: it cannot be met.
         whole = shares.sum()
-        return torch.where(whole > 0, total * shares / whole, total / shares.numel())
+        if shares is reach:
+            capacity = whole
+        else:  # the block that reaches its limit first
+            capacity = (reach * whole / shares).masked_fill(shares == 0, math.inf).min().masked_fill(whole == 0, 0.0)
+        total = self.constraint * (capacity if self.constraint_mode == "relative" else 1.0)
+        return torch.where(whole > 0, total * shares / whole, total / shares.numel()), capacity
 
     def _status(
-        self, gram: PairGram, radius: Tensor, reach: Tensor, demand: Tensor, fraction: Tensor, direct: Tensor
+        self,
+        gram: PairGram,
+        radius: Tensor,
+        reach: Tensor,
+        demand: Tensor,
+        capacity: Tensor,
+        fraction: Tensor,
+        direct: Tensor,
     ) -> ConstraintStatus:
         granted = torch.minimum(demand, reach)
         criterion = self.stopping_rule.criterion
@@ -166,7 +177,6 @@ class _Hamu(Method):
             sustainable = (reach * gram.sin).sum()
         # The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4).
         conflict = (gram.cos > 0).any() if criterion == "any" else gram.dot.sum() > 0
-        capacity = reach.sum()
         return ConstraintStatus(
             fraction=fraction,
             direct=direct,

@@ -227,7 +227,7 @@ def over_steps(series: list[dict[str, Any]], unit: str, run: Run | None = None) 
 
 
 def _was_stopped(run: Run) -> bool:
-    return bool(run.ended) and run.ended != ALL_DONE
+    return bool(run.ended) and not run.ended.startswith(ALL_DONE)
 
 
 def _stop_in_words(run: Run) -> str:

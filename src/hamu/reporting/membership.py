@@ -23,9 +23,9 @@ def membership_section(found: Observations) -> Section:
     known = {role: scores for role, scores in attacks.items() if scores is not None}
     if not known:
         return Section("Membership inference", missing=["too few records can be matched, or a score is not finite"])
-    name = "a logistic regression on the loss" if isinstance(found, ImageObservations) else "Min-K%"
+    name = "by the probability of the right class" if isinstance(found, ImageObservations) else "by Min-K%"
     intro = (
-        f"An attacker ({name}) gives each record a score, higher the more it looks trained on. Where the curves of "
+        f"An attacker gives each record a score {name}, higher the more it looks trained on. Where the curves of "
         f"forget and test records lie upon each other, it cannot tell them; an AUC of 0.5 is ideal, and one below it "
         f"shows a forget set that stands out too."
     )

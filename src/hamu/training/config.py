@@ -27,6 +27,7 @@ _OF_A_SIDE = {
     "max_retain_loss": "retain",
 }
 # and those that only methods with a constraint have a use for
+_LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
 _OF_A_CONSTRAINT = (
     "constraint", "constraint_mode", "distribution", "radius", "on_infeasible", "guarantee", "stopping",
     "stopping_margin", "stopping_patience", "stopping_window",
@@ -183,7 +184,9 @@ class UnlearnConfig(TrainConfig):
         "joint_gain",
         "What --load_best_model_at_end goes by; joint_gain is the smaller of the forget gain and the retain gain.",
     )
-    greater_is_better: bool | None = _option(True, "Whether a larger value of that metric is better.")
+    greater_is_better: bool | None = _option(
+        None, "Whether a larger value of that metric is better; by default what unlearning wants of it."
+    )
 
     def __post_init__(self) -> None:
         """Check what is ours, then let TrainingArguments check the rest."""
@@ -222,6 +225,8 @@ class UnlearnConfig(TrainConfig):
                 "--fsdp and --deepspeed, and give --shard"
             )
         self._check_goal()
+        if self.greater_is_better is None:
+            self.greater_is_better = str(self.metric_for_best_model).removeprefix("eval_") not in _LOWER_IS_BETTER
         if self.dataloader_persistent_workers:
             raise HamuError("dataloader_persistent_workers would repeat the first epoch's order; leave it off")
         super().__post_init__()

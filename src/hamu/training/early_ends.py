@@ -8,6 +8,8 @@ from torch import Tensor
 from hamu.distributed import summed
 from hamu.objectives import CrossEntropy, Scored
 
+_SIDES = ("retain", "forget")
+
 
 class EarlyEnds:
     """Watches the cross-entropy of a step's batches, whatever objectives the method has.
@@ -44,12 +46,12 @@ class EarlyEnds:
 
     def reason(self) -> str:
         """Why the run is to end before the step whose batches were added, "" if it is not; starts anew."""
-        both = {side: torch.stack([total, torch.as_tensor(self._counts[side], dtype=total.dtype, device=total.device)])
-                for side, total in self._sums.items()}  # fmt: skip
-        losses = {}
-        for side, values in both.items():
-            total, count = summed(values).tolist()
-            losses[side] = total / max(1.0, count)
+        some = next(iter(self._sums.values()))
+        values = [(self._sums.get(side, 0.0), self._counts.get(side, 0)) for side in _SIDES]
+        # both sides in every process, as with split pairing each has seen one
+        sums = torch.stack([torch.as_tensor(v, dtype=some.dtype, device=some.device) for pair in values for v in pair])
+        totals, counts = summed(sums).reshape(len(_SIDES), 2).T.tolist()
+        losses = {side: t / n for side, t, n in zip(_SIDES, totals, counts, strict=True) if n}
         self._sums.clear()
         self._counts.clear()
         forget, retain = losses.get("forget"), losses.get("retain")

@@ -39,8 +39,8 @@ class Goal:
 
     def reached(self, now: Standing) -> bool:
         """Whether the run is done."""
-        if self.forget_loss is not None and now.forget_loss < self.forget_loss:
-            return False
+        if self.forget_loss is not None and not now.forget_loss >= self.forget_loss:
+            return False  # also what is no number
         return self.forget_accuracy is None or now.forget_accuracy <= self.forget_accuracy
 
     def missing(self, now: Standing) -> float:

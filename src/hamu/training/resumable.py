@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, Sampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import SaveStrategy
 
 from hamu.distributed import is_main, is_sharded, processes, summed
 from hamu.errors import HamuError, first_line
@@ -132,6 +133,11 @@ class ResumableTrainer(Trainer):
             if self._saved_step != self.state.global_step:
                 self._save_checkpoint(self.model, None)
             self.control.should_training_stop = self.was_interrupted = True
+
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        """The best is one that can be gone back to: an evaluation at a step that is saved."""
+        saves = self.control.should_save or self._held or self.args.save_strategy == SaveStrategy.BEST
+        return saves and super()._determine_best_metric(*args, **kwargs)
 
     def _interrupted_anywhere(self) -> bool:
         """All processes must agree on the step after which they stop."""

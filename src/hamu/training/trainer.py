@@ -142,6 +142,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
         self.predictions: dict[str, Predictions | TokenPredictions] = {}
         self.evaluated_step = -1
+        self._is_back = False
         super().__init__(
             model,
             args,
@@ -161,14 +162,26 @@ class UnlearnTrainer(ResumableTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; a run that diverged goes back to its best checkpoint, if it has one. See `ResumableTrainer.train`."""
         output = super().train(*args, **kwargs)
-        if self._early_ends.diverged and not (self.args.load_best_model_at_end or self.was_interrupted):
+        if self._early_ends.diverged and not (self._goes_back or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
                 self.stop_reason += "; there is no checkpoint to go back to, --save_strategy would write some"
             else:
                 self._load_best_model()
-                self.predictions = {}
                 self.stop_reason += f"; back to the weights of step {self.state.best_global_step}"
         return output
+
+    @property
+    def _goes_back(self) -> bool:
+        """Whether it is settled already which weights a run ends with: the best ones, or those that its goal wants."""
+        return self.args.load_best_model_at_end or self.steering is not None
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self.predictions = {}
+        self._is_back = self.state.best_global_step != self.state.global_step
+        if self._is_back and self.args.load_best_model_at_end:
+            self.stop_reason = f"{self.stop_reason or ALL_DONE}; the weights are the best ones, of step "
+            self.stop_reason += str(self.state.best_global_step)
 
     def _new_steering(self, args: UnlearnConfig) -> Steering:
         samples = {
@@ -426,7 +439,8 @@ class UnlearnTrainer(ResumableTrainer):
         They are means over images, or over the scored tokens of all texts.
         """
         evaluated = [entry["step"] for entry in self.state.log_history if f"{metric_key_prefix}_forget_gain" in entry]
-        known = self.state.global_step in evaluated  # before the run was resumed, or other weights were loaded
+        # evaluated before the run was resumed; or those of other weights, which are not the last step's
+        known = self.state.global_step in evaluated or self._is_back
         self.predictions = {name: self._predict(data) for name, data in self._eval_sets.items()}
         self.start_predictions = self.start_predictions or self.predictions
         self.evaluated_step = self.state.global_step
