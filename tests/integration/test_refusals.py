@@ -65,6 +65,9 @@ def image_model(tmp_path):
      "eval_on_start measures the model before, which all is held against; leave it on"),
     (["unlearn", *FULL, "--save_only_model"],
      "the command has save_only_model, which has no place here: checkpoints are to go on from"),
+    (["unlearn", *FULL, "--load_best_model_at_end", "--save_strategy", "steps", "--eval_strategy", "epoch"],
+     'the settings do not fit together: --load_best_model_at_end requires the save and eval strategy to match, except '
+     'when --save_strategy="best", but found'),
     (["unlearn", *FULL, "--optim", "sdg"], "optim 'sdg' is unknown; did you mean sgd?"),
     (["unlearn", *FULL, "--eval_strategy", "often"],
      "eval_strategy 'often' is unknown; choose one of no, steps, epoch"),

@@ -73,6 +73,8 @@ def test_twins_in_either_set_do_not_hide_what_is_not_found(train):
     )  # fmt: skip
     assert forget_data(train, None, train.select([5, 5])).not_found == 0
     assert forget_rows(thrice, None, [0]).copies() == 2, "which stay"
+    assert forget_rows(train, None, [0]).known_tests() == 0
+    assert forget_rows(train.select([0, 1, 2]), train.select([0, 2, 5, 6]), [0]).known_tests() == 2
 
 
 @pytest.mark.parametrize(

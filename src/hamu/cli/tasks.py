@@ -135,6 +135,12 @@ class Task(ABC):
                 f"warning: {copies} of the {self.noun} to retain are the same as some to forget, which a model goes on "
                 f"learning; --forget_data with a file of them takes out all that are the same"
             )
+        known = problem.known_tests()
+        if known:
+            self.console.print(
+                f"warning: {known} of {len(problem.test)} test {self.noun} are among those to retain or to forget; "
+                f"what is said of the test set, and of membership inference, is not of data never trained on"
+            )
         return problem
 
     def _divided(self, train: Any, test: Any) -> UnlearningData[Any]:

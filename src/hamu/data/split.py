@@ -36,6 +36,13 @@ class UnlearningData(Generic[Records]):
         gone = set(self.forget.digests())
         return sum(digest in gone for digest in self.retain.digests())
 
+    def known_tests(self) -> int:
+        """How many test records are the same as one to retain or to forget, and so were trained on."""
+        if self.test is None:
+            return 0
+        known = {*self.retain.digests(), *self.forget.digests()}
+        return sum(digest in known for digest in self.test.digests())
+
     def sets(self) -> dict[str, Records]:
         """The sets that there are, by name."""
         named = {"retain": self.retain, "forget": self.forget, "test": self.test}
