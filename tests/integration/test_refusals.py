@@ -116,6 +116,7 @@ def test_a_run_is_resumed_by_the_command_that_began_it(cli, command, other):
     (b"- seed", "run.yaml is a list; expected settings as `key: value`"),
     (b"unlearn: fast", "unlearn in run.yaml is a single value; expected settings as `key: value`"),
     (b"seed: 1\nkeep: 2\nseed: 2", "run.yaml is not valid YAML, line 3: seed is there twice"),
+    (b"? [seed]\n: 1", "run.yaml is not valid YAML, line 1: found unhashable key"),
     (b"unlearn:\n  seeds: [1]", "run.yaml has seeds under unlearn, but hamu unlearn takes no such setting"),
     (b"compare:\n  method: ga", "run.yaml has method under compare, but hamu compare takes no such setting"),
     (b"unlern:\n  seed: 1", "run.yaml has the unknown setting 'unlern'; did you mean unlearn?"),
