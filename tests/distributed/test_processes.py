@@ -99,6 +99,19 @@ def test_a_gradient_that_is_not_finite_on_one_process_skips_the_step_on_all(tmp_
         assert all(torch.equal(first[name], second[name]) for name in first), case
 
 
+def test_an_early_end_is_the_same_in_every_process_and_layout(alone, tmp_path):
+    case = "conv/hamu-q/1/sgd"
+    losses = [entry["forget_loss"] for entry in alone[case][0]["log"]]
+    target = max(losses) - 1e-6
+    first = next(number for number, loss in enumerate(losses) if loss >= target)
+    assert first > 0, "some steps are taken before"
+    found = launch(2, tmp_path / "run", [case, f"{case}/split", f"{case}/shard"], HAMU_TARGET=str(target))
+    for layout in found.values():
+        for one in layout:
+            assert one["ended"].startswith(f"the forget loss of a step, {losses[first]:.4g}, has reached the target")
+            assert sum(entry["taken"] for entry in one["log"]) == first
+
+
 def test_the_runs_differ_from_case_to_case(alone):
     """Else the comparison above could not fail."""
     ends = [alone[case][0]["weights"] for case in CASES if case.startswith("conv") and "/1/" in case]

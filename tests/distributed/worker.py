@@ -103,6 +103,7 @@ def run(case, folder, steps):
         gradient_accumulation_steps=int(accumulation), learning_rate=0.05 if optimizer == "sgd" else 0.005,
         optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
         disable_tqdm=True, min_forget_loss=1e-9,
+        target_forget_loss=float(os.environ["HAMU_TARGET"]) if "HAMU_TARGET" in os.environ else None,
         pairing="split" if pairing == ["split"] else "sequential", shard=pairing == ["shard"],
     )  # fmt: skip
     small = pairing == ["small"]
@@ -126,6 +127,7 @@ def run(case, folder, steps):
             "weights": found,
             "log": log,
             "promise": trainer.promise,
+            "ended": trainer.stop_reason,
             "losses": {name: one.losses for name, one in trainer.predictions.items()},
         },
         folder / f"{case.replace('/', '-')}-{rank()}.pt",
