@@ -131,7 +131,7 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
     assert record["hardness"] == {"measured_at": "step 1"} | {
         key: steps[0][key] for key in ("kappa", "cos", "direct_threshold", "stop_threshold")
     }
-    assert (record["steps"]["taken"], record["steps"]["not_taken"], record["steps"]["ended_at"]) == (3, 0, 3)
+    assert [record["steps"][name] for name in ("taken", "in_model", "not_taken", "ended_at")] == [3, 3, 0, 3]
     evaluation = strict(images / "run/evaluation.json")
     assert record["promise"] == evaluation["promise"]
     for role in ("before", "after"):

@@ -70,7 +70,7 @@ def outcome(folder):
 DIVERGING = ("--learning_rate", "0.5", "--max_retain_loss", "0.35", "--eval_strategy", "steps", "--eval_steps", "1",
              "--save_strategy", "steps", "--save_steps", "1")  # fmt: skip
 BEST_OF_SAVED = ("--load_best_model_at_end", "--eval_strategy", "steps", "--eval_steps", "1", "--save_strategy",
-                 "steps", "--save_steps", "2", "--metric_for_best_model", "retain_loss")  # fmt: skip
+                 "steps", "--save_steps", "2", "--metric_for_best_model", "retain_loss", "--method", "ga")  # fmt: skip
 UNDONE = (
     "--method",
     "hamu-u",
@@ -122,6 +122,12 @@ def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_mode
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
     if more == UNDONE:
         assert outcome(tmp_path / "whole")[2][0]["taken"] == 0, "the case is for runs whose first step is not taken"
+    if more == BEST_OF_SAVED:
+        record = json.loads((tmp_path / "broken/record.json").read_text())
+        best = int(record["steps"]["ended_because"].rpartition("the weights are the best ones, of step ")[2])
+        assert record["steps"]["in_model"] == best < record["steps"]["taken"]
+        assert f"by {best} gradient updates of the method ga," in record["statement"][0]
+        assert f"; the model after has the first {best} behind it." in (tmp_path / "broken/record.md").read_text()
     assert cli("unlearn", "--resume", "--output_dir", "broken") == (0, "the run in broken is complete", "")
 
 

@@ -28,3 +28,13 @@ def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(m
         ends = EarlyEnds(max_retain_loss=loss["retain"] + 0.01, min_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])
         assert ends.reason() == ""
+
+
+def test_a_record_that_is_read_for_its_shape_alone_counts_for_nothing():
+    """A process without a share of a last batch has one, of weight 0."""
+    scored = Scored.of(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
+    ends = EarlyEnds(max_retain_loss=1.0, target_forget_loss=0.6)
+    ends.add("retain", Scored.of(scored.logits[1:], scored.labels[1:]), 0.0)
+    ends.add("forget", Scored.of(scored.logits[:1], scored.labels[:1]))
+    ends.add("forget", Scored.of(scored.logits[1:], scored.labels[1:]), 0.0)
+    assert ends.reason() == "the forget loss of a step, 0.6931, has reached the target 0.6"

@@ -16,6 +16,7 @@ def history(trainer: UnlearnTrainer) -> dict[str, Any]:
         "trajectory": [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry],
         "steps_taken": trainer.steps_taken,
         "steps_skipped": trainer.steps_skipped,
+        "steps_in_model": trainer.steps_in_model,
         "promise": trainer.promise,
         "steering": None if trainer.steering is None else trainer.steering.history,
         "ended": trainer.stop_reason or ALL_DONE,

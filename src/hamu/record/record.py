@@ -133,6 +133,7 @@ def steps_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "taken": evaluation["steps_taken"],
         "not_taken": evaluation["steps_skipped"],
+        "in_model": evaluation["steps_in_model"],
         "ended_because": evaluation["ended"],
     }
 

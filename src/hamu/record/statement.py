@@ -14,8 +14,8 @@ def statement(record: Mapping[str, Any]) -> list[str]:
     """
     after = record["figures"]["after"]
     return [
-        f"The model after was made from the model before by {record['steps']['taken']} gradient updates of the method "
-        f"{record['method']}, on the forget and the retain set whose digests stand here.",
+        f"The model after was made from the model before by {_updates(record)} of the method {record['method']}, on the "
+        f"forget and the retain set whose digests stand here.",
         "This is approximate unlearning. It is no certificate that the forget set was removed: nothing here proves "
         "that its influence on the weights is gone, or that the model could have come about without it.",
         "The figures are those of these sets and of this run. Their intervals say what other records from the same "
@@ -28,6 +28,14 @@ def statement(record: Mapping[str, Any]) -> list[str]:
         "The digests let whoever has the weights and the data check that they are meant. The record is not signed: "
         "that it is unchanged is known only to those who kept its own SHA-256 elsewhere.",
     ]
+
+
+def _updates(record: Mapping[str, Any]) -> str:
+    count = record["steps"]["in_model"]
+    found = f"{count} gradient update{'s' * (count != 1)}"
+    if record["goal"] is None:
+        return found
+    return f"{found} (some of them carried on, shortened or taken back, as measurements on the data said)"
 
 
 def _attack(found: Mapping[str, Any] | None) -> str:

@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from hamu.distributed import from_main, is_main, wait_for_all
 from hamu.errors import HamuError, first_line
 
+STATE = "trainer_state.json"  # what the trainer and its callbacks remember
 _MANIFEST = "manifest.json"
 _PREFIX = "checkpoint-"
 

@@ -31,18 +31,18 @@ class EarlyEnds:
     ) -> None:
         self._min_forget, self._max_retain, self._target = min_forget_loss, max_retain_loss, target_forget_loss
         self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, float] = {}
         self.diverged = False
 
     def __bool__(self) -> bool:
         """Whether anything is watched at all."""
         return any(limit is not None for limit in (self._min_forget, self._max_retain, self._target))
 
-    def add(self, side: str, scored: Scored) -> None:
-        """Take one batch of a side; a step may have several."""
+    def add(self, side: str, scored: Scored, weight: float = 1.0) -> None:
+        """Take one batch of a side; a step may have several, and one of weight 0 counts for nothing."""
         total = CrossEntropy().total(scored.detached(), None)
-        self._sums[side] = self._sums.get(side, 0.0) + total
-        self._counts[side] = self._counts.get(side, 0) + len(scored.labels)
+        self._sums[side] = self._sums.get(side, 0.0) + weight * total
+        self._counts[side] = self._counts.get(side, 0.0) + weight * len(scored.labels)
 
     def reason(self) -> str:
         """Why the run is to end before the step whose batches were added, "" if it is not; starts anew."""

@@ -19,12 +19,12 @@ from transformers.trainer_utils import SaveStrategy
 from hamu.distributed import is_main, is_sharded, processes, summed
 from hamu.errors import HamuError, first_line
 from hamu.models.saving import load_tensors, save_model, save_rest
-from hamu.training.checkpoints import Checkpoints, check_whole, restoring
+from hamu.training.checkpoints import STATE, Checkpoints, check_whole, restoring
 from hamu.training.config import own_options
 from hamu.training.trackers import stand_between
 
 _logger = logging.getLogger(__name__)
-_OPTIMIZER, _SCHEDULER, _STATE = "optimizer.pt", "scheduler.pt", "trainer_state.json"
+_OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"
 
 
 class ResumableTrainer(Trainer):
@@ -165,7 +165,7 @@ class ResumableTrainer(Trainer):
                 for callback in (*self.callback_handler.callbacks, self.control):
                     if isinstance(callback, ExportableState):
                         self.state.stateful_callbacks[type(callback).__name__] = callback.state()
-                self.state.save_to_json(str(folder / _STATE))
+                self.state.save_to_json(str(folder / STATE))
         self._saved_step = step
         self.checkpoints.limit(self.state.best_model_checkpoint)
 
@@ -180,7 +180,7 @@ class ResumableTrainer(Trainer):
         with restoring(folder):
             load_tensors(self.model, folder)
             self.load_more(folder)
-            _check_state(folder / _STATE)  # which the Trainer will read next
+            _check_state(folder / STATE)  # which the Trainer will read next
 
     def _load_best_model(self) -> None:
         load_tensors(self.model, Path(str(self.state.best_model_checkpoint)))

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import ExportableState, TrainerState
 
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.training.checkpoints import restoring
+from hamu.training.checkpoints import STATE, restoring
 
 if TYPE_CHECKING:
     from hamu.training.trainer import UnlearnTrainer
@@ -87,6 +87,12 @@ def _restore(trainer: UnlearnTrainer, memory: dict[str, Any]) -> None:
     trainer.assessed = memory["assessed"]
     trainer._early_ends.diverged = memory["diverged"]
     trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
+
+
+def steps_taken_in(checkpoint: Path) -> int:
+    """How many steps the weights of a checkpoint have behind them."""
+    saved = TrainerState.load_from_json(str(checkpoint / STATE)).stateful_callbacks[RunState.__name__]
+    return int(saved["attributes"]["taken"])
 
 
 def save_tensors(trainer: UnlearnTrainer, folder: Path) -> None:

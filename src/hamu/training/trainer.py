@@ -30,7 +30,7 @@ from hamu.training.goal import Goal, Standing
 from hamu.training.original import check_is_measured, collate, let_gradients_through, to_channels_last
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset, subset
 from hamu.training.resumable import ResumableTrainer
-from hamu.training.run_state import RunState, load_saved_tensors, save_tensors
+from hamu.training.run_state import RunState, load_saved_tensors, save_tensors, steps_taken_in
 from hamu.training.sharing import ShareSampler, shared_loader
 from hamu.training.steering import Steering
 from hamu.training.watch import StepWatch
@@ -143,6 +143,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.predictions: dict[str, Predictions | TokenPredictions] = {}
         self.evaluated_step = -1
         self._is_back = False
+        self._steps_of_best: int | None = None
         super().__init__(
             model,
             args,
@@ -178,6 +179,7 @@ class UnlearnTrainer(ResumableTrainer):
     def _load_best_model(self) -> None:
         super()._load_best_model()
         self.predictions = {}
+        self._steps_of_best = steps_taken_in(Path(str(self.state.best_model_checkpoint)))
         self._is_back = self.state.best_global_step != self.state.global_step
         if self._is_back and self.args.load_best_model_at_end:
             self.stop_reason = f"{self.stop_reason or ALL_DONE}; the weights are the best ones, of step "
@@ -277,7 +279,7 @@ class UnlearnTrainer(ResumableTrainer):
             if measured:
                 self._watch.remember(side, batch, weight, count)
             with getattr(self.pair, side)():
-                loss = self._side_total(model, side, batch) * weight / count
+                loss = self._side_total(model, side, batch, weight) * weight / count
                 self.accelerator.backward(loss * scale if scale > 1 else loss)
             losses[side] = loss.detach()
             self._losses[side] = self._losses.get(side, 0.0) + losses[side]
@@ -285,7 +287,7 @@ class UnlearnTrainer(ResumableTrainer):
             self._end_step()
         return torch.stack(list(losses.values())).sum()
 
-    def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor]) -> Tensor:
+    def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor], weight: float = 1.0) -> Tensor:
         objective = self._objectives[side]
         labels = batch["labels"]
         original = None
@@ -293,7 +295,7 @@ class UnlearnTrainer(ResumableTrainer):
             original = Scored.of(self._original.logits(batch), labels).logits
         scored = Scored.of(predict_logits(model, batch), labels)
         if self._early_ends and torch.is_grad_enabled():
-            self._early_ends.add(side, scored)
+            self._early_ends.add(side, scored, weight)
         return objective.total(scored, original)
 
     def _end_step(self) -> None:
@@ -351,6 +353,11 @@ class UnlearnTrainer(ResumableTrainer):
         trust = self._watch.trust
         if trust is not None and trust.exhausted:
             self._end_run("no step is small enough to realise anything of its promise")
+
+    @property
+    def steps_in_model(self) -> int:
+        """Steps that the weights have behind them: fewer than were taken, once the run has gone back to a state."""
+        return self.steps_taken if self._steps_of_best is None else self._steps_of_best
 
     @property
     def promise(self) -> dict[str, Any] | None:
