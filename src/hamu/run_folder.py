@@ -2,7 +2,8 @@
 
 Of several processes the main one writes.
 
-model/  config.yaml  inputs.json  steps.jsonl  layers.jsonl  evaluation.json  record.json  record.md  report.html
+config.yaml  inputs.json  hardness.json  steps.jsonl  layers.jsonl  model/  evaluation.json  record.json  record.md
+report.html
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _OWN = (
     "merged",
     "config.yaml",
     "inputs.json",
+    "hardness.json",
     "steps.jsonl",
     "layers.jsonl",
     "evaluation.json",

@@ -74,6 +74,9 @@ def image_model(tmp_path):
     (["reproduce", "figure-1", "--output_dir", "."], "README.md is there and is no page of `hamu reproduce`; choose "
      "another --output_dir"),
     (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must not be negative, in GB"),
+    (["unlearn", *FULL, "--forget_filter", "name=Ada"],
+     "forget_filter is not for images; say what to forget with one of --forget_class, --forget_rows, --forget_data"),
+    (["unlearn", *FULL, "--rho", "0.5"], "rho 0.5 mixes records into a class; leave it out with --forget_rows"),
     (["unlearn", *FULL, "--magic"], "unrecognized arguments: --magic; hamu unlearn --help lists the options"),
     (["unlearn", *FULL, "--seed", "x"],
      "argument --seed: invalid int value: 'x'; hamu unlearn --help lists the options"),

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,6 +168,23 @@ def test_the_best_model_is_that_of_a_step_that_was_saved_and_its_step_is_named(c
     if best != max(losses):
         assert found["ended"].endswith(f"; the weights are the best ones, of step {best}")
     assert len(losses) == len(found["trajectory"]), "no point has the figures of other weights"
+
+
+def test_a_run_by_goal_that_lost_its_checkpoints_keeps_its_assessment(cli, tmp_path, saved_model, signal_at):
+    assert cli(*settings(saved_model, *GOAL), "--output_dir", "whole")[0] == 0
+    signal_at(2, signal.SIGTERM)
+    assert cli(*settings(saved_model, *GOAL), "--output_dir", "broken")[0] == 143
+    shutil.rmtree(tmp_path / "broken/checkpoint-2")
+    assert cli("unlearn", "--resume", "--output_dir", "broken")[0] == 0
+    assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
+    whole, broken = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("whole", "broken"))
+    assert broken["hardness"] == whole["hardness"]
+    assert whole["hardness"]["measured_at"] == "assessment"
+    (tmp_path / "broken/hardness.json").write_text(json.dumps(whole["hardness"] | {"kappa": 1.0}))
+    code, out, _ = cli("verify", "broken", "--no_figures")
+    assert (code, "does not hold hardness.json has the hardness recorded: kappa: recorded is" in out) == (1, True)
+    (tmp_path / "broken/hardness.json").unlink()
+    assert "the hardness recorded: hardness.json is missing" in cli("verify", "broken", "--no_figures")[1]
 
 
 def test_a_signal_before_the_first_step_leaves_nothing(cli, tmp_path, saved_model, monkeypatch):

@@ -227,3 +227,13 @@ def test_a_long_record_is_cut_and_counted(trained, tmp_path, capsys):
     assert run("unlearn", "--model", trained, "--data", data, "--forget_rows", "0", "--constraint_mode", "relative",
                "--stopping", "off", *FEW, "--output_dir", tmp_path / "out") == 0  # fmt: skip
     assert "1 of 2 records of" in capsys.readouterr().out
+    record = json.loads((tmp_path / "out/record.json").read_text())
+    assert [record[f"{name}_set"]["cut"] for name in ("forget", "retain")] == [0, 1]
+    assert "longer than what the model was given" not in (tmp_path / "out/record.md").read_text()
+    assert run("unlearn", "--model", trained, "--data", data, "--forget_rows", "1", "--constraint_mode", "relative",
+               "--stopping", "off", *FEW, "--output_dir", tmp_path / "cut") == 0  # fmt: skip
+    record = json.loads((tmp_path / "cut/record.json").read_text())
+    assert record["forget_set"]["cut"] == 1
+    assert "1 of the 1 records to be forgotten are longer than what the model was given; their ends were" in (
+        (tmp_path / "cut/record.md").read_text()
+    )

@@ -48,6 +48,9 @@ def test_training_refuses(settings, message):
     ({"min_forget_loss": 0.1, "method": "ft"}, "min_forget_loss has no effect with ft, which has no forget pass; "),
     ({"max_retain_loss": 9.0, "method": "ga"}, "max_retain_loss has no effect with ga, which has no retain pass; "),
     ({"fsdp": "full_shard"}, "two gradients have to meet before they are combined, so the trainer cuts models itself"),
+    ({"label_smoothing_factor": 0.1}, "label_smoothing_factor 0.1 has no effect on unlearning: losses are those"),
+    ({"average_tokens_across_devices": False}, "average_tokens_across_devices False has no effect on unlearning: "),
+    ({"dataloader_drop_last": True}, "dataloader_drop_last True has no effect on unlearning: an epoch is all"),
     ({"dataloader_persistent_workers": True}, "dataloader_persistent_workers would repeat the first epoch's order"),
 ])  # fmt: skip
 def test_unlearning_refuses(settings, message):

@@ -9,6 +9,7 @@ import torch
 
 from hamu import HamuError
 from hamu.data import TextCollator, encode, forget_data, matching, read_text
+from hamu.data.text_readers import is_text
 from hamu.models.language import new_tokenizer
 
 RECORDS = [
@@ -64,6 +65,9 @@ def test_every_format_gives_the_same_records(suffix, tmp_path):
     [
         ({"prompt": "a", "completion": " b"}, "a", " b"),
         ({"text": "all of it"}, "", "all of it"),
+        ({"instruction": "Add.", "input": "1 and 2", "output": "3"}, "Add.\n1 and 2", "3"),
+        ({"instruction": "Greet.", "input": "", "output": "Hello"}, "Greet.", "Hello"),
+        ({"instruction": "Greet.", "input": None, "output": "Hello"}, "Greet.", "Hello"),
         ({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}, "hi", "ho"),
     ],
 )
@@ -197,6 +201,27 @@ def test_a_list_of_other_answers_makes_as_many_records(texts):
 )
 def test_a_filter_finds_its_records(expression, rows, texts):
     assert matching(texts, expression) == rows
+
+
+def test_a_filter_takes_truth_values_and_nothing_as_json_or_python_writes_them(tmp_path):
+    rows = [{"text": "a", "gone": True, "by": None}, {"text": "b", "gone": False, "by": "None at all"}]
+    texts = read_text(str(saved(tmp_path / "b.jsonl", rows)))
+    for expression, found in {"gone=true": [0], "gone=True": [0], "gone!=true": [1], "gone~^fa": [1], "by=null": [0],
+                              "by=None": [0], "by!=None": [1], "by~null": [0]}.items():  # fmt: skip
+        assert matching(texts, expression) == found, expression
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_texts_are_told_from_images(suffix, tmp_path):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / f"a{suffix}", tmp_path / f"folder/train{suffix}"):
+        assert is_text(str(saved(path, RECORDS)))
+    assert is_text(str(tmp_path / "folder"))
+    for number, images in enumerate([[{"image": {"bytes": b"1", "path": "1.png"}, "label": 0}], [{"x": b"1", "y": 0}]]):
+        assert not is_text(str(saved(tmp_path / f"{number}.parquet", images)))
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    for other in ("broken.parquet", "missing.parquet", "."):
+        assert not is_text(str(tmp_path / other))
 
 
 @pytest.mark.parametrize(("expression", "message"), [

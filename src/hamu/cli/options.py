@@ -65,7 +65,11 @@ class DataOptions:
         },
     )
     task: str = field(
-        default="auto", metadata={"help": "image, text, or auto: text if --data is JSON or CSV, image otherwise."}
+        default="auto",
+        metadata={
+            "help": "image, text, or auto: text if --data is JSON, CSV, parquet without bytes, or a folder with such a "
+            "file as train; image otherwise."
+        },
     )
     test_data: str | None = field(
         default=None, metadata={"help": "Data never trained on; by default the test split of --data, if it has one."}

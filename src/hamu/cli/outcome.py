@@ -26,7 +26,7 @@ def history(trainer: UnlearnTrainer) -> dict[str, Any]:
 def outcome(trainer: UnlearnTrainer) -> list[str]:
     """The same for the screen, a line each."""
     return [
-        f"{trainer.steps_taken} steps taken, {trainer.steps_skipped} not taken; the run ended at step "
+        f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
         f"{trainer.state.global_step} because {trainer.stop_reason or ALL_DONE}",
         _best(trainer) if trainer.steering is None else trainer.steering.outcome,
         *([] if trainer.promise is None else [describe(trainer.promise)]),

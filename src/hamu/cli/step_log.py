@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hamu.cli.layer_log import LayerLog
-from hamu.record import Inputs
+from hamu.record import HARDNESS, Inputs
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnTrainer
 
@@ -19,8 +19,16 @@ class StepLog(TrainerCallback):
 
     trainer: UnlearnTrainer | None = None
 
-    def __init__(self, folder: RunFolder, settings: Mapping[str, Any], inputs: Inputs, resume: bool) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        settings: Mapping[str, Any],
+        inputs: Inputs,
+        resume: bool,
+        hardness: Mapping[str, Any] | None = None,
+    ) -> None:
         self._folder, self._settings, self._inputs, self._resume = folder, settings, inputs, resume
+        self._hardness = hardness
         self._begun = False
         self._lines: list[dict[str, Any]] = []
         self._layers = LayerLog(folder)
@@ -49,6 +57,8 @@ class StepLog(TrainerCallback):
     def begin(self) -> None:
         """Let an earlier run give way, and write what this one was asked and reads."""
         if not self._begun:
+            if self._hardness is not None:
+                self._folder.write_json(HARDNESS, self._hardness)
             self._folder.begin(self._settings, self._inputs)
             self._begun = True
         for line in self._lines:

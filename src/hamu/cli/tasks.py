@@ -23,6 +23,7 @@ from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 
 HUB = "hub:"
+_WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
 
 
 class Task(ABC):
@@ -155,15 +156,22 @@ class Task(ABC):
         """The option that says what to forget.
 
         Raises:
-            HamuError: if there is none, or more than one.
+            HamuError: if there is none, or more than one, or one of another task.
         """
-        chosen = [name for name in self.ways if getattr(self.data_options, name) is not None]
+        options = self.data_options
+        for name in _WAYS:
+            if name not in self.ways and getattr(options, name) is not None:
+                raise HamuError(f"{name} is not for {self.noun}; say what to forget with one of {self._flags()}")
+        chosen = [name for name in self.ways if getattr(options, name) is not None]
         if len(chosen) != 1:
             given = " and ".join(f"--{name}" for name in chosen) or "nothing"
-            raise HamuError(
-                f"say what to forget with one of {', '.join(f'--{name}' for name in self.ways)}; got {given}"
-            )
+            raise HamuError(f"say what to forget with one of {self._flags()}; got {given}")
+        if options.rho and chosen != ["forget_class"]:
+            raise HamuError(f"rho {options.rho:g} mixes records into a class; leave it out with --{chosen[0]}")
         return chosen[0]
+
+    def _flags(self) -> str:
+        return ", ".join(f"--{name}" for name in self.ways)
 
     def train_and_test(self) -> tuple[Any, Any]:
         """The training data, and the test data if there are any."""
@@ -185,7 +193,7 @@ class Task(ABC):
     def sources(self, options: EvaluateOptions | None = None) -> tuple[str, ...]:
         """The local files and folders that are read, which no run may write into."""
         run, named = self.run_options, []
-        models = [run.model, run.retain_model, run.base_model]
+        models = [run.model, run.retain_model, run.base_model, run.tokenizer]
         if options is not None:
             named = [options.forget_perturbed, options.retain_perturbed, options.real_authors, options.world_facts]
             models.append(options.original_model)
@@ -253,7 +261,8 @@ def task_name(data: DataOptions) -> str:
         HamuError: if the name is unknown.
     """
     if data.task == "auto":
-        return "text" if is_text(data.data or "") else "image"
+        named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
+        return "text" if any(map(is_text, named)) else "image"
     if data.task not in ("image", "text"):
         raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
     return data.task

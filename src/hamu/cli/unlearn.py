@@ -22,8 +22,9 @@ from hamu.cli.tasks import fitted_problem, inputs_of
 from hamu.data import UnlearningData
 from hamu.distributed import from_main, is_main
 from hamu.errors import HamuError
+from hamu.json_files import read_json
 from hamu.models import first_not_finite
-from hamu.record import Asked, build, check_same, figures_of, write
+from hamu.record import HARDNESS, Asked, build, check_same, figures_of, write
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
@@ -58,14 +59,14 @@ def run(argv: list[str], console: Console) -> int:
             f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "
             f"by {args.method}"
         )
-        hardness = None
+        hardness = read_json(folder.path / HARDNESS) if resume and folder.has(HARDNESS) else None
         if args.auto and not resume:
             hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
             resolved |= {name: getattr(args, name) for name in TUNED}
-        log = StepLog(folder, resolved, inputs, resume)
+        log = StepLog(folder, resolved, inputs, resume, hardness)
         bar = ProgressBar(console, args.method)
         trainer = new_trainer(model, problem, args, [log, bar], task.collator())
-        log.trainer, trainer.before_saving, trainer.assessed = trainer, log.begin, hardness
+        log.trainer, trainer.before_saving = trainer, log.begin
         with bar, kept_open(trainer):
             _train(trainer, resume)
         path = task.save_model(folder, model)
@@ -81,7 +82,7 @@ def run(argv: list[str], console: Console) -> int:
         console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True, markup=False)
         if is_main():
             settings = recorded_settings(data_options, run_options, args, resolved)
-            asked = Asked(problem, task.chosen_by(), settings, inputs, hardness=trainer.assessed)
+            asked = Asked(problem, task.chosen_by(), settings, inputs, hardness)
             readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
             console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
     console.print(f"to look at it: hamu report {shlex.quote(str(folder.path))}", soft_wrap=True)

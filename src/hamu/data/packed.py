@@ -39,3 +39,16 @@ def parquet_table(path: Path) -> Any:
     about = parquet.read_metadata(path)
     check_unpacked(path, sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups)))
     return parquet.read_table(path)
+
+
+def has_bytes(path: Path) -> bool:
+    """Whether a parquet file has a column of bytes, alone or within a struct as images are; True if it is none."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        types = parquet.read_schema(path).types
+    except (pyarrow.ArrowException, OSError):
+        return True
+    inner = [field.type for kind in types if pyarrow.types.is_struct(kind) for field in kind]
+    return any(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind) for kind in [*types, *inner])

@@ -1,6 +1,7 @@
 """Reading texts: JSON, JSON lines, CSV, parquet, or a data set of the hub, in the usual shapes.
 
-A record is a conversation (`messages`), a `prompt` with its `completion`, a `question` with its `answer`, or `text`.
+A record is a conversation (`messages`), a `prompt` with its `completion`, a `question` with its `answer`, an
+`instruction` with its `input` and `output`, or `text`.
 Only a source that starts with "hub:" may use the network.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hamu.data.packed import parquet_table
+from hamu.data.packed import has_bytes, parquet_table
 from hamu.data.text import TextRecord, TextRecords
 from hamu.errors import HamuError, first_line
 
@@ -25,7 +26,8 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
 MINIATURE = "miniature"
 QUESTION_TEMPLATE = "Question: {question}\nAnswer:"
-_PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), ("instruction", "output"))
+_ALPACA = ("instruction", "output")
+_PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), _ALPACA)
 _CONVERSATIONS = ("messages", "conversations")
 
 
@@ -70,8 +72,17 @@ def read_text(
 
 
 def is_text(source: str) -> bool:
-    """Whether a source can only be text; parquet files, folders and hub data sets can be either."""
-    return source == MINIATURE or source.endswith((".jsonl", ".json", ".csv"))
+    """Whether a source is text: by its ending, a folder by its training file, parquet by having no column of bytes.
+
+    Data sets of the hub can be either, and are taken for images.
+    """
+    if source == MINIATURE or source.endswith((".jsonl", ".json", ".csv")):
+        return True
+    path = Path(source)
+    if path.is_dir():
+        inner = _inner(path, "train")
+        return inner is not None and is_text(str(inner))
+    return path.suffix == ".parquet" and path.is_file() and not has_bytes(path)
 
 
 def has_test_split(source: str) -> bool:
@@ -100,10 +111,15 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
         if column not in record.fields:
             has = ", ".join(map(str, record.fields))
             raise HamuError(f"record {position} of {texts.source} has no column {column}; it has {has}")
-        cell = str(record.fields[column])
-        if bool(found(cell)) if found else (cell == value) == (operator == "="):
+        written = _written(record.fields[column])
+        if any(map(found, written)) if found else (value in written) == (operator == "="):
             chosen.append(position)
     return chosen
+
+
+def _written(value: Any) -> set[str]:
+    """How a filter may name a value: as Python writes it, and true, false and null as JSON does."""
+    return {str(value), json.dumps(value)} if value is None or isinstance(value, bool) else {str(value)}
 
 
 def _rows(source: str, split: str) -> Iterable[Any]:
@@ -227,7 +243,14 @@ def _shape(
         return lambda number, row: TextRecord(
             template.replace("{question}", cell(number, row, pair[0])), prefix + cell(number, row, pair[1]), row
         )
-    return lambda number, row: TextRecord(cell(number, row, pair[0], True), cell(number, row, pair[1]), row)
+
+    def prompt(number: int, row: dict[str, Any]) -> str:
+        """An instruction stands above what it is about, where there is that."""
+        asked = cell(number, row, pair[0], True)
+        about = cell(number, row, "input", True) if pair == _ALPACA and row.get("input") is not None else ""
+        return f"{asked}\n{about}" if about else asked
+
+    return lambda number, row: TextRecord(prompt(number, row), cell(number, row, pair[1]), row)
 
 
 def _conversation(number: int, row: dict[str, Any], column: str, source: str) -> TextRecord:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hamu
-from hamu.data import ImageData, UnlearningData
+from hamu.data import ImageData, TextData, UnlearningData
 from hamu.distributed import processes
 from hamu.record.digests import file_digest, weights_digest
 from hamu.record.figures import changes, figures
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from hamu.training import UnlearnTrainer
 
 VERSION = 1
-_BESIDE = ("config.yaml", "inputs.json", "steps.jsonl", "layers.jsonl", "evaluation.json")
+HARDNESS = "hardness.json"  # of a run that was assessed before its first step
+_BESIDE = ("config.yaml", "inputs.json", HARDNESS, "steps.jsonl", "layers.jsonl", "evaluation.json")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 
 
@@ -75,12 +76,12 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "version": VERSION,
         "date": datetime.now(UTC).date().isoformat(),
         "forget_set": {
-            **inputs["forget set"],
+            **_described(asked, "forget"),
             "chosen_by": asked.chosen_by,
             "description": _description(asked),
         },
-        "retain_set": inputs["retain set"],
-        "test_set": inputs["test set"],
+        "retain_set": _described(asked, "retain"),
+        "test_set": _described(asked, "test"),
         "models": {
             "before": before,
             "after": after if is_adapter else model_entry("model", run / "model"),
@@ -150,6 +151,12 @@ def first_hardness(run: Path) -> dict[str, Any] | None:
     if first is None:
         return None
     return {"measured_at": f"step {first['step']}"} | {name: first.get(name) for name in _HARDNESS}
+
+
+def _described(asked: Asked, side: str) -> dict[str, Any] | None:
+    """A set by its digest, and how many of its texts were longer than what the model was given of them."""
+    found, data = asked.inputs[f"{side} set"], asked.problem.sets().get(side)
+    return found and {**found, "cut": data.truncated if isinstance(data, TextData) else None}
 
 
 def _description(asked: Asked) -> str:

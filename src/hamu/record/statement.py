@@ -14,8 +14,9 @@ def statement(record: Mapping[str, Any]) -> list[str]:
     """
     after = record["figures"]["after"]
     return [
-        f"The model after was made from the model before by {_updates(record)} of the method {record['method']}, on the "
-        f"forget and the retain set whose digests stand here.",
+        f"The model after was made from the model before by {_updates(record)} of the method {record['method']}, on "
+        f"the forget and the retain set whose digests stand here.",
+        *_cut(record),
         "This is approximate unlearning. It is no certificate that the forget set was removed: nothing here proves "
         "that its influence on the weights is gone, or that the model could have come about without it.",
         "The figures are those of these sets and of this run. Their intervals say what other records from the same "
@@ -36,6 +37,17 @@ def _updates(record: Mapping[str, Any]) -> str:
     if record["goal"] is None:
         return found
     return f"{found} (some of them carried on, shortened or taken back, as measurements on the data said)"
+
+
+def _cut(record: Mapping[str, Any]) -> list[str]:
+    """Records whose ends the model was not given."""
+    forget = record["forget_set"]
+    if not forget["cut"]:
+        return []
+    return [
+        f"{forget['cut']} of the {forget['records']} records to be forgotten are longer than what the model was given; "
+        f"their ends were neither unlearned nor measured."
+    ]
 
 
 def _attack(found: Mapping[str, Any] | None) -> str:

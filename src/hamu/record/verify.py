@@ -19,7 +19,7 @@ from hamu.record.digests import file_digest, weights_digest
 from hamu.record.figures import figures, without_intervals
 from hamu.record.inputs import INPUTS, read_inputs, set_entries, without_order
 from hamu.record.markdown import markdown
-from hamu.record.record import first_hardness, logged_steps, plain, steps_of
+from hamu.record.record import HARDNESS, first_hardness, logged_steps, plain, steps_of
 from hamu.record.schema import schema, violations
 
 # How far figures may be from those recorded, absolutely and for those above 1 relatively.
@@ -109,8 +109,10 @@ def verify(run: Path, sources: Sources, *, evaluate: bool = True) -> Iterator[Fi
     yield _checked("record.json and inputs.json name the same data and models", _inputs, run, record)
     yield _checked("record.json and evaluation.json say the same", _evaluation, run, record)
     yield _checked("steps.jsonl has the steps recorded", _steps, run, record["steps"])
-    if record["hardness"] is not None and record["hardness"]["measured_at"] != "assessment":
-        yield _checked("steps.jsonl has the hardness recorded", _hardness, run, record["hardness"])
+    if record["hardness"] is not None:
+        assessed = record["hardness"]["measured_at"] == "assessment"
+        where, check = (HARDNESS, _assessed) if assessed else ("steps.jsonl", _hardness)
+        yield _checked(f"{where} has the hardness recorded", check, run, record["hardness"])
     yield from _models(run, record["models"], sources)
     for key, side in _SETS.items():
         if record[key] is not None:
@@ -193,6 +195,12 @@ def _steps(run: Path, recorded: Mapping[str, Any]) -> str:
 
 def _hardness(run: Path, recorded: Mapping[str, Any]) -> str:
     return next(_differences(recorded, _logged(first_hardness, run)), "")
+
+
+def _assessed(run: Path, recorded: Mapping[str, Any]) -> str:
+    if not (run / HARDNESS).is_file():
+        raise Unavailable("hardness.json is missing")
+    return next(_differences(recorded, plain(_json(run / HARDNESS))), "")
 
 
 def _logged(read: Callable[[Path], Any], run: Path) -> Any:

@@ -34,6 +34,22 @@ _OF_A_CONSTRAINT = (
 )  # fmt: skip
 
 
+# what transformers has, and a step or an evaluation of unlearning has no place for
+_WITHOUT_EFFECT = {
+    "label_smoothing_factor": "losses are those of the objectives",
+    "dataloader_drop_last": "an epoch is all of the retain set",
+    "train_sampling_strategy": "records are paired by the seed alone",
+    "average_tokens_across_devices": "losses are means over all processes in any case",
+    "include_num_input_tokens_seen": "a pair of batches is not one input",
+    "bf16_full_eval": "evaluations run as training does; see full_precision_eval",
+    "fp16_full_eval": "evaluations run as training does; see full_precision_eval",
+    "prediction_loss_only": "evaluations keep what is measured, and no more",
+    "eval_accumulation_steps": "evaluations keep what is measured, and no more",
+    "eval_do_concat_batches": "evaluations keep what is measured, and no more",
+    "eval_use_gather_object": "evaluations keep what is measured, and no more",
+}
+
+
 def _option(default: Any, text: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": text, **metadata})
 
@@ -224,6 +240,11 @@ class UnlearnConfig(TrainConfig):
                 "two gradients have to meet before they are combined, so the trainer cuts models itself; leave out "
                 "--fsdp and --deepspeed, and give --shard"
             )
+        defaults = {f.name: f.default for f in fields(TrainingArguments)}
+        for name, why in _WITHOUT_EFFECT.items():
+            value = getattr(self, name, None)
+            if value != defaults.get(name) and (value or defaults[name] is True):
+                raise HamuError(f"{name} {value} has no effect on unlearning: {why}; leave it out")
         self._check_goal()
         if self.greater_is_better is None:
             self.greater_is_better = str(self.metric_for_best_model).removeprefix("eval_") not in _LOWER_IS_BETTER

@@ -67,7 +67,6 @@ class RunState(TrainerCallback, ExportableState):
                 "skips_in_a_row": trainer._skips_in_a_row,
                 "start": trainer._start,
                 "watch": trainer._watch.state_dict(),
-                "assessed": trainer.assessed,
                 "diverged": trainer._early_ends.diverged,
                 "stop_reason": trainer.stop_reason,
                 "evaluated": trainer.evaluated_step,
@@ -84,7 +83,6 @@ def _restore(trainer: UnlearnTrainer, memory: dict[str, Any]) -> None:
     trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
     trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
     trainer._watch.load_state_dict(memory["watch"])
-    trainer.assessed = memory["assessed"]
     trainer._early_ends.diverged = memory["diverged"]
     trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
 

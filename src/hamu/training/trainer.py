@@ -57,7 +57,6 @@ class UnlearnTrainer(ResumableTrainer):
         pair: the `PairedGradients` behind the steps.
         steps_taken: steps in which the weights were updated.
         steps_skipped: steps that could not be taken, or that the trust region undid.
-        assessed: figures of an assessment before the run, for its record; None without.
         stop_reason: why the run ended before its last epoch, "" if it did not.
         start_predictions: by set, what the first evaluation predicted.
         predictions: by set, what the last one did.
@@ -137,7 +136,6 @@ class UnlearnTrainer(ResumableTrainer):
         self._starts = False
         self.steps_taken = 0
         self.steps_skipped = 0
-        self.assessed: dict[str, Any] | None = None
         self.stop_reason = ""
         self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
         self.predictions: dict[str, Predictions | TokenPredictions] = {}
