@@ -144,13 +144,23 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
         "data": "digits",
         "forget_class": 5,
         "train": {"model": "resnet8", "max_steps": 1},
-        "unlearn": {"constraint_mode": "relative", "max_grad_norm": 3},
+        "unlearn": {
+            "constraint_mode": "relative",
+            "max_grad_norm": 3,
+            "stopping": "any",
+            "num_train_epochs": 9,
+            "seed": 5,
+        },
     }
+    taken_over = "chosen by the experiments, whatever the settings say: stopping, num_train_epochs"
 
     def reproduce(*words):
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
         where = ("--config", "mine.yaml", "--fraction", "0.1", "--epochs", "1", "--output_dir", "out")
-        return main(["reproduce", "figure-12", *where, *words]), capsys.readouterr().err
+        code = main(["reproduce", "figure-12", *where, *words])
+        said = capsys.readouterr()
+        assert code or taken_over in said.out
+        return code, said.err
 
     assert reproduce()[0] == 0
     found = result(tmp_path, "figure-12")
@@ -158,9 +168,10 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
     about = (tmp_path / "out/README.md").read_text()
     assert f"settings `{found['scale']['recipe']}`, 0.1 of the data" in about
     assert ", 1 epoch (in full 5), " in about
+    assert found["scale"]["seed"] == 5
     for run in found["runs"].values():
         settings = yaml.safe_load((tmp_path / "out/work/runs" / run["run"] / "config.yaml").read_text())
-        assert (settings["forget_class"], float(settings["max_grad_norm"])) == ("5", 3)
+        assert (settings["forget_class"], float(settings["max_grad_norm"]), int(settings["seed"])) == ("5", 3, 5)
     originals = tmp_path / "out/work/models"
     assert len(list(originals.iterdir())) == 1
     mine["unlearn"]["max_grad_norm"] = 4
@@ -169,6 +180,7 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
     mine["train"]["max_steps"] = 2
     assert reproduce()[0] == 0
     assert len(list(originals.iterdir())) == 2, "it is another"
+    taken_over = "chosen by the experiments, whatever the settings say: stopping, method, constraint, num_train"
     assert reproduce("--recipe", "digits", "--dry_run")[0] == 0
     del mine["forget_class"]
     assert re.fullmatch(

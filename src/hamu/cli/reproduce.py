@@ -23,7 +23,7 @@ from hamu.compare.figures import check_same_inputs
 from hamu.errors import HamuError, Interrupted
 from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
 from hamu.paper.page import PAGE, VERDICTS, check_page, page, results_in, stands_for
-from hamu.paper.planning import PaperRuns
+from hamu.paper.planning import OF_EXPERIMENTS, PaperRuns
 from hamu.paper.stage import Order, Stage, result_of, told_again
 from hamu.record.digests import text_digest
 from hamu.run_folder import RunFolder
@@ -48,6 +48,9 @@ def run(argv: list[str], console: Console) -> int:
         return 0
     work = RunFolder(options.work_dir or output.path / "work", resume=True)
     stages = {task: _stage(task, options, work.path) for task in dict.fromkeys(one.task for one in chosen if one.task)}
+    own = [key for stage in stages.values() for key in OF_EXPERIMENTS if options.config and key in stage.scale.base]
+    if own:
+        console.print(f"chosen by the experiments, whatever the settings say: {', '.join(own)}", soft_wrap=True)
     if options.dry_run:
         _show_plan(chosen, stages, console)
         return 0
@@ -81,7 +84,7 @@ def _parser() -> Parser:
     add("--epochs", type=float, help="of every run [the paper's]")
     add("--learning_rate", type=float, help="of every run [the recipe's]")
     add("--bf16", action="store_true", help="steps in bfloat16, evaluations in float32")
-    add("--seed", type=int, default=42, help="of the sample and of every run [42]")
+    add("--seed", type=int, help="of the sample and of every run [that of the settings, else 42]")
     add("--device", default="auto", help="auto, cpu or cuda [auto]")
     add("--jobs", type=int, default=1, help="run so many at a time, each in a process of its own [1]")
     add("--output_dir", default="runs/reproduce", help="where figures and the page go [runs/reproduce]")
@@ -130,11 +133,10 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     recipe = options.recipe or (None if options.config else _RECIPES[task])
     files = {"--recipe": recipe, "--config": options.config, "--data_dir": options.data_dir}
     argv = [word for flag, value in files.items() if value for word in (flag, value)]
-    data, _, _, base = parse(
-        "unlearn", "", [*argv, "--seed", str(options.seed)], DataOptions, RunOptions, UnlearnConfig
-    )
+    seed = [] if options.seed is None else ["--seed", str(options.seed)]
+    data, _, args, base = parse("unlearn", "", [*argv, *seed], DataOptions, RunOptions, UnlearnConfig)
     _, further, _ = parse("evaluate", "", argv, DataOptions, EvaluateOptions)
-    train = parse("train", "", [*argv, "--seed", str(options.seed)], DataOptions, RunOptions, TrainConfig)[-1]
+    train = parse("train", "", [*argv, *seed], DataOptions, RunOptions, TrainConfig)[-1]
     is_text = task_name(data) == "text"
     settings = _settings_name(recipe, options.config, train)
     if task == "image" and is_text:
@@ -149,7 +151,7 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
         options.fraction,
         options.epochs,
         options.learning_rate,
-        options.seed,
+        args.seed,
         paraphrases is not None,
     )
     device = {"use_cpu": True} if options.device == "cpu" else {}

@@ -21,6 +21,13 @@ _COMMON = {
     "eval_strategy": "epoch", "stopping": "off", "on_infeasible": "clamp", "shuffle": "once", "logging_steps": 1,
     "check_steps": 0, "save_strategy": "epoch", "keep": 1,
 }  # fmt: skip
+OF_EXPERIMENTS = (
+    *_COMMON,
+    "method",
+    "constraint",
+    "num_train_epochs",
+    "gradient_accumulation_steps",
+)  # their own choice
 _CONSTANT = ("constant", None)  # schedules under which a longer run begins as a shorter one
 _PASS = 128  # records in a forward and backward pass, where the recipe does not say
 
