@@ -94,7 +94,7 @@ def image_observations(names=("a", "b"), count=40, channels=3):
     embeddings = {role: {name: draw(count, 5) for name in sets} for role in predictions}
     counts = dict.fromkeys(sets, count)
     pictures = {title: sets["forget"].select(places) for title, places in most_and_least_changed(predictions).items()}
-    return ImageObservations(predictions, counts, names, pictures, embeddings)
+    return ImageObservations(predictions, counts, counts, names, pictures, embeddings)
 
 
 def text_observations(count=30):

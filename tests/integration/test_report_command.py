@@ -101,6 +101,35 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
     assert run("verify", "run", "--no_figures") == 0, "a report breaks no record"
 
 
+@pytest.mark.parametrize(("spoil", "name"), [
+    (lambda at: shutil.copytree(at / "run/model", at / "original", dirs_exist_ok=True), "original model"),
+    (lambda at: shutil.copytree(at / "original", at / "run/model", dirs_exist_ok=True), "model after"),
+    (lambda at: shutil.copy(at / "data/test.npz", at / "data/train.npz"), "forget set"),
+])  # fmt: skip
+def test_what_is_not_that_of_the_run_any_more_is_not_asked(images, capsys, spoil, name):
+    spoil(images)
+    assert run("report", "run") == 0
+    assert f"the {name} is not that of the run any more" in " ".join(capsys.readouterr().out.split())
+    page = (images / "run/report.html").read_text()
+    assert f"the {name} is not that of the run any more" in page
+    assert "Confusion before" not in page
+
+
+def test_runs_that_do_not_compare_are_said_to(images, capsys):
+    shutil.copytree(images / "run", images / "other")
+    assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0
+    assert "do not all compare" not in (images / "both.html").read_text()
+    inputs = json.loads((images / "other/inputs.json").read_text())
+    inputs["test set"]["sha256"] = "0" * 64
+    (images / "other/inputs.json").write_text(json.dumps(inputs))
+    assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0
+    told = "These runs do not all compare: other had another test set than run."
+    assert told in (images / "both.html").read_text()
+    (images / "other/inputs.json").write_text("[]")
+    assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0
+    assert "does not say what that run has read: it holds something else" in (images / "both.html").read_text()
+
+
 def test_a_run_on_texts_shows_answers_and_says_none_of_them_elsewhere(texts, capsys):
     capsys.readouterr()
     assert run("report", "run", "--answers", "3") == 0

@@ -1,5 +1,6 @@
 """The report's page as a browser shows it: every figure drawn, no error, no request, nothing wider than the screen."""
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
@@ -151,6 +152,51 @@ def test_the_pointer_shows_values(opened):
         assert any(
             digit in run_script(browser, 'document.getElementById("hint").textContent') for digit in "0123456789"
         )
+
+
+def test_the_arrow_keys_show_values_in_every_figure(opened):
+    browser = opened("images", "desktop")
+    hint = 'document.getElementById("hint")'
+    for chart in range(run_script(browser, 'document.querySelectorAll(".chart > svg").length')):
+        browser.execute_script(f"""
+            const svg = document.querySelectorAll(".chart > svg")[{chart}];
+            svg.focus({{preventScroll: true}});
+            for (const key of ["ArrowRight", "ArrowRight", "ArrowDown"])
+                svg.dispatchEvent(new KeyboardEvent("keydown", {{key, bubbles: true, cancelable: true}}));""")
+        assert run_script(browser, f'document.activeElement === document.querySelectorAll(".chart > svg")[{chart}]')
+        assert run_script(browser, f"{hint}.hidden") is False, chart
+        first = run_script(browser, f"{hint}.textContent")
+        assert any(digit in first for digit in "0123456789")
+        browser.execute_script("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
+        assert run_script(browser, f"{hint}.hidden") is True
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def test_what_is_tapped_stays_until_the_next_tap_elsewhere(opened):
+    browser = opened("images", "phone")
+    kinds = "".join(
+        f'svg.dispatchEvent(new PointerEvent("{kind}", {{...at, pointerType: "touch"}}));'
+        for kind in ("pointerdown", "pointerup", "pointerout", "pointerleave")
+    )
+    browser.execute_script(f"""
+        const mark = [...document.querySelectorAll(".chart > svg circle")].pop(), svg = mark.closest("svg");
+        const box = mark.getBoundingClientRect();
+        const at = {{clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true}};
+        {kinds}""")
+    assert run_script(browser, 'document.getElementById("hint").hidden') is False
+    browser.execute_script(
+        'document.querySelector("h1").dispatchEvent(new PointerEvent("pointerdown", {bubbles: true}))'
+    )
+    assert run_script(browser, 'document.getElementById("hint").hidden') is True
+
+
+def test_headings_leave_out_no_level(opened):
+    for name in ("images", "both"):
+        levels = run_script(
+            opened(name, "desktop"), '[...document.querySelectorAll("h1,h2,h3,h4,h5")].map((h) => +h.tagName[1])'
+        )
+        assert levels[0] == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), name
 
 
 def test_figures_follow_the_width(opened):

@@ -109,7 +109,9 @@ def test_every_figure_has_words(tmp_path):
     figures = re.findall(r"<figure(?: class=\"wide\")?>.*?</figure>", page, re.DOTALL)
     assert len(figures) == len(charts_of(page)) == 17
     for figure in figures:
-        title, caption = (re.search(f"<{tag}>(.*?)</{tag}>", figure, re.DOTALL)[1] for tag in ("h4", "figcaption"))
+        title, caption = (
+            re.search(rf"<({tag})\b[^>]*>(.*?)</\1>", figure, re.DOTALL)[2] for tag in (r"h\d", "figcaption")
+        )
         assert title
         assert len(caption) > 40
 

@@ -16,9 +16,12 @@ from hamu.cli.options import DataOptions, RunOptions, parse, recorded_settings
 from hamu.cli.tasks import HUB, Task, choose_task
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
+from hamu.json_files import read_json
 from hamu.models.loading import NeedsCode, folder_of
 from hamu.record import Unavailable
+from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
+from hamu.record.inputs import differing, read_inputs, without_order
 from hamu.training import UnlearnConfig
 
 
@@ -71,6 +74,24 @@ class NamedSources:
     def args(self) -> UnlearnConfig:
         """The settings of training and evaluation."""
         return self._named.args
+
+    def check_unchanged(self) -> None:
+        """Check that the data, the model before and the model after are still those of the run.
+
+        Raises:
+            HamuError: if one is another, or it is not known what the run has read.
+        """
+        task, problem = self._named.task, self._problem
+        sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
+        now = without_order(task.inputs(sets, {"original": self._model("before")}))
+        name = differing(read_inputs(self._run), now)
+        record = self._run / "record.json"
+        if name is None and record.is_file():
+            after = read_json(record)["models"]["after"]
+            if weights_digest(self._run / "model") != (after["adapter"] or after["weights"]):
+                name = "model after"
+        if name is not None:
+            raise Unavailable(f"the {name} is not that of the run any more")
 
     def loaded(self, role: str, most: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The model "before", "after" or "retain_model", and its predictions for every set.

@@ -30,8 +30,9 @@ def observe(sources: NamedSources, most: int, answers: int, console: Console) ->
         console: where to say what is under way.
 
     Raises:
-        HamuError: if a model or the data are not there, or do not fit (any more).
+        HamuError: if a model or the data are not there, do not fit, or are not those of the run (any more).
     """
+    sources.check_unchanged()
     limit = sources.args.max_eval_samples
     most = most if limit is None else min(most, limit)
     task, problem = sources.task, sources.problem()
@@ -56,13 +57,15 @@ def _images(
         except HamuError as error:
             refused = str(error)
     counts = {name: len(one.labels) for name, one in predictions["after"].items()}
+    sizes = {name: len(data) for name, data in problem.sets().items()}
     chosen = chosen_positions(len(problem.forget), most, args.seed)
     pictures = {  # no more than is shown: a report may be of many runs
         title: problem.forget.select(places if chosen is None else [chosen[place] for place in places])
         for title, places in most_and_least_changed(predictions).items()
     }
     classes = problem.forget.classes
-    return ImageObservations(predictions, counts, classes, pictures, {} if refused else embeddings, refused, args.seed)
+    shown = {} if refused else embeddings
+    return ImageObservations(predictions, counts, sizes, classes, pictures, shown, refused, args.seed)
 
 
 def _texts(

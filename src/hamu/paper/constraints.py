@@ -14,7 +14,7 @@ from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.outcome import Outcome, Point
 from hamu.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.paper.similarity import BASELINES, OURS, pearson_of
-from hamu.reporting.plots import style_of
+from hamu.reporting.trajectories import STYLES
 
 CONSTRAINTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SYMBOL = {"hamu-q": "Q", "hamu-u": "U"}
@@ -144,7 +144,7 @@ class Epochs(Experiment):
         """A point for each run that reached the target."""
         figure, [axes] = panels(1, 6.4)
         for method in (*OURS, *BASELINES):
-            color, marker = style_of(method)
+            color, marker = STYLES[method]
             points = [(key, p) for key, p in figures["reached"].items() if p is not None and key.split()[0] == method]
             if not points:
                 continue
@@ -253,7 +253,7 @@ class Fit(Experiment):
         """A panel for each variant."""
         figure, axes = panels(2)
         for one, method in zip(axes, OURS, strict=True):
-            color, _ = style_of(method)
+            color, _ = STYLES[method]
             # one is seen in the other
             looks = (("layer-wise", "o", "-", color, color), ("global", "s", "--", "0.45", "none"))
             for kind, marker, style, tint, inside in looks:

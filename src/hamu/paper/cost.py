@@ -20,7 +20,8 @@ from hamu.data import UnlearningData, forget_class, read_images
 from hamu.models import load_classifier
 from hamu.paper.experiment import IMAGE_STEPS, Claim, Figures, Measurement, Scale
 from hamu.paper.similarity import METHODS, OURS
-from hamu.reporting.plots import save_figure, style_of
+from hamu.reporting.plots import save_figure
+from hamu.reporting.trajectories import STYLES
 from hamu.training import UnlearnConfig, UnlearnTrainer
 
 _TURNS = 5
@@ -120,7 +121,7 @@ class Cost(Measurement):
     def draw(self, figures: Figures, path: Path) -> None:
         """Bars over GDiff, the paper's as a mark."""
         figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-        colors = [style_of(method)[0] for method in METHODS]
+        colors = [STYLES[method][0] for method in METHODS]
         axes.bar(METHODS, [figures["over_gdiff"][m] for m in METHODS], color=colors, width=0.6, label="ours")
         paper = [_PAPER[m][0] / _PAPER["gdiff"][0] for m in METHODS]
         axes.plot(METHODS, paper, "_", color="0.2", markersize=24, markeredgewidth=2, label="the paper's")

@@ -15,8 +15,8 @@ from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.outcome import Outcome
 from hamu.paper.pictures import draw_methods, panels, save_panels
 from hamu.paper.similarity import METHODS
-from hamu.reporting.plots import save_figure, style_of
-from hamu.reporting.trajectories import gains_of
+from hamu.reporting.plots import save_figure
+from hamu.reporting.trajectories import STYLES, gains_of
 
 _SETTINGS = {"dissimilar": False, "similar": True}
 _PAPER_KAPPA = {"dissimilar": 4.0e-4, "similar": 6.1e-4}
@@ -221,7 +221,7 @@ class Metrics(Experiment):
                 if height is None:
                     axes.text(name, 0, "?", ha="center", va="bottom", color="0.4")
             known = [math.nan if height is None else height for height in heights]
-            axes.bar(names, known, color=[style_of(name, 7)[0] for name in names], width=0.7)
+            axes.bar(names, known, color=[STYLES.get(name, ("0.5", ""))[0] for name in names], width=0.7)
             axes.plot(names, [figures["paper"][name][key] for name in names], "_", color="black", markersize=14)
             if key.endswith("gain"):
                 axes.set_yscale("symlog", linthresh=0.1)

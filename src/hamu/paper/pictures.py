@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hamu.reporting.plots import draw_trajectories, save_figure, style_of
+from hamu.reporting.plots import draw_trajectories, save_figure, styles_of
 
 RETAIN_GAIN, FORGET_GAIN = r"retain utility gained, $-\Delta L_r$", r"forget quality gained, $\Delta L_f$"
 
@@ -58,8 +58,9 @@ def draw_lines(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]]
     """A trajectory for each method, all of it."""
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    for number, (name, points) in enumerate(trajectories.items()):
-        color, marker = style_of(name, number)
+    styles = styles_of(trajectories)
+    for name, points in trajectories.items():
+        color, marker = styles[name]
         axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, label=name)
     axes.set(xlabel=RETAIN_GAIN, ylabel=FORGET_GAIN)
     axes.spines[["top", "right"]].set_visible(False)
@@ -83,8 +84,9 @@ def draw_shades(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]
 
 def draw_curves(axes: Axes, xs: Sequence[float], curves: Mapping[str, Sequence[float | None]]) -> None:
     """A curve for each method; points that are missing leave a gap."""
-    for number, (name, values) in enumerate(curves.items()):
-        color, marker = style_of(name, number)
+    styles = styles_of(curves)
+    for name, values in curves.items():
+        color, marker = styles[name]
         heights = [float("nan") if value is None else value for value in values]
         width = 2.4 if name.startswith("hamu") else 1.3
         axes.plot(xs, heights, color=color, marker=marker, linewidth=width, markersize=5, label=name)

@@ -12,7 +12,8 @@ from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.outcome import Outcome
 from hamu.paper.pictures import draw_lines
 from hamu.paper.similarity import OURS, pearson_of
-from hamu.reporting.plots import save_figure, style_of
+from hamu.reporting.plots import save_figure
+from hamu.reporting.trajectories import STYLES
 
 _OBJECTIVE = {"hamu-q": ("retain_gain", r"-\Delta L_r"), "hamu-u": ("forget_gain", r"\Delta L_f")}
 
@@ -84,7 +85,7 @@ class Stopping(Experiment):
                                           layout="constrained")  # fmt: skip
         draw_lines(grid["a"], {method: one["trajectory"] for method, one in figures.items()})
         for method, one in figures.items():
-            color, _ = style_of(method)
+            color, _ = STYLES[method]
             key, symbol = _OBJECTIVE[method]
             above, below = grid[method], grid[f"{method} κ"]
             above.plot(one["epoch"], [p[int(key == "forget_gain")] for p in one["trajectory"]], "o-", color=color)

@@ -22,7 +22,8 @@ from hamu.methods import HamuQ, HamuU, Method
 from hamu.paired import PairStep
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale
 from hamu.paper.outcome import Outcome
-from hamu.reporting.plots import save_figure, style_of
+from hamu.reporting.plots import save_figure
+from hamu.reporting.trajectories import STYLES
 
 _RETAIN, _FORGET = "#009E73", "#000000"
 _KEPT, _WITHIN, _FREE = "#E4F2FB", "#A9D7F3", "#F0E442"
@@ -178,7 +179,7 @@ def _draw_problem(axes: Axes, letter: str, one: Mapping[str, Any]) -> None:
     _draw_region(axes, one, free=True)
     _arrow(axes, one["retain"], _RETAIN, "$g_r$")
     _arrow(axes, one["forget"], _FORGET, "$g_f$")
-    _arrow(axes, one["update"], style_of(one["method"])[0], r"$\Delta w$", width=3.2)
+    _arrow(axes, one["update"], STYLES[one["method"]][0], r"$\Delta w$", width=3.2)
     name = REGIMES[one["regime"]]
     if name == "rectified":
         name += ", conflicting" if one["conflicting"] else ", compatible"
@@ -190,7 +191,7 @@ def _draw_problem(axes: Axes, letter: str, one: Mapping[str, Any]) -> None:
 def _draw_turn(axes: Axes, turn: Sequence[Mapping[str, Any]]) -> None:
     """Where the step ends when g_r turns all the way round, and the regime of each direction."""
     _draw_region(axes, turn[0], free=False)
-    color = style_of(turn[0]["method"])[0]
+    color = STYLES[turn[0]["method"]][0]
     for one in turn:
         middle, shade = 90 - one["degrees"], _REGIME_COLORS[one["regime"]]
         axes.add_patch(

@@ -78,10 +78,14 @@ def _confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
     sets = ["test"] if "test" in found.counts else ["retain", "forget"]
     predictions = [found.predictions[role][name] for name in sets]
     labels, taken = (np.concatenate(parts) for parts in zip(*map(_labels_and_guesses, predictions), strict=True))
+    # of a larger set a smaller share may have been predicted, so that each of its images stands for more
+    stands_for = np.repeat(
+        [found.sizes[name] / found.counts[name] for name in sets], [found.counts[name] for name in sets]
+    )
     width = max(one.logits.shape[1] for one in predictions)
     names = _names(found.classes, width, contents)
     counts = np.zeros((len(names), len(names)))
-    np.add.at(counts, (labels, taken), 1)
+    np.add.at(counts, (labels, taken), stands_for)
     of_row = counts.sum(1, keepdims=True)
     shares = np.divide(counts, of_row, out=np.full_like(counts, np.nan), where=of_row > 0)
     kept = np.arange(len(names))
@@ -93,10 +97,12 @@ def _confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
     values = [shorts(row) for row in shares[np.ix_(kept, kept)]]
     right = float(counts.diagonal().sum() / max(1.0, counts.sum()))
     shown = [names[k] for k in kept]
+    by_size = "" if np.ptp(stands_for) < 1e-9 else ", each set counted by its size"
     return Chart(
         f"Confusion {role}",
         f"Rows: what an image of the {' and '.join(sets)} set is; columns: what the model {role} takes it for, as a "
-        f"share of the row; {right:.1%} of {counts.sum():,.0f} images are told right.{some}{_worst(shares, names)}",
+        f"share of the row; {right:.1%} of {len(labels):,} images are told right{by_size}.{some}"
+        f"{_worst(shares, names)}",
         {
             "kind": "heat", "rows": shown, "columns": shown, "values": values,
             "scale": "sequential", "low": 0.0, "high": 1.0, "percent": True, "numbers": len(kept) <= 12, "square": True,

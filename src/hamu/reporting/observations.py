@@ -21,6 +21,7 @@ class ImageObservations:
     Attributes:
         predictions: by role ("before", "after") and set ("retain", "forget", "test").
         counts: how many images of each set were predicted.
+        sizes: how many each set has.
         classes: their names in the data; a model may have more outputs.
         pictures: the forget images that are shown, by `hamu.reporting.images.most_and_least_changed`.
         embeddings: by role and set, [N, D]; empty where there is none.
@@ -30,6 +31,7 @@ class ImageObservations:
 
     predictions: Mapping[str, Mapping[str, Predictions]]
     counts: Mapping[str, int]
+    sizes: Mapping[str, int]
     classes: Sequence[str]
     pictures: Mapping[str, ImageData]
     embeddings: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)

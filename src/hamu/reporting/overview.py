@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hamu.record.inputs import differing, without_order
 from hamu.reporting.course import over_steps, trajectories
 from hamu.reporting.figures import Chart, Section, course, line
 from hamu.reporting.looks import Look
@@ -25,10 +26,22 @@ def overview(runs: Sequence[Run], looks: Sequence[Look]) -> Section:
     path = trajectories(runs, looks)
     charts = [path and replace(path, wide=True), *(overlaid(runs, looks, side) for side in _SIDES)]
     missing = [reason for side in _SIDES if (reason := _own_objectives(runs, side))]
+    others = [reason for run in runs if (reason := _read_otherwise(runs[0], run))]
     alone = [run.name for run in runs if run.is_trajectory_alone]
     if alone:
         missing.append(f"more of {', '.join(alone)}: a demo keeps trajectories alone")
-    return Section("All runs", charts=[c for c in charts if c is not None], tables=[several(runs)], missing=missing)
+    intro = f"These runs do not all compare: {'; '.join(others)}." if others else ""
+    return Section(
+        "All runs", intro, charts=[c for c in charts if c is not None], tables=[several(runs)], missing=missing
+    )
+
+
+def _read_otherwise(first: Run, run: Run) -> str:
+    """What a run began with that is not what the first one did, "" if there is nothing."""
+    if not (first.inputs and run.inputs):
+        return ""
+    name = differing(without_order(first.inputs), without_order(run.inputs))
+    return "" if name is None else f"{run.name} had another {name} than {first.name}"
 
 
 def overlaid(runs: Sequence[Run], looks: Sequence[Look], side: str) -> Chart | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.methods import HamuQ, HamuU
+from hamu.reporting.looks import looks_of
 from hamu.reporting.trajectories import STYLES, Point, Trajectory, is_near, label_of, limits_of
 
 _RING: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none"}
@@ -50,9 +51,10 @@ def plot_comparison(
     """
     figure, (axes, bars) = plt.subplots(1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained")
     ends = [end for _, _, end in runs]
-    draw_trajectories(axes, [(method, points) for method, points, _ in runs], title, ends=ends)
+    styles = styles_of([*(method for method, _, _ in runs), *hypervolumes])
+    draw_trajectories(axes, [(method, points) for method, points, _ in runs], title, ends=ends, styles=styles)
     names = sorted(hypervolumes, key=hypervolumes.__getitem__)
-    colors = [STYLES.get(name, ("0.6", ""))[0] for name in names]
+    colors = [styles[name][0] for name in names]
     drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
     bars.bar_label(drawn, [f"{hypervolumes[name]:.3g}" for name in names], padding=3)
     bars.set_title("hypervolume")
@@ -107,9 +109,12 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
     save_figure(figure, path)
 
 
-def style_of(method: str, number: int = 0) -> tuple[str, str]:
-    """Colour and marker of a method; of an unknown one those of its number."""
-    return STYLES.get(method, (f"C{number}", "."))
+def styles_of(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each method; one that is installed has a colour that no other one here has."""
+    names = list(dict.fromkeys(methods))
+    return {
+        name: (look.color, STYLES.get(name, ("", "."))[1]) for name, look in zip(names, looks_of(names), strict=True)
+    }
 
 
 def draw_trajectories(
@@ -119,6 +124,7 @@ def draw_trajectories(
     *,
     ends: Sequence[Point] | None = None,
     legend: bool = True,
+    styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> None:
     """Every run in the colour of its method; the first of a method in the legend and bold, others fainter.
 
@@ -128,7 +134,9 @@ def draw_trajectories(
         title: printed above.
         ends: of each run the point of the model that it has saved, by default its last one; ringed if it is another.
         legend: whether there is one.
+        styles: of the methods, where other pictures share them; see `styles_of`.
     """
+    styles = styles or styles_of(name for name, _ in runs)
     firsts: dict[str, Trajectory] = {}
     for name, points in runs:
         firsts.setdefault(name, points)
@@ -141,7 +149,7 @@ def draw_trajectories(
     is_ringed = False
     for (name, points), end in zip(runs, ends, strict=True):
         xs, ys = zip(*points, strict=True)
-        color, marker = style_of(name, list(firsts).index(name))
+        color, marker = styles[name]
         is_first, is_ours = points is firsts[name], name.startswith("hamu")
         axes.plot(
             xs, ys, color=color, marker=marker, markersize=6, markevery=slice(1, None),

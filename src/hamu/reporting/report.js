@@ -80,29 +80,44 @@
     return at;
   };
 
-  // ---- hints under the pointer --------------------------------------------------------------------------------------
-  const tell = (event, lines) => {
+  // ---- hints under the pointer, or where the arrow keys are -----------------------------------------------------------
+  const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  const within = (value, low, high) => Math.max(low, Math.min(high, value));
+  let leaving = () => {};  // what the chart that told last does when its hint goes
+  const hush = () => { hint.hidden = true; leaving(); leaving = () => {}; };
+  const tell = (x, y, lines) => {
     hint.textContent = lines.join("\n");
     hint.hidden = false;
-    const box = hint.getBoundingClientRect();
-    const left = Math.min(event.clientX + 14, innerWidth - box.width - 6);
-    const below = event.clientY + 16;
-    hint.style.left = `${Math.max(6, left)}px`;
-    hint.style.top = `${below + box.height > innerHeight ? event.clientY - box.height - 12 : below}px`;
+    const box = hint.getBoundingClientRect(), below = y + 16;
+    hint.style.left = `${Math.max(6, Math.min(x + 14, innerWidth - box.width - 6))}px`;
+    hint.style.top = `${below + box.height > innerHeight ? y - box.height - 12 : below}px`;
   };
-  const hush = () => { hint.hidden = true; };
-  const follow = (svg, width, look, leave = () => {}) => {
+  // look: what to tell at a place, null for nothing; go: the place that an arrow key leads to; in the chart's own units
+  const follow = (svg, width, look, go, leave = () => {}) => {
+    const at = (x, y) => {
+      const box = svg.getBoundingClientRect(), scale = box.width / width, lines = look(x, y);
+      if (!lines) return hush();
+      if (leaving !== leave) hush();
+      leaving = leave;
+      tell(box.left + x * scale, box.top + y * scale, lines);
+    };
     const move = (event) => {
-      const box = svg.getBoundingClientRect();
-      const scale = width / box.width;
-      const lines = look((event.clientX - box.left) * scale, (event.clientY - box.top) * scale);
-      if (lines) tell(event, lines); else { hush(); leave(); }
+      const box = svg.getBoundingClientRect(), scale = width / box.width;
+      at((event.clientX - box.left) * scale, (event.clientY - box.top) * scale);
     };
     svg.addEventListener("pointermove", move);
     svg.addEventListener("pointerdown", move);
-    svg.addEventListener("pointerleave", () => { hush(); leave(); });
+    svg.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") hush(); });
+    svg.addEventListener("blur", hush);
+    svg.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") hush();
+      if (!(event.key in ARROWS) || event.altKey || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      at(...go(...ARROWS[event.key]));
+    });
   };
   addEventListener("scroll", hush, { passive: true });
+  addEventListener("pointerdown", (event) => { if (!event.target.closest(".chart > svg")) hush(); });
 
   // ---- axes ---------------------------------------------------------------------------------------------------------
   const frame = (svg, box, x, y, spec) => {
@@ -181,6 +196,19 @@
       make("text", { class: "mark-label", x: x(mark.x) + 4, y: box.top - 9, "text-anchor": "end" }, svg, mark.label);
     }
     const cursor = make("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" }, svg);
+    const points = there.map((one) => one.x.map((_, n) => n).filter((n) => one.y[n] !== null));
+    let [series, place, along] = [0, -1, -1];  // where the arrow keys are
+    const go = (dx, dy) => {
+      if (!spec.nearest) {  // along the axis in a hundred steps
+        along = within(along + dx, 0, 100);
+        return [box.left + along / 100 * (box.right - box.left), (box.top + box.bottom) / 2];
+      }
+      series = within(series + dy, 0, there.length - 1);
+      if (!there.length || !points[series].length) return [-1e6, -1e6];
+      place = within(place + dx, 0, points[series].length - 1);
+      const n = points[series][place];
+      return [x(there[series].x[n]), y(there[series].y[n])];
+    };
     follow(svg, width, (px, py) => {
       if (spec.nearest) {
         let best = null, distance = 900;
@@ -208,7 +236,7 @@
       if (at === null) return null;
       cursor.setAttribute("x1", x(at)); cursor.setAttribute("x2", x(at)); cursor.setAttribute("visibility", "visible");
       return [`${spec.x.label} ${shown(at, spec.x)}`, ...lines];
-    }, () => cursor.setAttribute("visibility", "hidden"));
+    }, go, () => cursor.setAttribute("visibility", "hidden"));
     holder.append(svg);
   };
 
@@ -224,6 +252,7 @@
     const svg = make("svg", { viewBox: `0 0 ${width} ${height}` });
     const x = scaleOf({ limits: [0, spec.high] }, [], box.left, box.right);
     const bottom = height - 24;
+    let category = -1;
     for (const tick of x.ticks(4)) {
       make("line", { class: "grid-line", x1: x(tick), x2: x(tick), y1: box.top, y2: bottom }, svg);
       make("text", { x: x(tick), y: height - 8, "text-anchor": "middle" }, svg, shown(tick, spec));
@@ -246,6 +275,9 @@
       const n = Math.floor((py - box.top) / (group + gap));
       if (n < 0 || n >= spec.categories.length) return null;
       return [spec.categories[n], ...spec.series.map((one) => `${one.name}: ${shown(one.values[n], spec)}`)];
+    }, (dx, dy) => {
+      category = within(category + dx + dy, 0, spec.categories.length - 1);
+      return [box.left, box.top + (category + 0.5) * (group + gap)];
     });
     holder.append(svg);
   };
@@ -287,6 +319,7 @@
     make("image", { href: canvas.toDataURL(), x: left, y: top, width: right - left, height: tall * rows, preserveAspectRatio: "none" }, svg);
     make("rect", { class: "frame", x: left, y: top, width: right - left, height: tall * rows }, svg);
     const every = Math.ceil(13 / tall);
+    let [row, column] = [0, -1];
     spec.rows.forEach((name, r) => {
       if (r % every === 0) make("text", { x: left - 6, y: top + (r + 0.5) * tall + 4, "text-anchor": "end" }, svg, spec.square ? cut(name, most) : tail(name, most));
     });
@@ -307,6 +340,9 @@
       const c = Math.floor((px - left) / cell), r = Math.floor((py - top) / tall);
       if (c < 0 || c >= columns || r < 0 || r >= rows) return null;
       return [spec.rows[r], `${spec.xlabel} ${spec.columns[c]}`, shown(spec.values[r][c], spec)];
+    }, (dx, dy) => {
+      [row, column] = [within(row + dy, 0, rows - 1), within(column + dx, 0, columns - 1)];
+      return [left + (column + 0.5) * cell, top + (row + 0.5) * tall];
     });
     const scale = element("div", "scale", holder);
     element("span", "", scale, shown(spec.low, spec));
@@ -329,7 +365,7 @@
   const charts = [...document.querySelectorAll(".chart")].map((holder) => {
     const spec = JSON.parse(holder.querySelector("script").textContent), hidden = new Set();
     const figure = holder.closest("figure");
-    const says = `${figure.querySelector("h4").textContent}. ${figure.querySelector("figcaption").textContent}`;
+    const says = `${figure.querySelector(".title").textContent}. ${figure.querySelector("figcaption").textContent}`;
     let legend = null;
     if (spec.series && spec.series.length > 1) {
       legend = element("div", "legend", holder);
@@ -352,6 +388,7 @@
         draw[spec.kind](holder, spec, chart.width, hidden);
         const svg = holder.querySelector(":scope > svg");
         svg.setAttribute("role", "img");
+        svg.setAttribute("tabindex", "0");
         svg.setAttribute("aria-label", says);
       },
       isWide: () => figure.matches(".wide, :only-child"),

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from hamu.errors import HamuError
+from hamu.record.inputs import INPUTS, Inputs, read_inputs
 from hamu.record.schema import schema, violations
 from hamu.reporting.figures import counted, were
 from hamu.reporting.trajectories import Point, gains_at, gains_of, is_near, trajectory
@@ -58,6 +59,7 @@ class Run:
         evaluation: evaluation.json, None without.
         record: record.json, None without.
         settings: config.yaml.
+        inputs: inputs.json: digests of what it has read; empty without.
         notes: what could not be read, and why.
         failed: why it failed, as the comparison that it is of says; "" if it did not.
     """
@@ -71,6 +73,7 @@ class Run:
     evaluation: Mapping[str, Any] | None = None
     record: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     failed: str = ""
 
@@ -192,6 +195,7 @@ def read_run(path: Path) -> Run:
         evaluation=evaluation,
         record=record,
         settings=settings,
+        inputs=_inputs(path, notes),
         notes=notes,
         failed=str(failed.get("failed", "")),
     )
@@ -319,6 +323,16 @@ def _settings(path: Path, notes: list[str]) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         notes.append(f"config.yaml cannot be read: {str(error).splitlines()[0]}")
     return {}
+
+
+def _inputs(run: Path, notes: list[str]) -> Inputs:
+    if not (run / INPUTS).is_file():
+        return {}
+    try:
+        return read_inputs(run)
+    except HamuError as error:
+        notes.append(str(error))
+        return {}
 
 
 def _json(path: Path, notes: list[str]) -> dict[str, Any] | None:
