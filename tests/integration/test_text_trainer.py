@@ -216,3 +216,30 @@ def test_evaluation_is_the_mean_over_all_scored_tokens(start, trainer_of):
     alone = predict_tokens(model, retain, 1, TextCollator(tokenizer.pad_token_id))
     assert found["eval_retain_loss"] == pytest.approx(alone.losses.mean().item(), rel=1e-6)
     assert alone.losses.mean().item() != pytest.approx(alone.record_losses.mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("learning_rate", "judged"), [(1e-3, 0), (0.1, 8)])
+def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise(
+    start, trainer_of, learning_rate, judged
+):
+    """Its logits are off by half a last digit of bfloat16, far more than what a loss in float32 is off by."""
+    outcomes = []
+    for dtype in (torch.float32, torch.bfloat16):
+        base = copy.deepcopy(start[0]).to(dtype)
+        with torch.no_grad():
+            base.lm_head.weight.mul_(8)  # as sure of itself as a model that was trained
+        model = with_adapter(base, AdapterSettings(rank=2))
+        set_seed(1)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+        trainer = trainer_of(model, max_steps=8, trust_region=True, trust_region_growth=1.0,
+                             learning_rate=learning_rate)  # fmt: skip
+        trainer.train()
+        outcomes.append(trainer.promise)
+        assert trainer.steps_skipped == 0, "no step is undone for what is rounding"
+    full, half = outcomes
+    assert (full["judged"], full["kept"]) == (8, 1.0)
+    assert (half["checked"], half["judged"], half["kept"]) == (8, judged, 1.0 if judged else None)
+    for side, ratio in half["median_ratio"].items():
+        assert ratio == pytest.approx(full["median_ratio"][side], abs=0.1)

@@ -72,10 +72,9 @@ class LengthSearch:
         return gained > 0 and paid <= allowed
 
     def _changes(self, outcome: Outcome, scale: float) -> dict[str, Change]:
-        promised, realised = outcome.promised, outcome.realised
-        return {
-            side: Change(promised[side], scale * self._own[side], realised[side] - promised[side]) for side in SIDES
-        }
+        promised, bend = outcome.promised, {side: outcome.realised[side] - outcome.promised[side] for side in SIDES}
+        bend = {side: 0.0 if abs(value) <= outcome.noise else value for side, value in bend.items()}  # only rounding
+        return {side: Change(promised[side], scale * self._own[side], bend[side]) for side in SIDES}
 
     def on_data(self, changes: dict[str, Change]) -> tuple[float, float]:
         """The forget loss gained and the retain loss paid that the data are likely to see."""

@@ -37,10 +37,17 @@ class Outcome:
 
     @property
     def kept(self) -> bool | None:
-        """Whether at least 95% of the demand was realised; None where nothing was demanded, or only rounding."""
+        """Whether at least 95% of the demand was realised, as far as rounding lets that be told; None where nothing was
+        demanded, or only rounding.
+        """
         if self.constrained is None or self.demand <= self.noise:
             return None
-        return _good(self.constrained) * self.realised[self.constrained] >= KEPT * self.demand
+        return _good(self.constrained) * self.realised[self.constrained] + self.noise >= KEPT * self.demand
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anything that was promised is more than rounding."""
+        return any(self._scale(side) > self.noise or math.isnan(self.realised[side]) for side in self.promised)
 
     @property
     def trust(self) -> float:

@@ -294,6 +294,7 @@ class UnlearnTrainer(ResumableTrainer):
         scored = Scored.of(predict_logits(model, batch), labels)
         if self._early_ends and torch.is_grad_enabled():
             self._early_ends.add(side, scored, weight)
+        self._watch.see(scored.logits)
         return objective.total(scored, original)
 
     def _end_step(self) -> None:

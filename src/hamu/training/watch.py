@@ -19,6 +19,8 @@ from hamu.training.length_search import TRIALS, LengthSearch
 from hamu.training.promise import Outcome, PromiseRecord
 from hamu.training.trust_region import TrustRegion
 
+_ROUGH = 3.0  # in units of the deviation that was found for language models of several sizes, 0.5 to 1
+
 
 @dataclass(frozen=True)
 class _Pass:
@@ -59,6 +61,9 @@ class StepWatch:
         self._sides = sides
         self._pair, self._args, self._total, self._model = pair, args, total, model
         self._autocast = args.bf16 or args.fp16
+        precisions = [torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()]
+        self._eps = min(max(precisions), torch.finfo(torch.bfloat16).eps)  # what is stored in less computes in that
+        self._spreads: list[Tensor] = []
         self._guard: StepGuard | None = None
         self._guarded: tuple[str, ...] = ()
         self._passes: list[_Pass] = []
@@ -81,6 +86,16 @@ class StepWatch:
     def remember(self, side: str, batch: Mapping[str, Tensor], weight: float, count: Tensor | int) -> None:
         """Take note of a pass that is about to be made in a step that will be measured."""
         self._passes.append(_Pass(side, batch, weight, count, _random_state(self._pair.parameters[0].device)))
+
+    def see(self, logits: Tensor) -> None:
+        """Look at what the loss of a batch is taken of, [N, K]: how far it spreads says how far it is rounded."""
+        if self._is_rough and not torch.is_grad_enabled():
+            self._spreads.append(logits[logits.isfinite()].float().std())  # a masked token's is -inf
+
+    @property
+    def _is_rough(self) -> bool:
+        """Whether some of the model computes in half precision, with or without autocast."""
+        return self._eps > torch.finfo(torch.float32).eps
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """What `combine` is to keep for the step to come."""
@@ -131,7 +146,7 @@ class StepWatch:
             if trust is not None and guard is not None:
                 outcome, fits = self._of_fitting_length(outcome, trust, guard)
                 self.figures["trust_scale"] = scale = trust.scale
-                undone = not (fits or trust.update(outcome.trust))
+                undone = not (fits or not outcome.is_told or trust.update(outcome.trust))
                 if undone:
                     guard.undo()
                 elif self.search is not None:
@@ -228,7 +243,7 @@ class StepWatch:
         count = len(sides)
         first, change, norm, loss = (read[i * count : (i + 1) * count] for i in range(4))
         # the losses are float32 means: below a few of their last digits nothing can be told
-        noise = 8 * torch.finfo(torch.float32).eps * max(1e-3, *map(abs, loss))
+        noise = 8 * torch.finfo(torch.float32).eps * max(1e-3, *map(abs, loss)) + self._roughness()
         return Outcome(
             dict(zip(sides, first, strict=True)),
             dict(zip(sides, change, strict=True)),
@@ -237,6 +252,17 @@ class StepWatch:
             read[-1],
             noise,
         )
+
+    def _roughness(self) -> float:
+        """What rounding does to the difference of two losses of a model in half precision: each logit is off by up to
+        half a last digit, independently, so that a mean over n scored tokens or images is off by 1/√n of that.
+        """
+        if not self._spreads:
+            return 0.0
+        counts = [torch.as_tensor(one.count, dtype=torch.float64).cpu() for one in self._passes]
+        spread = torch.stack([s.double().cpu() for s in self._spreads]).max()
+        self._spreads.clear()
+        return _ROUGH * self._eps * (spread / torch.stack(counts).min().sqrt()).item()
 
     def _summed(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Over all processes; with split pairing each has one side's."""
