@@ -271,3 +271,10 @@ def test_evaluations_in_full_precision_are_those_of_a_run_without_autocast(train
     exact = start_loss()
     assert start_loss(bf16=True, full_precision_eval=True) == exact
     assert start_loss(bf16=True) != exact
+
+
+def test_what_would_never_be_called_is_refused(model, problem, tmp_path):
+    for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
+        with pytest.raises(HamuError, match=f"^{name} is for a batch of one kind, and would never be called; leave it"):
+            UnlearnTrainer(model, UnlearnConfig(output_dir=str(tmp_path)), retain_dataset=problem.retain,
+                           forget_dataset=problem.forget, **{name: print})  # fmt: skip

@@ -39,6 +39,7 @@ SIDES = ("retain", "forget")
 ALL_DONE = "all its steps are done"  # why a run ended that nothing ended before
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
+_OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")  # of transformers' Trainer
 _STEERED_BY = 1000  # records of each side that a run by goal is measured on
 
 
@@ -63,7 +64,8 @@ class UnlearnTrainer(ResumableTrainer):
         evaluated_step: the step after which the last one was, -1 before the first evaluation.
 
     Raises:
-        HamuError: if a set is empty, the model cannot train, or the constraint cannot be met at the first step.
+        HamuError: if a set is empty, the model cannot train, something is given that a pair of batches has no place for,
+            or the constraint cannot be met at the first step.
     """
 
     def __init__(
@@ -77,6 +79,9 @@ class UnlearnTrainer(ResumableTrainer):
         data_collator: Callable[[list[Any]], Mapping[str, Tensor]] = collate,
         **kwargs: Any,
     ) -> None:
+        for name in _OF_ONE_BATCH:
+            if kwargs.get(name) is not None:
+                raise HamuError(f"{name} is for a batch of one kind, and would never be called; leave it out")
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
