@@ -10,7 +10,7 @@ from helpers import weights
 from torch import nn
 from transformers import TrainerCallback
 
-from hamu import HamuError, PairedGradients, build_method
+from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.training import PairedDataset
 
 

@@ -64,8 +64,8 @@ class UnlearnTrainer(ResumableTrainer):
         evaluated_step: the step after which the last one was, -1 before the first evaluation.
 
     Raises:
-        HamuError: if a set is empty, the model cannot train, something is given that a pair of batches has no place for,
-            or the constraint cannot be met at the first step.
+        HamuError: if a set is empty, the model cannot train, a function is given that would never be called, or the
+            constraint cannot be met at the first step.
     """
 
     def __init__(
