@@ -1,5 +1,6 @@
 """The command line: a whole job on real images, and every wrong input with one clear line and nothing written."""
 
+import itertools
 import json
 import re
 import shutil
@@ -125,6 +126,25 @@ def test_help_shows_what_matters_and_help_all_the_rest(cli, capsys, command):
         assert "--forget_class" in out
         assert "--learning_rate" in out
         assert ("--adam_beta1" in out) == hidden
+
+
+@pytest.mark.parametrize(
+    "command", ["assess", "compare", "demo", "evaluate", "report", "reproduce", "train", "unlearn", "verify"]
+)
+def test_help_has_one_layout(capsys, command):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    usage, _, about, *lines = capsys.readouterr().out.splitlines()
+    assert usage.startswith(f"usage: hamu {command} ")
+    assert usage.endswith(" [--flag value ...]")
+    assert about.strip()
+    options = [line for line in lines if re.match("  --", line)]
+    assert len(options) >= 3
+    for line, below in itertools.pairwise(lines):
+        if re.match("  --", line):
+            assert re.fullmatch(r"  --\w+( \S+)?( \[.+\])?", line)
+            assert re.match(r"        \S", below), f"{line} is not explained"
 
 
 def copy_of(saved_model, tmp_path):

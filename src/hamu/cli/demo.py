@@ -75,9 +75,9 @@ def run(argv: list[str], console: Console) -> int:
 
     scenarios = {"image": Digits, "text": FictitiousAuthors}
     parser = Parser(prog="hamu demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="image", help="image (digits) or text (fictitious authors) [image]")
-    parser.add_argument("--output_dir", default="runs/demo", help="where the results go [runs/demo]")
-    parser.add_argument("--seed", type=int, default=42, help="seed of everything [42]")
+    parser.add_argument("--task", default="image", help="image (digits) or text (fictitious authors)")
+    parser.add_argument("--output_dir", default="runs/demo", help="where the results go")
+    parser.add_argument("--seed", type=int, default=42, help="seed of everything")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier demo in --output_dir")
     options = parser.parse_args(argv)
     if options.task not in scenarios:

@@ -224,6 +224,15 @@ class Parser(HfArgumentParser):
         """Raise instead of leaving the program."""
         raise HamuError(f"{message}; {self.prog} --help lists the options")
 
+    def format_help(self) -> str:
+        """The layout of all commands: what is named first, then every option."""
+        named = [action for action in self._actions if not action.option_strings]
+        usage = " ".join(["usage:", self.prog, *(f"{_called(action)} ..." if action.nargs else _called(action)
+                                                 for action in named)])  # fmt: skip
+        actions = [action for action in self._actions if action.dest != "help"]
+        about = (self.description or "").strip()
+        return "\n".join([f"{usage} [--flag value ...]\n\n{about}\n", *map(_described, actions)]) + "\n"
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Check the texts too, wherever they come from."""
         found, rest = super().parse_known_args(args, namespace)
@@ -367,6 +376,20 @@ def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:
     return parser
 
 
+def _called(action: argparse.Action) -> str:
+    """What is named without a flag."""
+    return action.metavar if isinstance(action.metavar, str) else action.dest
+
+
+def _described(action: argparse.Action) -> str:
+    """An option, its default, and below what it is."""
+    name = f"--{action.dest}" if action.option_strings else _called(action)
+    value = f" {action.metavar}" if action.option_strings and isinstance(action.metavar, str) else ""
+    shown = str(action.default).replace("\n", "\\n")
+    default = "" if action.default in (None, argparse.SUPPRESS, False, []) else f" [{shown}]"
+    return f"  {name}{value}{default}\n        {' '.join((action.help or '').split())}"
+
+
 def _print_help(command: str, parser: Parser, everything: bool) -> NoReturn:
     inherited = {f.name for f in dataclasses.fields(TrainingArguments)} - _SHOWN - {"output_dir"}
     print(f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]\n\n{parser.description}\n")
@@ -375,11 +398,8 @@ def _print_help(command: str, parser: Parser, everything: bool) -> NoReturn:
     for action in parser._actions:
         flag = max(action.option_strings, key=len)
         hidden = action.dest in inherited and not everything
-        if hidden or flag.startswith("--no_") or action.dest in _NOT_TAKEN.get(command, ()):
-            continue
-        default = "" if action.default in (None, argparse.SUPPRESS, False) else f" [{action.default}]"
-        text = " ".join((action.help or "").split())
-        print(f"  --{action.dest}{default}\n        {text}")
+        if not (hidden or flag.startswith("--no_") or action.dest in _NOT_TAKEN.get(command, ())):
+            print(_described(action))
     if not everything:
         print("\n--help-all shows the other training arguments too.")
     sys.exit(0)
