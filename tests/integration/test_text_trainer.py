@@ -218,10 +218,8 @@ def test_evaluation_is_the_mean_over_all_scored_tokens(start, trainer_of):
     assert alone.losses.mean().item() != pytest.approx(alone.record_losses.mean().item(), rel=1e-6)
 
 
-@pytest.mark.parametrize(("learning_rate", "judged"), [(1e-3, 0), (0.1, 8)])
-def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise(
-    start, trainer_of, learning_rate, judged
-):
+@pytest.mark.parametrize("learning_rate", [1e-3, 0.1])
+def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise(start, trainer_of, learning_rate):
     """Its logits are off by half a last digit of bfloat16, far more than what a loss in float32 is off by."""
     outcomes = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -240,6 +238,7 @@ def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise
         assert trainer.steps_skipped == 0, "no step is undone for what is rounding"
     full, half = outcomes
     assert (full["judged"], full["kept"]) == (8, 1.0)
-    assert (half["checked"], half["judged"], half["kept"]) == (8, judged, 1.0 if judged else None)
+    assert (half["checked"], half["kept"]) == (8, 1.0 if learning_rate == 0.1 else None)
+    assert half["judged"] >= 4 or half["kept"] is None, "what long steps do is told"
     for side, ratio in half["median_ratio"].items():
         assert ratio == pytest.approx(full["median_ratio"][side], abs=0.1)
