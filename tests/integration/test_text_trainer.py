@@ -241,4 +241,4 @@ def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise
     assert (half["checked"], half["kept"]) == (8, 1.0 if learning_rate == 0.1 else None)
     assert half["judged"] >= 4 or half["kept"] is None, "what long steps do is told"
     for side, ratio in half["median_ratio"].items():
-        assert ratio == pytest.approx(full["median_ratio"][side], abs=0.1)
+        assert ratio == pytest.approx(full["median_ratio"][side], abs=0.3)
