@@ -27,12 +27,14 @@ class TextRecord:
         fields: everything that the source says about the record, by column.
         messages: a conversation whose last message is the answer; the tokenizer's chat template turns it into prompt
             and answer, which are the plain texts of the two until then.
+        answer_prefix: what the answer begins with that its source does not say; other answers begin with it too.
     """
 
     prompt: str
     answer: str
     fields: Mapping[str, Any]
     messages: tuple[Mapping[str, str], ...] = ()
+    answer_prefix: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,8 @@ class TextRecords:
     def answering(self, column: str) -> TextRecords:
         """The same prompts with other answers, those of a column; a list there makes as many records.
 
+        They begin as the answers do: with the same prefix, and the same space behind it.
+
         Raises:
             HamuError: if a record has no such column.
         """
@@ -79,7 +83,8 @@ class TextRecords:
             value = record.fields.get(column)
             if not value:
                 raise HamuError(f"row {row} of {self.source} has no {column}; this figure needs one for each record")
-            lead = record.answer[: len(record.answer) - len(record.answer.lstrip())]
+            said = record.answer.removeprefix(record.answer_prefix)
+            lead = record.answer_prefix + said[: len(said) - len(said.lstrip())]
             for answer in [value] if isinstance(value, str) else value:
                 messages = record.messages and (*record.messages[:-1], {**record.messages[-1], "content": answer})
                 found.append(replace(record, answer=lead + answer, messages=messages))
