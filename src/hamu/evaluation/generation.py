@@ -36,7 +36,7 @@ def generate_answers(
         tokenizer: the model's tokenizer, with a padding token.
         data: records that were encoded with loss_on="answer".
         batch_size: prompts per batch.
-        max_new_tokens: the longest answer; less where prompt and answer would be longer than what the model can read.
+        max_new_tokens: the longest answer (200 tokens), shorter where the model cannot read so much behind the prompt.
 
     Returns:
         The answers in the data's order, without special tokens and without space around them.

@@ -67,7 +67,7 @@ def tofu_report(
         most: generate for this many records of each set at most, drawn at random; None for all.
         seed: seed of that draw.
         generate: whether to generate answers at all; it takes most of the time.
-        max_new_tokens: the longest generated answer.
+        max_new_tokens: the longest generated answer, see `generate_answers`.
 
     Returns:
         For each given set:
