@@ -1,12 +1,15 @@
 """The commands on text, from nothing: train, unlearn, evaluate on the bundled miniature, and what can be wrong."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from hamu.cli import main
+from hamu.cli import main, text_task
+from hamu.cli.tables import privleak_line
+from hamu.cli.text_task import TextTask
 from hamu.data import read_text
 from hamu.models.language import load_language_model
 
@@ -72,10 +75,49 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(trained, tm
     tofu = json.loads((check / "evaluation.json").read_text())["tofu"]
     assert tofu["forget_quality"] == 1.0, "the model against itself"
     assert tofu["privleak"] == 0.0
+    assert json.loads((check / "evaluation.json").read_text())["privleak"] == 0.0
     assert 0 <= tofu["model_utility"] <= 1
     for name in ("forget", "retain", "real_authors", "world_facts"):
         assert (tofu[name]["records"], tofu[name]["generated"]) == (8, 2)
     assert "forget quality" in capsys.readouterr().out
+
+
+def test_privleak_needs_no_data_of_tofu(trained, adapter, tmp_path, capsys):
+    check = tmp_path / "check"
+    words = ["evaluate", *FORGET, "--model", adapter / "model", "--retain_model", trained, "--max_length", "96"]
+    assert run(*words, "--output_dir", check) == 0
+    report = json.loads((check / "evaluation.json").read_text())
+    ours, theirs = (1 - one["membership_inference"]["min_k"] for one in (report, report["retain_model"]))
+    assert report["privleak"] == pytest.approx((ours - theirs) / theirs)
+    assert "tofu" not in report
+    assert f"PrivLeak (0 is ideal): {report['privleak']:+.4f}" in capsys.readouterr().out
+
+
+def test_privleak_is_unknown_without_data_that_was_never_trained_on(trained, tmp_path, capsys):
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"question": f"number {i}?", "answer": "yes"}) for i in range(6)))
+    check = tmp_path / "check"
+    assert run("evaluate", "--data", data, "--forget_rows", "0,1", "--model", trained, "--retain_model", trained,
+               "--generate", "0", "--output_dir", check) == 0  # fmt: skip
+    assert json.loads((check / "evaluation.json").read_text())["privleak"] is None
+    assert "PrivLeak: not measured (it needs membership inference of both models)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("ours", "theirs", "expected"), [
+    (0.9, 0.5, -0.8), (0.5, 0.5, 0.0), (0.5, 1.0, None), (None, 0.5, None), (0.5, None, None),
+])  # fmt: skip
+def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, monkeypatch):
+    inference = {"": ours, "retain": theirs}
+    inference = {name: None if auc is None else {"min_k": auc} for name, auc in inference.items()}
+    monkeypatch.setattr(
+        text_task, "text_report", lambda predictions, texts: {"membership_inference": inference[predictions]}
+    )
+    monkeypatch.setattr(text_task, "further_figures", lambda predictions, reference: {})
+    problem = SimpleNamespace(sets=dict)
+    report = TextTask.report(None, "", problem, "retain", None)
+    assert report["privleak"] == (None if expected is None else pytest.approx(expected))
+    why = "divides by" if theirs == 1 else "needs membership inference" if expected is None else "0 is ideal"
+    assert why in privleak_line(report)
 
 
 def test_unlearning_by_adapter_moves_every_tensor_of_it_and_nothing_else(trained, adapter):

@@ -195,6 +195,14 @@ def test_a_list_of_other_answers_makes_as_many_records(texts):
         texts.answering("hint")
 
 
+@pytest.mark.parametrize(("prefix", "answer"), [(" A: ", "Bob."), (" ", "Bob."), ("", "Bob."), ("-\n", " Bob.")])
+def test_other_answers_begin_with_the_prefix_too(prefix, answer, tmp_path):
+    rows = [{"question": "Who?", "answer": answer.replace("Bob", "Ada"), "perturbed_answer": ["Bob.", "Cy."]}]
+    texts = read_text(str(saved(tmp_path / "a.jsonl", rows)), answer_prefix=prefix)
+    wrong = texts.answering("perturbed_answer")
+    assert [r.answer for r in wrong.records] == [prefix + answer, prefix + answer.replace("Bob", "Cy")]
+
+
 @pytest.mark.parametrize(
     ("expression", "rows"),
     [("question=Who?", [0]), ("question != Who?", [1]), ("answer~ho?use", [1]), ("answer~[aA]", [0, 1])],

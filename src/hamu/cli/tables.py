@@ -87,6 +87,16 @@ def text_membership_line(report: dict[str, Any]) -> str:
     )
 
 
+def privleak_line(report: dict[str, Any]) -> str:
+    """One line on how the membership inference compares with the retain model's."""
+    value = report["privleak"]
+    if value is not None:
+        return f"PrivLeak (0 is ideal): {value:+.4f}"
+    if report["membership_inference"] is None or report["retain_model"]["membership_inference"] is None:
+        return "PrivLeak: not measured (it needs membership inference of both models)"
+    return "PrivLeak: not measured (it divides by 1 - min k of the retain model, which is 0)"
+
+
 def tofu_table(report: dict[str, Any]) -> Table:
     """TOFU's figures, a row for each set, and below them what is computed from all."""
     table = plain_table("TOFU", "records", "probability", "ROUGE-L", "truth ratio", right=(1, 2, 3, 4))

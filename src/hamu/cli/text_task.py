@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hamu.cli.options import EvaluateOptions
-from hamu.cli.tables import text_membership_line, text_table, tofu_table
+from hamu.cli.tables import privleak_line, text_membership_line, text_table, tofu_table
 from hamu.cli.tasks import Task
 from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
 from hamu.data.text_readers import MINIATURE, has_test_split
@@ -149,7 +149,7 @@ class TextTask(Task):
     def report(
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
     ) -> dict[str, Any]:
-        """See `text_report`; with a retain model its own figures beside ours."""
+        """See `text_report`; with a retain model its own figures beside ours, and PrivLeak."""
         texts = {
             name: [record.answer.strip() for record in evaluated(data, args).records]
             for name, data in problem.sets().items()
@@ -157,6 +157,7 @@ class TextTask(Task):
         report = text_report(predictions, texts=texts)
         if reference is not None:
             report["retain_model"] = text_report(reference, texts=texts)
+            report["privleak"] = _privleak(report)
         return report | further_figures(predictions, reference)
 
     def show(self, reports: dict[str, dict[str, Any]]) -> None:
@@ -165,7 +166,9 @@ class TextTask(Task):
         shown = reports | ({"retain model": last["retain_model"]} if "retain_model" in last else {})
         self.console.print(text_table(shown))
         for name, report in shown.items():
-            self.console.print(f"{name}: {text_membership_line(report)}" if name else text_membership_line(report))
+            lines = [text_membership_line(report), *([privleak_line(report)] if "privleak" in report else [])]
+            for line in lines:
+                self.console.print(f"{name}: {line}" if name else line)
             self.show_metrics(report)
 
     def evaluate_further(
@@ -189,6 +192,8 @@ class TextTask(Task):
             )
             if self.run_options.retain_model is not None and sets["forget_perturbed"] is not None:
                 self._compare_with_retain_model(report, sets["forget_perturbed"], args)
+            if report.get("privleak") is not None:
+                report["tofu"]["privleak"] = report["privleak"]  # the table has it beside forget quality
             self.console.print(tofu_table(report["tofu"]))
         return self._answers(model, problem, args, options) if options.generate else {}
 
@@ -196,7 +201,7 @@ class TextTask(Task):
         return None if source is None else self.read(self.located(source), "train")
 
     def _compare_with_retain_model(self, report: dict[str, Any], forget: TextRecords, args: TrainConfig) -> None:
-        """Forget quality and PrivLeak, which need a model that never saw the forget set."""
+        """Forget quality, which needs a model that never saw the forget set."""
         model, tokenizer = self._loaded(str(self.run_options.retain_model))
         length = self._length(model)
         theirs = tofu_report(
@@ -204,11 +209,6 @@ class TextTask(Task):
         )
         ours = report["tofu"]
         ours["forget_quality"] = forget_quality(ours["forget"]["truth_ratios"], theirs["forget"]["truth_ratios"])
-        inference = report["membership_inference"]
-        if inference is not None and "retain_model" in report:
-            reference = report["retain_model"]["membership_inference"]
-            if reference is not None and reference["min_k"] < 1:
-                ours["privleak"] = privleak(1 - inference["min_k"], 1 - reference["min_k"])  # MUSE's orientation
 
     def _answers(
         self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions
@@ -251,6 +251,14 @@ class TextTask(Task):
             # in float32: small updates would be rounded away in the half precision of a base model
             folder.save_model(model.float().merge_and_unload(), self.tokenizer, name="merged")
         return path
+
+
+def _privleak(report: Mapping[str, Any]) -> float | None:
+    """In MUSE's orientation; None without membership inference of both models, or where the retain model's AUC is 1."""
+    ours, theirs = report["membership_inference"], report["retain_model"]["membership_inference"]
+    if ours is None or theirs is None or theirs["min_k"] == 1:
+        return None
+    return privleak(1 - ours["min_k"], 1 - theirs["min_k"])
 
 
 def evaluated(data: TextData | TextRecords, args: TrainConfig) -> TextRecords:

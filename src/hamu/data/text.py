@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hamu.data.tokenizing import prompts_and_answers
 from hamu.errors import HamuError
 from hamu.objectives import IGNORED
 
@@ -27,12 +28,14 @@ class TextRecord:
         fields: everything that the source says about the record, by column.
         messages: a conversation whose last message is the answer; the tokenizer's chat template turns it into prompt
             and answer, which are the plain texts of the two until then.
+        answer_prefix: what the answer begins with that its source does not say; other answers begin with it too.
     """
 
     prompt: str
     answer: str
     fields: Mapping[str, Any]
     messages: tuple[Mapping[str, str], ...] = ()
+    answer_prefix: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +74,8 @@ class TextRecords:
     def answering(self, column: str) -> TextRecords:
         """The same prompts with other answers, those of a column; a list there makes as many records.
 
+        They begin as the answers do: with the same prefix, and the same space behind it.
+
         Raises:
             HamuError: if a record has no such column.
         """
@@ -79,7 +84,8 @@ class TextRecords:
             value = record.fields.get(column)
             if not value:
                 raise HamuError(f"row {row} of {self.source} has no {column}; this figure needs one for each record")
-            lead = record.answer[: len(record.answer) - len(record.answer.lstrip())]
+            said = record.answer.removeprefix(record.answer_prefix)
+            lead = record.answer_prefix + said[: len(said) - len(said.lstrip())]
             for answer in [value] if isinstance(value, str) else value:
                 messages = record.messages and (*record.messages[:-1], {**record.messages[-1], "content": answer})
                 found.append(replace(record, answer=lead + answer, messages=messages))
@@ -136,8 +142,8 @@ class TextData(Dataset[dict[str, Tensor]]):
 def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: LossOn = "answer") -> TextData:
     """Turn records into tokens.
 
-    Prompt and answer are tokenized apart, so that the answer's first token is the same in training, scoring and
-    generation; the end-of-sequence token follows the answer.
+    Prompt and answer are tokenized as one text and cut where the answer begins, see `prompts_and_answers`; the
+    end-of-sequence token follows the answer.
 
     Args:
         texts: the records.
@@ -146,19 +152,17 @@ def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: L
         loss_on: "answer", or "all" to score the prompt too.
 
     Raises:
-        HamuError: if a record has no answer token left, or a conversation meets a tokenizer without a chat template.
+        HamuError: if a record has no answer token left, or a conversation meets a tokenizer without a chat template
+            that fits it.
     """
     if loss_on not in ("answer", "all"):
         raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")
     if max_length < 2:
         raise HamuError(f"max_length {max_length} must be at least 2 tokens")
-    pairs = [_as_text(record, tokenizer, texts.source) for record in texts.records]
-    bare = {"add_special_tokens": False, "return_attention_mask": False}
-    answers = tokenizer([answer for _, answer in pairs], **bare)["input_ids"] if pairs else []
-    prompts = [_prompt_ids(record, prompt, tokenizer) for record, (prompt, _) in zip(texts.records, pairs, strict=True)]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    pairs = prompts_and_answers(texts.records, tokenizer, texts.source)
     tokens, starts, truncated = [], [], 0
-    for row, record, prompt, answer in zip(texts.rows.tolist(), texts.records, prompts, answers, strict=True):
+    for row, record, (prompt, answer) in zip(texts.rows.tolist(), texts.records, pairs, strict=True):
         if end and end[0] in answer and record.messages:  # a chat template writes its end, and sometimes more behind it
             answer = answer[: len(answer) - 1 - answer[::-1].index(end[0])]
         elif end and answer[-1:] == end:
@@ -194,39 +198,3 @@ class TextCollator:
             "attention_mask": pad([torch.ones_like(i) for i in ids], batch_first=True, padding_value=0),
             "labels": pad([item["labels"] for item in items], batch_first=True, padding_value=IGNORED),
         }
-
-
-def _as_text(record: TextRecord, tokenizer: Any, source: str) -> tuple[str, str]:
-    """Prompt and answer as the model is to see them."""
-    if not record.messages:
-        return record.prompt, record.answer
-    if not tokenizer.chat_template:
-        raise HamuError(
-            f"{source} holds conversations, but the model's tokenizer has no chat template to write them; give prompt "
-            f"and completion"
-        )
-    import jinja2
-
-    try:
-        before, whole = (
-            tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=start)
-            for messages, start in ((record.messages[:-1], True), (record.messages, False))
-        )
-    except (jinja2.TemplateError, ValueError, IndexError, KeyError) as error:
-        raise HamuError(f"a conversation of {source} does not fit the tokenizer's chat template: {error}") from error
-    if not whole.startswith(before):
-        raise HamuError(
-            "the tokenizer's chat template does not put the last message behind what comes before it; give prompt and "
-            "completion"
-        )
-    return before, whole[len(before) :]
-
-
-def _prompt_ids(record: TextRecord, prompt: str, tokenizer: Any) -> list[int]:
-    """The prompt's tokens, with the special tokens that start a text (a chat template writes its own)."""
-    ids = list(tokenizer(prompt, add_special_tokens=not record.messages)["input_ids"])
-    while ids and ids[-1] == tokenizer.eos_token_id and tokenizer.eos_token_id != tokenizer.bos_token_id:
-        ids.pop()
-    if not ids and tokenizer.bos_token_id is not None:
-        ids = [tokenizer.bos_token_id]
-    return ids

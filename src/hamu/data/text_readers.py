@@ -48,7 +48,7 @@ def read_text(
             either with "@SPLIT" at its end.
         split: "train" or "test", for sources that have both.
         question_template: how a question becomes a prompt; has "{question}" in it.
-        answer_prefix: what stands between prompt and answer; it belongs to the answer.
+        answer_prefix: what stands between prompt and answer; it belongs to the answer, and to every other one.
         prompt_column, answer_column: names of the columns, if they are not the usual ones.
 
     Raises:
@@ -241,7 +241,10 @@ def _shape(
         pair = found
     if pair[0] == "question" or prompt_column:
         return lambda number, row: TextRecord(
-            template.replace("{question}", cell(number, row, pair[0])), prefix + cell(number, row, pair[1]), row
+            template.replace("{question}", cell(number, row, pair[0])),
+            prefix + cell(number, row, pair[1]),
+            row,
+            answer_prefix=prefix,
         )
 
     def prompt(number: int, row: dict[str, Any]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,22 +18,25 @@ from hamu.evaluation.predictions import evaluating
 if TYPE_CHECKING:
     from hamu.data import TextData
 
+MAX_NEW_TOKENS = 200  # TOFU's limit is 200 tokens with the prompt
+
 
 @torch.no_grad()
 def generate_answers(
-    model: Any, tokenizer: Any, data: TextData, batch_size: int = 64, max_new_tokens: int | None = None
+    model: Any, tokenizer: Any, data: TextData, batch_size: int = 64, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> list[str]:
     """The answer to each prompt, greedily: the most likely token at every step, until the end-of-sequence token.
 
-    Prompts of like length are taken together and padded at their left; what stands in a batch with a prompt does not
-    change its answer. A repetition penalty of the model's own generation settings is not applied.
+    Prompts of like length are taken together and padded at their left. Neither what stands in a batch with a prompt nor
+    the right answers change what is answered. A repetition penalty of the model's own generation settings is not
+    applied.
 
     Args:
         model: a causal language model with `generate`.
         tokenizer: the model's tokenizer, with a padding token.
         data: records that were encoded with loss_on="answer".
         batch_size: prompts per batch.
-        max_new_tokens: the longest answer; by default the longest of the data.
+        max_new_tokens: the longest answer (200 tokens), shorter where the model cannot read so much behind the prompt.
 
     Returns:
         The answers in the data's order, without special tokens and without space around them.
@@ -44,23 +48,19 @@ def generate_answers(
     for row, prompt in zip(data.texts.rows.tolist(), prompts, strict=True):
         if not len(prompt):
             raise HamuError(f"row {row} of {data.texts.source} has no prompt to answer; give questions, not plain text")
-    if max_new_tokens is None:
-        max_new_tokens = max((len(data.tokens[i]) - len(p) for i, p in enumerate(prompts)), default=1)
     device = next(model.parameters()).device
     ends = _ends(model, tokenizer)
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    room = [max_new_tokens if most is None else max(1, min(max_new_tokens, most - len(p))) for p in prompts]
     answers = [""] * len(prompts)
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     with evaluating(model):
-        for start in range(0, len(order), batch_size):
-            places = order[start : start + batch_size]
+        for places in _batches([len(p) for p in prompts], room, batch_size):
             ids = _pad_left([prompts[i] for i in places], tokenizer.pad_token_id or 0)
-            room = max_new_tokens if most is None else max(1, min(max_new_tokens, most - ids.shape[1]))
             mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)
             generated = model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
-                max_new_tokens=room,
+                max_new_tokens=room[places[0]],
                 do_sample=False,
                 num_beams=1,
                 repetition_penalty=1.0,
@@ -73,6 +73,14 @@ def generate_answers(
             for place, text in zip(places, texts, strict=True):
                 answers[place] = text.strip()
     return answers
+
+
+def _batches(lengths: Sequence[int], room: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Prompts of like length together, all of a batch with room for the same number of tokens."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for _, group in groupby(order, key=room.__getitem__):  # where it differs it falls with the length
+        places = list(group)
+        yield from (places[start : start + size] for start in range(0, len(places), size))
 
 
 def _ends(model: Any, tokenizer: Any) -> list[int]:

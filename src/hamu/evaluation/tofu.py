@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hamu.data import TextCollator, TextRecords, encode
 from hamu.errors import HamuError
-from hamu.evaluation.generation import generate_answers, rouge_l_recall
+from hamu.evaluation.generation import MAX_NEW_TOKENS, generate_answers, rouge_l_recall
 from hamu.evaluation.likelihood import (
     model_utility,
     normalized_probabilities,
@@ -54,6 +54,7 @@ def tofu_report(
     most: int | None = None,
     seed: int = 42,
     generate: bool = True,
+    max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, Any]:
     """The figures of TOFU, ready for JSON.
 
@@ -66,6 +67,7 @@ def tofu_report(
         most: generate for this many records of each set at most, drawn at random; None for all.
         seed: seed of that draw.
         generate: whether to generate answers at all; it takes most of the time.
+        max_new_tokens: the longest generated answer, see `generate_answers`.
 
     Returns:
         For each given set:
@@ -95,7 +97,8 @@ def tofu_report(
             report[name]["rouge"] = None
             if len(chosen):
                 asked = texts.select(chosen)
-                answers = generate_answers(model, tokenizer, encode(asked, tokenizer, max_length), batch_size)
+                data = encode(asked, tokenizer, max_length)
+                answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
                 report[name]["rouge"] = rouge_l_recall(answers, [r.answer for r in asked.records]).mean().item()
     nine = [report[name][key] for name in _UTILITY_SETS if name in report for key in _TERMS]
     complete = len(nine) == len(_UTILITY_SETS) * len(_TERMS) and None not in nine

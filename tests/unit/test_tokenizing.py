@@ -1,0 +1,152 @@
+"""Prompt and answer are tokenized as the one text that a model reads, whatever the tokenizer does at a text's start."""
+
+import datetime
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
+
+from hamu.data import TextRecord, TextRecords, encode
+from hamu.models.language import new_tokenizer
+
+CORPUS = ["Question: Who is it?\nAnswer: In a town. (or not)", "[INST] Who? [/INST] In a town. Ada lives there."]
+DIALOGUE = ({"role": "user", "content": "Who?"}, {"role": "assistant", "content": "In a town."})
+LLAMA = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def sentencepiece_like(space, ends):
+    """A tokenizer that writes spaces as ▁, puts one before a text, and <s> before that (and </s> at its end)."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    if space == "normalizer":
+        tokenizer.pre_tokenizer = None
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>" if ends else "<s> $A", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, chat_template=LLAMA)
+
+
+@pytest.fixture(scope="module", params=[(s, e) for s in ("normalizer", "metaspace") for e in (False, True)], ids=str)
+def tokenizer(request):
+    return sentencepiece_like(*request.param)
+
+
+def texts(*records):
+    return TextRecords(tuple(records), "these", torch.arange(len(records)))
+
+
+def pieces(tokenizer, record, **options):
+    """The prompt's tokens and the answer's, as they are written in the vocabulary."""
+    data = encode(texts(record), tokenizer, **options)
+    found = tokenizer.convert_ids_to_tokens(data.tokens[0].tolist())
+    return found[: data.scored_from[0]], found[data.scored_from[0] :]
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [
+    ("Question: Who is it?\nAnswer:", " In a town."),
+    ("[INST] Who? [/INST]", " In a town."),
+    ("[INST] Who? [/INST]", "In a town."),
+    ("[INST] Who? [/INST] ", "In a town."),
+    ("Question: Who is it?\nAnswer:  ", "In a town."),
+    ("", "In a town."),
+])  # fmt: skip
+def test_prompt_and_answer_are_the_tokens_of_the_one_text(prompt, answer, tokenizer):
+    record = TextRecord(prompt, answer, {})
+    asked, said = pieces(tokenizer, record)
+    whole, alone = (
+        [token for token in tokenizer(text)["input_ids"] if token != tokenizer.eos_token_id]
+        for text in (prompt + answer, prompt.rstrip(" "))
+    )
+    assert asked + said == [*tokenizer.convert_ids_to_tokens(whole), "</s>"]
+    assert asked == tokenizer.convert_ids_to_tokens(alone)
+
+
+def test_no_lone_space_stands_before_an_answer(tokenizer):
+    for record in (
+        TextRecord("Question: Who is it?\nAnswer:", " In a town.", {}),
+        TextRecord("Who?", "In a town.", {}, messages=DIALOGUE),
+    ):
+        assert pieces(tokenizer, record)[1][:3] == ["▁In", "▁a", "▁town."], record
+
+
+def test_a_conversation_is_the_tokens_of_its_template(tokenizer):
+    asked, said = pieces(tokenizer, TextRecord("Who?", "In a town.", {}, messages=DIALOGUE))
+    whole = tokenizer.apply_chat_template(list(DIALOGUE), tokenize=True, return_dict=False)
+    assert asked + said == tokenizer.convert_ids_to_tokens(whole)
+    assert asked == tokenizer.convert_ids_to_tokens(
+        tokenizer("<s>[INST] Who? [/INST]", add_special_tokens=False).input_ids
+    )
+
+
+def test_a_prompt_keeps_its_own_tokens_where_one_would_stand_across_the_border():
+    tokenizer = new_tokenizer(["Question: who?\nAnswer: nobody"] * 9, 300)
+    prompt, answer = "Question: who?\nAns", "wer: nobody"
+    alone, rest, whole = (tokenizer(text)["input_ids"] for text in (prompt, answer, prompt + answer))
+    assert whole[: len(alone)] != alone
+    data = encode(texts(TextRecord(prompt, answer, {})), tokenizer)
+    assert data.prompt(0).tolist() == alone
+    assert data.tokens[0].tolist() == [*alone, *rest, tokenizer.eos_token_id]
+
+
+def test_a_prompt_has_the_same_tokens_whatever_the_answer(tokenizer):
+    prompt = "Question: Who is it?\nAnswer: "
+    answers = ["In a town.", "Ada lives there.", "(or not)", "\nIn", " In", "n"]
+    data = encode(texts(*(TextRecord(prompt, answer, {}) for answer in answers)), tokenizer)
+    assert len({tuple(data.prompt(i).tolist()) for i in range(len(data))}) == 1
+
+
+def test_a_tokenizer_without_offsets_serves_as_well():
+    tokenizer = ByT5Tokenizer()
+    assert not tokenizer.is_fast
+    asked, said = pieces(tokenizer, TextRecord("Who is it?", " Ada.", {}))
+    assert "".join(asked) == "Who is it?"
+    assert said == [" ", "A", "d", "a", ".", "</s>"]
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [
+    ("<s>[INST] Who? [/INST]", " In a town.</s>"),  # what apply_chat_template(tokenize=False) writes
+    ("", "<s>[INST] Who? [/INST] In a town."),
+])  # fmt: skip
+def test_a_text_that_has_its_start_already_is_not_started_twice(prompt, answer, tokenizer):
+    asked, said = pieces(tokenizer, TextRecord(prompt, answer, {}))
+    assert (asked + said)[0] == "<s>"
+    assert ((asked + said).count("<s>"), (asked + said).count("</s>")) == (1, 1)
+    assert asked if prompt else asked == ["<s>"]
+
+
+class Tomorrow(datetime.datetime):
+    """A clock of another day."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return cls(2031, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("written", "date"),
+    [("%d %b %Y", "26 Jul 2024"), ("%B %-d, %Y", "July 26, 2024"), ("%Y-%m-%d %H:%M", "2024-07-26 00:00")],
+)
+@pytest.mark.parametrize("space", ["", "\n", "  {% if true %}\n{% endif %}\n"])
+def test_the_date_in_a_chat_template_is_the_same_on_every_day(written, date, space, monkeypatch):
+    tokenizer = ByT5Tokenizer()
+    record = TextRecord("Who?", "In a town.", {}, messages=DIALOGUE)
+    today = "{%- if strftime_now is defined %}{%- set today = strftime_now('" + written + "') %}{%- endif %}"
+    template = space + "On " + today + " {{ today }}, {% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = template
+    monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
+    daily = tokenizer.apply_chat_template(list(DIALOGUE), tokenize=False)
+    assert date not in daily, "the template itself looks at the clock"
+    asked, said = pieces(tokenizer, record)
+    assert "".join(asked + said) == daily[: daily.index("On ")] + f"On {date}, Who?In a town.</s>"
