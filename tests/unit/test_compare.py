@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hamu.compare import Cell, Comparison, cells
 from hamu.compare.ends import ended_by
 from hamu.compare.figures import failed_row, finished_row
 from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_page, markdown_page, notes, volumes_line
-from hamu.methods import HamuQ, StoppingRule, build_method, method_classes
+from hamu.methods import HamuQ, Method, StoppingRule, build_method, method_classes
 from hamu.methods.stopping import StoppingMemory
 from hamu.objectives import Scored
 from hamu.training import UnlearnConfig
@@ -94,6 +95,31 @@ def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_
     assert settings.get("constraint", 0.25) == 0.25
     assert ("max_retain_loss" in settings) == (method != "ga")
     assert ("min_forget_loss" in settings) == ("forget_objective" in settings) == (method != "ft")
+
+
+@dataclass(frozen=True)
+class Bounded(Method):
+    """A method of another package: no constraint, but a radius, and an end of its own."""
+
+    name = "bounded"
+    radius: float = 1.0
+    on_infeasible: str = "skip"
+    stopping: str = "off"
+
+    def weigh(self, gram):
+        """Not asked here."""
+
+
+def test_a_method_of_another_package_is_given_what_its_fields_are_and_no_more(monkeypatch):
+    unused = unused_settings(Bounded())
+    assert not unused & {"radius", "on_infeasible", "stopping", "stopping_margin", "stopping_window"}
+    assert unused >= {"constraint", "constraint_mode", "distribution", "guarantee"}
+    monkeypatch.setattr("hamu.methods.registry._OURS", (Bounded, HamuQ))
+    found = cells(["bounded", "hamu-q"], [0.25, 0.5], [0.1], [1])
+    assert [cell.name for cell in found] == ["bounded-lr0.1-s1", "hamu-q-c0.25-lr0.1-s1", "hamu-q-c0.5-lr0.1-s1"]
+    settings = found[0].settings({"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5, "distribution": "x"})
+    assert settings.items() >= {"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5}.items()
+    assert "distribution" not in settings
 
 
 def test_rows_are_sorted_by_joint_gain_and_what_nothing_beats_is_marked():

@@ -24,8 +24,8 @@ Row = dict[str, Any]
 LARGEST_RETAIN_LOSS = 1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
 _AVERAGED = (
     "forget_gain", "retain_gain", "forget_accuracy", "retain_accuracy", "test_accuracy",
-    "forget_probability", "retain_probability", "test_probability", "utility", "membership_auc", "promise_kept", "steps",
-    "seconds",
+    "forget_probability", "retain_probability", "test_probability", "utility", "membership_auc", "promise_kept",
+    "steps", "seconds",
 )  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def _ranked(rows: Iterable[Row]) -> list[Row]:
 def _mean(rows: list[Row]) -> Row:
     """One row of several that differ in the seed."""
     shared = {key: rows[0][key] for key in ("setting", "method", "constraint", "learning_rate")}
-    figures = {}
+    figures: Row = {}
     for key in _AVERAGED:
         figures[key] = _averaged([row.get(key) for row in rows])
     figures["ended"] = _counted([row["ended"] for row in rows])
