@@ -208,6 +208,8 @@ def test_a_run_that_is_killed_is_said_to_have_failed_and_the_same_command_goes_o
     assert "failed: killed by SIGKILL" in out
     broken = result(tmp_path, "figure-12")
     assert broken["failed"] == {"AdamW": "killed by SIGKILL"}
+    assert broken["runs"]["AdamW"]["settings"]["constraint"] == 0.9, "what was given, if there is no record"
+    assert broken["runs"]["AdamW"]["inputs"] == broken["runs"]["SGD"]["inputs"]
     assert [claim["holds"] for claim in broken["claims"]] == [None]
     finished = runs(tmp_path)
     assert len(finished) == 1
@@ -314,15 +316,16 @@ def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tm
     # what computed a run and what it was is told with it, without places
     said = result(tmp_path, "figure-3")["runs"]["hamu-q 0.75"]
     record = json.loads((tmp_path / "out/work/runs" / said["run"] / "record.json").read_text())
-    assert (said["settings"]["rho"], said["settings"]["optim"]) == (0.75, "sgd")
-    assert said["settings"].items() >= {"method": "hamu-q", "model": "model", "num_train_epochs": 0.25}.items()
-    assert said["settings"]["constraint"] == record["settings"]["constraint"]
+    asked = {"method": "hamu-q", "rho": 0.75, "optim": "sgd", "blocks": "tensor", "num_train_epochs": 0.25}
+    assert said["settings"].items() >= asked.items()
+    assert said["settings"] == record["settings"]
     assert said["inputs"]["original model"]["weights"] == record["models"]["before"]["weights"]
     assert said["inputs"]["forget set"]["sha256"] == record["forget_set"]["sha256"]
     assert said["date"] == record["date"]
     measured = result(tmp_path, "table-1")["measured"]
     assert measured["inputs"]["original model"] == said["inputs"]["original model"]
-    assert measured["settings"]["per_device_train_batch_size"] > 0
+    assert measured["settings"].keys() >= {"per_device_train_batch_size", "learning_rate", "constraint"}
+    assert "rho" not in measured["settings"], "it is 0 there, whatever the settings say"
     for environment in (said["environment"], measured["environment"]):
         assert environment.startswith(f"cpu, hamu {record['environment']['versions']['hamu']}, python ")
     assert page.count("Computed by cpu, hamu ") == len(EXPERIMENTS) - 2

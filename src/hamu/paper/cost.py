@@ -32,6 +32,11 @@ _PAPER = {  # seconds per epoch, GB
     "ft": (0.879, 7.65), "ga": (0.884, 7.65), "gdiff": (0.868, 7.65), "kl": (1.067, 8.87), "scrub": (1.064, 8.87),
     "hamu-q": (0.976, 7.65), "hamu-u": (0.994, 7.65),
 }  # fmt: skip
+_OF_DATA = ("image_size", "num_channels")
+_OF_STEPS = (
+    "bf16", "use_cpu", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed",
+    "constraint", "constraint_mode", "on_infeasible", "stopping", "shuffle",
+)  # fmt: skip
 
 
 class Cost(Measurement):
@@ -41,6 +46,7 @@ class Cost(Measurement):
     reference = "Table 1 (App. G.1)"
     title = "Time per epoch and peak memory of all methods"
     task = "image"
+    takes = ("data", "forget_class", "model", *_OF_DATA, *_OF_STEPS)
     settings = (
         "One process, the same data and steps: each turn every method runs an epoch from the original model, in "
         "another order each turn; the steps alone are timed. Ratios are taken within a turn; times and ratios are "
@@ -204,7 +210,7 @@ class _Timer(TrainerCallback):
 
 def _problem(settings: Mapping[str, Any]) -> UnlearningData[Any]:
     """ρ = 0, in the form that the model takes."""
-    options = {key: settings[key] for key in ("image_size", "num_channels") if key in settings}
+    options = {key: settings[key] for key in _OF_DATA if key in settings}
     data = read_images(str(settings["data"]), **options)
     config = load_classifier(str(settings["model"])).config
     return forget_class(data, None, str(settings["forget_class"])).normalized(config.image_mean, config.image_std)
@@ -212,8 +218,6 @@ def _problem(settings: Mapping[str, Any]) -> UnlearningData[Any]:
 
 def _epoch(method: str, settings: Mapping[str, Any], problem: UnlearningData[Any]) -> float:
     """Seconds that the steps of one epoch take."""
-    names = ("bf16", "use_cpu", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed",
-             "constraint", "constraint_mode", "on_infeasible", "stopping", "shuffle")  # fmt: skip
     timer = _Timer()
     with TemporaryDirectory(prefix="hamu-") as folder:
         args = UnlearnConfig(
@@ -225,7 +229,7 @@ def _epoch(method: str, settings: Mapping[str, Any], problem: UnlearningData[Any
             check_steps=0,
             logging_steps=10 * IMAGE_STEPS,
             disable_tqdm=True,
-            **{name: settings[name] for name in names if name in settings},
+            **{name: settings[name] for name in _OF_STEPS if name in settings},
         )
         trainer = UnlearnTrainer(
             load_classifier(str(settings["model"])), args, retain_dataset=problem.retain, forget_dataset=problem.forget,

@@ -155,14 +155,14 @@ class Stage:
             "model": "given" if self.model else "trained on the same data",
         }
 
-    def measured(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def measured(self, one: Measurement, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What a result says of a measurement in this process, as it says it of a run."""
         data, model = Path(str(settings["data"])), str(settings["model"])
         base = base_of(model, settings.get("base_model")) if self.scale.is_text else None
         inputs = {"original model": saved_model_entry(model, base)}
         inputs |= {"data": {"sha256": file_digest(data)}} if data.is_file() else {}
         return {
-            "settings": recorded(settings, {}),
+            "settings": recorded({name: settings[name] for name in one.takes if name in settings}, {}),
             "inputs": digests_of(inputs),
             "environment": this_environment(self._device),
             "date": datetime.now(UTC).date().isoformat(),
@@ -251,12 +251,13 @@ class Order:
                 failed[key] = row["failed"]
             else:
                 found[key] = Outcome(folder, wanted.epochs, batches)
-                listed[key]["date"] = read_json(folder / RECORD, remove=folder)["date"]
+                record = read_json(folder / RECORD, remove=folder)
+                listed[key] |= {name: record[name] for name in ("settings", "date")}  # those that were not given too
         scale, measured = self._stage.scale, None
         if isinstance(one, Measurement):
             settings = self._stage.settings(scale.wanted("hamu-q", 1))
             figures = one.measure(settings, scale)
-            measured = self._stage.measured(settings)
+            measured = self._stage.measured(one, settings)
         else:
             figures = one.figures(found, scale)
         start = next((outcome.points[0] for outcome in found.values()), None)
