@@ -174,7 +174,7 @@ def _of_model(report: Mapping[str, Any]) -> Row:
     """Accuracies, for texts probabilities too, utility, and the AUC of membership inference (for texts by Min-K%).
 
     Utility is what is left of the model: for texts the mean probability of the answers to retain, the paper's model
-    utility (App. H.2), and for images, for which the paper has no other than it, the negated retain loss (Sec. 6).
+    utility (App. H.2), for images the negated retain loss, its retain utility (Sec. 6).
     """
     found: Row = {}
     for side in ("forget", "retain", "test"):
