@@ -45,7 +45,8 @@ _OWN = (
     "tensorboard",
 )
 
-_LEFT = (".checkpoint-", *(f".{name}." for name in _OWN))  # what an interrupted write leaves
+_OF_COMPARISONS = ("comparison.json", "comparison.csv", "comparison.md", "comparison.tex", "comparison.png")
+_LEFT = (".checkpoint-", *(f".{name}." for name in (*_OWN, *_OF_COMPARISONS)))  # what an interrupted write leaves
 _OWN_PREFIXES = ("checkpoint-", *_LEFT)
 
 
@@ -127,9 +128,10 @@ class RunFolder:
             HamuError: if there is what must not go.
         """
         found = list(self.path.iterdir()) if self.path.is_dir() else []
-        if self._resume:
-            return [path for path in found if path.name.startswith(_LEFT)]
-        if found and not self._overwrite:
+        left = [path for path in found if path.name.startswith(_LEFT)]
+        if self._resume or left == found:
+            return left
+        if not self._overwrite:
             raise HamuError(
                 f"the output folder {self.path} is in use; choose another --output_dir, or give --overwrite"
             )
@@ -144,6 +146,11 @@ class RunFolder:
     def has(self, name: str) -> bool:
         """Whether a file is there; the last that a run writes tells that it has come to its end."""
         return (self.path / name).is_file()
+
+    def remove(self, *names: str) -> None:
+        """Remove files that are no longer true, those of them that are there."""
+        for name in names if is_main() else ():
+            (self.prepare() / name).unlink(missing_ok=True)
 
     def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> None:
         """Leave of a log only the whole lines that belong to a run that is resumed.

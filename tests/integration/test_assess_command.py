@@ -82,6 +82,23 @@ def test_what_it_leaves_behind(assess, tmp_path, saved_model):
     assert "trusted up to" in screen
 
 
+def test_it_says_which_loss_is_assessed_and_that_of_the_run_where_it_is_another(assess):
+    quick = ("--assess_batches", "1", "--curvature_samples", "0")
+    _, found, screen = assess(*quick)
+    assert (found["loss"], found["objectives_of_the_run"]) == (
+        "cross_entropy", {"retain": "cross_entropy", "forget": "cross_entropy"}
+    )  # fmt: skip
+    assert "another loss" not in screen
+    _, other, screen = assess(*quick, "--forget_objective", "npo")
+    assert "assessed with cross-entropy on both sides, but hamu-q has another loss: npo to forget." in screen
+    assert other["objectives_of_the_run"]["forget"] == "npo"
+    assert other["hamu-q"] == found["hamu-q"]
+    _, other, screen = assess(*quick, "--method", "scrub")
+    assert "but scrub has another loss: scrub_retain to retain, kl_to_original to forget." in screen
+    _, other, screen = assess(*quick, "--method", "ft")
+    assert other["objectives_of_the_run"] == {"retain": "cross_entropy", "forget": None}
+
+
 def test_wrong_options_are_one_line(assess):
     assert assess("--assess_batches", "0")[::2] == (2, "hamu assess: assess_batches 0 must be at least 1")
     code, found, screen = assess("--curvature_samples", "-1")

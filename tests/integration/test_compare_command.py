@@ -64,6 +64,11 @@ def interrupted_at(run, step):
         yield
 
 
+def shown(folder):
+    """Its table and its picture, in all forms that are there."""
+    return {path.name for path in folder.glob("comparison.*")} - {"comparison.json"}
+
+
 def without_times(folder):
     """What a comparison says, but for how long it took and where its runs are."""
     summary = json.loads((folder / "comparison.json").read_text())
@@ -80,6 +85,12 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     code, out, err = compare(*GRID, "--output_dir", "whole")
     assert (code, err) == (0, "")
     assert "forget 131 images (class 3), retain 1307; 5 runs, 0 of them finished before" in out
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/.comparison.json.abcdefgh").write_text("{")  # one that was killed in its first write
+    assert compare("--methods", "gdiff", "--max_steps", 1)[0] == 0
+    shutil.rmtree(tmp_path / "runs" / NAMES[2])
+    (tmp_path / "runs/comparison.json").write_text("{}")
+    assert len(shown(tmp_path / "runs")) == 4
     with interrupted_at(NAMES[1], 2):
         code, out, err = compare(*GRID)
     assert code == 143
@@ -88,6 +99,7 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     )
     runs = tmp_path / "runs"
     assert sorted(p.name for p in runs.iterdir() if p.is_dir()) == sorted(NAMES[:2])
+    assert not shown(runs), "a table of an earlier comparison would not be that of this one"
     assert (runs / NAMES[1] / "checkpoint-2").is_dir()
     partial = json.loads((runs / "comparison.json").read_text())
     assert [row["run"] for row in partial["runs"]] == NAMES[:1]
@@ -104,6 +116,13 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
         for place in ("model/model.safetensors", "steps.jsonl"):
             assert (runs / name / place).read_bytes() == (tmp_path / "whole" / name / place).read_bytes()
 
+    other = runs / NAMES[0] / "record.json"
+    other.write_text(other.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    assert f"not all were computed alike: cpu ({', '.join(sorted(NAMES[1:]))})" in re.sub(
+        r"cpu \(([^)]*)\)", lambda m: f"cpu ({', '.join(sorted(m[1].split(', ')))})", compare(*GRID)[1]
+    )
+    other.write_bytes(finished[other])
+
     before = {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")}
     assert compare(*GRID)[0] == 0
     assert {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")} == before, "nothing is run twice"
@@ -117,7 +136,10 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
         old, new = evaluation["before"], evaluation["after"]
         assert float(row["forget_gain"]) == new["forget"]["loss"] - old["forget"]["loss"]
         assert float(row["retain_gain"]) == old["retain"]["loss"] - new["retain"]["loss"]
+        assert float(row["utility"]) == -new["retain"]["loss"]
         assert float(row["membership_auc"]) == new["membership_inference"]["auc"]
+        assert (row["ended"], row["ended_because"]) == ("all steps", record["steps"]["ended_because"])
+        assert row["environment"].startswith(f"cpu, hamu {record['environment']['versions']['hamu']}, ")
         assert row["promise_kept"] == ("" if name.startswith("gdiff") else str(record["promise"]["kept"]))
         settings = yaml.safe_load((runs / name / "config.yaml").read_text())
         assert (settings["method"], settings.get("constraint")) == (
@@ -309,7 +331,7 @@ def test_texts_are_compared_by_the_probability_of_their_answers_too(tmp_path, mo
     assert [row["failed"] for row in rows] == ["", ""]
     for row in rows:
         after = json.loads((tmp_path / "runs" / row["run"] / "evaluation.json").read_text())["after"]
-        assert row["retain_probability"] == after["retain"]["probability"]
+        assert row["utility"] == row["retain_probability"] == after["retain"]["probability"]
         assert row["membership_auc"] == after["membership_inference"]["min_k"]
     assert main(words) == 0
     assert "2 runs, 2 of them finished before" in capsys.readouterr().out, "they have read what there is"

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -17,8 +18,11 @@ from hamu.cli import main
 from hamu.cli.progress import ProgressBar
 from hamu.compare import children
 from hamu.data import read_text
+from hamu.errors import HamuError
+from hamu.folder_lock import lock
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.paper import EXPERIMENTS
+from hamu.paper.practice import Optimizers
 
 NAMES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SMALL = ("--recipe", "digits", "--fraction", 0.1)
@@ -204,6 +208,8 @@ def test_a_run_that_is_killed_is_said_to_have_failed_and_the_same_command_goes_o
     assert "failed: killed by SIGKILL" in out
     broken = result(tmp_path, "figure-12")
     assert broken["failed"] == {"AdamW": "killed by SIGKILL"}
+    assert broken["runs"]["AdamW"]["settings"]["constraint"] == 0.9, "what was given, if there is no record"
+    assert broken["runs"]["AdamW"]["inputs"] == broken["runs"]["SGD"]["inputs"]
     assert [claim["holds"] for claim in broken["claims"]] == [None]
     finished = runs(tmp_path)
     assert len(finished) == 1
@@ -235,6 +241,51 @@ def test_a_longer_run_that_begins_alike_serves_a_shorter_figure(reproduce, tmp_p
     assert fresh["figures"] == one["figures"]
 
 
+class Longer(Optimizers):
+    """The same runs, for longer."""
+
+    name = "longer"
+
+    def runs(self, scale):
+        return {key: replace(wanted, epochs=2) for key, wanted in super().runs(scale).items()}
+
+
+def test_a_longer_run_that_fails_does_not_take_the_shorter_figure_with_it(reproduce, tmp_path, monkeypatch):
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.optim == "adamw_torch" and state.global_step == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, args, state, control, **kwargs)
+
+    original = ProgressBar.on_step_end
+    monkeypatch.setattr(ProgressBar, "on_step_end", on_step_end)
+    monkeypatch.setitem(EXPERIMENTS, "longer", Longer())
+    code, out, _ = reproduce("figure-12", "longer", "--epochs", 1)
+    assert code == 0
+    assert "figure-12: 1 runs in place of longer ones that failed, 0 of them finished before" in out
+    short, longer = (result(tmp_path, name) for name in ("figure-12", "longer"))
+    assert (short["failed"], longer["failed"]) == ({}, {"AdamW": "killed by SIGKILL"})
+    assert [short["runs"][key]["run"].rsplit("-", 1)[1] for key in ("SGD", "AdamW")] == ["e2", "e1"]
+    assert [short["runs"][key]["settings"]["num_train_epochs"] for key in ("SGD", "AdamW")] == [2, 1]
+    assert short["figures"]["epoch"] == {"SGD": [0, 1], "AdamW": [0, 1]}
+
+
+def test_both_folders_are_locked_before_anything_is_run(reproduce, tmp_path, monkeypatch):
+    seen = []
+
+    def run_stage(*_):
+        for folder in ("out", "elsewhere"):
+            with pytest.raises(HamuError, match="another run, or one that it left, is under way in"):
+                lock(tmp_path / folder)
+            seen.append(folder)
+
+    monkeypatch.setattr("hamu.cli.reproduce._run_stage", run_stage)
+    assert reproduce("figure-12", "--work_dir", "elsewhere")[0] == 0
+    assert seen == ["out", "elsewhere"]
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr("hamu.cli.reproduce._run_stage", lambda *_: None)
+    assert reproduce("figure-12", "--work_dir", "out")[0] == 0, "one folder may be both"
+
+
 def test_runs_of_another_original_model_are_not_put_together(reproduce, tmp_path, saved_model):
     from hamu.models import load_classifier
 
@@ -262,6 +313,23 @@ def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tm
     wanted = [run["run"] for name in EXPERIMENTS for run in result(tmp_path, name)["runs"].values()]
     assert len(wanted) > len(set(wanted)) == len(made), "what two experiments need is run once"
     page = (tmp_path / "out/README.md").read_text()
+    # what computed a run and what it was is told with it, without places
+    said = result(tmp_path, "figure-3")["runs"]["hamu-q 0.75"]
+    record = json.loads((tmp_path / "out/work/runs" / said["run"] / "record.json").read_text())
+    asked = {"method": "hamu-q", "rho": 0.75, "optim": "sgd", "blocks": "tensor", "num_train_epochs": 0.25}
+    assert said["settings"].items() >= asked.items()
+    assert said["settings"] == record["settings"]
+    assert said["inputs"]["original model"]["weights"] == record["models"]["before"]["weights"]
+    assert said["inputs"]["forget set"]["sha256"] == record["forget_set"]["sha256"]
+    assert said["date"] == record["date"]
+    measured = result(tmp_path, "table-1")["measured"]
+    assert measured["inputs"]["original model"] == said["inputs"]["original model"]
+    assert measured["settings"].keys() >= {"per_device_train_batch_size", "learning_rate", "constraint"}
+    assert "rho" not in measured["settings"], "it is 0 there, whatever the settings say"
+    for environment in (said["environment"], measured["environment"]):
+        assert environment.startswith(f"cpu, hamu {record['environment']['versions']['hamu']}, python ")
+    assert page.count("Computed by cpu, hamu ") == len(EXPERIMENTS) - 2
+    assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.json"))
     for name, experiment in EXPERIMENTS.items():
         found = result(tmp_path, name)
         assert found["failed"] == {}

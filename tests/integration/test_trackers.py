@@ -3,10 +3,12 @@
 import io
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from rich.progress import TextColumn
 from transformers import TrainerCallback, TrainerState
@@ -14,6 +16,8 @@ from transformers.integrations import integration_utils
 
 from hamu.cli import main
 from hamu.cli.progress import ProgressBar, figures_line, task_bar
+from hamu.gram import PairGram
+from hamu.methods import HamuQ
 
 SHORT = ["--recipe", "digits", "--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off"]
 OF_EVERY_STEP = {
@@ -196,18 +200,21 @@ def test_training_is_reported_too(listened):
     assert all(math.isfinite(loss) for _, loss in losses)
 
 
+@pytest.mark.parametrize(("kappa", "hardness"), [(-12.345, "κ/κ₂ -12.3"), (1.234, "κ/κ₂ 1.23 q/q₀ 1.25")])
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_bar_with_its_longest_figures_stays_one_line(width):
+def test_the_bar_with_its_longest_figures_stays_one_line(width, kappa, hardness):
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
-    figures = {"retain_loss": 1.234e-5, "forget_loss": 1.234e-5, "kappa": -12.345, "stop_threshold": 1.0, "cos": 0.1}
+    figures = {"retain_loss": 1.234e-5, "forget_loss": 1.234e-5, "kappa": kappa, "stop_threshold": 1.0, "cos": 0.1,
+               "demand": 0.5, "capacity": 0.5, "sustainable": 0.4}  # fmt: skip
     bar = task_bar(console, TextColumn("{task.fields[figures]}"))
     bar.add_task("hamu-q", total=20000, completed=12345, figures=figures_line(figures))
     console.print(bar.get_renderable())
     [line] = screen.getvalue().splitlines()
     assert len(line) <= width
-    for part in ("hamu-q", "12345/20000", "retain 1.23e-05", "forget 1.23e-05", "κ/κ₂ -12.3", "━"):
+    for part in ("hamu-q", "12345/20000", "retain 1.23e-05", "forget 1.23e-05", hardness):
         assert part in line
+    assert re.search("[━╸]", line)
 
 
 def test_the_bar_tells_the_cosine_where_there_is_no_threshold():
@@ -216,6 +223,18 @@ def test_the_bar_tells_the_cosine_where_there_is_no_threshold():
     )
     assert figures_line({"forget_loss": 2.0}) == "forget 2"
     assert figures_line({"eval_forget_loss": 2.0}) == ""
+
+
+def test_the_bar_tells_layer_by_layer_what_the_threshold_of_the_whole_model_does_not():
+    """κ is below κ₂, and yet the step must hurt: two blocks, one of them much more in conflict than the other."""
+    retain, forget, cos = (torch.tensor(v, dtype=torch.float64) for v in ((0.8, 0.6), (0.6, 0.8), (0.9, 0.4)))
+    weights = HamuQ(0.7).weigh(PairGram(retain**2, forget**2, retain * forget * cos))
+    figures = {name: getattr(weights.constraint, name).item()
+               for name in ("kappa", "stop_threshold", "demand", "capacity", "sustainable")}  # fmt: skip
+    assert figures_line(figures) == "κ/κ₂ 0.87 q/q₀ 1.08"
+    change = weights.retain * retain**2 + weights.forget * retain * forget * cos
+    assert -change.sum() == pytest.approx(0.108, abs=1e-3), "what is promised of the retain loss: it rises"
+    assert "q/q₀" not in figures_line(figures | {"kappa": -0.1}), "without a conflict nothing must hurt"
 
 
 def test_the_bar_gives_the_screen_back_however_training_ends():

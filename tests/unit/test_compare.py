@@ -2,28 +2,37 @@
 
 import csv
 import io
+import json
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import torch
 
-from hamu import HamuError
+import hamu
+from hamu import HamuError, PairedGradients
 from hamu.compare import Cell, Comparison, cells
-from hamu.compare.figures import failed_row
+from hamu.compare.ends import ended_by
+from hamu.compare.figures import failed_row, finished_row
 from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_page, markdown_page, notes, volumes_line
-from hamu.methods import build_method, method_classes
+from hamu.methods import HamuQ, Method, StoppingRule, build_method, method_classes
+from hamu.methods.stopping import StoppingMemory
+from hamu.objectives import Scored
 from hamu.training import UnlearnConfig
 from hamu.training.config import unused_settings
+from hamu.training.early_ends import EarlyEnds
 from hamu.training.trainer import ALL_DONE
 
 UNMEASURED = ("retain_accuracy", "test_accuracy", "forget_probability", "retain_probability", "test_probability",
-              "membership_auc")  # fmt: skip
+              "utility", "membership_auc")  # fmt: skip
 
 
 def row(method="gdiff", seed=42, *, forget=1.0, retain=0.5, constraint=None, **figures):
     cell = Cell(method, constraint, 0.1, seed)
     found = {"forget_gain": forget, "retain_gain": retain, "joint_gain": min(forget, retain), "forget_accuracy": 0.25,
-             "promise_kept": None, "ended": ALL_DONE, "ended_at": 5, "steps": 5, "seconds": 12.3,
-             "failed": ""}  # fmt: skip
+             "promise_kept": None, "ended": "all steps", "ended_because": ALL_DONE, "ended_at": 5, "steps": 5,
+             "seconds": 12.3, "failed": ""}  # fmt: skip
     named = {"run": cell.name, "setting": cell.setting, **vars(cell)}
     return named | dict.fromkeys(UNMEASURED) | found | figures
 
@@ -88,6 +97,31 @@ def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_
     assert ("min_forget_loss" in settings) == ("forget_objective" in settings) == (method != "ft")
 
 
+@dataclass(frozen=True)
+class Bounded(Method):
+    """A method of another package: no constraint, but a radius, and an end of its own."""
+
+    name = "bounded"
+    radius: float = 1.0
+    on_infeasible: str = "skip"
+    stopping: str = "off"
+
+    def weigh(self, gram):
+        """Not asked here."""
+
+
+def test_a_method_of_another_package_is_given_what_its_fields_are_and_no_more(monkeypatch):
+    unused = unused_settings(Bounded())
+    assert not unused & {"radius", "on_infeasible", "stopping", "stopping_margin", "stopping_window"}
+    assert unused >= {"constraint", "constraint_mode", "distribution", "guarantee"}
+    monkeypatch.setattr("hamu.methods.registry._OURS", (Bounded, HamuQ))
+    found = cells(["bounded", "hamu-q"], [0.25, 0.5], [0.1], [1])
+    assert [cell.name for cell in found] == ["bounded-lr0.1-s1", "hamu-q-c0.25-lr0.1-s1", "hamu-q-c0.5-lr0.1-s1"]
+    settings = found[0].settings({"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5, "distribution": "x"})
+    assert settings.items() >= {"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5}.items()
+    assert "distribution" not in settings
+
+
 def test_rows_are_sorted_by_joint_gain_and_what_nothing_beats_is_marked():
     found = compared(failed(), row("ft", forget=0.1, retain=2.0), row("gdiff", forget=1.0, retain=0.5),
                      row("kl", forget=0.9, retain=0.4), row("gru", forget=9.0, retain=-3.0))  # fmt: skip
@@ -146,11 +180,15 @@ def test_latex_has_no_bare_special_letters():
 
 
 def test_the_markdown_page_is_a_table_of_the_runs_with_notes():
-    found = compared(row("hamu-q", constraint=0.5, ended="a|b was met", promise_kept=0.9), failed(), row("ft"))
+    found = compared(
+        row("hamu-q", constraint=0.5, ended="a|b", ended_because="a|b was met", promise_kept=0.9), failed(), row("ft")
+    )
     lines = markdown_page(found).splitlines()
-    assert lines[0].startswith("|   | method | c | lr | seed | ΔL_f | -ΔL_r | forget acc | kept | steps | time, s |")
-    assert lines[2] == "| \\* | hamu-q | 0.5 | 0.1 | 42 | +1 | +0.5 | 25.0% | 90% | 5 | 12 |"
-    assert lines[4] == "|  | ga | - | 0.1 | 42 | - | - | - | - | - | 3 |"
+    assert lines[0].startswith(
+        "|   | method | c | lr | seed | ΔL_f | -ΔL_r | forget acc | kept | steps | ended | time, s |"
+    )
+    assert lines[2] == "| \\* | hamu-q | 0.5 | 0.1 | 42 | +1 | +0.5 | 25.0% | 90% | 5 | a\\|b | 12 |"
+    assert lines[4] == "|  | ga | - | 0.1 | 42 | - | - | - | - | - | failed | 3 |"
     assert len({line.count("|") - line.count("\\|") for line in lines[:5]}) == 1
     assert "before: forget acc 98.5%" in lines
     assert lines[-2:] == [
@@ -162,9 +200,9 @@ def test_the_markdown_page_is_a_table_of_the_runs_with_notes():
 def test_the_latex_page_has_a_tabular_for_the_runs_and_one_for_the_means():
     page = latex_page(compared(row("ft", 1, retain=-0.125), row("ft", 2, retain=-0.375), failed("a_b & c")))
     assert page.count(r"\begin{tabular}") == page.count(r"\end{tabular}") == page.count(r"\bottomrule") == 2
-    assert r" & ft & 0.1 & 1 & +1 & $-$0.125 & 25.0\% & 5 & 12 \\" in page
+    assert r" & ft & 0.1 & 1 & +1 & $-$0.125 & 25.0\% & 5 & all steps & 12 \\" in page
     gains = r"+1 $\pm$ 0 & $-$0.25 $\pm$ 0.1768"
-    assert rf"{{*}} & ft & 0.1 & 2 & {gains} & 25.0\% $\pm$ 0.0\% & 5 $\pm$ 0 & 12 $\pm$ 0 \\" in page
+    assert rf"{{*}} & ft & 0.1 & 2 & {gains} & 25.0\% $\pm$ 0.0\% & 5 $\pm$ 0 & all steps & 12 $\pm$ 0 \\" in page
     assert r"a\_b \& c & 0.1 & 42 & - " in page
     assert not any(line.startswith(("*", "[")) for line in page.splitlines()), "an argument of the row's end before it"
     assert "% * no other row is at least as good in both gains" in page
@@ -173,16 +211,16 @@ def test_the_latex_page_has_a_tabular_for_the_runs_and_one_for_the_means():
 
 
 def test_csv_has_every_figure_with_all_its_digits():
-    found = compared(row("ft", forget=1 / 3, ended='he said "a, b"'), failed())
+    found = compared(row("ft", forget=1 / 3, ended_because='he said "a, b"'), failed())
     read = list(csv.DictReader(io.StringIO(csv_table(found.rows))))
     assert [one["run"] for one in read] == ["ft-lr0.1-s42", "ga-lr0.1-s42"]
     assert float(read[0]["forget_gain"]) == 1 / 3
-    assert read[0]["ended"] == 'he said "a, b"'
+    assert (read[0]["ended"], read[0]["ended_because"]) == ("all steps", 'he said "a, b"')
     assert (read[1]["forget_gain"], read[1]["failed"]) == ("", "unlearning diverged")
 
 
 def test_notes_name_what_did_not_end_by_its_last_step():
-    assert notes(compared(row("ft"), row("gdiff", ended="it stopped"))) == [
+    assert notes(compared(row("ft"), row("gdiff", ended_because="it stopped"))) == [
         "gdiff-lr0.1-s42 ended at step 5 because it stopped"
     ]
 
@@ -190,3 +228,100 @@ def test_notes_name_what_did_not_end_by_its_last_step():
 def test_hypervolumes_are_told_with_their_reference_the_largest_first():
     found = compared(row("ft", forget=1.0, retain=-0.25), row("kl", forget=2.0, retain=0.0))
     assert volumes_line(found) == "hypervolume over (0, -0.25): kl 0.5, ft 0"
+
+
+def finished(folder, *, probability=None, versions=None, device="cpu", reason=ALL_DONE):
+    """The row of a run in a folder, of which only what a row is made of is there."""
+    sides = {side: {"loss": 0.25, "accuracy": 0.5} for side in ("retain", "forget")}
+    if probability is not None:
+        sides["retain"]["probability"] = probability
+    report = {**sides, "membership_inference": None}
+    before = {**report, "retain": {"loss": 0.75, "accuracy": 0.5}}
+    (folder / "evaluation.json").write_text(json.dumps({"before": before, "after": report}))
+    steps = {"taken": 3, "ended_at": 3, "ended_because": reason}
+    environment = {"device": device, "processes": 1, "versions": versions or {"hamu": "0.1.0", "torch": "2.7.0"}}
+    (folder / "record.json").write_text(json.dumps({"promise": None, "steps": steps, "environment": environment}))
+    return finished_row(Cell("gdiff", None, 0.1, 42), folder, 1.0)
+
+
+def test_a_row_says_in_a_word_why_its_run_ended(tmp_path):
+    assert finished(tmp_path)["ended"] == "all steps"
+    best = f"{ALL_DONE}; the weights are the best ones, of step 4"
+    row = finished(tmp_path, reason=best)
+    assert (row["ended"], row["ended_because"]) == ("all steps", best)
+    assert [failed(reason=reason)["ended"] for reason in ("it diverged", "interrupted by SIGTERM; step 3")] == [
+        "failed", "interrupted",
+    ]  # fmt: skip
+
+
+def early_end(logits, **limits):
+    ends = EarlyEnds(**limits)
+    for side in ("retain", "forget"):
+        ends.add(side, Scored.of(torch.tensor([[logits, 0.0]]), torch.tensor([0])))
+    return ends.reason()
+
+
+def pair_end(retain, forget, **settings):
+    """Why a step of two parallel gradients is not to be taken."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    pair = PairedGradients(model, HamuQ(0.5, **settings), max_grad_norm=None)
+    for side, length in (("retain", retain), ("forget", forget)):
+        with getattr(pair, side)():
+            (length * model.weight.sum()).backward()
+    return pair.combine().reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        (lambda: pair_end(1.0, 1.0), "criterion"),
+        (lambda: pair_end(0.1, 0.1), "infeasible"),
+        (lambda: early_end(0.0, target_forget_loss=0.5), "target"),
+        (lambda: early_end(9.0, min_forget_loss=0.1), "no forgetting"),
+        (lambda: early_end(-9.0, max_retain_loss=0.4), "retain loss"),
+        (lambda: "the weather has changed since yesterday", "the weather has changed…"),
+    ],
+)
+def test_each_kind_of_end_has_its_word(reason, word):
+    assert ended_by(reason()) == word
+    assert ended_by(f"the stopping criterion is met: {StoppingMemory(StoppingRule()).explain(1, 0.5)}") == "criterion"
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("training/trainer.py", ["steps in a row could not be taken", "no step is small enough"]),
+        ("training/steering.py", ["the goal is reached", "the budget is spent", "the criterion says"]),
+    ],
+)
+def test_ends_that_take_long_to_reach_are_said_so_in_the_source(place, words):
+    source = (Path(hamu.__file__).parent / place).read_text()
+    for text, word in zip(words, ("skips", "no small step") if "trainer" in place else ("goal", "budget", "criterion"),
+                          strict=True):  # fmt: skip
+        assert text in source
+        assert ended_by(f"10 {text}" if "in a row" in text else f"{text}: it is so") == word
+
+
+def test_ends_are_counted_over_seeds():
+    rows = [row("ft", seed, ended=ended) for seed, ended in enumerate(("target", "all steps", "target"))]
+    [mean] = compared(*rows).means
+    assert mean["ended"] == "target 2, all steps 1"
+
+
+def test_utility_is_the_probability_of_answers_to_retain_and_for_images_the_negated_retain_loss(tmp_path):
+    assert finished(tmp_path, probability=0.875)["utility"] == 0.875
+    assert finished(tmp_path)["utility"] == -0.25
+    page = markdown_page(compared(finished(tmp_path)))
+    assert "| utility | steps | ended | time, s |" in page.splitlines()[0]
+    assert "| -0.250 | 3 | all steps | 1 |" in page
+
+
+def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
+    one = finished(tmp_path)
+    newer = finished(tmp_path, versions={"hamu": "0.1.0", "torch": "2.8.0"}) | {"run": "b"}
+    other = finished(tmp_path, device="cuda") | {"run": "c"}
+    assert one["environment"] == "cpu, hamu 0.1.0, torch 2.7.0"
+    assert notes(compared(one, one | {"run": "d"}, failed())) == ["ga-lr0.1-s42 failed: unlearning diverged"]
+    assert notes(compared(one, newer, other)) == [
+        "not all were computed alike: cpu, torch 2.7.0 (gdiff-lr0.1-s42); cpu, torch 2.8.0 (b); cuda, torch 2.7.0 (c)"
+    ]

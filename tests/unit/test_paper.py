@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hamu.errors import HamuError
 from hamu.paper import EXPERIMENTS, Measurement, Scale
 from hamu.paper.batches import Batches
 from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
+from hamu.paper.cost import median_interval
 from hamu.paper.outcome import Outcome
 from hamu.paper.page import page, results_in
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
@@ -71,6 +73,9 @@ def test_a_longer_run_serves_a_shorter_one_only_if_it_begins_alike_and_may_be_cu
     assert longest({longer: {}}, [short], ()) == {longer: longer}
     assert longest({short: {}}, [longer], {short}) == {short: short}
     assert longest({short: {"lr_scheduler_type": "linear"}}, [longer], ()) == {short: short}
+    wanted = {short: {}, long: {}, longer: {}}
+    assert longest(wanted, [], (), [longer]) == {short: long, long: long, longer: longer}, "what failed serves no other"
+    assert longest(wanted, [longer], (), [longer, long]) == {short: short, long: long, longer: longer}
 
 
 def test_a_sample_has_the_same_share_of_each_class_and_is_drawn_once(tmp_path):
@@ -271,6 +276,108 @@ def test_a_run_that_is_missing_never_turns_a_verdict(name):
             for claim in one.claims(one.figures(left, scale)):
                 assert claim.holds in (None, full.get(claim.text)), (seed, key, claim.text)
     assert told
+
+
+def test_the_interval_of_a_median_covers_it_as_often_as_it_says_whatever_the_turns_are_drawn_from():
+    assert median_interval(range(5)) is None, "between the extremes of 5 the median lies in 93.75% of cases"
+    assert median_interval([3, 1, 2, 6, 5, 4]) == (1, 6)
+    assert median_interval(range(1, 16)) == (4, 12)
+    generator = np.random.default_rng(0)
+    for draw in (generator.normal, generator.exponential, generator.standard_cauchy):
+        middle = np.median(draw(size=200_001))
+        found = [median_interval(draw(size=15)) for _ in range(2000)]
+        assert np.mean([low <= middle <= high for low, high in found]) > 0.95
+
+
+def cost_figures(*ratios):
+    """As measured, where every method has these ratios over gdiff."""
+    turns = {m: [2.0 * (1.0 if m == "gdiff" else ratio) for ratio in ratios] for m in METHODS}
+    middle = {m: float(np.median(times)) for m, times in turns.items()}
+    return {"turns": turns, "seconds": middle, "over_gdiff": {m: t / 2 for m, t in middle.items()},
+            "memory": dict.fromkeys(METHODS, 1.0)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ratios", "cheap", "longer", "said"),
+    [
+        ([1.01] * 15, True, True, "1.010 of 15 turns, 95% interval 1.010 to 1.010"),
+        ([1.1] * 15, False, True, "1.100 of 15 turns, 95% interval 1.100 to 1.100"),
+        ([0.9] * 8, True, False, "0.900 of 8 turns, 95% interval 0.900 to 0.900"),
+        ([0.9] * 8 + [1.2] * 7, None, None, "0.900 of 15 turns, 95% interval 0.900 to 1.200"),
+        ([1.0, 0.67, 2.03], None, None, "1.000 of 3 turns, 0.670 to 2.030: too few for an interval"),
+    ],
+)
+def test_a_bound_on_time_is_told_only_where_the_turns_tell_it(ratios, cheap, longer, said, tmp_path):
+    cost = EXPERIMENTS["table-1"]
+    figures = cost_figures(*ratios)
+    claims = {claim.text: claim for claim in cost.claims(figures)}
+    claim = claims["hamu-q takes at most 1.05 times as long as gdiff"]
+    assert (claim.holds, claim.ours) == (cheap, said)
+    assert claims["kl takes longer than gdiff"].holds is longer
+    head, first, *_ = cost.table(figures)
+    row = dict(zip(head, first, strict=True))
+    assert (row["turns"], row["lowest to highest"]) == (str(len(ratios)), f"{min(ratios):.3f} to {max(ratios):.3f}")
+    assert (row["95% interval"] == "-") == (len(ratios) < 6)
+    cost.draw(figures, tmp_path / "table-1.png")
+
+
+def test_no_two_ticks_are_printed_over_each_other(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("hamu.paper.practice.save_panels", lambda figure, axes, path: drawn.append(figure))
+    lines = {"SGD": [[0, 0], [0.01, 0.02], [0.05, 0.06]], "AdamW": [[0, 0], [0.03, 15.0], [-0.004, 40.0]]}
+    EXPERIMENTS["figure-12"].draw({"trajectories": lines}, tmp_path / "figure-12.png")
+    [figure] = drawn
+    figure.canvas.draw()
+    [axes] = figure.axes
+    ticks = [tick for tick in axes.get_xticks() if tick]
+    assert 0 in axes.get_xticks()
+    assert ticks
+    assert min(abs(tick) for tick in ticks) > 0.004
+    boxes = [t.label1.get_window_extent() for t in axes.xaxis.get_major_ticks() if t.label1.get_text()]
+    assert all(a.x1 < b.x0 for a, b in pairwise(sorted(boxes, key=lambda box: box.x0)))
+
+
+def test_the_threshold_of_the_whole_model_is_called_so(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr("hamu.paper.stopping.save_figure", lambda figure, path: drawn.append(figure))
+    one = EXPERIMENTS["figure-9"]
+    generator = np.random.default_rng(0)
+    outcomes = {key: random_outcome(generator, wanted) for key, wanted in one.runs(SCALE).items()}
+    one.draw(one.figures(outcomes, SCALE), tmp_path / "figure-9.png")
+    labels = {line.get_label() for axes in drawn[0].axes for line in axes.get_lines()}
+    assert {r"$\kappa_2$, the whole model's", r"$\kappa_4$, the whole model's"} <= labels
+    assert "threshold" not in labels
+
+
+def test_no_page_of_a_user_says_what_was_measured_for_the_published_one():
+    for one in EXPERIMENTS.values():
+        assert "../" not in one.settings, "a link that leads nowhere from another folder"
+    assert "ten times as large" not in EXPERIMENTS["table-2"].settings
+    assert "10 to 20" not in EXPERIMENTS["figure-7"].settings
+
+
+def test_the_page_says_what_computed_a_figure_and_which_runs_another_version_has():
+    one = EXPERIMENTS["figure-12"]
+    ran = {"epochs": 5.0, "paper_epochs": 5.0, "learning_rate": 0.1, "batch": 8, "seconds": 90.0,
+           "steps_per_epoch": 9, "paper_steps_per_epoch": 9}  # fmt: skip
+    made = ran | {"environment": "cpu, hamu 0.1.0, torch 2.7.0", "date": "2026-01-02"}
+    later = made | {"environment": "cpu, hamu 0.1.0, torch 2.8.0", "date": "2026-03-04"}
+    result = result_of(one, one.figures({}, SCALE)) | {"scale": SCALE_SAID}
+
+    def said(**runs):
+        return page({one.name: result | {"runs": runs}}, EXPERIMENTS)
+
+    assert "omputed by" not in said(SGD=ran, AdamW=ran), "an earlier file does not say"
+    assert "Computed by cpu, hamu 0.1.0, torch 2.7.0 (2026-01-02)." in said(SGD=made, AdamW=made)
+    assert (
+        "Not all runs were computed alike (2026-01-02 to 2026-03-04): torch 2.7.0 (SGD); torch 2.8.0 (AdamW)."
+        in said(SGD=made, AdamW=later)
+    )
+    measured = result | {"runs": {}, "measured": {"environment": "cuda, torch 2.7.0", "date": "2026-01-02"}}
+    assert "Computed by cuda, torch 2.7.0 (2026-01-02)." in page({one.name: measured}, EXPERIMENTS)
+    assert told_again(one, result)["measured"] is None
+    assert told_again(one, {key: value for key, value in measured.items() if key != "measured"})["measured"] is None
+    assert told_again(one, measured)["measured"] == measured["measured"]
 
 
 def test_the_time_of_an_experiment_is_told_if_that_of_each_run_is_known():

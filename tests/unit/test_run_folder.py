@@ -69,3 +69,21 @@ def test_one_file_keeps_its_folder(tmp_path):
     with RunFolder(tmp_path / "deep/out") as folder:
         folder.write_text("steps.jsonl", "")
     assert (tmp_path / "deep/out/steps.jsonl").is_file()
+
+
+@pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
+@pytest.mark.parametrize("left", [".comparison.json.x1_2abcd", ".inputs.json.x1_2abcd", ".comparison.png.tmp"])
+def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, how, left):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / left).write_text("{")
+    with RunFolder(tmp_path / "out", **how) as folder:
+        folder.write_text("steps.jsonl", "")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["steps.jsonl"]
+
+
+def test_files_that_are_no_longer_true_are_removed(tmp_path):
+    with RunFolder(tmp_path / "out") as folder:
+        folder.write_text("record.md", "")
+        folder.write_text("steps.jsonl", "")
+        folder.remove("record.md", "report.html")
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["steps.jsonl"]

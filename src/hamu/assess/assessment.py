@@ -23,7 +23,7 @@ from hamu.assess.verdict import ERROR_RATIO, Verdict, judge
 from hamu.blocks import Blocks
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU
-from hamu.objectives import count_predictions
+from hamu.objectives import CrossEntropy, count_predictions
 
 # What a pass costs, in forward and backward passes: a forward pass alone, a product with the Hessian.
 _FORWARD, _PRODUCT = 1 / 3, 2.5
@@ -124,6 +124,7 @@ class Assessment:
             key: getattr(self.intervals, key) for key in ("level", "replicates", "kappa", "cos", "regimes")
         }
         return {
+            "loss": CrossEntropy.name,
             "method": self.method.name,
             "constraint": self.method.constraint,
             "constraint_mode": self.method.constraint_mode,
@@ -175,6 +176,9 @@ def assess(
     progress: Callable[[float, float], None] | None = None,
 ) -> Assessment:
     """Assess an unlearning problem; model and data are left as they are.
+
+    Losses are cross-entropies on both sides, whatever objectives the run to come has: hardness, curvature and conflicts
+    are of these.
 
     At the defaults it costs at most three epochs' worth of passes: one forward and backward pass over all records, two
     forward passes for the records in conflict, and at most one epoch's worth for the curvature.

@@ -15,6 +15,7 @@ from hamu.cli.tables import plain_table
 from hamu.cli.tasks import fitted_problem
 from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU
+from hamu.objectives import CrossEntropy
 from hamu.reporting import plot_frontiers
 from hamu.training import UnlearnConfig
 
@@ -45,6 +46,14 @@ def run(argv: list[str], console: Console) -> int:
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
         f"{method.name}{instead}"
     )
+    objectives = _objectives(args)
+    others = [f"{name} to {side}" for side, name in objectives.items() if name not in (None, CrossEntropy.name)]
+    if others:
+        console.print(
+            f"assessed with cross-entropy on both sides, but {args.method} has another loss: {', '.join(others)}. How "
+            f"hard that is, and what it costs, may be otherwise",
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
     with task_bar(console) as bar:
         shown = bar.add_task("assess", total=None)
         found = assess(
@@ -67,7 +76,8 @@ def run(argv: list[str], console: Console) -> int:
     show(found, console)
     with folder:
         folder.write_config(resolved)
-        path = folder.write_json("assess.json", {"forget_set": problem.forget_name} | found.record())
+        said = {"forget_set": problem.forget_name, "objectives_of_the_run": objectives}
+        path = folder.write_json("assess.json", said | found.record())
         plot_frontiers(found.frontiers, found.method, folder.path / "frontier.png")
     console.print(
         f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True, markup=False
@@ -90,6 +100,12 @@ def _method(args: UnlearnConfig) -> HamuQ | HamuU:
     if isinstance(method, HamuQ | HamuU):
         return method
     return HamuQ(args.constraint, args.constraint_mode)  # type: ignore[arg-type]
+
+
+def _objectives(args: UnlearnConfig) -> dict[str, str | None]:
+    """What the run to come takes its gradients of, by side; None for a side that it has no pass over."""
+    method = args.build_method()
+    return {"retain": method.retain_objective, "forget": args.forget_objective or method.forget_objective}
 
 
 def show(found: Assessment, console: Console) -> None:

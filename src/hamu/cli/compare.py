@@ -43,6 +43,7 @@ from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
 _OF_UNLEARN = ("dry_run", "auto")
+_SHOWN = ("comparison.csv", "comparison.md", "comparison.tex", "comparison.png")  # made when all runs have ended
 _SEVERAL = {"--constraint": "--constraints", "--learning_rate": "--learning_rates", "--seed": "--seeds"}
 
 
@@ -83,6 +84,7 @@ def run(argv: list[str], console: Console) -> int:
             f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
             f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"
         )
+        folder.remove(*_SHOWN)  # runs may change from here on, and what shows them comes after the last
         run_waiting(runs, Children(options.jobs, environment, folder.lock), console, "compare")
         _compare(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}", console)
     return 0
@@ -100,13 +102,14 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
             f"not in this table: {len(others)} more in {folder.path}; name their settings too to have all in one",
             soft_wrap=True, markup=False,
         )  # fmt: skip
-    folder.write_text("comparison.csv", csv_table(comparison.rows))
-    folder.write_text("comparison.md", markdown_page(comparison))
-    folder.write_text("comparison.tex", latex_page(comparison))
+    table, page, tex, drawing = _SHOWN
+    folder.write_text(table, csv_table(comparison.rows))
+    folder.write_text(page, markdown_page(comparison))
+    folder.write_text(tex, latex_page(comparison))
     if not finished:
         raise HamuError(f"none of {len(runs)} runs came to its end; why is said above and in {folder.path}")
     drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
-    picture = folder.path / "comparison.png"
+    picture = folder.path / drawing
     plot_comparison(drawn, comparison.hypervolumes, picture, title)
     console.print(
         f"the table is in {folder.path} as comparison.md, .tex, .csv and .json, the picture in {picture}",

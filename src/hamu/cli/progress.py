@@ -38,12 +38,15 @@ def peak_memory() -> str:
 def figures_line(logs: Mapping[str, Any]) -> str:
     """The figures of a step in a few characters: its losses and how hard it was.
 
-    That is κ/κ₂ where the method has a threshold (κ₄ for HAMU-U): above 1 every further step must hurt. Else it is
-    the cosine of the two gradients.
+    That is κ/κ₂ of the whole model where the method has a threshold (κ₄ for HAMU-U) and, while the gradients are in
+    conflict, q/q₀: what is demanded, as far as it is possible, over the most that costs nothing by the stopping
+    criterion, above 1 where it is met. Else it is the cosine of the two gradients.
     """
     shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]  # in their places, always
     if logs.get("stop_threshold", 0.0) > 0:
         shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
+        if logs["kappa"] > 0 and logs.get("sustainable", 0.0) > 0:
+            shown.append(f"q/q₀ {min(logs['demand'], logs['capacity']) / logs['sustainable']:.2f}")
     elif "cos" in logs:
         shown.append(f"cosθ {logs['cos']:.2f}")
     return " ".join(shown).rstrip()

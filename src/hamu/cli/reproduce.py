@@ -17,13 +17,13 @@ from hamu.cli.compare import ending, run_waiting
 from hamu.cli.options import DataOptions, EvaluateOptions, Parser, RunOptions, every_option, parse
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import task_name
-from hamu.compare import Children
+from hamu.compare import Children, Plan
 from hamu.compare.children import Call
-from hamu.compare.figures import check_same_inputs
+from hamu.compare.figures import Row, check_same_inputs
 from hamu.errors import HamuError, Interrupted
 from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
 from hamu.paper.page import PAGE, VERDICTS, check_page, page, results_in, stands_for
-from hamu.paper.planning import OF_EXPERIMENTS, PaperRuns
+from hamu.paper.planning import OF_EXPERIMENTS, PaperRun, PaperRuns
 from hamu.paper.stage import Order, Stage, result_of, told_again
 from hamu.record.digests import text_digest
 from hamu.run_folder import RunFolder
@@ -56,8 +56,11 @@ def run(argv: list[str], console: Console) -> int:
         return 0
     for stage in stages.values():
         stage.check()
+    if work.path.resolve() == output.path.resolve():
+        work = output
     with output, work:
-        work.prepare()
+        for folder in (output, work):
+            folder.prepare()
         children = Children(options.jobs, environment, work.lock)
         for task, stage in stages.items():
             _run_stage(stage, [one for one in chosen if one.task == task], output, children, console)
@@ -206,13 +209,24 @@ def _run_stage(
             f"settings {scale.recipe}, {scale.fraction:g} of the data, {stage.sample.retain} records to retain"
         )
         for one in experiments:
-            runs = PaperRuns(folder, order.plans(one, Path(place), every_option), every_option, lambda: stage.inputs)
-            if len(runs):
+            rows: dict[str, Row] = {}
+            finished: dict[str, Path] = {}
+            while plans := _not_in(rows, order.plans(one, Path(place), every_option)):
+                runs = PaperRuns(folder, plans, every_option, lambda: stage.inputs)
+                instead = " in place of longer ones that failed" if rows else ""
                 before = len(runs) - len(runs.waiting)
-                console.print(f"{one.name}: {len(runs)} runs, {before} of them finished before")
-            run_waiting(runs, children, console, one.name)
-            check_same_inputs(runs.folders(), of=("original model",))
-            _write(one, order.result(one, {row["run"]: row for row in runs.rows}), output, console)
+                console.print(f"{one.name}: {len(runs)} runs{instead}, {before} of them finished before")
+                run_waiting(runs, children, console, one.name)
+                rows |= {row["run"]: row for row in runs.rows}
+                finished |= runs.folders()
+                check_same_inputs(finished, of=("original model",))
+                order.pass_over(rows)
+            _write(one, order.result(one, rows), output, console)
+
+
+def _not_in(rows: Mapping[str, Row], plans: Mapping[PaperRun, Plan]) -> dict[PaperRun, Plan]:
+    """The plans of runs that have no row."""
+    return {run: plan for run, plan in plans.items() if run.name not in rows}
 
 
 def _train(training: Call, children: Children) -> None:
@@ -236,6 +250,7 @@ def _redraw(chosen: Sequence[Experiment], output: RunFolder, console: Console) -
         raise HamuError(f"{output.path} holds no result of {', '.join(one.name for one in chosen)}; leave out --redraw")
     told = {name: told_again(EXPERIMENTS[name], result) for name, result in results.items()}
     with output:
+        output.prepare()
         for name, result in told.items():
             _write(EXPERIMENTS[name], result, output, console)
 

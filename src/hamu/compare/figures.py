@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol
 
+from hamu.compare.ends import ended_by, failed_by
+from hamu.compare.environments import written_environment
 from hamu.errors import HamuError
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.json_files import read_json
@@ -21,8 +24,8 @@ Row = dict[str, Any]
 LARGEST_RETAIN_LOSS = 1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
 _AVERAGED = (
     "forget_gain", "retain_gain", "forget_accuracy", "retain_accuracy", "test_accuracy",
-    "forget_probability", "retain_probability", "test_probability", "membership_auc", "promise_kept", "steps",
-    "seconds",
+    "forget_probability", "retain_probability", "test_probability", "utility", "membership_auc", "promise_kept",
+    "steps", "seconds",
 )  # fmt: skip
 
 
@@ -54,7 +57,9 @@ def finished_row(cell: Run, run: Path, seconds: float | None) -> Row:
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": record["steps"]["taken"],
         "ended_at": record["steps"]["ended_at"],
-        "ended": record["steps"]["ended_because"],
+        "ended": ended_by(record["steps"]["ended_because"]),
+        "ended_because": record["steps"]["ended_because"],
+        "environment": written_environment(record["environment"]),
     }
     row: Row = _named(cell) | plain(found) | {"seconds": seconds, "failed": ""}
     if row["forget_gain"] is None or row["retain_gain"] is None:
@@ -64,7 +69,7 @@ def finished_row(cell: Run, run: Path, seconds: float | None) -> Row:
 
 def failed_row(cell: Run, reason: str, seconds: float | None) -> Row:
     """The row of a run that has not come to its end."""
-    return _named(cell) | {"seconds": seconds, "failed": reason}
+    return _named(cell) | {"ended": failed_by(reason), "seconds": seconds, "failed": reason}
 
 
 def trajectory(run: Path) -> tuple[list[Point], Point]:
@@ -166,11 +171,17 @@ def _named(cell: Run) -> Row:
 
 
 def _of_model(report: Mapping[str, Any]) -> Row:
-    """Accuracies, for texts probabilities too, and the AUC of membership inference (for texts by Min-K%)."""
+    """Accuracies, for texts probabilities too, utility, and the AUC of membership inference (for texts by Min-K%).
+
+    Utility is what is left of the model: for texts the mean probability of the answers to retain, the paper's model
+    utility (App. H.2), for images the negated retain loss, its retain utility (Sec. 6).
+    """
     found: Row = {}
     for side in ("forget", "retain", "test"):
         for figure in ("accuracy", "probability"):
             found[f"{side}_{figure}"] = report.get(side, {}).get(figure)
+    probability = found["retain_probability"]
+    found["utility"] = -report["retain"]["loss"] if probability is None else probability
     inference = report["membership_inference"] or {}
     return found | {"membership_auc": inference.get("auc", inference.get("min_k"))}
 
@@ -184,11 +195,18 @@ def _ranked(rows: Iterable[Row]) -> list[Row]:
 def _mean(rows: list[Row]) -> Row:
     """One row of several that differ in the seed."""
     shared = {key: rows[0][key] for key in ("setting", "method", "constraint", "learning_rate")}
-    figures = {}
+    figures: Row = {}
     for key in _AVERAGED:
-        figures[key] = _averaged([row[key] for row in rows])
+        figures[key] = _averaged([row.get(key) for row in rows])
+    figures["ended"] = _counted([row["ended"] for row in rows])
     joint = min(_value(figures[key]) for key in ("forget_gain", "retain_gain"))
     return shared | {"runs": len(rows)} | figures | {"joint_gain": {"mean": joint, "deviation": None}}
+
+
+def _counted(words: Iterable[str]) -> str:
+    """Each word once, with how often it was said where there are several: "all steps 2, criterion 1"."""
+    counts = Counter(words)
+    return ", ".join(word if len(counts) == 1 else f"{word} {count}" for word, count in counts.most_common())
 
 
 def _averaged(values: Iterable[float | None]) -> dict[str, float | None] | None:

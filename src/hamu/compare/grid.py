@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from hamu.methods import build_method
-from hamu.training.config import has_constraint, unused_settings
+from hamu.training.config import unused_settings
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def cells(
     Raises:
         HamuError: if a method is unknown.
     """
-    constrained = {name: has_constraint(build_method(name)) for name in methods}
+    constrained = {name: "constraint" not in unused_settings(build_method(name)) for name in methods}
     found = (
         Cell(name, constraint if constrained[name] else None, learning_rate, seed)
         for seed, name, constraint, learning_rate in product(seeds, constrained, constraints, learning_rates)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hamu.compare.environments import differing_environments
 from hamu.compare.figures import Comparison, Row
 from hamu.training.trainer import ALL_DONE
 
@@ -50,15 +51,18 @@ COLUMNS = (
     Column("forget_gain", "ΔL_f", r"$\Delta L_f$", "+.4g"),
     Column("retain_gain", "-ΔL_r", r"$-\Delta L_r$", "+.4g"),
     *(_accuracy(side) for side in ("forget", "retain", "test")),
-    *(_probability(side) for side in ("forget", "retain", "test")),
+    *(_probability(side) for side in ("forget", "test")),
+    Column("utility", "utility", "utility", ".3f"),
     Column("membership_auc", "AUC", "AUC", ".3f"),
     Column("promise_kept", "kept", "kept", ".0%"),
     Column("steps", "steps", "steps", "g"),
+    Column("ended", "ended", "ended"),
     Column("seconds", "time, s", "time, s", ".0f"),
 )
 CAPTION = (
     "* no other row is at least as good in both gains and better in one. ΔL_f: rise of the forget loss, -ΔL_r: fall of "
-    "the retain loss. AUC: membership inference on the forget set (texts: by Min-K%), 0.5 is ideal."
+    "the retain loss. utility: of texts the mean probability of the answers to retain, of images the negated retain "
+    "loss. AUC: membership inference on the forget set (texts: by Min-K%), 0.5 is ideal."
 )
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -87,14 +91,17 @@ def written(row: Row, column: Column) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """A line for each run that did not come to its end, or to an end before all its steps were done."""
+    """A line for each run that did not come to its end, or to an end before all its steps were done, and one if the
+    runs were not all computed by the same versions on the same kind of device.
+    """
     failed = [f"{row['run']} failed: {row['failed']}" for row in comparison.rows if row["failed"]]
     ended = [
-        f"{row['run']} ended at step {row['ended_at']} because {row['ended']}"
+        f"{row['run']} ended at step {row['ended_at']} because {row['ended_because']}"
         for row in comparison.rows
-        if not row["failed"] and row["ended"] != ALL_DONE
+        if not row["failed"] and row["ended_because"] != ALL_DONE
     ]
-    return failed + ended
+    differing = differing_environments({row["run"]: row.get("environment") for row in comparison.rows})
+    return failed + ended + [f"not all were computed alike: {differing}"] * bool(differing)
 
 
 def start_line(comparison: Comparison) -> str:

@@ -80,9 +80,8 @@ class Epochs(Experiment):
     title = "Epochs to L_f = 1 against the retain utility there, ρ = 0"
     task = "image"
     settings = (
-        "The learning rate is 10 times that of the other runs. At the paper's 1e-4 a step of a clipped gradient raises "
-        "L_f by about Q·‖g_f‖, 0.5e-4 times the unclipped norm of 10 to 20: the 225 steps of 25 epochs do not come "
-        "near 1. A run ends at the first step whose forget batch has reached the target; as a batch is not the set, "
+        "The learning rate, if none was given, is 10 times that of the other runs, so that the target comes within "
+        "reach. A run ends at the first step whose forget batch has reached the target; as a batch is not the set, "
         "0.98 of the target is taken for it. Epochs are whole steps over steps per epoch; fine-tuning has no forget "
         "batch, and is seen to be there only at the end of an epoch."
     )

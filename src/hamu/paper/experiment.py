@@ -153,7 +153,13 @@ class Experiment(ABC):
 
 
 class Measurement(Experiment):
-    """An experiment that measures steps in this process, and needs no runs."""
+    """An experiment that measures steps in this process, and needs no runs.
+
+    Class attributes:
+        takes: the settings that it looks at; all others are the defaults.
+    """
+
+    takes: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hamu.compare.environments import differing_environments
 from hamu.compare.table import escape_markdown
 from hamu.errors import HamuError
 from hamu.json_files import read_json
@@ -46,12 +47,13 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
         "Made by `hamu reproduce` from the JSON files beside this page. A claim is what the paper says, or what this "
         "project wants checked. What may explain a claim that does not hold is part of the claim and shown if, and "
         "only if, it does not; it is what we think, not what was measured. \"Cannot be told\": runs are missing or "
-        "failed, or there is nothing to tell it by.",
+        "failed, or what was measured does not suffice.",
         "",
         "All runs on this page: the stopping criterion is recorded and not enforced (as in the paper's comparisons), "
         "the order of the data is shuffled once, and a constraint that cannot be met is met as far as the radius "
-        "allows (`--on_infeasible clamp`; layer by layer that is already so below Q = 0.9 η, as the products of the "
-        "layers' norms sum to less than the product of the norms). Everything else is as the settings named have it.",
+        "allows (`--on_infeasible clamp`; layer by layer less is possible than for the model as a whole, as the "
+        "products of the layers' norms sum to less than the product of the norms). Everything else is as the settings "
+        "named have it.",
         "",
         "| | | scale | agrees | does not | cannot be told |",
         "|---|---|---|---:|---:|---:|",
@@ -75,6 +77,9 @@ def _section(name: str, result: Result) -> list[str]:
     lines += [f"`hamu reproduce {name}`: {_conditions(result)}", ""]
     if result["about"]:
         lines += [result["about"], ""]
+    by = _computed_by(result)
+    if by:
+        lines += [escape_markdown(by), ""]
     lines += [f"![{result['title']}]({name}.png)", ""]
     if result["table"]:
         head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
@@ -133,6 +138,20 @@ def _conditions(result: Result) -> str:
         f"batches in proportion{_batches(runs)}{length}{rate}, seed {scale['seed']}, {scale['device']}{count}{original}"
         f"{stands and f'; {stands}'}."
     )
+
+
+def _computed_by(result: Result) -> str:
+    """Which versions on which device have computed it, and when; "" where the file does not say."""
+    made = result["runs"] or {"": result.get("measured") or {}}
+    known = {key: run["environment"] for key, run in made.items() if run.get("environment")}
+    dates = sorted({run["date"] for run in made.values() if run.get("date")})
+    if not known:
+        return ""
+    when = f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
+    differing = differing_environments(known)
+    if differing:
+        return f"Not all runs were computed alike{when}: {differing}."
+    return f"Computed by {next(iter(known.values()))}{when}."
 
 
 def stands_for(result: Result) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,10 @@ def run_of(settings: Mapping[str, Any]) -> PaperRun:
 
 
 def longest(
-    wanted: Mapping[PaperRun, Mapping[str, Any]], finished: Iterable[PaperRun], whole: Container[PaperRun]
+    wanted: Mapping[PaperRun, Mapping[str, Any]],
+    finished: Iterable[PaperRun],
+    whole: Container[PaperRun],
+    failed: Collection[PaperRun] = (),
 ) -> dict[PaperRun, PaperRun]:
     """For each wanted run the one to make or to take: the longest that begins alike, if longer ones begin alike.
 
@@ -117,16 +120,18 @@ def longest(
         wanted: the settings of each run.
         finished: runs that are at hand.
         whole: runs for which no longer one will do.
+        failed: runs that serve no other, because they have failed; each is still the one for itself.
     """
-    at_hand = set(finished)
+    at_hand = set(finished) - set(failed)
     found = {}
     for run, settings in wanted.items():
         longer = [run]
         if settings.get("lr_scheduler_type") in _CONSTANT and run not in whole:
             longer = [
                 other
-                for other in {*at_hand, *wanted}
-                if (other.setting, other.epochs >= run.epochs) == (run.setting, True)
+                for other in {*at_hand, *wanted, run}
+                if (other == run or other not in failed)
+                and (other.setting, other.epochs >= run.epochs) == (run.setting, True)
             ]
         done = [other for other in longer if other in at_hand]
         found[run] = min(done, key=lambda r: r.epochs) if done else max(longer, key=lambda r: r.epochs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,22 @@ import torch
 import yaml
 
 from hamu.compare.children import Call
+from hamu.compare.environments import this_environment
 from hamu.compare.figures import Row
 from hamu.compare.runs import RECORD, Plan
 from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
+from hamu.json_files import read_json
 from hamu.models.language import base_of
 from hamu.paper.batches import Batches
 from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
 from hamu.paper.outcome import Outcome
 from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, located, resolved, sample_images, sample_texts
-from hamu.record.inputs import Inputs, saved_model_entry
+from hamu.record.digests import file_digest
+from hamu.record.inputs import INPUTS, Inputs, digests_of, read_inputs, saved_model_entry
 from hamu.record.record import plain
+from hamu.record.settings import recorded
 from hamu.run_folder import RunFolder
 
 _OF_DATA = ("data", "test_data", "forget_data", "data_dir")
@@ -139,8 +144,7 @@ class Stage:
 
     def said(self) -> dict[str, Any]:
         """What a result says of its scale."""
-        scale = self.scale
-        device = "cuda" if torch.cuda.is_available() and "use_cpu" not in self.device else "cpu"
+        scale, device = self.scale, self._device
         return {
             "recipe": scale.recipe,
             "is_text": scale.is_text,
@@ -150,6 +154,23 @@ class Stage:
             "device": f"{device}, steps in bfloat16" if "bf16" in self.device else device,
             "model": "given" if self.model else "trained on the same data",
         }
+
+    def measured(self, one: Measurement, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What a result says of a measurement in this process, as it says it of a run."""
+        data, model = Path(str(settings["data"])), str(settings["model"])
+        base = base_of(model, settings.get("base_model")) if self.scale.is_text else None
+        inputs = {"original model": saved_model_entry(model, base)}
+        inputs |= {"data": {"sha256": file_digest(data)}} if data.is_file() else {}
+        return {
+            "settings": recorded({name: settings[name] for name in one.takes if name in settings}, {}),
+            "inputs": digests_of(inputs),
+            "environment": this_environment(self._device),
+            "date": datetime.now(UTC).date().isoformat(),
+        }
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if torch.cuda.is_available() and "use_cpu" not in self.device else "cpu"
 
 
 class Order:
@@ -167,13 +188,23 @@ class Order:
             name: {key: stage.settings(wanted) for key, wanted in runs.items()} for name, runs in self._wanted.items()
         }
         self._asked = {run_of(s): s for runs in self._settings.values() for s in runs.values()}
-        whole = {
+        self._whole = {
             run_of(self._settings[name][key])
             for name, runs in self._wanted.items()
             for key, wanted in runs.items()
             if wanted.whole
         }
-        self._made = longest(self._asked, _finished(stage.runs), whole)
+        self._finished, self._failed = _finished(stage.runs), set[PaperRun]()
+        self._made = longest(self._asked, self._finished, self._whole)
+
+    def pass_over(self, rows: Mapping[str, Row]) -> None:
+        """Have what a longer run that has failed was to serve made by shorter ones.
+
+        Args:
+            rows: what has come out of runs, by their names.
+        """
+        self._failed |= {run for run in self._made.values() if rows.get(run.name, {}).get("failed")}
+        self._made = longest(self._asked, self._finished, self._whole, self._failed)
 
     def plans(
         self, one: Experiment, place: Path, options_of: Callable[[Path], Mapping[str, Any]]
@@ -199,7 +230,8 @@ class Order:
         found, failed, listed = {}, {}, {}
         for key, wanted in self._wanted[one.name].items():
             own = self._settings[one.name][key]
-            row = rows[self._made[run_of(own)].name]
+            made = self._made[run_of(own)]
+            row, folder = rows[made.name], self._stage.runs / made.name
             batches = self._stage.batches(wanted)
             listed[key] = {
                 "run": row["run"],
@@ -210,18 +242,26 @@ class Order:
                 "steps_per_epoch": batches.steps,
                 "paper_steps_per_epoch": wanted.steps_per_epoch,
                 "seconds": row["seconds"],
+                "settings": recorded({**own, "num_train_epochs": made.epochs}, {}),
+                "inputs": digests_of(read_inputs(folder)) if (folder / INPUTS).is_file() else None,
+                "environment": row.get("environment"),
+                "date": None,
             }
             if row["failed"]:
                 failed[key] = row["failed"]
             else:
-                found[key] = Outcome(self._stage.runs / row["run"], wanted.epochs, batches)
-        scale = self._stage.scale
+                found[key] = Outcome(folder, wanted.epochs, batches)
+                record = read_json(folder / RECORD, remove=folder)
+                listed[key] |= {name: record[name] for name in ("settings", "date")}  # those that were not given too
+        scale, measured = self._stage.scale, None
         if isinstance(one, Measurement):
-            figures = one.measure(self._stage.settings(scale.wanted("hamu-q", 1)), scale)
+            settings = self._stage.settings(scale.wanted("hamu-q", 1))
+            figures = one.measure(settings, scale)
+            measured = self._stage.measured(one, settings)
         else:
             figures = one.figures(found, scale)
         start = next((outcome.points[0] for outcome in found.values()), None)
-        said = {"scale": self._stage.said(), "start": start, "runs": listed, "failed": failed}
+        said = {"scale": self._stage.said(), "start": start, "runs": listed, "failed": failed, "measured": measured}
         return result_of(one, figures) | said
 
 
@@ -230,7 +270,7 @@ def result_of(one: Experiment, figures: Figures) -> dict[str, Any]:
     figures = plain(figures)
     claims: list[Claim] = one.claims(figures)
     named = {"name": one.name, "reference": one.reference, "title": one.title, "task": one.task, "about": one.settings}
-    trained: Figures = {"scale": None, "start": None, "runs": {}, "failed": {}}
+    trained: Figures = {"scale": None, "start": None, "runs": {}, "failed": {}, "measured": None}
     found: dict[str, Any] = plain(
         named
         | trained
@@ -246,7 +286,8 @@ def told_again(one: Experiment, result: Mapping[str, Any]) -> dict[str, Any]:
         HamuError: if its figures are not those that this version makes.
     """
     try:
-        return result_of(one, result["figures"]) | {key: result[key] for key in ("scale", "start", "runs", "failed")}
+        kept = {key: result[key] for key in ("scale", "start", "runs", "failed")}
+        return result_of(one, result["figures"]) | kept | {"measured": result.get("measured")}
     except (KeyError, TypeError, IndexError) as error:
         raise HamuError(
             f"{one.name}.json has other figures than this version makes ({type(error).__name__}: {error}); make them "

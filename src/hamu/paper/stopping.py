@@ -16,6 +16,7 @@ from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 
 _OBJECTIVE = {"hamu-q": ("retain_gain", r"-\Delta L_r"), "hamu-u": ("forget_gain", r"\Delta L_f")}
+_THRESHOLD = {"hamu-q": r"$\kappa_2$, the whole model's", "hamu-u": r"$\kappa_4$, the whole model's"}
 
 _LOST = 0.1  # of the highest gain, while the objective has only begun to fall
 
@@ -30,7 +31,9 @@ class Stopping(Experiment):
     settings = (
         "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
         "that of the first step whose batches meet the aggregate criterion of App. C; by the epochs' means, the first "
-        "epoch whose means do. What noise does to it: [stopping](../results/stopping.md)."
+        "epoch whose means do. The dashed line is κ2 (κ4 for HAMU-U) of the whole model as one block, above which "
+        "every step of that block must hurt; the criterion asks block by block, and is met elsewhere than where the "
+        "lines cross."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -92,7 +95,7 @@ class Stopping(Experiment):
             above.set(title=method.upper(), ylabel=f"${symbol}$")
             epochs = range(1, len(one["kappa"]) + 1)
             below.plot(epochs, one["kappa"], "o-", color=color, label=r"$\bar\kappa$")
-            below.plot(epochs, one["stop_threshold"], "--", color="0.5", label="threshold")
+            below.plot(epochs, one["stop_threshold"], "--", color="0.5", label=_THRESHOLD[method])
             below.set(xlabel="epoch", ylabel="hardness")
             below.legend(frameon=False, fontsize=8)
             for axes in (above, below):

@@ -40,6 +40,11 @@ def without_order(inputs: Inputs) -> Inputs:
     return {name: entry for name, entry in inputs.items() if not name.startswith(_ORDER)}
 
 
+def digests_of(inputs: Inputs) -> dict[str, Any]:
+    """The sets and models that there are, without what they are called, which may be a place."""
+    return {name: _digests(entry) for name, entry in without_order(inputs).items() if entry is not None}
+
+
 def model_entry(name: str, weights: Path, adapter: Path | None = None) -> dict[str, Any]:
     """A model by its digests.
 

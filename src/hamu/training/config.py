@@ -5,7 +5,7 @@ One dataclass serves the Python API, the command line and YAML.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -26,12 +26,10 @@ _OF_A_SIDE = {
     "target_forget_loss": "forget",
     "max_retain_loss": "retain",
 }
-# and those that only methods with a constraint have a use for
 _LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
-_OF_A_CONSTRAINT = (
-    "constraint", "constraint_mode", "distribution", "radius", "on_infeasible", "guarantee", "stopping",
-    "stopping_margin", "stopping_patience", "stopping_window",
-)  # fmt: skip
+# and those that only methods have a use for that declare the field
+_OF_A_FIELD = {name: name for name in ("constraint", "constraint_mode", "distribution", "radius", "on_infeasible")}
+_OF_A_FIELD |= dict.fromkeys(("stopping", "stopping_margin", "stopping_patience", "stopping_window"), "stopping")
 
 
 # what transformers has, and a step or an evaluation of unlearning has no place for
@@ -320,15 +318,12 @@ class UnlearnConfig(TrainConfig):
         )
 
 
-def has_constraint(method: Method) -> bool:
-    """Whether something is demanded of each step."""
-    return hasattr(method, "constraint")
-
-
 def unused_settings(method: Method) -> set[str]:
     """Names of the settings that have no effect with a method, or are refused with it."""
+    own = {one.name for one in fields(method)} if is_dataclass(method) else set()
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
-    return unused if has_constraint(method) else unused | set(_OF_A_CONSTRAINT)
+    unused |= {name for name, needed in _OF_A_FIELD.items() if needed not in own}
+    return unused if isinstance(method, HamuQ | HamuU) else unused | {"guarantee"}
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:

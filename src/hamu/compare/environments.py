@@ -1,0 +1,45 @@
+"""What computed a run: device and versions. Runs of one table may differ in it, as finished ones are not made again."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import hamu
+
+_PACKAGES = ("torch", "transformers")
+
+
+def written_environment(environment: Mapping[str, Any]) -> str:
+    """That of a record, as text."""
+    versions = ", ".join(f"{name} {number}" for name, number in environment["versions"].items())
+    return f"{environment['device']}, {versions}"
+
+
+def this_environment(device: str) -> str:
+    """That of this process."""
+    versions = {"hamu": hamu.__version__, "python": platform.python_version()}
+    versions |= {name: version(name) for name in _PACKAGES}
+    return written_environment({"device": device, "versions": versions})
+
+
+def differing_environments(runs: Mapping[str, str | None]) -> str:
+    """What tells the environments of runs apart, and whose each is; "" if they are the same.
+
+    Args:
+        runs: the environment of each, by name; None where it is not known, which tells nothing.
+    """
+    names: dict[str, list[str]] = {}
+    for name, environment in runs.items():
+        if environment is not None:
+            names.setdefault(environment, []).append(name)
+    if len(names) < 2:
+        return ""
+    common = set.intersection(*(set(environment.split(", ")) for environment in names))
+    groups = []
+    for environment, of in names.items():
+        own = [part for part in environment.split(", ") if part not in common] or ["nothing else"]
+        groups.append(f"{', '.join(own)} ({', '.join(of)})")
+    return "; ".join(groups)
