@@ -12,7 +12,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hamu.cli import main
+from hamu.cli.config_files import settings_of
 from hamu.cli.options import DataOptions, parse
+from hamu.training import TrainConfig
 
 FAST = ["--per_device_train_batch_size", "256", "--max_steps", "2"]
 
@@ -90,6 +92,23 @@ def test_null_takes_back_what_the_recipe_sets(tmp_path):
     data, resolved = parse("unlearn", "", words, DataOptions)
     assert (data.data, data.test_data) == ("train.parquet", None)
     assert "test_data" not in resolved
+
+
+def test_numbers_and_truth_values_of_a_mapping_arrive_as_such(tmp_path):
+    text = """lr_scheduler_kwargs: {min_lr: 1e-5, power: -2, steps: 010, cycle: true, last: null, name: "1e-5", one: .5}
+optim_args: "1e-5"
+"""
+    every = {"train": ["lr_scheduler_kwargs", "optim_args"]}
+    found = settings_of("run.yaml", text, "train", every["train"], every)
+    assert json.loads(found["lr_scheduler_kwargs"]) == {
+        "min_lr": 1e-5, "power": -2, "steps": "010", "cycle": True, "last": None, "name": "1e-5", "one": ".5",
+    }  # fmt: skip
+    assert type(found["optim_args"]) is str
+    (tmp_path / "run.yaml").write_text(
+        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-5, num_cycles: 0.5}\n"
+    )
+    args, _ = parse("train", "", ["--config", str(tmp_path / "run.yaml")], TrainConfig)
+    assert args.lr_scheduler_kwargs == {"min_lr": 1e-5, "num_cycles": 0.5}
 
 
 def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
