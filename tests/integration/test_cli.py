@@ -127,6 +127,29 @@ def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
     assert "membership inference: not measured" in out
 
 
+def test_classes_of_a_folder_are_those_of_the_model_by_name(cli, tmp_path, saved_model, digits):
+    chosen = [i for i, label in enumerate(digits[0].labels.tolist()) if label in (3, 7)][:60]
+    for i in chosen:
+        place = tmp_path / "images" / digits[0].classes[digits[0].labels[i]]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digits[0].pixels[i, 0].numpy()).save(place / f"{i:04}.png")
+    flags = ["--model", saved_model, "--forget_class", "7"]
+    assert cli("evaluate", "--data", "images", *flags, "--output_dir", "folder")[0] == 0
+    named = digits[0].select(chosen)
+    np.savez("named.npz", images=named.pixels[:, 0], labels=named.labels, classes=np.array(named.classes))
+    assert cli("evaluate", "--data", "named.npz", *flags, "--output_dir", "named")[0] == 0
+    first, second = (json.loads((tmp_path / f"{name}/evaluation.json").read_text()) for name in ("folder", "named"))
+    for side in ("retain", "forget"):
+        assert first[side]["loss"] == pytest.approx(second[side]["loss"], rel=1e-5)
+    assert first["forget"]["per_class_accuracy"].keys() == {"7"}
+    code, _, err = cli("evaluate", "--data", "images", "--model", saved_model, "--forget_class", "5")
+    assert (code, err) == (2, "hamu evaluate: class '5' has no records in images; choose another class\n")
+    (tmp_path / "images" / "10").mkdir()
+    code, _, err = cli("evaluate", "--data", "images", *flags)
+    assert code == 2
+    assert "the model numbers the classes 0, 1, 2, ..., the data 3, 7, 10, ...; both need the same" in err
+
+
 def test_methods_prints_every_method(cli):
     code, out, _ = cli("methods")
     assert code == 0

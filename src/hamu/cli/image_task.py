@@ -12,7 +12,7 @@ from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics,
 from hamu.data.readers import DIGITS, has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
-from hamu.models import check_fits, load_classifier, new_classifier
+from hamu.models import check_fits, class_names, load_classifier, new_classifier
 from hamu.training import TrainConfig
 from hamu.training.original import collate
 
@@ -25,9 +25,9 @@ class ImageTask(Task):
     bundled = DIGITS
 
     def read(self, source: str, split: str) -> ImageData:
-        """See `read_images`."""
+        """See `read_images`; labels are numbered as by the model, if that has all of the classes by name."""
         options = self.data_options
-        return read_images(
+        data = read_images(
             source,
             split,
             image_size=options.image_size,
@@ -35,6 +35,8 @@ class ImageTask(Task):
             image_column=options.image_column,
             label_column=options.label_column,
         )
+        names = class_names(self.run_options.model) if data.named and self.run_options.model else None
+        return data if names is None or not set(data.classes) <= set(names) else data.with_classes(names)
 
     def has_test_split(self, source: str) -> bool:
         """See `hamu.data.readers`."""

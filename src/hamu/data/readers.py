@@ -311,6 +311,7 @@ def _image_data(
     if labels.min() < 0 or labels.max() >= most:
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise HamuError(f"label {wrong} of {source} is out of range; expected 0 to {most - 1}")
+    named = classes is not None
     if classes is None:
         classes = tuple(str(number) for number in range(int(labels.max()) + 1))
     return ImageData(
@@ -319,4 +320,5 @@ def _image_data(
         classes,
         source,
         torch.from_numpy(rows.astype(np.int64)),
+        named=named,
     )

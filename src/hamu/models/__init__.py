@@ -1,12 +1,20 @@
 """Models: the paper's ResNet, and loading of classifiers."""
 
-from hamu.models.loading import check_fits, first_not_finite, load_classifier, new_classifier, trainable_parameters
+from hamu.models.loading import (
+    check_fits,
+    class_names,
+    first_not_finite,
+    load_classifier,
+    new_classifier,
+    trainable_parameters,
+)
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 
 __all__ = [
     "SmallResNet",
     "SmallResNetConfig",
     "check_fits",
+    "class_names",
     "first_not_finite",
     "load_classifier",
     "new_classifier",

@@ -133,6 +133,20 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bo
     return model
 
 
+def class_names(source: str) -> tuple[str, ...] | None:
+    """What a saved model calls its classes, by their numbers; None if it does not say, or there is no such model."""
+    hub = source.startswith(HUB)
+    if not hub and not (Path(source) / "config.json").is_file():
+        return None
+    try:
+        raw, _ = PreTrainedConfig.get_config_dict(source.removeprefix(HUB), local_files_only=not hub)
+        names = {int(number): str(name) for number, name in raw["id2label"].items()}
+    except Exception:  # whatever is wrong with it is said when it is loaded
+        return None
+    ordered = tuple(names.get(number, "") for number in range(len(names)))
+    return ordered if "" not in ordered and len(set(ordered)) == len(ordered) else None
+
+
 class NeedsCode(HamuError):
     """A model is defined by code that comes with it."""
 
@@ -245,8 +259,7 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
         )
     names = getattr(config, "id2label", None) or {}
     order = [str(names.get(number, "")) for number in range(len(data.classes))]
-    named = not all(name.startswith("LABEL_") or name.isdigit() for name in (*order, *data.classes))
-    if named and order != list(data.classes) and set(order) & set(data.classes):
+    if order != list(data.classes) and {str(name) for name in names.values()} & set(data.classes):
         raise HamuError(
             f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
             f"both need the same classes in the same order"
