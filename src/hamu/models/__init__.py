@@ -5,6 +5,7 @@ from hamu.models.loading import (
     class_names,
     first_not_finite,
     load_classifier,
+    load_image_processor,
     new_classifier,
     trainable_parameters,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "class_names",
     "first_not_finite",
     "load_classifier",
+    "load_image_processor",
     "new_classifier",
     "trainable_parameters",
 ]
