@@ -73,7 +73,12 @@ def further_figures(predictions: BySet, reference: BySet | None) -> dict[str, di
 
     A metric that fails is not measured, and a warning says so: what came before it is not lost.
     """
-    found = {name: _measured(name, metric, predictions, reference) for name, metric in build_metrics().items()}
+    try:
+        metrics = build_metrics()
+    except HamuError as error:  # a run is refused before it begins; here it may be one that is only looked at
+        _logger.warning("warning: %s; nothing further is measured", error)
+        return {}
+    found = {name: _measured(name, metric, predictions, reference) for name, metric in metrics.items()}
     return {"metrics": found} if found else {}
 
 
