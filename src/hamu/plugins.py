@@ -42,10 +42,10 @@ def with_plugins(
         if cls.name in classes:
             raise HamuError(f"the {kind} {cls.name!r} of {point.value} has a name that is taken; rename it")
         classes[cls.name] = cls
-    for name, error in broken.items():
+    for name, damage in broken.items():
         if needs_all or (name == asked and asked not in classes):
-            raise error
-        _warn(f"warning: {error}; it is passed over")
+            raise damage
+        _warn(f"warning: {damage}; it is passed over")
     return classes
 
 
