@@ -150,6 +150,16 @@ def test_images_of_32_bits_keep_what_they_show(tmp_path):
     assert pixels[:, 0, 0].tolist() == [[0, 100, 255]] * 2
 
 
+def test_images_of_16_bits_are_read_in_either_order_of_bytes(tmp_path):
+    values = np.array([[0, 256 * 100, 256 * 255 + 7]] * 3)
+    for name, kind in (("least", "<u2"), ("most", ">u2")):
+        (tmp_path / name).mkdir()
+        mode = {"<u2": "I;16", ">u2": "I;16B"}[kind]
+        Image.frombytes(mode, (3, 3), values.astype(kind).tobytes()).save(tmp_path / name / "0.tiff")
+    pixels = read_images(str(tmp_path), num_channels=1).pixels
+    assert pixels[:, 0, 0].tolist() == [[0, 100, 255]] * 2
+
+
 def test_images_are_resized_and_converted_on_request(folder):
     data = read_images(str(folder), image_size=8, num_channels=1)
     assert data.pixels.shape == (6, 1, 8, 8)
