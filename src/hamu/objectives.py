@@ -181,18 +181,22 @@ _OURS: tuple[type[Objective], ...] = (
 )
 
 
-def objective_classes() -> dict[str, type[Objective]]:
-    """All known objectives by name: ours, and those that installed packages name in group `hamu.objectives`."""
-    return with_plugins(_OURS, "hamu.objectives", "objective")
+def objective_classes(asked: str | None = None) -> dict[str, type[Objective]]:
+    """All known objectives by name: ours, and those that installed packages name in group `hamu.objectives`.
+
+    Args:
+        asked: the one that is looked for; if an installed package has it and cannot be loaded, that is an error.
+    """
+    return with_plugins(_OURS, "hamu.objectives", "objective", asked=asked)
 
 
 def build_objective(name: str) -> Objective:
     """Make an objective by name.
 
     Raises:
-        HamuError: if the name is unknown.
+        HamuError: if the name is unknown, or its package cannot be loaded.
     """
-    classes = objective_classes()
+    classes = objective_classes(name)
     if name not in classes:
         raise HamuError(f"objective {name!r} is unknown; choose one of {', '.join(classes)}")
     return classes[name]()

@@ -2,30 +2,75 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 
 Named = TypeVar("Named", bound=type[Any])
+_logger = logging.getLogger(__name__)
 
 
-def with_plugins(ours: Iterable[Named], group: str, kind: str) -> dict[str, Named]:
+def with_plugins(
+    ours: Iterable[Named], group: str, kind: str, *, asked: str | None = None, needs_all: bool = False
+) -> dict[str, Named]:
     """Classes by their attribute `name`: ours first, then those of installed packages.
+
+    What cannot be loaded and is not asked for is passed over with a warning.
 
     Args:
         ours: what there is in any case.
         group: of the entry points.
         kind: what an error calls such a class.
+        asked: the name of the class that is looked for.
+        needs_all: whether all are looked for.
 
     Raises:
-        HamuError: if two have the same name.
+        HamuError: if two have the same name, or what is asked for cannot be loaded.
     """
     classes = {cls.name: cls for cls in ours}
+    broken: dict[str, HamuError] = {}
     for point in entry_points(group=group):
-        cls = point.load()
+        try:
+            cls = _loaded(point, kind)
+        except HamuError as error:
+            broken[point.name] = error
+            continue
         if cls.name in classes:
             raise HamuError(f"the {kind} {cls.name!r} of {point.value} has a name that is taken; rename it")
         classes[cls.name] = cls
+    for name, damage in broken.items():
+        if needs_all or (name == asked and asked not in classes):
+            raise damage
+        _warn(f"warning: {damage}; it is passed over")
     return classes
+
+
+def _loaded(point: EntryPoint, kind: str) -> Any:
+    """The class of an entry point, which has a name.
+
+    Raises:
+        HamuError: if it has none, or is not there; the message says in which package.
+    """
+    package = "a package without a name" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    what = f"the {kind} {point.name} ({point.value})"
+    try:
+        cls = point.load()
+        name = getattr(cls, "name", None)
+    except Exception as error:  # whatever the code of others does when it is imported; the cause is kept
+        raise HamuError(
+            f"{what} of {package} cannot be loaded: {type(error).__name__}: {first_line(error)}; repair the package, "
+            f"or uninstall it"
+        ) from error
+    if not isinstance(cls, type) or not isinstance(name, str):
+        raise HamuError(f"{what} of {package} is not a class with a name; repair the package, or uninstall it")
+    return cls
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once, however often names are looked up."""
+    _logger.warning("%s", text)

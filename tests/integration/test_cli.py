@@ -11,9 +11,13 @@ import torch
 import yaml
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hamu.cli import main
+from hamu.cli.config_files import settings_of
 from hamu.cli.options import DataOptions, parse
+from hamu.data import pixel_statistics, read_images
+from hamu.training import TrainConfig
 
 FAST = ["--per_device_train_batch_size", "256", "--max_steps", "2"]
 
@@ -93,6 +97,23 @@ def test_null_takes_back_what_the_recipe_sets(tmp_path):
     assert "test_data" not in resolved
 
 
+def test_numbers_and_truth_values_of_a_mapping_arrive_as_such(tmp_path):
+    text = """lr_scheduler_kwargs: {min_lr: 1e-5, power: -2, steps: 010, cycle: true, last: null, name: "1e-5", one: .5}
+optim_args: "1e-5"
+"""
+    every = {"train": ["lr_scheduler_kwargs", "optim_args"]}
+    found = settings_of("run.yaml", text, "train", every["train"], every)
+    assert json.loads(found["lr_scheduler_kwargs"]) == {
+        "min_lr": 1e-5, "power": -2, "steps": "010", "cycle": True, "last": None, "name": "1e-5", "one": ".5",
+    }  # fmt: skip
+    assert type(found["optim_args"]) is str
+    (tmp_path / "run.yaml").write_text(
+        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-5, num_cycles: 0.5}\n"
+    )
+    args, _ = parse("train", "", ["--config", str(tmp_path / "run.yaml")], TrainConfig)
+    assert args.lr_scheduler_kwargs == {"min_lr": 1e-5, "num_cycles": 0.5}
+
+
 def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
     rng = np.random.default_rng(0)
     for number in range(40):
@@ -107,6 +128,80 @@ def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
     assert (code, err) == (0, "")
     assert "forget 3 images (3 named rows), retain 37" in out
     assert "membership inference: not measured" in out
+
+
+def test_classes_of_a_folder_are_those_of_the_model_by_name(cli, tmp_path, saved_model, digits):
+    chosen = [i for i, label in enumerate(digits[0].labels.tolist()) if label in (3, 7)][:60]
+    for i in chosen:
+        place = tmp_path / "images" / digits[0].classes[digits[0].labels[i]]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digits[0].pixels[i, 0].numpy()).save(place / f"{i:04}.png")
+    flags = ["--model", saved_model, "--forget_class", "7"]
+    assert cli("evaluate", "--data", "images", *flags, "--output_dir", "folder")[0] == 0
+    named = digits[0].select(chosen)
+    np.savez("named.npz", images=named.pixels[:, 0], labels=named.labels, classes=np.array(named.classes))
+    assert cli("evaluate", "--data", "named.npz", *flags, "--output_dir", "named")[0] == 0
+    first, second = (json.loads((tmp_path / f"{name}/evaluation.json").read_text()) for name in ("folder", "named"))
+    for side in ("retain", "forget"):
+        assert first[side]["loss"] == pytest.approx(second[side]["loss"], rel=1e-5)
+    assert first["forget"]["per_class_accuracy"].keys() == {"7"}
+    run = ["--max_steps", 1, "--constraint_mode", "relative", "--stopping", "off", "--output_dir", "run"]
+    assert cli("unlearn", "--data", "images", *flags, *run)[0] == 0
+    assert cli("verify", "run")[0] == 0
+    code, _, err = cli("evaluate", "--data", "images", "--model", saved_model, "--forget_class", "5")
+    assert (code, err) == (2, "hamu evaluate: class '5' has no records in images; choose another class\n")
+    (tmp_path / "images" / "10").mkdir()
+    code, _, err = cli("evaluate", "--data", "images", *flags)
+    assert code == 2
+    assert "the model numbers the classes 0, 1, 2, ..., the data 3, 7, 10, ...; both need the same" in err
+
+
+@pytest.fixture
+def coloured(tmp_path):
+    """Images in colours, and a transformer for them with an image processor, or without."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    images[1::2] //= 2
+    for name, chosen in (("train", slice(30)), ("test", slice(30, 40))):
+        np.savez(tmp_path / f"{name}.npz", images=images[chosen], labels=np.arange(40)[chosen] % 2)
+    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8,
+                       patch_size=4, num_labels=2, attn_implementation="eager")  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(tmp_path / "plain")
+    shutil.copytree(tmp_path / "plain", tmp_path / "prepared")
+    (tmp_path / "prepared/preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "ViTImageProcessor", "image_std": [0.25] * 3, "size": [8, 8]})
+    )
+    return ["--data", "train.npz", "--test_data", "test.npz"]
+
+
+ONE_STEP = ["--max_steps", "1", "--constraint_mode", "relative", "--stopping", "off"]
+
+
+def test_the_image_processor_of_a_model_goes_with_it(cli, coloured, tmp_path):
+    assert cli("train", *coloured, "--model", "prepared", "--max_steps", "1", "--output_dir", "trained")[0] == 0
+    run = ["--forget_class", "1", *ONE_STEP, "--output_dir", "run"]
+    assert cli("unlearn", *coloured, "--model", "trained/model", *run)[0] == 0
+    for model in ("trained/model", "run/model"):
+        classify = pipeline("image-classification", model)
+        assert list(classify.image_processor.image_std) == [0.25] * 3
+        assert len(classify(Image.new("RGB", (9, 9)))) == 2
+        assert json.loads((tmp_path / model / "config.json").read_text())["image_std"] == [0.25] * 3
+
+
+def test_a_model_without_statistics_takes_those_of_all_training_data(cli, coloured, tmp_path):
+    losses = []
+    for number, forget in enumerate((["--forget_class", "1"], ["--forget_rows", "0,1"])):
+        flags = ["--model", "plain", *forget, "--output_dir", f"evaluated-{number}"]
+        code, out, _ = cli("evaluate", *coloured, "--retain_model", "plain", *flags)
+        said = "the model does not say how images are normalised; taken are mean and deviation of train.npz"
+        assert (code, out.count(said)) == (0, 1)
+        losses.append(json.loads((tmp_path / f"evaluated-{number}/evaluation.json").read_text())["test"]["loss"])
+    assert losses[0] == losses[1]
+    run = ["--forget_class", "1", *ONE_STEP, "--output_dir", "run"]
+    assert cli("unlearn", *coloured, "--model", "plain", *run)[0] == 0
+    config = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert (config["image_mean"], config["image_std"]) == pixel_statistics(read_images("train.npz"))
+    assert cli("verify", "run")[0] == 0
 
 
 def test_methods_prints_every_method(cli):

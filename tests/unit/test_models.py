@@ -1,5 +1,6 @@
 """The ResNet of the paper, and loading of classifiers."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 
 from hamu import HamuError
 from hamu.data import read_images
-from hamu.models import SmallResNet, SmallResNetConfig, check_fits, load_classifier, new_classifier
+from hamu.models import SmallResNet, SmallResNetConfig, check_fits, class_names, load_classifier, new_classifier
 
 
 def test_resnet20_has_the_parameters_of_he_et_al():
@@ -93,6 +94,13 @@ def test_a_model_that_does_not_fit_the_data_is_an_error(tmp_path):
     with pytest.raises(HamuError, match=r"numbers the classes a1, a0, a2, a3, \.\.\., the data a0, a1, a2, a3, "):
         check_fits(saved(tmp_path, id2label={i: f"a{n}" for i, n in enumerate(names)}),
                    replace(data, classes=tuple(f"a{i}" for i in range(10))))  # fmt: skip
+    order = {i: str(n) for i, n in enumerate(sorted(range(12), key=str))}
+    with pytest.raises(HamuError, match=r"numbers the classes 0, 1, 10, 11, \.\.\., the data 0, 1, 2, 3, "):
+        check_fits(saved(tmp_path, num_labels=12, id2label=order), data)
+    with pytest.raises(HamuError, match=r"numbers the classes 0, 1, \.\.\., the data 3, 7, "):
+        check_fits(saved(tmp_path, id2label={i: str(i) for i in range(10)}),
+                   replace(data, classes=("3", "7"), labels=data.labels % 2))  # fmt: skip
+    check_fits(saved(tmp_path), data)  # LABEL_0 and the like are no names
     with pytest.raises(HamuError, match=r"the model has image_std \[0\.0\]; expected a number for each of 1 channels"):
         check_fits(saved(tmp_path, image_mean=[0.5], image_std=[0.0]), data)
     with pytest.raises(HamuError, match=r"cannot take the images of digits, \(1, 8, 8\): .*; give --image_size 16"):
@@ -101,3 +109,20 @@ def test_a_model_that_does_not_fit_the_data_is_an_error(tmp_path):
         check_fits(saved(tmp_path).requires_grad_(False), data)
     with pytest.raises(HamuError, match=r"depth 6n\+2 .*; got 9"):
         new_classifier("resnet9", data, [0.5], [0.5])
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ({"1": "dog", "0": "cat"}, ("cat", "dog")),
+        ({"0": "cat", "1": "cat"}, None),
+        ({"0": "cat", "2": "dog"}, None),
+        ({"first": "cat"}, None),
+        (["cat"], None),
+        (3, None),
+    ],
+)
+def test_the_names_of_a_models_classes_are_read_from_its_config(tmp_path, written, names):
+    assert class_names(str(tmp_path)) is None
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "id2label": written}))
+    assert class_names(str(tmp_path)) == names

@@ -1,16 +1,20 @@
 """Reading images: every source gives the same pixels, and every damaged one a clear error."""
 
 import os
+import shutil
 import zipfile
+from collections import Counter
 
 import datasets
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from hamu import HamuError
-from hamu.data import pixel_statistics, read_images, read_text
+from hamu.data import forget_rows, pixel_statistics, read_images, read_text
+from hamu.data.readers import has_test_split
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 0, 1, 0, 1])
@@ -64,9 +68,60 @@ def test_nothing_is_left_in_a_cache_folder(parquet, tmp_path, monkeypatch):
 def test_the_bundled_digits_are_split_four_to_one_and_disjoint():
     train, test = read_images("digits"), read_images("digits", "test")
     assert (len(train), len(test)) == (1438, 359)
-    assert not set(train.rows.tolist()) & set(test.rows.tolist())
+    both = zip(load_digits().images, load_digits().target, strict=True)
+    source = Counter((image.astype(int).tobytes(), label) for image, label in both)
+    read = Counter(
+        ((image[0] * 16.0 / 255).round().int().numpy().astype(int).tobytes(), label)
+        for data in (train, test)
+        for image, label in zip(data.pixels, data.labels.tolist(), strict=True)
+    )
+    assert read == source
     assert train.pixels.dtype == torch.uint8
     assert train.pixels.max() == 255
+
+
+def test_rows_are_counted_as_they_are_named(folder):
+    """What --forget_rows takes is what is shown of a record."""
+    for data in (read_images("digits"), read_images("digits", "test"), read_images(str(folder))):
+        assert data.rows.tolist() == list(range(len(data)))
+        assert forget_rows(data, None, [4]).forget.rows.tolist() == [4]
+    assert read_images(str(folder)).labels.tolist() == [0, 0, 0, 1, 1, 1], "by class, then by file name"
+
+
+def test_folders_named_by_numbers_are_in_the_order_of_the_numbers(tmp_path):
+    for number in (0, 1, 2, 10):
+        (tmp_path / "a" / str(number)).mkdir(parents=True)
+        Image.new("L", (2, 2), number).save(tmp_path / "a" / str(number) / "1.png")
+    data = read_images(str(tmp_path / "a"))
+    assert data.classes == ("0", "1", "2", "10")
+    assert data.pixels[:, 0, 0, 0].tolist() == [0, 1, 2, 10]
+    (tmp_path / "a" / "x").mkdir()
+    assert read_images(str(tmp_path / "a")).classes == ("0", "1", "10", "2", "x")
+
+
+def test_train_and_test_are_splits_if_they_hold_folders_and_classes_if_they_hold_images(folder):
+    for name in ("train", "test"):
+        shutil.copytree(folder / "cat", folder / name)
+        (folder / name / ".ipynb_checkpoints").mkdir()
+    assert read_images(str(folder)).classes == ("cat", "dog", "test", "train")
+    assert not has_test_split(str(folder))
+    split = folder.parent / "split"
+    shutil.copytree(folder, split / "train")
+    (split / "train" / "dog").rename(split / "train" / "owl")
+    assert read_images(str(split)).classes == ("cat", "owl", "test", "train")
+    assert not has_test_split(str(split))
+    shutil.copytree(folder / "cat", split / "test")
+    assert has_test_split(str(split))
+    with pytest.raises(HamuError, match="test holds no images; expected one subfolder per class"):
+        read_images(str(split), "test")
+
+
+def test_what_tools_leave_is_passed_over_at_every_depth(folder):
+    for place in (".ipynb_checkpoints", "__MACOSX", "cat/.ipynb_checkpoints", "dog/__MACOSX/cat", "dog/.a/b"):
+        shutil.copytree(folder / "cat", folder / place, ignore=shutil.ignore_patterns(".*", "_*"))
+    (folder / "cat" / "._0.png").write_bytes(b"what macOS knows of it")
+    data = read_images(str(folder))
+    assert (data.classes, len(data)) == (("cat", "dog"), 6)
 
 
 def test_normalised_batches_have_mean_zero_and_deviation_one():
@@ -95,6 +150,16 @@ def test_images_of_32_bits_keep_what_they_show(tmp_path):
     assert pixels[:, 0, 0].tolist() == [[0, 100, 255]] * 2
 
 
+def test_images_of_16_bits_are_read_in_either_order_of_bytes(tmp_path):
+    values = np.array([[0, 256 * 100, 256 * 255 + 7]] * 3)
+    for name, kind in (("least", "<u2"), ("most", ">u2")):
+        (tmp_path / name).mkdir()
+        mode = {"<u2": "I;16", ">u2": "I;16B"}[kind]
+        Image.frombytes(mode, (3, 3), values.astype(kind).tobytes()).save(tmp_path / name / "0.tiff")
+    pixels = read_images(str(tmp_path), num_channels=1).pixels
+    assert pixels[:, 0, 0].tolist() == [[0, 100, 255]] * 2
+
+
 def test_images_are_resized_and_converted_on_request(folder):
     data = read_images(str(folder), image_size=8, num_channels=1)
     assert data.pixels.shape == (6, 1, 8, 8)
@@ -107,6 +172,18 @@ def broken_image(folder):
 
 def odd_size(folder):
     Image.new("RGB", (9, 9)).save(folder / "cat" / "9.png")
+    return str(folder), {}
+
+
+def named_splits(folder):
+    for name in ("training", "testing"):
+        (folder / "mnist" / name).mkdir(parents=True)
+        shutil.copytree(folder / "cat", folder / "mnist" / name / "0")
+    return str(folder / "mnist"), {}
+
+
+def fractions(folder):
+    Image.fromarray(np.full((5, 5), 0.5, np.float32)).save(folder / "dog" / "9.tiff")
     return str(folder), {}
 
 
@@ -133,6 +210,12 @@ def texts_as_images(folder):
     [
         (lambda f: (str(f / "nowhere"), {}), "is neither a file nor a folder"),
         (broken_image, r"0\.png of .* is not a readable image"),
+        (fractions, r"9\.tiff of .*images holds fractions, .*; save it with whole numbers, 0 to 255"),
+        (
+            named_splits,
+            r"mnist/testing has folders with images, first .*testing/0/0\.png, where a class has images alone; if it "
+            "is a split, name it with --data or --test_data",
+        ),
         (odd_size, "differ in size .*; give --image_size"),
         (lambda f: (str(f / "cat" / "0.png"), {}), "is not a data set that can be read"),
         (lambda f: (str(f / "cat"), {}), "holds no images"),

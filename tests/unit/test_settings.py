@@ -102,7 +102,7 @@ class Third(Method):
 
 
 def install(monkeypatch, cls):
-    point = SimpleNamespace(load=lambda: cls, value="them:Third")
+    point = SimpleNamespace(load=lambda: cls, name="third", value="them:Third", dist=None)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "hamu.methods" else [])
 
 

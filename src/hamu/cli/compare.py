@@ -37,6 +37,7 @@ from hamu.compare.table import (
     written,
 )
 from hamu.errors import HamuError, Interrupted
+from hamu.evaluation import build_metrics
 from hamu.methods import method_classes
 from hamu.reporting import plot_comparison
 from hamu.run_folder import RunFolder
@@ -62,6 +63,7 @@ def run(argv: list[str], console: Console) -> int:
         UnlearnConfig,
     )
     _check(options, run_options, args)
+    build_metrics()  # a broken one is to cost no run
     grid = cells(
         options.methods or method_classes(),
         options.constraints or [args.constraint],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from argparse import Namespace
 from collections.abc import Collection, Mapping
 from importlib import resources
@@ -20,6 +21,13 @@ _AS_UNLEARN = ("assess", "compare")  # they take what unlearn takes, and so its 
 _MEANT = ("null", "str", "seq", "map")  # the tags of YAML that mean something here
 
 
+_VALUE = re.compile(r"true|false|-?(0|[1-9]\d{0,300})(\.\d+)?([eE][+-]?\d{1,3})?", re.ASCII)
+
+
+class _Quoted(str):
+    """A text that stood in quotes, and so is no number."""
+
+
 class _AsWritten(yaml.SafeLoader):
     """Reads every scalar but null as a text: so `no` is no truth value, and 010 no eight. No key may be there twice."""
 
@@ -31,6 +39,11 @@ class _AsWritten(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
             keys.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Any:
+        """As it is written, and whether in quotes."""
+        text = super().construct_scalar(node)
+        return _Quoted(text) if node.style in ("'", '"') else text
 
 
 _AsWritten.yaml_implicit_resolvers = {
@@ -148,4 +161,13 @@ def _as_flag(name: str, key: str, value: Any) -> str | None:
         raise HamuError(f"{name} has nested values under {key}; expected one value, or a list of them")
     if isinstance(value, list):
         return ",".join("" if one is None else one for one in value)
-    return json.dumps(value) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return json.dumps({one: _of_json(text) for one, text in value.items()})
+    return None if value is None else str(value)
+
+
+def _of_json(text: Any) -> Any:
+    """What a text is if it is a number or a truth value of JSON; a library takes no text in its place."""
+    if not isinstance(text, str) or isinstance(text, _Quoted) or not _VALUE.fullmatch(text):
+        return text
+    return json.loads(text)

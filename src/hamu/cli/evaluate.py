@@ -11,6 +11,7 @@ from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions, parse
 from hamu.cli.tasks import Task, choose_task, fitted_problem
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
+from hamu.evaluation import build_metrics
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 from hamu.training.pairing import subset
@@ -27,6 +28,7 @@ def run(argv: list[str], console: Console) -> int:
         EvaluateOptions,
         TrainConfig,
     )
+    build_metrics()  # a broken one is to cost no run
     task, folder, problem = opened(data_options, run_options, args, resolved, console, further)
     reference = None
     if run_options.retain_model is not None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.tables import membership_line, reference_table, report_table
-from hamu.cli.tasks import Task
+from hamu.cli.tasks import HUB, Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.readers import DIGITS, has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
-from hamu.models import check_fits, load_classifier, new_classifier
+from hamu.models import (
+    check_fits,
+    class_names,
+    load_classifier,
+    load_image_processor,
+    new_classifier,
+)
+from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 from hamu.training.original import collate
 
@@ -23,11 +31,13 @@ class ImageTask(Task):
     noun = "images"
     ways = ("forget_class", "forget_rows", "forget_data")
     bundled = DIGITS
+    processor: Any = None
+    _statistics: tuple[list[float], list[float]] | None = None  # of the training data
 
     def read(self, source: str, split: str) -> ImageData:
-        """See `read_images`."""
+        """See `read_images`; labels are numbered as by the model, if that has all of the classes by name."""
         options = self.data_options
-        return read_images(
+        data = read_images(
             source,
             split,
             image_size=options.image_size,
@@ -35,6 +45,8 @@ class ImageTask(Task):
             image_column=options.image_column,
             label_column=options.label_column,
         )
+        names = class_names(self.classes_of) if data.named and self.classes_of is not None else None
+        return data if names is None or not set(data.classes) <= set(names) else data.with_classes(names)
 
     def has_test_split(self, source: str) -> bool:
         """See `hamu.data.readers`."""
@@ -46,26 +58,50 @@ class ImageTask(Task):
         return forget_class(train, test, str(options.forget_class), options.rho, options.forget_seed)
 
     def new_model(self, name: str, train: ImageData) -> Any:
-        """A new classifier, normalising by this data's statistics."""
+        """A new classifier, normalising by this data's statistics; or a saved one to go on with, as `load_model`."""
         if len(train.classes) < 2:
             raise HamuError(f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at least two")
         trusted = self.run_options.trust_remote_code
-        return new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
+        model = new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
+        if name.startswith(HUB) or Path(name).is_dir():
+            self.processor = load_image_processor(name, trust_remote_code=trusted)
+        return model
 
     def load_model(self, source: str) -> Any:
-        """A saved classifier."""
-        return load_classifier(source, trust_remote_code=self.run_options.trust_remote_code)
+        """A saved classifier; its image processor is kept, if it has one."""
+        trusted = self.run_options.trust_remote_code
+        model = load_classifier(source, trust_remote_code=trusted)
+        self.processor = load_image_processor(source, trust_remote_code=trusted)
+        return model
 
     def fitted(self, model: Any, *sets: ImageData | None) -> list[ImageData | None]:
-        """Checked, and normalised as the model expects; by the first set's statistics if the model does not say."""
+        """Checked, and normalised as the model expects.
+
+        If it does not say how, by the statistics of all training data, whatever is to be forgotten; its config keeps
+        them.
+        """
         for data in sets:
             if data is not None:
                 check_fits(model, data)
-        mean, std = getattr(model.config, "image_mean", None), getattr(model.config, "image_std", None)
-        if mean is None or std is None:
-            assert sets[0] is not None
-            mean, std = pixel_statistics(sets[0])
-        return [None if data is None else data.normalized(mean, std) for data in sets]
+        config = model.config
+        if getattr(config, "image_mean", None) is None or getattr(config, "image_std", None) is None:
+            config.image_mean, config.image_std = self._of_training_data()
+        return [None if data is None else data.normalized(config.image_mean, config.image_std) for data in sets]
+
+    def _of_training_data(self) -> tuple[list[float], list[float]]:
+        """Its mean and deviation by channel."""
+        if self._statistics is None:
+            train = self.read(self.located(str(self.data_options.data)), "train")
+            self._statistics = pixel_statistics(train)
+            self.console.print(
+                f"the model does not say how images are normalised; taken are mean and deviation of {train.source}",
+                soft_wrap=True,
+            )
+        return self._statistics
+
+    def save_model(self, folder: RunFolder, model: Any) -> Path:
+        """The model, and the image processor that came with it."""
+        return folder.save_model(model, *([] if self.processor is None else [self.processor]))
 
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
         """Batches are fetched whole."""

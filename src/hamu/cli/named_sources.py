@@ -141,6 +141,7 @@ class NamedSources:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
         options.trust_remote_code = self._trusts
         task = choose_task(data, options, Console(quiet=True))
+        task.classes_of = str(self._run / "model")  # as the original's, which may be out of reach
         task.fill_in(args, given)
         of_run = recorded_settings(data, options, args, given)
         if options.lora and options.base_model is None and not self._is_adapter(str(options.model), task):

@@ -44,6 +44,7 @@ class Task(ABC):
         self.data_options = data
         self.run_options = run
         self.console = console
+        self.classes_of = run.model  # the saved model by which labels are numbered
 
     @abstractmethod
     def read(self, source: str, split: str) -> Any:

@@ -22,6 +22,7 @@ from hamu.cli.tasks import fitted_problem, inputs_of
 from hamu.data import UnlearningData
 from hamu.distributed import from_main, is_main
 from hamu.errors import HamuError
+from hamu.evaluation import build_metrics
 from hamu.json_files import read_json
 from hamu.models import first_not_finite
 from hamu.record import HARDNESS, Asked, build, check_same, figures_of, write
@@ -44,6 +45,7 @@ def run(argv: list[str], console: Console) -> int:
     if resume and RunFolder(args.output_dir, resume=True).has("record.json"):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
         return 0
+    build_metrics()  # a broken one is to cost no run
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=resume)
     with folder:
         reference = None

@@ -22,9 +22,10 @@ class ImageData(Dataset[dict[str, Tensor]]):
         labels: [N], int64, in 0..K-1.
         classes: the K class names.
         source: where they come from, for messages.
-        rows: [N], int64, the row of each image in its source.
+        rows: [N], int64, the row of each image in its source (or in the split of it that was read), from 0.
         mean: of the pixels in [0, 1] by channel, shape [C], for normalisation; see `normalized`.
         std: their standard deviation, [C].
+        named: whether the source names its classes; else they are called by their numbers.
     """
 
     pixels: Tensor
@@ -34,6 +35,7 @@ class ImageData(Dataset[dict[str, Tensor]]):
     rows: Tensor
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    named: bool = True
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,9 @@ def read_images(
 
     Args:
         source: "digits" (bundled with scikit-learn), a .parquet or .npz file, a folder with one subfolder of images
-            per class, a folder that holds "train" and "test" as such files or folders, or "hub:OWNER/NAME".
+            per class, a folder that holds "train" and "test" as such files or folders, or "hub:OWNER/NAME". Classes of
+            a folder are in the order of their names, or of their numbers if all names are numbers; its rows by class,
+            then by file name.
         split: "train" or "test", for sources that have both.
         image_size: resize to this many pixels squared (bilinear); without it all images must have one size.
         num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless every image is grey.
@@ -67,10 +68,7 @@ def read_images(
             f"to), or write hub:OWNER/NAME for a data set of the Hugging Face hub"
         )
     if path.is_dir():
-        inner = _inner(path, split)
-        if inner is None:
-            return _folder(path, image_size, num_channels)
-        path = inner
+        path = _inner(path, split) or path
         if path.is_dir():
             return _folder(path, image_size, num_channels)
     if path.suffix == ".npz":
@@ -86,14 +84,31 @@ def has_test_split(source: str) -> bool:
 
 
 def _inner(folder: Path, split: str) -> Path | None:
-    for name in (f"{split}.parquet", f"{split}.npz", split):
+    """Where a split is, if the folder has splits: one with images directly in it is a class, whatever its name."""
+    for name in (f"{split}.parquet", f"{split}.npz"):
         if (folder / name).exists():
             return folder / name
-    return None
+    has_splits = any(_holds_folders(folder / name) for name in ("train", "test"))
+    return folder / split if has_splits and (folder / split).exists() else None
+
+
+def _holds_folders(folder: Path) -> bool:
+    """Whether there are folders in it that may be classes, and no images."""
+    inside = [child for child in folder.iterdir() if not _is_of_tools(child.name)] if folder.is_dir() else []
+    return any(child.is_dir() for child in inside) and not any(map(_is_image, inside))
+
+
+def _is_of_tools(name: str) -> bool:
+    """Such as .ipynb_checkpoints and __MACOSX."""
+    return name.startswith((".", "__"))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _IMAGE_SUFFIXES and path.is_file()
 
 
 def _digits(split: str, size: int | None, channels: int | None) -> ImageData:
-    """scikit-learn's 1,797 digits of 8x8 pixels: every fifth record is test data."""
+    """scikit-learn's 1,797 digits of 8x8 pixels: every fifth record is test data. Rows are counted in each split."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -101,8 +116,7 @@ def _digits(split: str, size: int | None, channels: int | None) -> ImageData:
     rows = rows[rows % 5 == 4] if split == "test" else rows[rows % 5 != 4]
     pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
     pictures = ((f"digit {row}", Image.fromarray(image)) for row, image in zip(rows, pixels, strict=True))
-    data = _decoded(pictures, digits.target[rows], tuple("0123456789"), DIGITS, size, channels)
-    return replace(data, rows=torch.from_numpy(rows))
+    return _decoded(pictures, digits.target[rows], tuple("0123456789"), DIGITS, size, channels)
 
 
 def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
@@ -145,18 +159,39 @@ def _class_names(names: Any, path: Path) -> tuple[str, ...]:
 
 
 def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
-    folders = (child.name for child in path.iterdir() if child.is_dir())
-    classes = sorted(name for name in folders if not name.startswith((".", "__")))  # those are of tools
-    files = [
-        (file, number)
-        for number, name in enumerate(classes)
-        for file in sorted((path / name).rglob("*"))
-        if file.suffix.lower() in _IMAGE_SUFFIXES
-    ]
+    classes = _in_order([child.name for child in path.iterdir() if child.is_dir() and not _is_of_tools(child.name)])
+    files = [(file, number) for number, name in enumerate(classes) for file in _images_of_class(path / name)]
     if not files:
         raise HamuError(f"{path} holds no images; expected one subfolder per class with image files in it")
     labels = np.array([number for _, number in files])
-    return _decoded(((str(file), file) for file, _ in files), labels, tuple(classes), str(path), size, channels)
+    return _decoded(((str(file), file) for file, _ in files), labels, classes, str(path), size, channels)
+
+
+def _in_order(names: list[str]) -> tuple[str, ...]:
+    """Numbers by their size, as other kinds of data and models count them: 2 before 10."""
+    if all(name.isascii() and name.isdigit() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
+
+
+def _images_of_class(folder: Path) -> list[Path]:
+    """Its images, by name.
+
+    Raises:
+        HamuError: if there are some in a folder below it, which may be a class or a split of its own.
+    """
+    found = []
+    for file in sorted(folder.rglob("*")):
+        below = file.relative_to(folder).parts
+        if not _is_image(file) or any(map(_is_of_tools, below[:-1])) or file.name.startswith("."):
+            continue
+        if len(below) > 1:
+            raise HamuError(
+                f"{folder} has folders with images, first {file}, where a class has images alone; if it is a split, "
+                f"name it with --data or --test_data, else put its images into one folder"
+            )
+        found.append(file)
+    return found
 
 
 def _parquet(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
@@ -232,12 +267,19 @@ def _decoded(
         name, raw = item
         try:
             picture = raw if isinstance(raw, Image.Image) else Image.open(raw)
-            if picture.mode in ("I;16", "I"):  # 16 bits a pixel, or said to be 32: keep the upper 8 of what is used
+            if picture.mode == "F":
+                raise HamuError(
+                    f"{name} of {source} holds fractions, of which it is not known what is black and what is white; "
+                    f"save it with whole numbers, 0 to 255"
+                )
+            if picture.mode.startswith("I"):  # 16 bits a pixel, or said to be 32: keep the upper 8 of what is used
                 values = np.asarray(picture)
-                wide = picture.mode == "I;16" or values.max(initial=0) > 255
+                wide = picture.mode != "I" or values.max(initial=0) > 255
                 picture = Image.fromarray((values >> 8 if wide else values).clip(0, 255).astype(np.uint8))
             grey = picture.mode in ("1", "L")
             picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
+        except HamuError:
+            raise
         except Exception as error:  # a damaged picture can raise anything in its decoder; the cause is kept
             raise HamuError(
                 f"{name} of {source} is not a readable image: {first_line(error)}; remove or repair it"
@@ -269,6 +311,7 @@ def _image_data(
     if labels.min() < 0 or labels.max() >= most:
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise HamuError(f"label {wrong} of {source} is out of range; expected 0 to {most - 1}")
+    named = classes is not None
     if classes is None:
         classes = tuple(str(number) for number in range(int(labels.max()) + 1))
     return ImageData(
@@ -277,4 +320,5 @@ def _image_data(
         classes,
         source,
         torch.from_numpy(rows.astype(np.int64)),
+        named=named,
     )

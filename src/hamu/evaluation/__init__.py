@@ -13,7 +13,7 @@ from hamu.evaluation.likelihood import (
     truth_ratios,
 )
 from hamu.evaluation.membership import AttackScores, MembershipInference, loss_attack, membership_inference
-from hamu.evaluation.metrics import Metric, further_figures, metric_classes
+from hamu.evaluation.metrics import Metric, build_metrics, further_figures, metric_classes
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.evaluation.text_membership import membership_scores, privleak, text_membership
@@ -26,6 +26,7 @@ __all__ = [
     "Predictions",
     "TofuSets",
     "TokenPredictions",
+    "build_metrics",
     "classifier_report",
     "embed",
     "forget_quality",

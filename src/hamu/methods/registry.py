@@ -38,9 +38,13 @@ _OURS: tuple[type[Method], ...] = (
 )
 
 
-def method_classes() -> dict[str, type[Method]]:
-    """All known methods by name: ours first, then those of installed packages."""
-    return with_plugins(_OURS, "hamu.methods", "method")
+def method_classes(asked: str | None = None) -> dict[str, type[Method]]:
+    """All known methods by name: ours first, then those of installed packages.
+
+    Args:
+        asked: the one that is looked for; if an installed package has it and cannot be loaded, that is an error.
+    """
+    return with_plugins(_OURS, "hamu.methods", "method", asked=asked)
 
 
 def build_method(name: str, **settings: Any) -> Method:
@@ -52,9 +56,9 @@ def build_method(name: str, **settings: Any) -> Method:
             settings can be applied to every method in a comparison.
 
     Raises:
-        HamuError: if the name is unknown or a setting is out of range.
+        HamuError: if the name is unknown, its package cannot be loaded, or a setting is out of range.
     """
-    classes = method_classes()
+    classes = method_classes(name)
     if name not in classes:
         raise HamuError(f"method {name!r} is unknown; choose one of {', '.join(classes)}")
     cls = classes[name]

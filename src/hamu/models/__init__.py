@@ -1,14 +1,24 @@
 """Models: the paper's ResNet, and loading of classifiers."""
 
-from hamu.models.loading import check_fits, first_not_finite, load_classifier, new_classifier, trainable_parameters
+from hamu.models.loading import (
+    check_fits,
+    class_names,
+    first_not_finite,
+    load_classifier,
+    load_image_processor,
+    new_classifier,
+    trainable_parameters,
+)
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 
 __all__ = [
     "SmallResNet",
     "SmallResNetConfig",
     "check_fits",
+    "class_names",
     "first_not_finite",
     "load_classifier",
+    "load_image_processor",
     "new_classifier",
     "trainable_parameters",
 ]

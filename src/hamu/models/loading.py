@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
-from transformers.image_processing_base import ImageProcessingMixin
 from transformers.utils import cached_file
 
 from hamu.data import ImageData
 from hamu.errors import HamuError, first_line
+from hamu.models.processors import load_processor, statistics_of
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.objectives import predict_logits
 
@@ -79,7 +79,8 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
         trust_remote_code: run the code that comes with it; that can do anything.
 
     Raises:
-        HamuError: if it is not there, cannot be loaded, or has weights that are not finite.
+        HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its image processor does
+            what is not done here.
     """
     hub = source.startswith(HUB)
     if not hub and not (Path(source) / "config.json").is_file():
@@ -91,10 +92,24 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
     # dtype "auto" would train a half-precision copy in half precision
     kind = AutoModelForImageClassification
     model = from_pretrained(kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    if getattr(model.config, "image_mean", None) is None:
-        model.config.image_mean, model.config.image_std = _processor_statistics(source)
     check_undamaged(model, source)
+    if getattr(model.config, "image_mean", None) is None or getattr(model.config, "image_std", None) is None:
+        processor = load_image_processor(source, trust_remote_code=trust_remote_code)
+        channels = getattr(model.config, "num_channels", 3)
+        found = (None, None) if processor is None else statistics_of(processor, channels, source)
+        model.config.image_mean, model.config.image_std = found
     return model
+
+
+def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any:
+    """What prepares images for a saved classifier; see `load_processor`.
+
+    Args:
+        source: a folder, or "hub:OWNER/NAME".
+        trust_remote_code: run the code that comes with it; that can do anything.
+    """
+    local = not source.startswith(HUB)
+    return load_processor(source.removeprefix(HUB), local=local, trust_remote_code=trust_remote_code)
 
 
 def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False) -> Any:
@@ -131,6 +146,20 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bo
     if found["missing_keys"]:
         raise HamuError(f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy")
     return model
+
+
+def class_names(source: str) -> tuple[str, ...] | None:
+    """What a saved model calls its classes, by their numbers; None if it does not say, or there is no such model."""
+    hub = source.startswith(HUB)
+    if not hub and not (Path(source) / "config.json").is_file():
+        return None
+    try:
+        raw, _ = PreTrainedConfig.get_config_dict(source.removeprefix(HUB), local_files_only=not hub)
+        names = {int(number): str(name) for number, name in raw["id2label"].items()}
+    except Exception:  # whatever is wrong with it is said when it is loaded
+        return None
+    ordered = tuple(names.get(number, "") for number in range(len(names)))
+    return ordered if "" not in ordered and len(set(ordered)) == len(ordered) else None
 
 
 class NeedsCode(HamuError):
@@ -245,8 +274,7 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
         )
     names = getattr(config, "id2label", None) or {}
     order = [str(names.get(number, "")) for number in range(len(data.classes))]
-    named = not all(name.startswith("LABEL_") or name.isdigit() for name in (*order, *data.classes))
-    if named and order != list(data.classes) and set(order) & set(data.classes):
+    if order != list(data.classes) and {str(name) for name in names.values()} & set(data.classes):
         raise HamuError(
             f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
             f"both need the same classes in the same order"
@@ -286,16 +314,3 @@ def trainable_parameters(model: nn.Module) -> int:
     if not count:
         raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
     return count
-
-
-def _processor_statistics(source: str) -> tuple[list[float] | None, list[float] | None]:
-    """Mean and deviation from the model's preprocessor_config.json, None where it has none."""
-    try:
-        settings, _ = ImageProcessingMixin.get_image_processor_dict(
-            source.removeprefix(HUB), local_files_only=not source.startswith(HUB)
-        )
-    except OSError:
-        return None, None
-    if not settings.get("do_normalize", True):
-        return [0.0], [1.0]
-    return settings.get("image_mean"), settings.get("image_std")

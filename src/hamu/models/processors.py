@@ -1,0 +1,99 @@
+"""What a model's image processor does to pixels, found by asking it: a shift and a scale for each channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers import AutoImageProcessor
+from transformers.utils import cached_file
+
+from hamu.errors import HamuError, first_line
+
+_FILES = ("preprocessor_config.json", "processor_config.json")
+_SIDE = 64  # of the images it is asked about: whatever their size becomes, they are of one colour
+_CLOSE = 1e-4
+
+
+def load_processor(where: str, *, local: bool, trust_remote_code: bool = False) -> Any:
+    """The image processor that comes with a model, None where there is none.
+
+    Args:
+        where: a folder, or OWNER/NAME of the hub.
+        local: whether the hub is out of bounds.
+        trust_remote_code: run the code that comes with it; that can do anything.
+
+    Raises:
+        HamuError: if it cannot be loaded.
+    """
+    settings = {"local_files_only": local}
+    try:
+        if not any(
+            cached_file(where, name, **settings, _raise_exceptions_for_missing_entries=False) for name in _FILES
+        ):
+            return None
+        return AutoImageProcessor.from_pretrained(where, **settings, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers raises many kinds for a damaged or foreign one; the cause is kept
+        raise HamuError(
+            f"the image processor of {where} cannot be loaded: {first_line(error).partition('. ')[0]}; repair its "
+            f"preprocessor_config.json, or take it away: then pixels are normalised by config.json, or by the data"
+        ) from error
+
+
+def statistics_of(processor: Any, channels: int, source: str) -> tuple[list[float], list[float]]:
+    """The mean and the deviation by channel, for pixels in [0, 1], that do what a processor does to pixels.
+
+    It may rescale or not, normalise once, twice, or not at all: all that is a shift and a scale of each channel.
+
+    Args:
+        processor: of transformers.
+        channels: of the model's images.
+        source: whose it is, for messages.
+
+    Raises:
+        HamuError: if it does something else.
+    """
+    black = _seen(processor, (0,) * channels, source)
+    if black.shape != (channels,):
+        raise HamuError(
+            f"the image processor of {source} makes {len(black)} channels of {channels}; the model cannot be used here"
+        )
+    alone = [tuple(255 * (i == k) for i in range(channels)) for k in range(channels)]
+    change = np.stack([_seen(processor, colour, source) - black for colour in alone])  # [given, made]
+    scale = np.diagonal(change)
+    mixed = tuple(51 * (k + 1) for k in range(channels))
+    expected = black + scale * np.array(mixed) / 255
+    off = max(np.abs(change - np.diag(scale)).max(), np.abs(_seen(processor, mixed, source) - expected).max())
+    if not (scale > 0).all() or not off <= _CLOSE * scale.max():  # NaN is no good either
+        raise HamuError(
+            f"the image processor of {source} does more than shift and scale each channel (it may swap them: "
+            f"do_flip_channel_order); build that into the model, and take it out of preprocessor_config.json"
+        )
+    return (
+        _as_said(getattr(processor, "image_mean", None), (0.0 - black / scale).tolist()),
+        _as_said(getattr(processor, "image_std", None), (1 / scale).tolist()),
+    )
+
+
+def _as_said(said: Any, found: list[float]) -> list[float]:
+    """What is found, as exactly as it is written, if that is what is done."""
+    try:
+        exact = np.broadcast_to(np.asarray(said, dtype=np.float64), len(found))
+    except (ValueError, TypeError):
+        return found
+    return exact.tolist() if np.allclose(exact, found, _CLOSE, _CLOSE / 100) else found
+
+
+def _seen(processor: Any, colour: tuple[int, ...], source: str) -> np.ndarray:
+    """What becomes of the middle of an image of one colour, by channel."""
+    try:
+        pixels = np.full((_SIDE, _SIDE, len(colour)), colour, dtype=np.uint8)
+        picture = Image.fromarray(pixels[:, :, 0] if len(colour) == 1 else pixels)
+        values = processor(picture, return_tensors="np")["pixel_values"][0]
+        return values[:, values.shape[1] // 2, values.shape[2] // 2].astype(np.float64)
+    except Exception as error:  # as above
+        raise HamuError(
+            f"the image processor of {source} cannot take an image with {len(colour)} channels: {first_line(error)}; "
+            f"image_mean and image_std of its preprocessor_config.json need a number for each channel of the model"
+        ) from error

@@ -1,0 +1,142 @@
+"""What installed packages add: a broken one is named, and stops only what asks for it."""
+
+import importlib
+import json
+import re
+import sys
+
+import pytest
+import torch
+
+from hamu import HamuError, build_method, plugins
+from hamu.cli import main
+from hamu.evaluation import build_metrics, further_figures
+from hamu.objectives import build_objective
+
+METRICS = """
+import torch
+
+class Good:
+    name = "good"
+    def measure(self, predictions, reference):
+        return torch.tensor(0.5)
+
+class Nothing(Good):
+    name = "nothing"
+    def measure(self, predictions, reference):
+        return None
+
+class Failing(Good):
+    name = "failing"
+    def measure(self, predictions, reference):
+        raise KeyError("a line of the data")
+
+class Text(Good):
+    name = "text"
+    def measure(self, predictions, reference):
+        return "much"
+
+class Demanding(Good):
+    name = "demanding"
+    def __init__(self, something):
+        pass
+
+nameless = 3
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Installs a package with these entry points, by group."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins._warn.cache_clear()
+
+    def install(**groups):
+        (tmp_path / "their_metrics.py").write_text(METRICS)
+        (tmp_path / "their_broken.py").write_text("import a_package_that_is_not_there")
+        info = tmp_path / "their_package-1.2.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.2\n")
+        lines = [f"[hamu.{group}]\n" + "\n".join(f"{key} = {value}" for key, value in points.items())
+                 for group, points in groups.items()]  # fmt: skip
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        importlib.invalidate_caches()
+
+    yield install
+    for name in ("their_metrics", "their_broken"):
+        sys.modules.pop(name, None)
+
+
+BROKEN = "their_broken:Method"
+GONE = "their_metrics:Gone"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (BROKEN, "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is_not_there'; repair"),
+        (GONE, "cannot be loaded: AttributeError: module 'their_metrics' has no attribute 'Gone'; repair"),
+        ("their_metrics:nameless", "is not a class with a name; repair the package, or uninstall it"),
+    ],
+)
+def test_what_is_broken_is_an_error_that_names_its_package_if_it_is_asked_for(package, value, why):
+    package(methods={"theirs": value}, objectives={"theirs": value}, metrics={"theirs": value})
+    for kind, ask in (
+        ("method", lambda: build_method("theirs")),
+        ("objective", lambda: build_objective("theirs")),
+        ("metric", build_metrics),
+    ):
+        message = f"the {kind} theirs ({value}) of their-package 1.2 {why}"
+        with pytest.raises(HamuError, match=re.escape(message)):
+            ask()
+
+
+def test_what_is_broken_and_not_asked_for_is_passed_over_with_one_warning(package, caplog):
+    package(methods={"theirs": BROKEN})
+    for _ in range(2):
+        assert build_method("hamu-q").name == "hamu-q"
+        with pytest.raises(HamuError, match="method 'other' is unknown; choose one of hamu-q, "):
+            build_method("other")
+    assert [record.getMessage().partition(" cannot")[0] for record in caplog.records] == [
+        f"warning: the method theirs ({BROKEN}) of their-package 1.2"
+    ]
+    assert caplog.text.rstrip().endswith("; it is passed over")
+
+
+def test_the_command_line_names_what_is_broken_or_goes_on(package, capsys):
+    package(methods={"theirs": GONE})
+    assert main(["methods"]) == 0
+    assert " hamu-q " in capsys.readouterr().out
+    flags = ["--data", "digits", "--forget_class", "3", "--model", "nowhere"]
+    assert main(["unlearn", "--method", "theirs", *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"hamu unlearn: the method theirs ({GONE}) of their-package 1.2 cannot")
+
+
+def test_a_broken_metric_stops_a_run_before_it_begins(package, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    package(metrics={"demanding": "their_metrics:Demanding"})
+    flags = ["--data", "digits", "--forget_class", "3", "--model", "nowhere"]
+    for command in ("unlearn", "evaluate", "compare"):
+        assert main([command, *flags]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"hamu {command}: the metric demanding of their_metrics cannot be made: TypeError: ")
+        assert said.endswith("; repair its package, or uninstall it\n")
+
+
+def test_a_metric_that_fails_is_not_measured_and_the_others_are_numbers(package, caplog):
+    names = ("Good", "Nothing", "Failing", "Text")
+    package(metrics={name.lower(): f"their_metrics:{name}" for name in names})
+    found = further_figures({}, None)
+    assert found == {"metrics": {"good": 0.5, "nothing": None, "failing": None, "text": None}}
+    assert not isinstance(found["metrics"]["good"], torch.Tensor)
+    assert json.loads(json.dumps(found)) == found
+    assert [record.getMessage() for record in caplog.records] == [
+        "warning: the metric failing is not measured: it ended in KeyError",
+        "warning: the metric text is not measured: it ended in ValueError",
+    ]
+
+
+def test_a_broken_metric_costs_the_figures_of_no_run_that_is_looked_at(package, caplog):
+    package(metrics={"theirs": BROKEN})
+    assert further_figures({}, None) == {}
+    assert caplog.text.rstrip().endswith("; nothing further is measured")
