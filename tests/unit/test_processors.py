@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from hamu import HamuError
 from hamu.data import read_images
-from hamu.models import check_fits, load_classifier
+from hamu.models import check_fits, load_classifier, load_image_processor
 
 logging.set_verbosity_error()
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
@@ -106,3 +106,17 @@ def test_a_model_without_a_processor_does_not_say_how_pixels_are_normalised(save
     folder = saved(PLAIN)
     (tmp_path / "model/preprocessor_config.json").unlink()
     assert load_classifier(folder).config.image_mean is None
+
+
+@pytest.mark.parametrize("kind", ["OfOld", "TimmWrapperImageProcessor"])
+def test_a_processor_that_cannot_be_made_is_taken_at_its_word_and_goes_along(saved, kind, caplog, tmp_path):
+    settings = {"image_processor_type": kind, "image_mean": [0.1, 0.2, 0.3], "image_std": 0.5}
+    folder = saved(settings)
+    model = load_classifier(folder)
+    assert (model.config.image_mean, model.config.image_std) == ([0.1, 0.2, 0.3], [0.5] * 3)
+    assert "is of a kind that cannot be made here" in caplog.text
+    load_image_processor(folder).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text()) == settings
+    for more in ({"do_flip_channel_order": True}, {"do_rescale": False}, {"image_mean": None}):
+        with pytest.raises(HamuError, match=r"^the image processor of .* cannot be loaded: "):
+            load_classifier(saved(settings | more))

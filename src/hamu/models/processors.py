@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from transformers import AutoImageProcessor
+from transformers.image_processing_base import ImageProcessingMixin
 from transformers.utils import cached_file
 
 from hamu.errors import HamuError, first_line
@@ -14,6 +19,8 @@ from hamu.errors import HamuError, first_line
 _FILES = ("preprocessor_config.json", "processor_config.json")
 _SIDE = 64  # of the images it is asked about: whatever their size becomes, they are of one colour
 _CLOSE = 1e-4
+_FLIP = "do_flip_channel_order"
+_logger = logging.getLogger(__name__)
 
 
 def load_processor(where: str, *, local: bool, trust_remote_code: bool = False) -> Any:
@@ -35,10 +42,45 @@ def load_processor(where: str, *, local: bool, trust_remote_code: bool = False) 
             return None
         return AutoImageProcessor.from_pretrained(where, **settings, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises many kinds for a damaged or foreign one; the cause is kept
+        stated = _stated(where, settings)
+        if stated is not None:
+            _logger.warning(
+                "the image processor of %s is of a kind that cannot be made here (%s); taken are its image_mean and "
+                "image_std as they are written", where, first_line(error).partition(". ")[0],
+            )  # fmt: skip
+            return stated
         raise HamuError(
             f"the image processor of {where} cannot be loaded: {first_line(error).partition('. ')[0]}; repair its "
             f"preprocessor_config.json, or take it away: then pixels are normalised by config.json, or by the data"
         ) from error
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A processor that cannot be made here, but says in its file what it does to pixels.
+
+    Attributes:
+        settings: the file.
+    """
+
+    settings: dict[str, Any]
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """As it came."""
+        Path(folder, _FILES[0]).write_text(json.dumps(self.settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _stated(where: str, settings: dict[str, Any]) -> Stated | None:
+    """What a file says by itself, None where its words would not be enough."""
+    try:
+        found, _ = ImageProcessingMixin.get_image_processor_dict(where, **settings)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    usual = all(found.get(name, True) for name in ("do_normalize", "do_rescale")) and not found.get(_FLIP)
+    known = all(isinstance(found.get(name), list | float) for name in ("image_mean", "image_std"))
+    return Stated(found) if usual and known else None
 
 
 def statistics_of(processor: Any, channels: int, source: str) -> tuple[list[float], list[float]]:
@@ -54,6 +96,9 @@ def statistics_of(processor: Any, channels: int, source: str) -> tuple[list[floa
     Raises:
         HamuError: if it does something else.
     """
+    if isinstance(processor, Stated):
+        mean, std = (processor.settings[name] for name in ("image_mean", "image_std"))
+        return tuple([one] * channels if isinstance(one, float) else one for one in (mean, std))  # type: ignore[return-value]
     black = _seen(processor, (0,) * channels, source)
     if black.shape != (channels,):
         raise HamuError(
