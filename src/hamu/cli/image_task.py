@@ -32,7 +32,10 @@ class ImageTask(Task):
     ways = ("forget_class", "forget_rows", "forget_data")
     bundled = DIGITS
     processor: Any = None
-    _statistics: tuple[list[float], list[float]] | None = None  # of the training data
+
+    def __init__(self, *of_task: Any) -> None:
+        super().__init__(*of_task)
+        self._told: list[str] = []
 
     def read(self, source: str, split: str) -> ImageData:
         """See `read_images`; labels are numbered as by the model, if that has all of the classes by name."""
@@ -77,27 +80,26 @@ class ImageTask(Task):
     def fitted(self, model: Any, *sets: ImageData | None) -> list[ImageData | None]:
         """Checked, and normalised as the model expects.
 
-        If it does not say how, by the statistics of all training data, whatever is to be forgotten; its config keeps
-        them.
+        If it does not say how, by the statistics of all sets but the last, the training data, whatever is to be
+        forgotten; its config keeps them.
         """
         for data in sets:
             if data is not None:
                 check_fits(model, data)
         config = model.config
         if getattr(config, "image_mean", None) is None or getattr(config, "image_std", None) is None:
-            config.image_mean, config.image_std = self._of_training_data()
+            training = [data for data in sets[:-1] if data is not None]
+            config.image_mean, config.image_std = pixel_statistics(*training)
+            self._tell_once(
+                f"the model does not say how images are normalised; taken are mean and deviation of {training[0].source}"
+            )
         return [None if data is None else data.normalized(config.image_mean, config.image_std) for data in sets]
 
-    def _of_training_data(self) -> tuple[list[float], list[float]]:
-        """Its mean and deviation by channel."""
-        if self._statistics is None:
-            train = self.read(self.located(str(self.data_options.data)), "train")
-            self._statistics = pixel_statistics(train)
-            self.console.print(
-                f"the model does not say how images are normalised; taken are mean and deviation of {train.source}",
-                soft_wrap=True,
-            )
-        return self._statistics
+    def _tell_once(self, text: str) -> None:
+        """A retain model may be the same way."""
+        if text not in self._told:
+            self.console.print(text, soft_wrap=True, markup=False)
+            self._told.append(text)
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:
         """The model, and the image processor that came with it."""

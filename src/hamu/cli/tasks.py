@@ -76,7 +76,9 @@ class Task(ABC):
 
     @abstractmethod
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
-        """Data sets (None stays None) in the form that the model takes, once it is sure that it can."""
+        """Training sets and then test data (None stays None) in the form that the model takes, once it is sure that it
+        can.
+        """
 
     @abstractmethod
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:

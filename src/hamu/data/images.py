@@ -102,9 +102,15 @@ class ImageData(Dataset[dict[str, Tensor]]):
         ]
 
 
-def pixel_statistics(data: ImageData) -> tuple[list[float], list[float]]:
-    """Per-channel mean and standard deviation of pixels in [0, 1]; a constant channel gets deviation 1."""
-    counts = torch.stack([torch.bincount(channel, minlength=256) for channel in data.pixels.transpose(0, 1).flatten(1)])
+def pixel_statistics(*sets: ImageData) -> tuple[list[float], list[float]]:
+    """Per-channel mean and standard deviation of pixels in [0, 1]; a constant channel gets deviation 1.
+
+    They are counted: how the pixels are divided among sets changes nothing.
+    """
+    counts = torch.stack([
+        torch.stack([torch.bincount(channel, minlength=256) for channel in data.pixels.transpose(0, 1).flatten(1)])
+        for data in sets
+    ]).sum(0)  # fmt: skip
     share = counts.double() / counts.sum(1, keepdim=True)
     values = torch.arange(256, dtype=torch.float64) / 255.0
     mean = share @ values
