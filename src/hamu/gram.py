@@ -6,7 +6,8 @@ Out: a `PairGram` with ‖g_r,i‖², ‖g_f,i‖² and g_r,i·g_f,i for each bl
 Near-collinear gradients leave 1 - cos²θ as small as 1e-6, which float32 sums would drown in rounding; so the sums
 are exact products of the stored values accumulated in float64. All but the smallest float32 tensors are summed in short
 float32 sums first, which is two to three times as fast, and again in float64 only where the angle turns out to be too
-small for that. (The smallest are cheap, and with few elements small angles are common.)
+small for that, or the values so small or large that their squares leave float32's range. (The smallest are cheap, and
+with few elements small angles are common.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _COARSE_SINE = 0.15  # float32 sums are off by up to 1e-5, of which the sine squared must be a thousandfold
+_COARSE_FLOOR = 1e-30  # of the mean square: what underflows, below 1e-38 in each square, is nothing to that
 _COARSE_PIECE = 1 << 17  # a longer float32 sum would lose more digits
+_ANGLE, _RETAIN, _FORGET, _OVERFLOW = 1, 2, 4, 8  # why a block has to be measured again
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,12 @@ class GramMeter:
         self.device = parameters[0].device
         self._num_blocks = int(max(block_of)) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
-        has_coarse = torch.zeros(self._num_blocks, dtype=torch.bool)
-        for block, parameter in zip(block_of, parameters, strict=True):
-            has_coarse[block] |= parameter.numel() > _TINY
-        self._has_coarse = has_coarse.to(self.device) if has_coarse.any() else None
-        self._never = torch.zeros((), dtype=torch.bool, device=self.device)
+        self._block_of = block_of
+        self._coarse = [(i, block_of[i]) for i, p in enumerate(parameters) if _is_coarse(p)]
+        floor = torch.zeros(self._num_blocks, dtype=torch.float64)
+        for number, block in self._coarse:
+            floor[block] += _COARSE_FLOOR * parameters[number].numel()
+        self._floor = floor.to(self.device)
         self._parts: list[_Small | _Large] = []
         for device in dict.fromkeys(p.device for p in parameters):
             scratch = torch.empty(scratch_bytes(device), dtype=torch.uint8, device=device)
@@ -137,7 +141,7 @@ class GramMeter:
         Args:
             retain: gradients of the retain loss, one or None per parameter.
             forget: gradients of the forget loss, likewise.
-            exact: whether all tensors are summed in float64; without, ask `too_coarse` of the result.
+            exact: whether all tensors are summed in float64; without, ask `doubts` of the result.
 
         Returns:
             The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
@@ -147,9 +151,54 @@ class GramMeter:
             blocks += part.sums(retain, forget, exact).to(self.device)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
-    def too_coarse(self, gram: PairGram) -> Tensor:
-        """0-dim bool: whether a Gram that was not measured exactly has an angle too small for float32 sums."""
-        return self._never if self._has_coarse is None else (self._has_coarse & (gram.sin < _COARSE_SINE)).any()
+    def doubts(self, gram: PairGram) -> Tensor:
+        """What speaks against the float32 sums of each block, [L], for `unsure` to read; [0] if there are none."""
+        if not self._coarse:
+            return gram.dot.new_zeros(0)
+        found = _ANGLE * (gram.sin < _COARSE_SINE).double()
+        for bit, square in ((_RETAIN, gram.retain_sq), (_FORGET, gram.forget_sq)):
+            found += bit * (square < self._floor)
+        found += _OVERFLOW * (torch.isinf(gram.retain_sq) | torch.isinf(gram.forget_sq))
+        return found * (self._floor > 0)
+
+    def unsure(
+        self, doubts: Sequence[float], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], finite: bool
+    ) -> list[int]:
+        """The blocks to measure again, exactly; on the host.
+
+        Args:
+            doubts: what `doubts` said.
+            retain, forget: the gradients; where there is none in float32 sums, nothing can have underflowed.
+            finite: whether the sums were; if not, only those that overflowed are worth another look.
+        """
+        if not any(doubts):
+            return []
+        used = {
+            bit: {b for i, b in self._coarse if side[i] is not None}
+            for bit, side in ((_RETAIN, retain), (_FORGET, forget))
+        }
+        always = _ANGLE | _OVERFLOW if finite else _OVERFLOW
+        return [
+            block
+            for block, found in enumerate(map(int, doubts))
+            if found & always or (finite and any(found & bit and block in used[bit] for bit in used))
+        ]
+
+    def refined(
+        self, gram: PairGram, blocks: Sequence[int], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]
+    ) -> PairGram:
+        """The Gram with these blocks measured again, exactly; the others cost nothing."""
+        chosen = set(blocks)
+        sides = ([g if b in chosen else None for g, b in zip(side, self._block_of, strict=True)]
+                 for side in (retain, forget))  # fmt: skip
+        exact = self.measure(*sides)
+        again = torch.tensor([block in chosen for block in range(self._num_blocks)]).to(self.device)
+        return PairGram(
+            torch.where(again, exact.retain_sq, gram.retain_sq),
+            torch.where(again, exact.forget_sq, gram.forget_sq),
+            torch.where(again, exact.dot, gram.dot),
+            self._eps,
+        )
 
 
 def scratch_bytes(device: torch.device) -> int:
@@ -160,6 +209,13 @@ def scratch_bytes(device: torch.device) -> int:
 def bucket_bytes(device: torch.device) -> int:
     """What measuring takes in all, however large the model is: the sums of packed rows as well."""
     return scratch_bytes(device) * 9 // 8
+
+
+def _is_coarse(parameter: Tensor) -> bool:
+    """Whether it may be summed in float32."""
+    if parameter.numel() <= _TINY or parameter.dtype == torch.float64:
+        return False
+    return parameter.dtype == torch.float32 or _is_small(parameter)
 
 
 def _is_small(parameter: Tensor) -> bool:

@@ -7,6 +7,7 @@ every process holds everything (one process, or gradients that were averaged bef
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -15,6 +16,12 @@ from torch import Tensor, nn
 from hamu.gram import PairGram
 
 Grads = list[Tensor | None]
+
+
+def is_flattened(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, is wrapped in FullyShardedDataParallel (FSDP1)."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it was not loaded, nothing is wrapped in it
+    return fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
 
 
 def is_sharded(model: nn.Module) -> bool:
