@@ -271,3 +271,38 @@ def test_evaluations_in_full_precision_are_those_of_a_run_without_autocast(train
     exact = start_loss()
     assert start_loss(bf16=True, full_precision_eval=True) == exact
     assert start_loss(bf16=True) != exact
+
+
+class _Turns(TrainerCallback):
+    """Every second step demands what is not possible; notes the loss scale after each."""
+
+    def __init__(self, trainer):
+        self.trainer, self.scales, self.feasible = trainer, [], trainer.pair.method
+        self.infeasible = build_method("hamu-q", constraint=1e6, on_infeasible="skip")
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.trainer.pair.method = self.infeasible if state.global_step % 2 else self.feasible
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.scales.append(self.trainer.accelerator.scaler.get_scale())
+
+
+def test_a_step_that_the_method_skips_leaves_the_loss_scale(model, trainer_of):
+    trainer = trainer_of(model, method="hamu-q", max_steps=6)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    turns = _Turns(trainer)
+    trainer.add_callback(turns)
+    trainer.train()
+    assert (trainer.steps_taken, trainer.steps_skipped) == (3, 3)
+    assert turns.scales == [256.0, 256.0, 512.0, 512.0, 512.0, 512.0]
+
+
+def test_a_step_that_is_not_finite_lowers_the_loss_scale(model, trainer_of):
+    trainer = trainer_of(model, method="hamu-q", max_steps=2)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    turns = _Turns(trainer)
+    trainer.add_callback(turns)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    trainer.train()
+    assert (trainer.steps_taken, turns.scales) == (0, [128.0, 64.0])
