@@ -145,9 +145,25 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
 
 def test_too_few_parts_give_no_interval():
     assert affordable_parts([torch.zeros(1000)], memory=1e-6) == 1
-    assert affordable_parts([torch.zeros(1000)], memory=2.5e-5) == 3
+    assert affordable_parts([torch.zeros(1000)], memory=5.5e-5) == 1
+    assert affordable_parts([torch.zeros(1000)], memory=7.5e-5) == 9
     assert affordable_parts([torch.zeros(1000)], memory=1.0) == 16
     assert assess(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals is None
+    assert assess(network(), Points(7, 1), FORGET, collate=collate).intervals is None
+    assert assess(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
+
+
+@pytest.mark.parametrize("parts", [8, 16])
+def test_intervals_are_as_wide_as_so_few_parts_ask_for(parts):
+    """κ is linear in each part of one side, so the variance of its replicates is known: short of the truth's by 1/m."""
+    draw = torch.Generator().manual_seed(0)
+    forget = torch.ones(parts, 1, dtype=torch.float64) / parts
+    retain = torch.randn(parts, 1, generator=draw, dtype=torch.float64) / parts
+    both = torch.cat([retain, forget])
+    shares = torch.full((parts,), 1 / parts, dtype=torch.float64)
+    parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
+    low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=4000, level=0.6827).kappa
+    assert high - low == pytest.approx(2 * (parts * retain).std().item() / parts**0.5, rel=0.06)
 
 
 def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():

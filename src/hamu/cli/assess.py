@@ -95,7 +95,7 @@ def _method(args: UnlearnConfig) -> HamuQ | HamuU:
 def show(found: Assessment, console: Console) -> None:
     """A screen of text."""
     hard, sure = found.hardness, found.intervals
-    table = plain_table("", "value", "95% interval" if sure else "", right=(1,))
+    table = plain_table("", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,))
 
     def row(name: str, value: str, interval: tuple[float, float] | None = None) -> None:
         table.add_row(name, value, f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else "")
