@@ -296,6 +296,8 @@ def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path):
         wrapped = FullyShardedDataParallel(nn.Linear(3, 2), device_id=torch.device("cpu"))
         with pytest.raises(HamuError, match=r"wrapped in FullyShardedDataParallel, .* cut it with fully_shard"):
             PairedGradients(wrapped, HamuQ())
+        with pytest.raises(HamuError, match="wrapped in FullyShardedDataParallel"):
+            PairedGradients(wrapped.module, HamuQ())
     finally:
         dist.destroy_process_group()
 

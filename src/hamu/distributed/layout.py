@@ -21,7 +21,10 @@ Grads = list[Tensor | None]
 def is_flattened(model: nn.Module) -> bool:
     """Whether a model, or a part of it, is wrapped in FullyShardedDataParallel (FSDP1)."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # where it was not loaded, nothing is wrapped in it
-    return fsdp is not None and any(isinstance(m, fsdp.FullyShardedDataParallel) for m in model.modules())
+    if fsdp is None:
+        return False
+    wrapped = any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules())
+    return wrapped or any(getattr(p, "_fsdp_flattened", False) for p in model.parameters())  # what it wraps, by itself
 
 
 def is_sharded(model: nn.Module) -> bool:
