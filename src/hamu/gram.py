@@ -12,6 +12,7 @@ with few elements small angles are common.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,6 @@ _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _COARSE_SINE = 0.15  # float32 sums are off by up to 1e-5, of which the sine squared must be a thousandfold
 _COARSE_FLOOR = 1e-30  # of the mean square: what underflows, below 1e-38 in each square, is nothing to that
 _COARSE_PIECE = 1 << 17  # a longer float32 sum would lose more digits
-_ANGLE, _RETAIN, _FORGET, _OVERFLOW = 1, 2, 4, 8  # why a block has to be measured again
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class GramMeter:
         self._num_blocks = int(max(block_of)) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         self._block_of = block_of
-        self._coarse = [(i, block_of[i]) for i, p in enumerate(parameters) if _is_coarse(p)]
-        floor = torch.zeros(self._num_blocks, dtype=torch.float64)
-        for number, block in self._coarse:
-            floor[block] += _COARSE_FLOOR * parameters[number].numel()
-        self._floor = floor.to(self.device)
+        self._coarse: dict[int, list[int]] = {}  # by block: what is summed in float32
+        for number, parameter in enumerate(parameters):
+            if _is_coarse(parameter):
+                self._coarse.setdefault(block_of[number], []).append(number)
+        self._least = {b: _COARSE_FLOOR * sum(parameters[i].numel() for i in of) for b, of in self._coarse.items()}
         self._parts: list[_Small | _Large] = []
         for device in dict.fromkeys(p.device for p in parameters):
             scratch = torch.empty(scratch_bytes(device), dtype=torch.uint8, device=device)
@@ -151,15 +151,14 @@ class GramMeter:
             blocks += part.sums(retain, forget, exact).to(self.device)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
-    def doubts(self, gram: PairGram) -> Tensor:
-        """What speaks against the float32 sums of each block, [L], for `unsure` to read; [0] if there are none."""
-        if not self._coarse:
-            return gram.dot.new_zeros(0)
-        found = _ANGLE * (gram.sin < _COARSE_SINE).double()
-        for bit, square in ((_RETAIN, gram.retain_sq), (_FORGET, gram.forget_sq)):
-            found += bit * (square < self._floor)
-        found += _OVERFLOW * (torch.isinf(gram.retain_sq) | torch.isinf(gram.forget_sq))
-        return found * (self._floor > 0)
+    def doubts(self, gram: PairGram, sin: Tensor) -> list[Tensor]:
+        """What `unsure` has to read of a Gram that was measured in float32 sums, three times [L]; [] if there are none.
+
+        Args:
+            gram: the Gram.
+            sin: its sines, or those of one that was scaled.
+        """
+        return [sin, gram.retain_sq, gram.forget_sq] if self._coarse else []
 
     def unsure(
         self, doubts: Sequence[float], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], finite: bool
@@ -167,22 +166,18 @@ class GramMeter:
         """The blocks to measure again, exactly; on the host.
 
         Args:
-            doubts: what `doubts` said.
+            doubts: what `doubts` named, one after the other.
             retain, forget: the gradients; where there is none in float32 sums, nothing can have underflowed.
             finite: whether the sums were; if not, only those that overflowed are worth another look.
         """
-        if not any(doubts):
-            return []
-        used = {
-            bit: {b for i, b in self._coarse if side[i] is not None}
-            for bit, side in ((_RETAIN, retain), (_FORGET, forget))
-        }
-        always = _ANGLE | _OVERFLOW if finite else _OVERFLOW
-        return [
-            block
-            for block, found in enumerate(map(int, doubts))
-            if found & always or (finite and any(found & bit and block in used[bit] for bit in used))
-        ]
+        found: list[int] = []
+        for block, members in self._coarse.items() if doubts else ():
+            sine, *squares = doubts[block :: self._num_blocks]
+            hidden = [square < self._least[block] and any(side[i] is not None for i in members)
+                      for square, side in zip(squares, (retain, forget), strict=True)]  # fmt: skip
+            if math.inf in squares or (finite and (sine < _COARSE_SINE or any(hidden))):
+                found.append(block)
+        return found
 
     def refined(
         self, gram: PairGram, blocks: Sequence[int], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]

@@ -400,7 +400,7 @@ class PairedGradients:
                 constraint.conflict,
             ]
         packed = [torch.stack(figures), weights.retain * clip[0], weights.forget * clip[1]]
-        values = torch.cat(packed if coarse is None else [*packed, self._meter.doubts(coarse)]).tolist()
+        values = torch.cat(packed if coarse is None else packed + self._meter.doubts(coarse, gram.sin)).tolist()
         blocks = len(self.block_names)
         a, b, rest = len(figures), len(figures) + blocks, len(figures) + 2 * blocks
         return values[0] == 1.0, values[a:b], values[b:rest], values[1:a], values[rest:]
