@@ -170,13 +170,18 @@ class GramMeter:
             retain, forget: the gradients; where there is none in float32 sums, nothing can have underflowed.
             finite: whether the sums were; if not, only those that overflowed are worth another look.
         """
+        if not doubts:
+            return []
         found: list[int] = []
-        for block, members in self._coarse.items() if doubts else ():
-            sine, *squares = doubts[block :: self._num_blocks]
-            hidden = [square < self._least[block] and any(side[i] is not None for i in members)
-                      for square, side in zip(squares, (retain, forget), strict=True)]  # fmt: skip
-            if math.inf in squares or (finite and (sine < _COARSE_SINE or any(hidden))):
+        sines, *both = (doubts[start : start + self._num_blocks] for start in range(0, len(doubts), self._num_blocks))
+        for block, least in self._least.items():
+            sine, retain_sq, forget_sq = sines[block], both[0][block], both[1][block]
+            if math.inf in (retain_sq, forget_sq) or (finite and sine < _COARSE_SINE):
                 found.append(block)
+            elif finite and min(retain_sq, forget_sq) < least:
+                sides = (side for side, square in ((retain, retain_sq), (forget, forget_sq)) if square < least)
+                if any(side[i] is not None for side in sides for i in self._coarse[block]):
+                    found.append(block)
         return found
 
     def refined(
