@@ -6,11 +6,13 @@ Out: a `PairGram` with ‖g_r,i‖², ‖g_f,i‖² and g_r,i·g_f,i for each bl
 Near-collinear gradients leave 1 - cos²θ as small as 1e-6, which float32 sums would drown in rounding; so the sums
 are exact products of the stored values accumulated in float64. All but the smallest float32 tensors are summed in short
 float32 sums first, which is two to three times as fast, and again in float64 only where the angle turns out to be too
-small for that. (The smallest are cheap, and with few elements small angles are common.)
+small for that, or the values so small or large that their squares leave float32's range. (The smallest are cheap, and
+with few elements small angles are common.)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +24,7 @@ _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _COARSE_SINE = 0.15  # float32 sums are off by up to 1e-5, of which the sine squared must be a thousandfold
+_COARSE_FLOOR = 1e-30  # of the mean square: what underflows, below 1e-38 in each square, is nothing to that
 _COARSE_PIECE = 1 << 17  # a longer float32 sum would lose more digits
 
 
@@ -113,11 +116,12 @@ class GramMeter:
         self.device = parameters[0].device
         self._num_blocks = int(max(block_of)) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
-        has_coarse = torch.zeros(self._num_blocks, dtype=torch.bool)
-        for block, parameter in zip(block_of, parameters, strict=True):
-            has_coarse[block] |= parameter.numel() > _TINY
-        self._has_coarse = has_coarse.to(self.device) if has_coarse.any() else None
-        self._never = torch.zeros((), dtype=torch.bool, device=self.device)
+        self._block_of = block_of
+        self._coarse: dict[int, list[int]] = {}  # by block: what is summed in float32
+        for number, parameter in enumerate(parameters):
+            if _is_coarse(parameter):
+                self._coarse.setdefault(block_of[number], []).append(number)
+        self._least = {b: _COARSE_FLOOR * sum(parameters[i].numel() for i in of) for b, of in self._coarse.items()}
         self._parts: list[_Small | _Large] = []
         for device in dict.fromkeys(p.device for p in parameters):
             scratch = torch.empty(scratch_bytes(device), dtype=torch.uint8, device=device)
@@ -137,7 +141,7 @@ class GramMeter:
         Args:
             retain: gradients of the retain loss, one or None per parameter.
             forget: gradients of the forget loss, likewise.
-            exact: whether all tensors are summed in float64; without, ask `too_coarse` of the result.
+            exact: whether all tensors are summed in float64; without, ask `doubts` of the result.
 
         Returns:
             The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
@@ -147,9 +151,54 @@ class GramMeter:
             blocks += part.sums(retain, forget, exact).to(self.device)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
-    def too_coarse(self, gram: PairGram) -> Tensor:
-        """0-dim bool: whether a Gram that was not measured exactly has an angle too small for float32 sums."""
-        return self._never if self._has_coarse is None else (self._has_coarse & (gram.sin < _COARSE_SINE)).any()
+    def doubts(self, gram: PairGram, sin: Tensor) -> list[Tensor]:
+        """What `unsure` has to read of a Gram that was measured in float32 sums, three times [L]; [] if there are none.
+
+        Args:
+            gram: the Gram.
+            sin: its sines, or those of one that was scaled.
+        """
+        return [sin, gram.retain_sq, gram.forget_sq] if self._coarse else []
+
+    def unsure(
+        self, doubts: Sequence[float], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], finite: bool
+    ) -> list[int]:
+        """The blocks to measure again, exactly; on the host.
+
+        Args:
+            doubts: what `doubts` named, one after the other.
+            retain, forget: the gradients; where there is none in float32 sums, nothing can have underflowed.
+            finite: whether the sums were; if not, only those that overflowed are worth another look.
+        """
+        if not doubts:
+            return []
+        found: list[int] = []
+        sines, *both = (doubts[start : start + self._num_blocks] for start in range(0, len(doubts), self._num_blocks))
+        for block, least in self._least.items():
+            sine, retain_sq, forget_sq = sines[block], both[0][block], both[1][block]
+            if math.inf in (retain_sq, forget_sq) or (finite and sine < _COARSE_SINE):
+                found.append(block)
+            elif finite and min(retain_sq, forget_sq) < least:
+                sides = (side for side, square in ((retain, retain_sq), (forget, forget_sq)) if square < least)
+                if any(side[i] is not None for side in sides for i in self._coarse[block]):
+                    found.append(block)
+        return found
+
+    def refined(
+        self, gram: PairGram, blocks: Sequence[int], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]
+    ) -> PairGram:
+        """The Gram with these blocks measured again, exactly; the others cost nothing."""
+        chosen = set(blocks)
+        sides = ([g if b in chosen else None for g, b in zip(side, self._block_of, strict=True)]
+                 for side in (retain, forget))  # fmt: skip
+        exact = self.measure(*sides)
+        again = torch.tensor([block in chosen for block in range(self._num_blocks)]).to(self.device)
+        return PairGram(
+            torch.where(again, exact.retain_sq, gram.retain_sq),
+            torch.where(again, exact.forget_sq, gram.forget_sq),
+            torch.where(again, exact.dot, gram.dot),
+            self._eps,
+        )
 
 
 def scratch_bytes(device: torch.device) -> int:
@@ -160,6 +209,13 @@ def scratch_bytes(device: torch.device) -> int:
 def bucket_bytes(device: torch.device) -> int:
     """What measuring takes in all, however large the model is: the sums of packed rows as well."""
     return scratch_bytes(device) * 9 // 8
+
+
+def _is_coarse(parameter: Tensor) -> bool:
+    """Whether it may be summed in float32."""
+    if parameter.numel() <= _TINY or parameter.dtype == torch.float64:
+        return False
+    return parameter.dtype == torch.float32 or _is_small(parameter)
 
 
 def _is_small(parameter: Tensor) -> bool:

@@ -115,10 +115,20 @@ class StepGuard:
 
     @torch.no_grad()
     def before(self, step: PairStep) -> None:
-        """Call it just before the optimizer steps."""
+        """Call it just before the optimizer steps.
+
+        Raises:
+            HamuError: if the step did not keep the gradients that the guard needs.
+        """
+        if step.decision == "step" and not set(self.keep) <= step.kept.keys():
+            raise HamuError("the step has not kept what the guard needs; call pair.combine(keep=guard.keep) for each")
         self._step = step
         self._rates = self._rates_of_blocks()
-        self._before = [p.clone() for p in self._pair.parameters]
+        parameters = list[Tensor](self._pair.parameters)
+        if self._before:  # of the last step, which can no longer be undone now; a second copy is not needed
+            torch._foreach_copy_(self._before, parameters)
+        else:
+            self._before = [p.clone() for p in parameters]
 
     @torch.no_grad()
     def after(self) -> StepTaken:

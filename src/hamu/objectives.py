@@ -10,6 +10,7 @@ Signs: a retain objective is lowered, a forget objective is raised.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -281,7 +282,8 @@ def _required(original: Tensor | None) -> Tensor:
 
 def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
     target = _wide(_required(original)).log_softmax(-1)
-    return F.kl_div(_wide(logits).log_softmax(-1), target, reduction="sum", log_target=True)
+    terms = F.kl_div(_wide(logits).log_softmax(-1), target, reduction="none", log_target=True)
+    return terms.masked_fill_(target == -math.inf, 0.0).sum()  # p log(p/q) is 0 at p = 0, its parts are not numbers
 
 
 def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:

@@ -5,17 +5,18 @@ Out: after `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_
 
 The first side's gradients are kept by pointer, never copied; the combine writes into the retain side's own memory.
 `combine` reads from the device once: the decision and the 2·L weights come in a single transfer. (A second time only if
-large tensors turn out to be nearly collinear, and have to be measured more exactly.)
+large tensors turn out to be nearly collinear, or their values to be very small or large, and have to be measured more
+exactly.)
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.blocks import Blocks, group_blocks
-from hamu.distributed.layout import Layout, Replicated, drained, is_sharded
+from hamu.distributed.layout import Layout, Replicated, drained, is_flattened, is_sharded
 from hamu.errors import HamuError
 from hamu.gram import GramMeter, PairGram, combine_dtype
 from hamu.methods.base import Method, Weights
@@ -46,6 +47,7 @@ class PairStep:
         kept: by side, the gradients that `combine` was asked to keep, as they were collected: of the losses as scaled
             by a `GradScaler`, not clipped.
         unscale: what removes that scale.
+        finite: whether all values of both gradients were; a `GradScaler` has to hear of it where they were not.
     """
 
     gram: PairGram
@@ -55,6 +57,7 @@ class PairStep:
     reason: str = ""
     kept: dict[str, list[Tensor | None]] = field(default_factory=dict)
     unscale: float = 1.0
+    finite: bool = True
 
     @property
     def should_stop(self) -> bool:
@@ -134,7 +137,7 @@ class PairedGradients:
             clipping. Leave other clipping off.
 
     Raises:
-        HamuError: if no parameter requires a gradient, or one is offloaded.
+        HamuError: if no parameter requires a gradient, one is offloaded, or the model is wrapped in FSDP1.
     """
 
     def __init__(
@@ -146,6 +149,11 @@ class PairedGradients:
         max_grad_norm: float | None = 1.0,
         stash: str = "none",
     ) -> None:
+        if is_flattened(model):
+            raise HamuError(
+                "the model is wrapped in FullyShardedDataParallel, where each process sees its own piece alone; cut it "
+                "with fully_shard (FSDP2)"
+            )
         cut = is_sharded(model)  # asked first: after it, no parameter is a gathered copy
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
@@ -162,6 +170,7 @@ class PairedGradients:
         self.stash = Stash(stash)
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
+        self._outside = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
         if cut:
             from hamu.distributed.sharded import Sharded  # loads what only sharded models need
@@ -180,6 +189,7 @@ class PairedGradients:
             raise HamuError(f"stash {self.stash.name!r} needs both whole gradients in each process; leave it at none")
         self.layout = layout
         self._meter = GramMeter(layout.parts, layout.block_of, len(self.block_names))
+        self._largest = min(torch.finfo(combine_dtype(p)).max for p in layout.parts)
 
     @property
     def can_keep(self) -> bool:
@@ -264,7 +274,9 @@ class PairedGradients:
 
         Args:
             scaler: the `GradScaler` that scaled both losses. g* keeps its scale, for `scaler.step` to remove; a step
-                that must not be taken leaves NaN instead of None, at which the scaler passes over the step.
+                that must not be taken leaves NaN instead of None, at which the scaler passes over the step. Leave out
+                both `scaler.step` and `scaler.update` where the step is not taken though it is `finite`: the scale is
+                not to blame for it, but would be lowered.
             keep: sides ("retain", "forget") whose gradients must survive, in `PairStep.kept`. One side costs no
                 memory beyond its own; to keep both, g* takes memory of its own.
 
@@ -273,7 +285,8 @@ class PairedGradients:
 
         Raises:
             HamuError: if a side that the method needs is missing, was collected before the weights changed, or was
-                overwritten by the other.
+                overwritten by the other; if a parameter that does not take part has a gradient; or if the method gives
+                weights that are not finite.
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
@@ -281,28 +294,32 @@ class PairedGradients:
             raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
         if keep and not self.can_keep:
             raise HamuError("gradients can only be kept where each process has both of them whole; leave keep out")
+        self._check_outside()
         grads = self._take()
         self.stash.wait()
         retain, forget = self.layout.take(grads)
         _check_apart(retain, forget)
         scaled = scaler is not None and scaler.is_enabled()
         unscale = 1.0 / scaler.get_scale() if scaler is not None and scaled else 1.0
-        for exact in (False, True) if self.layout.is_whole else (True,):  # all processes must decide alike
-            gram = self.layout.total(self._meter.measure(retain, forget, exact=exact))
-            gram = gram.scaled(unscale, unscale) if scaled else gram
+        exact = not self.layout.is_whole  # all processes must decide alike
+        raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
+        while True:
+            gram = raw.scaled(unscale, unscale) if scaled else raw
             clip = gram.clip_factors(self.max_grad_norm)
             gram = gram.scaled(*clip)
             weights = self.method.weigh(gram)
-            finite, too_coarse, a, b, figures = self._read(gram, weights, clip)
-            if not (finite and too_coarse):
+            finite, a, b, figures, doubts = self._read(gram, weights, clip, None if exact else raw)
+            unsure = self._meter.unsure(doubts, retain, forget, finite)
+            if not unsure:
                 break
-        decision, reason = self._decide(finite, figures)
+            raw, exact = self._meter.refined(raw, unsure, retain, forget), True
+        decision, reason = self._decide(finite, figures, a, b)
         kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":
             self._write(retain, forget, a, b, keep)
         elif scaled:
             self._spoil(self.layout.give(_either(retain, forget)))
-        return PairStep(gram, weights, clip, decision, reason, kept, unscale)
+        return PairStep(gram, weights, clip, decision, reason, kept, unscale, finite)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the stopping rule's memory, and the settings it belongs to."""
@@ -323,15 +340,22 @@ class PairedGradients:
 
     def _settings(self) -> dict[str, Any]:
         method = self.method
-        fields: dict[str, Any] = asdict(method) if is_dataclass(method) and not isinstance(method, type) else {}
-        settings = fields | {
+        own: dict[str, Any] = _plain(method) if is_dataclass(method) else {}
+        return own | {
             "method": method.name,
             "stopping": asdict(method.stopping_rule),
             "max_grad_norm": self.max_grad_norm,
             "blocks": f"{len(self.block_names)} ({_digest((self.block_names, self.block_of))})",
         }
-        plain: dict[str, Any] = json.loads(json.dumps(settings))  # as it comes back from a file
-        return plain
+
+    def _check_outside(self) -> None:
+        """What was frozen when the pair was made belongs to neither side; it would be stepped on the sum of both."""
+        for name, parameter in self._outside:
+            if parameter.grad is not None and parameter.requires_grad:
+                raise HamuError(
+                    f"{name} was frozen when PairedGradients was made, but has a gradient now: the sum of both sides; "
+                    f"make the pair anew, or freeze it again and set its grad to None"
+                )
 
     def _take(self) -> dict[str, list[Tensor | None]]:
         uses = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
@@ -361,11 +385,11 @@ class PairedGradients:
         )
 
     def _read(
-        self, gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor]
-    ) -> tuple[bool, bool, list[float], list[float], list[float]]:
-        """The one transfer of a step: all finite? Gram too coarse? The raw gradients' weights, the constraint."""
+        self, gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor], coarse: PairGram | None
+    ) -> tuple[bool, list[float], list[float], list[float], list[float]]:
+        """The one transfer of a step: all finite? Raw gradients' weights, the constraint, doubts of coarse sums."""
         constraint = weights.constraint
-        figures = [gram.is_finite(), self._meter.too_coarse(gram)]
+        figures = [gram.is_finite()]
         if constraint is not None:
             figures += [
                 constraint.feasible,
@@ -375,24 +399,28 @@ class PairedGradients:
                 constraint.sustainable,
                 constraint.conflict,
             ]
-        packed = torch.cat([torch.stack(figures), weights.retain * clip[0], weights.forget * clip[1]])
-        values = packed.tolist()
-        head, rest = values[: len(figures)], values[len(figures) :]
-        half = len(rest) // 2
-        return head[0] == 1.0, head[1] == 1.0, rest[:half], rest[half:], head[2:]
+        packed = [torch.stack(figures), weights.retain * clip[0], weights.forget * clip[1]]
+        values = torch.cat(packed if coarse is None else packed + self._meter.doubts(coarse, gram.sin)).tolist()
+        blocks = len(self.block_names)
+        a, b, rest = len(figures), len(figures) + blocks, len(figures) + 2 * blocks
+        return values[0] == 1.0, values[a:b], values[b:rest], values[1:a], values[rest:]
 
-    def _decide(self, finite: bool, figures: list[float]) -> tuple[Decision, str]:
+    def _decide(self, finite: bool, figures: list[float], a: list[float], b: list[float]) -> tuple[Decision, str]:
         if not finite:
             return "skip", "a gradient is not finite"
+        if not all(map(math.isfinite, (*a, *b))):
+            raise HamuError(
+                f"{self.method.name} gave a weight that is not finite, for gradients that are; mend its weigh"
+            )
+        if figures:
+            feasible, demand, capacity, granted, sustainable, conflict = figures
+            if not feasible and self.method.on_infeasible != "clamp":
+                return self.method.on_infeasible, _why_infeasible(demand, capacity)
+        largest = max(map(abs, (*a, *b)))
+        if largest > self._largest:
+            return "skip", f"a gradient would be multiplied by {largest:.4g}, which is beyond the range of float32"
         if not figures:
             return "step", ""
-        feasible, demand, capacity, granted, sustainable, conflict = figures
-        if not feasible and self.method.on_infeasible != "clamp":
-            reason = (
-                f"the constraint {demand:.4g} cannot be met: the gradients allow at most {capacity:.4g}; lower it or "
-                f'use constraint_mode="relative"'
-            )
-            return self.method.on_infeasible, reason
         if self._memory.update(sustainable / granted if granted > 0 else math.inf, bool(conflict)):
             return "stop", f"the stopping criterion is met: {self._memory.explain(granted, sustainable)}"
         return "step", ""
@@ -417,6 +445,18 @@ class PairedGradients:
         combined = [combine(r, f, a[block], b[block], part) for part, block, r, f in sides]
         for parameter, grad in zip(self.parameters, self.layout.give(combined), strict=True):
             parameter.grad = grad
+
+
+def _why_infeasible(demand: float, capacity: float) -> str:
+    if not capacity > 0:
+        return (
+            "the constraint cannot be met: the gradients allow no change at all of the loss that it is demanded of; "
+            "one of them is zero where something is demanded"
+        )
+    return (
+        f"the constraint {demand:.4g} cannot be met: the gradients allow at most {capacity:.4g}; lower it or use "
+        f'constraint_mode="relative"'
+    )
 
 
 def _check_apart(retain: list[Tensor | None], forget: list[Tensor | None]) -> None:
@@ -464,6 +504,21 @@ def widened_at_once(device: torch.device) -> int:
 @lru_cache(maxsize=16)
 def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(1, dtype=dtype, device=device)
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from a file of JSON; what that cannot hold as its name, or in words without an address."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__qualname__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _digest(value: object) -> str:

@@ -278,3 +278,38 @@ def test_what_would_never_be_called_is_refused(model, problem, tmp_path):
         with pytest.raises(HamuError, match=f"^{name} is for a batch of one kind, and would never be called; leave it"):
             UnlearnTrainer(model, UnlearnConfig(output_dir=str(tmp_path)), retain_dataset=problem.retain,
                            forget_dataset=problem.forget, **{name: print})  # fmt: skip
+
+
+class _Turns(TrainerCallback):
+    """Every second step demands what is not possible; notes the loss scale after each."""
+
+    def __init__(self, trainer):
+        self.trainer, self.scales, self.feasible = trainer, [], trainer.pair.method
+        self.infeasible = build_method("hamu-q", constraint=1e6, on_infeasible="skip")
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.trainer.pair.method = self.infeasible if state.global_step % 2 else self.feasible
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.scales.append(self.trainer.accelerator.scaler.get_scale())
+
+
+def test_a_step_that_the_method_skips_leaves_the_loss_scale(model, trainer_of):
+    trainer = trainer_of(model, method="hamu-q", max_steps=6)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    turns = _Turns(trainer)
+    trainer.add_callback(turns)
+    trainer.train()
+    assert (trainer.steps_taken, trainer.steps_skipped) == (3, 3)
+    assert turns.scales == [256.0, 256.0, 512.0, 512.0, 512.0, 512.0]
+
+
+def test_a_step_that_is_not_finite_lowers_the_loss_scale(model, trainer_of):
+    trainer = trainer_of(model, method="hamu-q", max_steps=2)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    turns = _Turns(trainer)
+    trainer.add_callback(turns)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    trainer.train()
+    assert (trainer.steps_taken, turns.scales) == (0, [128.0, 64.0])

@@ -212,3 +212,50 @@ def test_every_stopping_criterion_is_unaffected_by_units():
         method = HamuQ(0.6, constraint_mode="relative", stopping=StoppingRule(criterion))
         ours, theirs = (method.weigh(x).constraint for x in (gram, gram.scaled(1e-9, 1e-9)))
         assert ours.sustainable / ours.demand == pytest.approx((theirs.sustainable / theirs.demand).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [3000, 60_000])
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+def test_units_of_float32_gradients_do_not_matter_over_their_whole_range(method, size):
+    """Squares of entries below 1e-22 underflow in float32 sums, those of entries over 1e19 overflow."""
+    g = torch.Generator().manual_seed(0)
+    retain, forget = (torch.randn(size, generator=g) for _ in range(2))
+    forget = 0.5 * retain + forget
+    plan = method(0.5, constraint_mode="relative", stopping="off")
+    ours, _ = combine(plan, [retain], [forget], max_grad_norm=None)
+    for units in ((1e-24, 1e-24), (1e-30, 1.0), (1.0, 1e-22), (1e-16, 1e-16), (1e19, 1e19), (1e15, 1e-15)):
+        sides = [[side * unit] for side, unit in zip((retain, forget), units, strict=True)]
+        theirs, grads = combine(plan, *sides, max_grad_norm=None)
+        assert theirs.decision == "step", units
+        assert theirs.cos == pytest.approx(ours.cos.item(), rel=1e-4)
+        assert theirs.direct_share == ours.direct_share
+        side = sides[1 if method is HamuQ else 0][0]
+        gain = (-1.0 if method is HamuQ else 1.0) * flat(grads).dot(flat([side]))
+        assert gain.item() == pytest.approx(theirs.weights.constraint.demand.item(), rel=1e-3), units
+
+
+def test_blocks_of_zeros_are_measured_again_alone():
+    """Their sums may be zero for underflow; nothing else is to pay for the doubt, nor a side that is not there."""
+    g = torch.Generator().manual_seed(0)
+    retain, forget = ([torch.randn(4000, generator=g), torch.zeros(5000), torch.randn(60_000, generator=g)]
+                      for _ in range(2))  # fmt: skip
+    forget[1] = None
+    meter = GramMeter(retain, range(3))
+    gram = meter.measure(retain, forget, exact=False)
+    read = torch.cat(meter.doubts(gram, gram.sin)).tolist()
+    assert meter.unsure(read, retain, forget, True) == [1]
+    retain[1] = None
+    assert meter.unsure(read, retain, forget, True) == []
+    retain[1] = torch.full((5000,), 1e-30)
+    finer = meter.refined(meter.measure(retain, forget, exact=False), [1], retain, forget)
+    assert finer.retain_sq[1].item() == pytest.approx(5000 * 1e-60)
+    for name in ("retain_sq", "forget_sq", "dot"):
+        assert torch.equal(getattr(finer, name)[[0, 2]], getattr(gram, name)[[0, 2]])
+
+
+def test_an_infinite_gradient_is_not_taken_for_a_large_one():
+    g = torch.Generator().manual_seed(0)
+    retain, forget = (torch.randn(60_000, generator=g) for _ in range(2))
+    retain[7] = float("inf")
+    step, _ = combine(HamuQ(0.5, constraint_mode="relative"), [retain], [forget])
+    assert (step.decision, step.reason, step.finite) == ("skip", "a gradient is not finite", False)

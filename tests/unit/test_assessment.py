@@ -1,5 +1,7 @@
 """The assessment as a whole: its figures against direct ones, its verdict, and that nothing is changed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import gram_at
@@ -143,9 +145,25 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
 
 def test_too_few_parts_give_no_interval():
     assert affordable_parts([torch.zeros(1000)], memory=1e-6) == 1
-    assert affordable_parts([torch.zeros(1000)], memory=2.5e-5) == 3
+    assert affordable_parts([torch.zeros(1000)], memory=5.5e-5) == 1
+    assert affordable_parts([torch.zeros(1000)], memory=7.5e-5) == 9
     assert affordable_parts([torch.zeros(1000)], memory=1.0) == 16
     assert assess(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals is None
+    assert assess(network(), Points(7, 1), FORGET, collate=collate).intervals is None
+    assert assess(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
+
+
+@pytest.mark.parametrize("parts", [8, 16])
+def test_intervals_are_as_wide_as_so_few_parts_ask_for(parts):
+    """κ is linear in each part of one side, so the variance of its replicates is known: short of the truth's by 1/m."""
+    draw = torch.Generator().manual_seed(0)
+    forget = torch.ones(parts, 1, dtype=torch.float64) / parts
+    retain = torch.randn(parts, 1, generator=draw, dtype=torch.float64) / parts
+    both = torch.cat([retain, forget])
+    shares = torch.full((parts,), 1 / parts, dtype=torch.float64)
+    parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
+    low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=4000, level=0.6827).kappa
+    assert high - low == pytest.approx(2 * (parts * retain).std().item() / parts**0.5, rel=0.06)
 
 
 def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():
@@ -246,6 +264,29 @@ def test_the_second_order_condition_is_the_constrained_minimum(demand):
         assert found.unavoidable, "Lemma B.1 is only ever sufficient"
 
 
+@pytest.mark.parametrize("span", [1.0, 1.5, 2.6, 4.0])
+def test_a_solver_that_has_not_arrived_gives_no_verdict(span):
+    """Ten products underestimate g'H⁻¹g: demands short of Q* = √(AB) - C would be called unavoidable."""
+    values = torch.logspace(0, -span, 400, dtype=torch.float64)
+    h = torch.diag(values)
+    generator = torch.Generator().manual_seed(0)
+    w = torch.zeros(400, dtype=torch.float64, requires_grad=True)
+    spectrum = curvature(lambda _: 0.5 * w @ h @ w, [None], [w], steps=12, tolerance=1e-2)
+    told = 0
+    for share in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0, 10.0):
+        g_r, g_f = torch.randn(2, 400, generator=generator, dtype=torch.float64)
+        a, b, c = ((x * y / values).sum() for x, y in ((g_f, g_f), (g_r, g_r), (g_r, g_f)))
+        found = second_order(lambda v: values * v, g_r, g_f, spectrum, share * ((a * b).sqrt() - c).item())
+        if found.unavoidable is None:
+            assert found.least_retain_change is None
+            assert found.undecided == f"the solver left a residual of {found.residual:.2g} after 10 products"
+        else:
+            told += 1
+            assert found.damping > 0 or found.unavoidable == (share > 1)
+            assert found.undecided == ""
+    assert (told == 0) if span > 2 else (told > 3)
+
+
 def test_lemma_b1_bounds_the_bilinear_form():
     h, g_r, g_f = spread()
     inverse = torch.linalg.inv(h)
@@ -270,6 +311,10 @@ def test_a_hessian_that_is_not_positive_definite_is_said_to_be():
     found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), 0.1, steps=50)
     assert not found.positive_definite
     assert found.damping > 1.0
+    spectrum = replace(spectrum_of(h), smallest=0.1)  # as if Lanczos had not come down there
+    found = second_order(lambda v: h @ v, g_r, g_f, spectrum, 0.1, steps=50)
+    assert found.unavoidable is None
+    assert found.undecided == "there is a direction of negative curvature"
 
 
 @pytest.mark.parametrize("radius", [0.25, 3.0])

@@ -84,6 +84,20 @@ def test_a_set_that_was_forgotten_too_well_is_below_one_half_and_found_all_the_s
     assert found.accuracy > 0.95
 
 
+def test_a_model_that_was_destroyed_is_below_one_half_too():
+    """Its losses are so large that all their probabilities are 0."""
+    labels = torch.arange(40) % 2
+
+    def at(loss):
+        logits = torch.zeros(40, 2, dtype=torch.float64)
+        logits[torch.arange(40), 1 - labels] = loss + torch.linspace(0.0, 1.0, 40, dtype=torch.float64)
+        return Predictions(logits, labels)
+
+    forget, test = at(1000.0), at(800.0)
+    assert forget.losses.min() > 745 < test.losses.min()
+    assert membership_inference(forget, test).auc == loss_attack(forget, test).auc == 0.0
+
+
 @pytest.mark.parametrize("count", [5, 7, 9, 14, 50])
 def test_what_is_the_same_is_not_told_apart_however_the_folds_come_out(count):
     same = with_losses([0.5] * count, [0] * count)

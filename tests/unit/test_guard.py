@@ -155,6 +155,34 @@ def test_a_step_that_is_not_taken_leaves_the_weights():
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
+def test_a_step_that_kept_nothing_is_refused_before_the_weights_move():
+    model = network(torch.float64)
+    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = StepGuard(pair, optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
+    for seed, context in enumerate((pair.retain, pair.forget)):
+        x = torch.randn(8, 10, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        with context():
+            nn.functional.cross_entropy(model(x), torch.arange(8) % 4).backward()
+    step = pair.combine()
+    assert step.decision == "step"
+    message = r"has not kept what the guard needs; call pair\.combine\(keep=guard\.keep\)"
+    with pytest.raises(HamuError, match=message), guard.around(step):
+        optimizer.step()
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_the_weights_before_are_kept_once():
+    """The copy of the next step takes the memory of the last one's, also where that was not released."""
+    method = HamuQ(0.5, constraint_mode="relative", stopping="off")
+    places = set()
+    for guard, _, before, _ in run(method, OPTIMIZERS["adamw"], steps=4):
+        places.add(tuple(b.data_ptr() for b in guard._before))
+        assert all(torch.equal(a, b) for a, b in zip(guard._before, before, strict=True))
+    assert len(places) == 1
+
+
 def test_what_cannot_be_guarded_is_named():
     model = network(torch.float32)
     with pytest.raises(HamuError, match="gdiff promises nothing"):

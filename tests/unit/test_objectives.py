@@ -37,6 +37,23 @@ def test_the_divergence_vanishes_with_its_gradient_at_the_original():
     assert logits.grad.abs().max() < 1e-15
 
 
+@pytest.mark.parametrize("name", ["kl_to_original", "scrub_retain"])
+def test_what_the_original_rules_out_adds_nothing(name):
+    """As logits of tokens that may not come are masked with -inf, in both models or in the original alone."""
+    for logits in (ORIGINAL + LOGITS, (ORIGINAL + LOGITS).index_fill(1, torch.tensor([3]), -float("inf"))):
+        logits = logits[[0, 2, 3, 4]].requires_grad_()
+        labels, original = LABELS[[0, 2, 3, 4]], ORIGINAL[[0, 2, 3, 4]].clone()
+        original[:, 3] = -float("inf")
+        total = build_objective(name).total(Scored.of(logits, labels), original)
+        p, q = original.softmax(-1)[:, :3], logits.softmax(-1)[:, :3]
+        divergence = (p * (p / q).log()).sum()
+        if name == "scrub_retain":
+            divergence = 0.99 * nn.functional.cross_entropy(logits, labels, reduction="sum") + 0.001 * divergence
+        torch.testing.assert_close(total, divergence)
+        total.backward()
+        assert torch.isfinite(logits.grad).all()
+
+
 def test_half_precision_logits_are_summed_in_float32():
     assert build_objective("cross_entropy").total(Scored.of(LOGITS.bfloat16(), LABELS), None).dtype == torch.float32
 

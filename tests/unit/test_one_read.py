@@ -78,6 +78,14 @@ def test_combine_reads_from_the_device_once(reads, method, settings, decision):
     assert dispatched.reads == 0
 
 
+def test_a_side_that_is_not_used_raises_no_doubt(reads):
+    pair = prepared(build_method("gdiff"))
+    pair._grads["forget"] = [None if g.numel() > 9 else g for g in pair._grads["forget"]]
+    del reads[:]
+    assert pair.combine().decision == "step"
+    assert reads == ["tolist"]
+
+
 def test_collecting_reads_nothing(reads):
     pair = PairedGradients(torch.nn.Linear(3, 2), HamuQ())
     x = torch.ones(4, 3)

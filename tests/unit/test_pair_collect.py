@@ -266,6 +266,42 @@ def test_a_frozen_parameter_takes_no_part(model):
     assert all(p.grad.norm() > 0 for p in pair.parameters)
 
 
+def test_a_parameter_that_was_unfrozen_later_is_refused(model):
+    model[0].weight.requires_grad_(False)
+    pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
+    model[0].weight.grad = torch.ones_like(model[0].weight)  # of before, while it is frozen
+
+    def both():
+        with pair.retain():
+            loss(model, 1).backward()
+        with pair.forget():
+            loss(model, 2).backward()
+        return pair.combine()
+
+    assert both().decision == "step"
+    model[0].weight.grad = None
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(HamuError, match=r"0\.weight was frozen when PairedGradients was made, but has a gradient now"):
+        both()
+    model[0].weight.grad = None
+    assert pair.combine().decision == "step"
+
+
+def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        wrapped = FullyShardedDataParallel(nn.Linear(3, 2), device_id=torch.device("cpu"))
+        with pytest.raises(HamuError, match=r"wrapped in FullyShardedDataParallel, .* cut it with fully_shard"):
+            PairedGradients(wrapped, HamuQ())
+        with pytest.raises(HamuError, match="wrapped in FullyShardedDataParallel"):
+            PairedGradients(wrapped.module, HamuQ())
+    finally:
+        dist.destroy_process_group()
+
+
 def vector(*values):
     return torch.tensor(values, dtype=torch.float64)
 
@@ -309,18 +345,48 @@ def test_with_a_fixed_radius_a_block_of_the_constrained_side_alone_meets_its_par
 def test_a_zero_gradient_on_the_constrained_side_cannot_meet_an_absolute_demand():
     step, grads = combine(HamuQ(0.5), [vector(1, 0)], [vector(0, 0)])
     assert step.decision == "stop"
-    assert step.reason.startswith("the constraint 0.5 cannot be met: the gradients allow at most 0; lower it")
+    assert step.reason.startswith("the constraint cannot be met: the gradients allow no change at all")
     assert grads == [None]
 
 
-def test_a_zero_gradient_on_the_constrained_side_leaves_plain_descent_in_relative_mode():
-    _, grads = combine(HamuQ(0.5, constraint_mode="relative"), [vector(3, 4)], [vector(0, 0)], max_grad_norm=None)
+@pytest.mark.parametrize("on_infeasible", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("method", "retain", "forget"),
+    [
+        (HamuQ, [vector(3, 4)], [vector(0, 0)]),
+        (HamuU, [vector(0, 0)], [vector(3, 4)]),
+        (HamuQ, [vector(0, 0)], [vector(3, 4)]),  # its radius is 0
+        (HamuQ, [vector(3, 4), None], [None, vector(3, 4)]),
+        (HamuQ, [vector(0, 0)], [vector(0, 0)]),
+        (HamuU, [vector(0, 0)], [vector(0, 0)]),
+    ],
+)
+def test_a_share_of_nothing_is_infeasible(method, retain, forget, on_infeasible):
+    step, grads = combine(method(0.5, on_infeasible=on_infeasible, **RELATIVE), retain, forget, max_grad_norm=None)
+    assert step.decision == on_infeasible
+    assert step.reason == (
+        "the constraint cannot be met: the gradients allow no change at all of the loss that it is demanded of; one of "
+        "them is zero where something is demanded"
+    )
+    assert grads == [None] * len(grads)
+
+
+def test_shares_of_ones_own_that_demand_something_of_a_zero_gradient_are_infeasible():
+    retain, forget = [vector(3, 4), vector(1, 0)], [vector(4, 3), vector(0, 0)]
+    demanding, sparing = (HamuQ(0.5, distribution=shares, **RELATIVE) for shares in ((1.0, 1.0), (1.0, 0.0)))
+    assert combine(demanding, retain, forget)[0].decision == "stop"
+    assert combine(sparing, retain, forget)[0].decision == "step"
+
+
+def test_clamped_a_share_of_nothing_leaves_plain_descent():
+    method = HamuQ(0.5, on_infeasible="clamp", **RELATIVE)
+    _, grads = combine(method, [vector(3, 4)], [vector(0, 0)], max_grad_norm=None)
     assert torch.equal(grads[0], vector(3, 4))
 
 
 @pytest.mark.parametrize("radius", ["gradient", 2.0])
 def test_a_zero_gradient_on_the_objectives_side_is_defined(radius):
-    method = HamuQ(0.5, radius=radius, **RELATIVE)
+    method = HamuQ(0.5, radius=radius, on_infeasible="clamp", **RELATIVE)
     step, grads = combine(method, [vector(0, 0)], [vector(3, 4)], max_grad_norm=None)
     assert step.decision == "step"
     expected = vector(0, 0) if radius == "gradient" else -0.5 * 2.0 * vector(3, 4) / 5
@@ -329,7 +395,8 @@ def test_a_zero_gradient_on_the_objectives_side_is_defined(radius):
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 def test_both_sides_zero_moves_nothing(method):
-    _, grads = combine(method(0.5, constraint_mode="relative"), [vector(0, 0)], [vector(0, 0)])
+    clamping = method(0.5, constraint_mode="relative", on_infeasible="clamp")
+    _, grads = combine(clamping, [vector(0, 0)], [vector(0, 0)])
     assert torch.equal(grads[0], vector(0, 0))
 
 

@@ -1,14 +1,18 @@
 """When a step is not taken: non-finite gradients and infeasible constraints leave weights and optimizer untouched."""
 
 import copy
+import json
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 from helpers import Holder, collect, combine, flat, pair_at_angle
 from torch import nn
 
-from hamu import HamuQ, HamuU, PairedGradients, build_method
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
+from hamu.methods import Method, Weights
 
 OFF = {"stopping": "off"}
 
@@ -221,3 +225,53 @@ def test_a_saved_pair_resumes_where_it_was():
     second.load_state_dict(first.state_dict())
     assert decide(second) == "stop"
     assert decide(make()) == "step"
+
+
+@dataclass(frozen=True)
+class Own(Method):
+    """A method of somebody else."""
+
+    name: ClassVar[str] = "own"
+    weight: float = 1.0
+    shape: object = torch.nn.functional.relu
+    others: object = frozenset({"b", "a"})
+
+    def weigh(self, gram):
+        return Weights(torch.full_like(gram.dot, self.weight), torch.full_like(gram.dot, -0.5))
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+def test_a_method_whose_weights_are_not_finite_is_named(weight):
+    retain, forget = vectors()
+    with pytest.raises(HamuError, match="own gave a weight that is not finite, for gradients that are; mend its weigh"):
+        combine(Own(weight), retain, forget)
+    step, _ = combine(Own(weight), [g * math.nan for g in retain], forget)
+    assert step.reason == "a gradient is not finite"
+
+
+def test_a_weight_beyond_the_range_of_its_gradient_skips_the_step():
+    retain, forget = ([g.float() for g in side] for side in vectors())
+    step, grads = combine(HamuQ(0.5, radius=1.0, **OFF), retain, [g * 1e-40 for g in forget], max_grad_norm=None)
+    assert step.decision == "stop"  # nothing like 0.5 is possible
+    relative = HamuQ(0.5, constraint_mode="relative", radius=1.0, **OFF)
+    step, grads = combine(relative, retain, [g * 1e-42 for g in forget], max_grad_norm=None)
+    assert step.decision == "skip"
+    assert step.finite
+    assert "which is beyond the range of float32" in step.reason
+    assert grads == [None, None]
+    assert combine(Own(1e39), *vectors(), max_grad_norm=None)[0].decision == "step"  # these are float64
+
+
+def test_settings_that_no_json_holds_are_saved_by_name():
+    retain, _ = vectors()
+    states = [
+        PairedGradients(Holder(retain), Own(shape=shape)).state_dict() for shape in (Own.weigh, object(), [1, Own])
+    ]
+    assert [json.loads(json.dumps(state))["settings"]["shape"] for state in states] == [
+        "Own.weigh", "<object object>", [1, "Own"],
+    ]  # fmt: skip
+    assert states[0]["settings"]["others"] == ["'a'", "'b'"]
+    pair = PairedGradients(Holder(retain), Own())
+    pair.load_state_dict(json.loads(json.dumps(PairedGradients(Holder(retain), Own()).state_dict())))
+    with pytest.raises(HamuError, match=r"saved with other settings: shape 'Own\.weigh'"):
+        pair.load_state_dict(states[0])

@@ -176,6 +176,63 @@ def test_an_infeasible_step_does_not_upset_a_scaler(on_infeasible):
     assert not torch.equal(flat(model.parameters()), before)
 
 
+def test_a_scaler_that_sees_only_its_own_steps_goes_through_a_row_of_infeasible_ones():
+    """The loop of docs/loop.md."""
+    model = make_model()
+    pair = PairedGradients(model, METHOD)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    decisions = []
+    for t, factor in enumerate((1.0, 1.0, 1.0, 1.0, math.inf, 1.0)):
+        pair.method = HamuQ(1e6, on_infeasible="skip") if t in (1, 2) else METHOD
+        before = flat(model.parameters())
+        collect_both(pair, model, t, scale=lambda x, factor=factor: scaler.scale(x) * factor)
+        step = pair.combine(scaler)
+        if step.decision == "step" or not step.finite:
+            scaler.step(optimizer)
+            scaler.update()
+        decisions.append((step.decision, step.finite, scaler.get_scale()))
+        assert torch.equal(flat(model.parameters()), before) == (step.decision == "skip")
+    assert decisions == [
+        ("step", True, 1024.0),
+        ("skip", True, 1024.0),
+        ("skip", True, 1024.0),
+        ("step", True, 2048.0),
+        ("skip", False, 1024.0),
+        ("step", True, 1024.0),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["dropped", "as retain loss", "on top"])
+def test_another_loss_counts_where_docs_say_so(kind):
+    def penalty(model):
+        return sum(p.square().sum() for p in model.parameters())
+
+    model = make_model()
+    plain, pair = (PairedGradients(model, METHOD, max_grad_norm=None) for _ in range(2))
+    collect_both(plain, model, 0)
+    plain.combine()
+    expected = [p.grad.clone() for p in model.parameters()]
+    if kind == "dropped":
+        penalty(model).backward()
+    with pair.forget():
+        loss(model, 1).backward()
+    with pair.retain():
+        loss(model, 0).backward()
+        if kind == "as retain loss":
+            penalty(model).backward()
+    step = pair.combine()
+    if kind == "on top":
+        penalty(model).backward()
+        expected = [e + 2 * p.detach() for e, p in zip(expected, model.parameters(), strict=True)]
+    if kind == "as retain loss":
+        direct = torch.autograd.grad(loss(model, 0) + penalty(model), list(model.parameters()))
+        assert step.gram.retain_sq.sum().item() == pytest.approx(flat(direct).square().sum().item())
+        return
+    for p, e in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, e)
+
+
 def test_a_scaler_that_is_off_is_no_scaler():
     model = make_model()
     pair = PairedGradients(model, METHOD)

@@ -121,7 +121,7 @@ class Assessment:
                 blocks[-1]["kappa_interval"] = self.intervals.block_kappa[number].tolist()
                 blocks[-1]["cos_interval"] = self.intervals.block_cos[number].tolist()
         intervals = self.intervals and {
-            key: getattr(self.intervals, key) for key in ("level", "replicates", "kappa", "cos", "regimes")
+            key: getattr(self.intervals, key) for key in ("level", "replicates", "parts", "kappa", "cos", "regimes")
         }
         return {
             "loss": CrossEntropy.name,

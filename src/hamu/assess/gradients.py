@@ -13,6 +13,7 @@ from hamu.assess.problem import Problem
 from hamu.errors import HamuError
 from hamu.gram import PairGram, combine_dtype
 
+FEWEST_PARTS = 8  # with fewer, a 95% interval covers some 80% of the truths
 _PIECE = 1 << 20  # elements that are widened to float64 at a time
 
 
@@ -130,7 +131,7 @@ def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
 
 
 def affordable_parts(parameters: Sequence[Tensor], memory: float, most: int = 16) -> int:
-    """How many parts of each side fit into so many GB beside the gradients themselves; 1 if not even two do."""
+    """How many parts of each side fit into so many GB beside the gradients; 1 if fewer than tell anything do."""
     size = sum(p.numel() * p.element_size() for p in parameters)
     fitting = math.floor(memory * 1e9 / (2 * size))
-    return min(most, fitting) if fitting >= 2 else 1
+    return min(most, fitting) if fitting >= FEWEST_PARTS else 1

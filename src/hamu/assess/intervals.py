@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hamu.assess.gradients import PartedGram
+from hamu.assess.gradients import FEWEST_PARTS, PartedGram
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status
 from hamu.methods import Method
-
-FEWEST_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -19,11 +18,14 @@ class Intervals:
     """Bootstrap intervals over the batches of both sides (Efron 1979), and how often each regime came up.
 
     An interval lies between quantiles of the replicates after their mean is moved to the estimate: a resampled mean
-    gradient is longer than the mean gradient, which would pull every cosine towards 0. Regimes are told likewise.
+    gradient is longer than the mean gradient, which would pull every cosine towards 0. And the replicates are spread by
+    √(m/(m-1)) about it, as the parts themselves are that much nearer to their mean than to the truth. Regimes are told
+    likewise.
 
     Attributes:
         level: the share of replicates that lie inside.
         replicates: how many there were.
+        parts: m, of the side that has fewer.
         kappa, cos: (low, high) of the whole model.
         regimes: share of the replicates in each regime of the whole model.
         block_kappa, block_cos: [L, 2].
@@ -31,6 +33,7 @@ class Intervals:
 
     level: float
     replicates: int
+    parts: int
     kappa: tuple[float, float]
     cos: tuple[float, float]
     regimes: dict[str, float]
@@ -71,31 +74,35 @@ def bootstrap(
         blocks.append(BlockHardness.at(status))
     gram = clipped(parted.gram(), max_grad_norm)
     whole, block = Hardness.of(gram, method), BlockHardness.of(gram, method)
-    kappas = torch.tensor([h.kappa for h in wholes], dtype=torch.float64)
-    cosines = torch.tensor([h.cos for h in wholes], dtype=torch.float64)
+    parts = min(sizes)
+
+    def moved(values: Tensor, estimate: Tensor | float) -> Tensor:
+        return (values - values.mean(0)) * math.sqrt(parts / (parts - 1)) + estimate
+
+    kappas = moved(torch.tensor([h.kappa for h in wholes], dtype=torch.float64), whole.kappa)
+    cosines = moved(torch.tensor([h.cos for h in wholes], dtype=torch.float64), whole.cos)
     return Intervals(
         level,
         replicates,
-        _pair(_interval(kappas, whole.kappa, level)),
-        _pair(_interval(cosines, whole.cos, level).clamp(-1.0, 1.0)),
+        parts,
+        _pair(_interval(kappas, level)),
+        _pair(_interval(cosines, level).clamp(-1.0, 1.0)),
         _regimes(kappas, whole),
-        _interval(torch.stack([b.kappa for b in blocks]), block.kappa, level),
-        _interval(torch.stack([b.cos for b in blocks]), block.cos, level).clamp(-1.0, 1.0),
+        _interval(moved(torch.stack([b.kappa for b in blocks]), block.kappa), level),
+        _interval(moved(torch.stack([b.cos for b in blocks]), block.cos), level).clamp(-1.0, 1.0),
     )
 
 
 def _regimes(kappas: Tensor, whole: Hardness) -> dict[str, float]:
-    """Shares of the replicates, moved like the intervals, against the thresholds of the estimate."""
-    centred = kappas - kappas.mean() + whole.kappa
-    found = (centred > whole.direct_threshold).long() + (centred > whole.stop_threshold).long()
+    """Shares of the replicates, moved as for the intervals, against the thresholds of the estimate."""
+    found = (kappas > whole.direct_threshold).long() + (kappas > whole.stop_threshold).long()
     return {regime: float((found == number).double().mean()) for number, regime in enumerate(REGIMES)}
 
 
-def _interval(values: Tensor, estimate: Tensor | float, level: float) -> Tensor:
+def _interval(values: Tensor, level: float) -> Tensor:
     """[..., 2] from replicates [B, ...]."""
-    centred = values - values.mean(0) + estimate
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)
-    return torch.quantile(centred, ends, dim=0).movedim(0, -1)
+    return torch.quantile(values, ends, dim=0).movedim(0, -1)
 
 
 def _pair(ends: Tensor) -> tuple[float, float]:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from hamu.assess.curvature import Curvature
 
+_SETTLED = 0.1  # the largest residual with which anything is said: by then all that matters of the spectrum was met
+
 Product = Callable[[Tensor], Tensor]  # H·v of a flat vector
 
 
@@ -32,8 +34,9 @@ class SecondOrder:
         spherical_unavoidable: κ lies above it.
         positive_definite: whether H seemed so, by the eigenvalues that Lanczos found and the solver's directions.
         damping: δ, 0 where H is positive definite by a margin.
-        unavoidable: Q + C > √(AB) (and Q + C > 0), for H + δI; None if the solver met negative curvature even so.
+        unavoidable: Q + C > √(AB) (and Q + C > 0), for H + δI; None if it cannot be told.
         least_retain_change: F, in loss; None likewise.
+        undecided: why it cannot be told, in words; empty if it can.
         bound_threshold: what κ must exceed to make it unavoidable by Lemma B.1 alone, from the spectrum's ends.
         residual: the larger ‖(H+δI)x - g‖/‖g‖ of the two solutions.
     """
@@ -46,6 +49,7 @@ class SecondOrder:
     damping: float
     unavoidable: bool | None
     least_retain_change: float | None
+    undecided: str
     bound_threshold: float
     residual: float
 
@@ -54,6 +58,10 @@ def second_order(
     product: Product, retain: Tensor, forget: Tensor, spectrum: Curvature, demand: float, *, steps: int = 10
 ) -> SecondOrder:
     """The condition, with H⁻¹g by conjugate gradients.
+
+    What they do not reach within their steps is bounded: with the rest r = g - (H+δI)x and μ the smallest eigenvalue of
+    H + δI, g'x falls short of g'(H+δI)⁻¹g by at most ‖r‖²/μ, and a verdict is given only if it holds however much of it
+    is missing. As the μ that is known lies inside the true spectrum, a residual above 0.1 decides nothing.
 
     Args:
         product: H·v for a flat vector v, [P].
@@ -73,27 +81,42 @@ def second_order(
         return product(v) + damping * v
 
     solutions = [conjugate_gradients(damped, g, steps=steps) for g in (forget, retain)]
+    of_forget, of_retain = solutions
     residual = max(found.residual for found in solutions)
     # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
     small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, spectrum.smallest))
     bound = ((2 * large - small) * norms - demand) / small
+    unavoidable: bool | None = None
+    least: float | None = None
+    undecided = ""
     if any(found.negative for found in solutions):
-        return SecondOrder(demand, kappa, spherical, kappa > spherical, False, damping, None, None, bound, residual)
-    x_f, x_r = (found.x for found in solutions)
-    a, b, c = forget.dot(x_f).item(), retain.dot(x_r).item(), retain.dot(x_f).item()
-    binding = demand + c > 0  # else the best step for the retain loss alone forgets enough
-    least = 0.5 * ((demand + c) ** 2 / a - b) if binding else -0.5 * b
-    unavoidable = binding and demand + c > math.sqrt(max(a * b, 0.0))
+        definite, undecided = False, "there is a direction of negative curvature"
+    else:
+        a, b = forget.dot(of_forget.x).item(), retain.dot(of_retain.x).item()
+        c = (
+            retain.dot(of_forget.x) + of_retain.x.dot(of_forget.rest)
+        ).item()  # off by r_r'(H+δI)⁻¹r_f, as a by r_f'…r_f
+        missing_a, missing_b = (found.rest.dot(found.rest).item() * large for found in (of_forget, of_retain))
+        missing_c = math.sqrt(missing_a * missing_b)
+        above = demand + c - missing_c > math.sqrt((a + missing_a) * (b + missing_b))
+        below = demand + c + missing_c <= math.sqrt(max(a * b, 0.0))
+        if residual <= _SETTLED and (above or below):
+            unavoidable = above
+            # where it does not bind, the best step for the retain loss alone forgets enough
+            least = 0.5 * ((demand + c) ** 2 / a - b) if demand + c > 0 else -0.5 * b
+        else:
+            undecided = f"the solver left a residual of {residual:.2g} after {steps} products"
     return SecondOrder(
-        demand, kappa, spherical, kappa > spherical, definite, damping, unavoidable, least, bound, residual
+        demand, kappa, spherical, kappa > spherical, definite, damping, unavoidable, least, undecided, bound, residual
     )
 
 
 @dataclass(frozen=True)
 class Solution:
-    """Of A·x = g: x, ‖Ax - g‖/‖g‖, and whether a direction with v'Av ≤ 0 was met."""
+    """Of A·x = g: x, the rest g - Ax and its share ‖Ax - g‖/‖g‖, and whether a direction with v'Av ≤ 0 was met."""
 
     x: Tensor
+    rest: Tensor
     residual: float
     negative: bool
 
@@ -117,13 +140,13 @@ def conjugate_gradients(product: Product, g: Tensor, *, steps: int = 50, toleran
         turned = product(direction)
         along = direction.dot(turned)
         if along <= 0:
-            return Solution(x, (square / whole).sqrt().item(), True)
+            return Solution(x, rest, (square / whole).sqrt().item(), True)
         step = square / along
         x = x + step * direction
         rest = rest - step * turned
         square, last = rest.dot(rest), square
         direction = rest + (square / last) * direction
-    return Solution(x, (square / whole).sqrt().item() if whole > 0 else 0.0, False)
+    return Solution(x, rest, (square / whole).sqrt().item() if whole > 0 else 0.0, False)
 
 
 def flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:

@@ -111,7 +111,7 @@ def _objectives(args: UnlearnConfig) -> dict[str, str | None]:
 def show(found: Assessment, console: Console) -> None:
     """A screen of text."""
     hard, sure = found.hardness, found.intervals
-    table = plain_table("", "value", "95% interval" if sure else "", right=(1,))
+    table = plain_table("", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,))
 
     def row(name: str, value: str, interval: tuple[float, float] | None = None) -> None:
         table.add_row(name, value, f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else "")
@@ -156,15 +156,15 @@ def _show_curvature(found: Assessment, console: Console) -> None:
     )
     definite = "positive definite" if condition.positive_definite else "not positive definite, as it assumes"
     general = (
-        "undecided (a direction of negative curvature)"
+        f"cannot be told with the Hessian: {condition.undecided}"
         if condition.unavoidable is None
         else f"{'unavoidable' if condition.unavoidable else 'avoidable'}, least retain change "
-        f"{condition.least_retain_change:+.3g}"
+        f"{condition.least_retain_change:+.3g} with the Hessian"
     )
     console.print(
         f"second order, for Q = {condition.demand:.3g}: collateral forgetting "
-        f"{'unavoidable' if condition.spherical_unavoidable else 'avoidable'} on a sphere of λ_max; {general} with the "
-        f"Hessian ({definite}; damping {condition.damping:.3g}, residual {condition.residual:.2g})"
+        f"{'unavoidable' if condition.spherical_unavoidable else 'avoidable'} on a sphere of λ_max; {general} "
+        f"({definite}; damping {condition.damping:.3g}, residual {condition.residual:.2g})"
     )
 
 

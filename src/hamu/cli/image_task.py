@@ -90,9 +90,8 @@ class ImageTask(Task):
         if getattr(config, "image_mean", None) is None or getattr(config, "image_std", None) is None:
             training = [data for data in sets[:-1] if data is not None]
             config.image_mean, config.image_std = pixel_statistics(*training)
-            self._tell_once(
-                f"the model does not say how images are normalised; taken are mean and deviation of {training[0].source}"
-            )
+            taken = f"taken are mean and deviation of {training[0].source}"
+            self._tell_once(f"the model does not say how images are normalised; {taken}")
         return [None if data is None else data.normalized(config.image_mean, config.image_std) for data in sets]
 
     def _tell_once(self, text: str) -> None:

@@ -7,6 +7,7 @@ every process holds everything (one process, or gradients that were averaged bef
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -15,6 +16,15 @@ from torch import Tensor, nn
 from hamu.gram import PairGram
 
 Grads = list[Tensor | None]
+
+
+def is_flattened(model: nn.Module) -> bool:
+    """Whether a model, or a part of it, is wrapped in FullyShardedDataParallel (FSDP1)."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it was not loaded, nothing is wrapped in it
+    if fsdp is None:
+        return False
+    wrapped = any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules())
+    return wrapped or any(getattr(p, "_fsdp_flattened", False) for p in model.parameters())  # what it wraps, by itself
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -100,13 +100,14 @@ def membership_inference(forget: Predictions, test: Predictions, seed: int = 42)
 
 
 def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
-    """The scores behind the AUC of `membership_inference`: the probability of the right class; None as there."""
+    """The scores behind the AUC of `membership_inference`: the right class's log-probability; None as there."""
     losses = _matched_losses(forget, test, seed)
     return None if losses is None else _scores(*losses)
 
 
 def _scores(members: Tensor, strangers: Tensor) -> AttackScores:
-    return AttackScores(members.double().neg().exp(), strangers.double().neg().exp())
+    """Low losses are high scores. Not as probabilities: those of losses beyond 745 are all 0, and would tie."""
+    return AttackScores(members.double().neg(), strangers.double().neg())
 
 
 def _matched_losses(forget: Predictions, test: Predictions, seed: int) -> tuple[Tensor, Tensor] | None:

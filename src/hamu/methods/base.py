@@ -40,7 +40,7 @@ class ConstraintStatus:
             criterion in use (the right-hand side in App. C); beyond it every step must hurt.
         conflict: 0-dim bool, whether the objectives are in conflict: κ > 0. If not, whatever is feasible costs
             nothing (App. B.4), and the criterion cannot be met.
-        feasible: 0-dim bool, whether every block can meet its share.
+        feasible: 0-dim bool, whether every block can meet its share, and any change can be demanded at all.
         gram: the Gram it was computed from.
         radius: R_i/η, [L].
         swapped: whether the retain side is the constrained one (HAMU-U).

@@ -40,7 +40,7 @@ class _Hamu(Method):
     Args:
         constraint: the change demanded of every step. In mode "absolute" it is Q/η or U/η, in loss per unit of
             learning rate (the paper's Q = 0.5η is 0.5); in mode "relative" it is φ in (0, 1], the share of the
-            largest change that the gradients allow, which is always feasible.
+            largest change that the gradients allow, which is feasible wherever they allow any.
         constraint_mode: "absolute" (the paper) or "relative".
         distribution: how the demand is divided over the blocks: "norm_product" in proportion to what each block
             can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that have a
@@ -185,7 +185,7 @@ class _Hamu(Method):
             capacity=capacity,
             sustainable=torch.where(conflict, sustainable, capacity),
             conflict=conflict,
-            feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all(),
+            feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all() & (capacity > 0),  # a share of nothing promises nothing
             gram=gram,
             radius=radius,
             swapped=self._swapped,

@@ -29,9 +29,10 @@ def membership_section(found: Observations) -> Section:
         f"forget and test records lie upon each other, it cannot tell them; an AUC of 0.5 is ideal, and one below it "
         f"shows a forget set that stands out too."
     )
-    every = np.concatenate([scores.both for scores in known.values()])
+    shown = {role: _shown(found, scores) for role, scores in known.items()}
+    every = np.concatenate([scores.both for scores in shown.values()])
     edges = np.linspace(every.min(), every.max() if every.max() > every.min() else every.min() + 1, _BINS + 1)
-    charts = [_histogram(role, scores, edges) for role, scores in known.items()]
+    charts = [_histogram(role, scores, edges, known[role].auc) for role, scores in shown.items()]
     return Section("Membership inference", intro, [*charts, _roc(known)])
 
 
@@ -44,7 +45,14 @@ def _attack(found: Observations, role: str) -> AttackScores | None:
     return AttackScores(scores[0], scores[1]) if is_usable else None
 
 
-def _histogram(role: str, scores: AttackScores, edges: np.ndarray) -> Chart:
+def _shown(found: Observations, scores: AttackScores) -> AttackScores:
+    """As the axis has them: of images as probabilities, which tie far down; the attack ranks their logarithms."""
+    if not isinstance(found, ImageObservations):
+        return scores
+    return AttackScores(scores.members.exp(), scores.strangers.exp())
+
+
+def _histogram(role: str, scores: AttackScores, edges: np.ndarray, auc: float) -> Chart:
     groups = {"forget": (FORGET, scores.members), "test": (TEST, scores.strangers)}
     series = []
     for name, (color, values) in groups.items():
@@ -56,7 +64,7 @@ def _histogram(role: str, scores: AttackScores, edges: np.ndarray) -> Chart:
     return Chart(
         f"Scores {role}",
         f"Shares of the records by score, {role} unlearning: {len(scores.members)} forget records and "
-        f"{len(scores.strangers)} test records; {medians}; AUC {scores.auc:.3f}.",
+        f"{len(scores.strangers)} test records; {medians}; AUC {auc:.3f}.",
         {"kind": "xy", "x": {"label": "score"}, "y": {"label": "share of records", "low": 0}, "series": series},
     )  # fmt: skip
 

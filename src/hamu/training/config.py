@@ -122,7 +122,7 @@ class UnlearnConfig(TrainConfig):
         "Loss change demanded per step and unit of learning rate, Q/lr or U/lr; with --constraint_mode relative "
         "the share of what is possible, in (0, 1].",
     )
-    constraint_mode: str = _option("absolute", "absolute (the paper) or relative (always feasible).")
+    constraint_mode: str = _option("absolute", "absolute (the paper) or relative (feasible wherever anything is).")
     distribution: str = _option("norm_product", "How the constraint is divided over blocks: norm_product or uniform.")
     radius: str = _option("gradient", "Step radius of each block over lr: gradient (the paper) or a number.")
     on_infeasible: str = _option("stop", "If the constraint cannot be met: stop, clamp (do the most possible) or skip.")

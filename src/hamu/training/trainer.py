@@ -137,6 +137,7 @@ class UnlearnTrainer(ResumableTrainer):
         self._start: dict[str, float] = {}
         self._losses: dict[str, Tensor] = {}
         self._step: PairStep | None = None
+        self._scaling: dict[str, Any] | None = None
         self._skips_in_a_row = 0
         self._starts = False
         self.steps_taken = 0
@@ -344,11 +345,20 @@ class UnlearnTrainer(ResumableTrainer):
             )
 
     def _begin_optimizer_step(self) -> None:
+        self._scaling = self._scaling_to_keep()
         if self._step is not None and self._step.decision == "step":
             self._watch.before(self._step, self.optimizer, self._losses)
 
+    def _scaling_to_keep(self) -> dict[str, Any] | None:
+        """The loss scaler's state where it would take a step that was not taken for an overflow; None elsewhere."""
+        scaler, step = self.accelerator.scaler, self._step
+        innocent = step is None or (step.decision != "step" and step.finite)
+        return scaler.state_dict() if innocent and scaler is not None and scaler.is_enabled() else None
+
     def _end_optimizer_step(self) -> None:
         """Look at what the optimizer did; a step that was undone was none."""
+        if self._scaling is not None:
+            self.accelerator.scaler.load_state_dict(self._scaling)
         if self._step is None or self._step.decision != "step" or not self._watch.after():
             return
         self._step = replace(self._step, decision="skip")  # for the log
