@@ -35,6 +35,7 @@ from hamu.models.language import (
     new_language_model,
     new_tokenizer,
 )
+from hamu.models.merging import merged
 from hamu.reporting.answers import AnsweredRecord, answered, answers_page
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
@@ -248,8 +249,7 @@ class TextTask(Task):
         """The model (or its adapter) and its tokenizer; merged too, if asked for."""
         path = folder.save_model(model, self.tokenizer)
         if self.run_options.merge:
-            # in float32: small updates would be rounded away in the half precision of a base model
-            folder.save_model(model.float().merge_and_unload(), self.tokenizer, name="merged")
+            folder.save_model(merged(model), self.tokenizer, name="merged")
         return path
 
 
