@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hamu.cli.options import EvaluateOptions
+from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import membership_line, reference_table, report_table
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
@@ -52,7 +52,7 @@ class ImageTask(Task):
         trusted = self.run_options.trust_remote_code
         return new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
 
-    def load_model(self, source: str) -> Any:
+    def load_model(self, source: str, base: str | None = None) -> Any:
         """A saved classifier."""
         return load_classifier(source, trust_remote_code=self.run_options.trust_remote_code)
 
@@ -73,7 +73,8 @@ class ImageTask(Task):
 
     def predict(self, model: Any, data: Any, args: TrainConfig) -> Predictions:
         """See `predict`."""
-        return predict(model, data, args.eval_batch_size, collate)
+        with evaluation_precision(args):
+            return predict(model, data, args.eval_batch_size, collate)
 
     def report(
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
@@ -92,14 +93,3 @@ class ImageTask(Task):
         last = list(reports.values())[-1]
         if "against_retain_model" in last:
             self.console.print(reference_table(last))
-
-    def evaluate_further(
-        self,
-        model: Any,
-        problem: UnlearningData[Any],
-        args: TrainConfig,
-        options: EvaluateOptions,
-        report: dict[str, Any],
-    ) -> dict[str, str]:
-        """Nothing more."""
-        return {}
