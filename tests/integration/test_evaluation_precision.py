@@ -29,3 +29,10 @@ def test_a_classifier_against_itself_differs_by_nothing_in_half_precision_too(re
     half = report("evaluate", "--model", saved_model, "--bf16", name="half")
     full = report("evaluate", "--model", saved_model, name="full")
     assert half["forget"] == before["forget"] != full["forget"]
+
+
+def test_all_models_are_there_before_any_is_asked(saved_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hamu.cli.image_task.predict", None)
+    words = ["--model", str(tmp_path / "typo"), "--retain_model", str(saved_model)]
+    assert main(["evaluate", *IMAGES, *words, "--output_dir", str(tmp_path / "out")]) == 2
+    assert "typo is not a saved model: it has no config.json" in capsys.readouterr().err

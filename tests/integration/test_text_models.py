@@ -200,8 +200,14 @@ def test_a_dry_run_plans_the_run_that_follows(capsys):
     found = plan(capsys, "unlearn", *DATA, "--model", "original")
     assert found["records of each side in a step"] == "8"
     assert found["length"] == "128", "what the model can read"
-    assert plan(capsys, "train", *DATA, "--model", "original", "--max_length", "50")["length"] == "50"
-    whole = int(found["parameters"].replace(",", ""))
+    found = plan(capsys, "train", *DATA[:2], "--model", "original", "--max_length", "50")
+    assert (found["training records"], found["records in a step"], found["length"]) == ("24", "8", "50")
+    found = plan(capsys, "train", *DATA, "--without_forget", "--model", "original")
+    assert found["training records"] == "20"
+    stated = ["--expected_retain", "1000", "--expected_forget", "100"]
+    assert plan(capsys, "unlearn", *DATA, *stated, "--model", "original")["retain records"] == "20", "they are here"
+    assert plan(capsys, "unlearn", *stated, "--model", "original")["retain records"] == "1,000"
+    whole = int(plan(capsys, "unlearn", *DATA, "--model", "original")["parameters"].replace(",", ""))
     for words in (["--lora"], [], ["--base_model", "original"]):
         found = plan(capsys, "unlearn", *DATA, "--model", "adapter", *words)
         assert int(found["trained"]) == 2 * 2 * (32 + 32), "rank 2 on the query and value projection"
@@ -228,10 +234,12 @@ def unasked(monkeypatch):
     (["--retain_model", "adapter", "--original_model", "typo"], "typo is not a saved model"),
     (["--world_facts", "typo.jsonl"], "typo.jsonl is neither a file nor a folder"),
     (["--real_authors", "plain.jsonl"], "row 0 of plain.jsonl has no perturbed_answer"),
+    (["--retain_perturbed", "long.jsonl"], "row 0 of long.jsonl has no answer token among its first 512 tokens"),
 ])  # fmt: skip
 @pytest.mark.usefixtures("here", "unasked")
 def test_what_an_evaluation_needs_is_looked_for_before_a_model_is_asked(words, message, capsys):
     Path("plain.jsonl").write_text('{"question": "a?", "answer": "b"}')
+    Path("long.jsonl").write_text(json.dumps({"question": "a? " * 999, "answer": "b", "perturbed_answer": "c"}))
     assert run("evaluate", *DATA, "--model", "original", *words, "--output_dir", "check") == 2
     assert message in capsys.readouterr().err
     assert not Path("check").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from pathlib import Path
 
 from rich.console import Console
 
@@ -44,10 +45,10 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
         trust_remote_code=run.trust_remote_code,
     )
     length = min(data.max_length, shape.longest or data.max_length)
-    retain, forget, known = _records(task)
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     is_unlearning = isinstance(args, UnlearnConfig)
-    epoch = math.ceil((retain if is_unlearning or run.without_forget else retain + forget) / per_step)
+    records = _records(task, is_unlearning)
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    epoch = math.ceil(next(iter(records.values()))[0] / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
     sides, keeps_original = 1, False
     if isinstance(args, UnlearnConfig):
@@ -69,8 +70,8 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
     table = plain_table("what", "how much", right=(1,))
     table.add_row("parameters", f"{shape.parameters:,}")
     table.add_row("trained", f"{shape.trainable:,} ({shape.trainable / shape.parameters:.2%})")
-    table.add_row("retain records", f"{retain:,}{known}")
-    table.add_row("forget records", f"{forget:,}{known}")
+    for name, (count, known) in records.items():
+        table.add_row(f"{name} records", f"{count:,}{known}")
     table.add_row("records of each side in a step" if is_unlearning else "records in a step", f"{per_step:,}")
     table.add_row("steps", f"{steps:,} ({epoch:,} an epoch)")
     for name, size in memory.items():
@@ -84,10 +85,21 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
     return 0
 
 
-def _records(task: Task) -> tuple[int, int, str]:
-    """How many records are retained and forgotten: as the settings state, else counted."""
+def _records(task: Task, is_unlearning: bool) -> dict[str, tuple[int, str]]:
+    """How many records each set has that a run goes through, and whether that is only stated.
+
+    They are counted where the data are here, or of the hub and nothing is stated.
+    """
     data = task.data_options
-    if data.expected_retain is not None and data.expected_forget is not None:
-        return data.expected_retain, data.expected_forget, " (stated)"
-    problem = task.problem()
-    return len(problem.retain), len(problem.forget), ""
+    sources = task.data_sources()
+    here = bool(sources) and all(name == task.bundled or Path(name).exists() for name in sources)
+    if not here and data.expected_retain is not None and data.expected_forget is not None:
+        retain, forget, known = data.expected_retain, data.expected_forget, " (stated)"
+    elif is_unlearning or task.run_options.without_forget:
+        problem = task.problem()
+        retain, forget, known = len(problem.retain), len(problem.forget), ""
+    else:
+        retain, forget, known = len(task.train_and_test()[0]), 0, ""
+    if is_unlearning:
+        return {"retain": (retain, known), "forget": (forget, known)}
+    return {"training": (retain if task.run_options.without_forget else retain + forget, known)}

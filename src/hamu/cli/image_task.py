@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import membership_line, reference_table, report_table
 from hamu.cli.tasks import Task
@@ -13,6 +14,7 @@ from hamu.data.readers import DIGITS, has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
 from hamu.models import check_fits, load_classifier, new_classifier
+from hamu.models.loading import check_is_classifier
 from hamu.training import TrainConfig
 from hamu.training.original import collate
 
@@ -51,6 +53,12 @@ class ImageTask(Task):
             raise HamuError(f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at least two")
         trusted = self.run_options.trust_remote_code
         return new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
+
+    def check_models(self, options: EvaluateOptions | None = None) -> None:
+        """Those of the hub are not looked for yet."""
+        for name in (self.run_options.model, self.run_options.retain_model):
+            if name is not None:
+                check_is_classifier(name)
 
     def load_model(self, source: str, base: str | None = None) -> Any:
         """A saved classifier."""

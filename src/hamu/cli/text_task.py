@@ -195,15 +195,18 @@ class TextTask(Task):
             self.show_metrics(report)
 
     def read_further(self, options: EvaluateOptions) -> None:
-        """TOFU's records, which are kept."""
-        self.tofu = TofuSets(*(self._with_wrong_answers(getattr(options, name)) for name in _TOFU_SETS))
-
-    def _with_wrong_answers(self, source: str | None) -> TextRecords | None:
-        if source is None:
-            return None
-        texts = self.read(self.located(source), "train")
-        texts.answering(PERTURBED)
-        return texts
+        """TOFU's records, which are kept, once it is sure that they have wrong answers, and an answer in each."""
+        named = [getattr(options, name) for name in _TOFU_SETS]
+        self.tofu = TofuSets(*(None if name is None else self.read(self.located(name), "train") for name in named))
+        found = [texts for texts in vars(self.tofu).values() if texts is not None]
+        if not found:
+            return
+        run = self.run_options
+        source = run.tokenizer or str(run.model)
+        tokenizer = load_tokenizer(source, run.base_model, trust_remote_code=run.trust_remote_code)
+        for texts in found:
+            for one in (texts, texts.answering(PERTURBED)):
+                encode(one, tokenizer, self.data_options.max_length)
 
     def evaluate_further(self, model: Any, args: TrainConfig, options: EvaluateOptions, report: dict[str, Any]) -> None:
         """TOFU's figures, where their data are given."""
