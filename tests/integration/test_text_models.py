@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hamu.cli import main
+from hamu.cli.named_sources import NamedSources
 from hamu.cli.text_task import TextTask
 from hamu.data import read_text
 from hamu.models.language import AdapterSettings, load_language_model, new_language_model, new_tokenizer, with_adapter
@@ -93,6 +94,18 @@ def test_a_new_adapter_finds_its_base_from_any_folder(here, tmp_path, monkeypatc
     assert not any(str(tmp_path) in text for text in named)
 
 
+def test_a_merged_model_is_the_adapted_one_though_its_embeddings_were_tied(here, capsys):
+    job = [*UNLEARN, "--model", "original", "--lora", "--lora_targets", "q_proj,lm_head", "--merge"]
+    assert run(*job, "--output_dir", "run") == 0
+    ids = torch.arange(40, 60)[None]
+    with torch.no_grad():
+        adapted, merged = (
+            load_language_model(f"run/{name}").eval()(input_ids=ids).logits for name in ("model", "merged")
+        )
+    torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
+    assert not_held(capsys) == []
+
+
 def test_a_model_against_itself_differs_by_nothing_in_half_precision_too(here):
     assert run(*UNLEARN, "--model", "original", "--retain_model", "original", "--bf16", "--output_dir", "run") == 0
     before = evaluation(here / "run")["before"]
@@ -120,8 +133,6 @@ def test_figures_in_full_precision_are_verified_as_exactly(here, capsys):
     assert recorded["settings"]["full_precision_eval"] is True
     capsys.readouterr()
     assert run("verify", "run") == 0
-    from hamu.cli.named_sources import NamedSources
-
     sources = NamedSources(here / "run")
     assert sources.precision() == "float32"
     found = sources.figures("after")["sets"]["forget"]["loss"]
