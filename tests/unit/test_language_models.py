@@ -13,6 +13,7 @@ from hamu.models.language import (
     AdapterSettings,
     check_reads,
     load_language_model,
+    load_tokenizer,
     new_language_model,
     new_tokenizer,
     with_adapter,
@@ -65,6 +66,36 @@ def test_what_cannot_be_loaded_is_named():
         HamuError, match="made for the base model 'owner/gone', which is not a folder here; name it with"
     ):
         load_language_model("adapter")
+
+
+def test_a_new_adapter_names_its_base_by_the_whole_path(saved, tmp_path):
+    adapted = load_language_model("base", adapter=AdapterSettings(rank=2))
+    assert adapted.peft_config["default"].base_model_name_or_path == str(tmp_path / "base")
+
+
+def test_the_tokenizer_of_an_adapter_of_the_hub_lies_beside_it_or_beside_its_base(monkeypatch, tokenizer):
+    has, asked = set(), []
+
+    class Loader:
+        @staticmethod
+        def from_pretrained(name, **settings):
+            asked.append(name)
+            if name not in has:
+                raise OSError("no tokenizer.json here")
+            return tokenizer
+
+    base = {"base_model_name_or_path": "owner/base"}
+    monkeypatch.setattr("hamu.models.language.saved_adapter", lambda source: base if "adapter" in source else None)
+    monkeypatch.setattr("hamu.models.language.AutoTokenizer", Loader)
+    has.add("owner/base")
+    assert load_tokenizer("hub:owner/adapter") is tokenizer
+    assert asked == ["owner/adapter", "owner/base"]
+    has.add("owner/adapter")
+    assert load_tokenizer("hub:owner/adapter") is tokenizer
+    assert asked[2:] == ["owner/adapter"]
+    has.clear()
+    with pytest.raises(HamuError, match=r"of hub:owner/base cannot be loaded: no tokenizer\.json here; --"):
+        load_tokenizer("hub:owner/adapter")
 
 
 class Unable(torch.nn.Module):

@@ -37,6 +37,8 @@ def run(argv: list[str], console: Console) -> int:
         if asked:
             raise HamuError(f"assess has no --{name}; leave it out")
     task, folder, problem = opened(data_options, run_options, args, resolved, console)
+    task.check_models()
+    task.settle_adapter(resolved)
     set_seed(args.seed)  # of a new adapter
     model = task.start_model(str(run_options.model)).to(args.device)
     problem = fitted_problem(task, model, problem)

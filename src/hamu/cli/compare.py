@@ -74,6 +74,7 @@ def run(argv: list[str], console: Console) -> int:
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=folder_is_ours)
     if not task.is_elsewhere(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
+    task.settle_adapter(resolved)
     shared = {name: value for name, value in resolved.items() if name not in (*vars(options), "output_dir")}
     with folder, TemporaryDirectory(prefix="hamu-") as place:
         plans = {cell: _planned(cell, shared, Path(place)) for cell in grid}

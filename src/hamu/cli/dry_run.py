@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from pathlib import Path
 
 from rich.console import Console
 
 from hamu.cli.options import DataOptions, RunOptions
 from hamu.cli.tables import plain_table
-from hamu.cli.tasks import choose_task
+from hamu.cli.tasks import Task, choose_task
+from hamu.cli.text_task import TextTask
 from hamu.errors import HamuError
 from hamu.models.language import TINY, AdapterSettings
 from hamu.models.shapes import estimate_memory, model_shape
@@ -17,20 +20,35 @@ from hamu.training import TrainConfig, UnlearnConfig
 from hamu.training.config import checkpoints_activations
 
 
-def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainConfig) -> int:
-    """Resolve the settings and print what they come to; no weights are loaded, nothing is written.
+def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainConfig, given: Collection[str]) -> int:
+    """Resolve the settings as the run would and print what they come to; no weights are loaded, nothing is written.
+
+    Args:
+        console: where to.
+        data, run, args: the options of the run.
+        given: the names of those that were given.
 
     Raises:
         HamuError: if the model's configuration or the number of records cannot be known.
     """
     if run.model is None or run.model == TINY:
         raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read")
+    task = TextTask(data, run, console) if data.data is None else choose_task(data, run, console)
+    task.fill_in(args, given)
+    task.settle_adapter(given)
     adapter = AdapterSettings(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets) if run.lora else None
-    shape = model_shape(run.model, adapter, run.model_dtype, trust_remote_code=run.trust_remote_code)
-    retain, forget, known = _records(data, run, console)
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    shape = model_shape(
+        run.model,
+        adapter,
+        run.model_dtype,
+        base_model=run.base_model,
+        trust_remote_code=run.trust_remote_code,
+    )
+    length = min(data.max_length, shape.longest or data.max_length)
     is_unlearning = isinstance(args, UnlearnConfig)
-    epoch = math.ceil((retain if is_unlearning or run.without_forget else retain + forget) / per_step)
+    records = _records(task, is_unlearning)
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    epoch = math.ceil(next(iter(records.values()))[0] / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
     sides, keeps_original = 1, False
     if isinstance(args, UnlearnConfig):
@@ -43,7 +61,7 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
         keeps_original = any(build_objective(name).needs_original for name in names if name)
     memory = estimate_memory(
         shape,
-        tokens=args.per_device_train_batch_size * data.max_length,
+        tokens=args.per_device_train_batch_size * length,
         optimizer=str(args.optim),
         sides=sides,
         keeps_original=keeps_original,
@@ -52,8 +70,8 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
     table = plain_table("what", "how much", right=(1,))
     table.add_row("parameters", f"{shape.parameters:,}")
     table.add_row("trained", f"{shape.trainable:,} ({shape.trainable / shape.parameters:.2%})")
-    table.add_row("retain records", f"{retain:,}{known}")
-    table.add_row("forget records", f"{forget:,}{known}")
+    for name, (count, known) in records.items():
+        table.add_row(f"{name} records", f"{count:,}{known}")
     table.add_row("records of each side in a step" if is_unlearning else "records in a step", f"{per_step:,}")
     table.add_row("steps", f"{steps:,} ({epoch:,} an epoch)")
     for name, size in memory.items():
@@ -61,15 +79,27 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
     table.add_row("memory: sum, on each device", f"{sum(memory.values()):.1f} GB")
     console.print(table)
     console.print(
-        f"Activations and logits are those of records of {data.max_length} tokens each, the longest allowed. Smaller: "
+        f"Activations and logits are those of records of {length} tokens each, the longest allowed. Smaller: "
         f"--per_device_train_batch_size with --gradient_accumulation_steps, --gradient_checkpointing, --max_length."
     )
     return 0
 
 
-def _records(data: DataOptions, run: RunOptions, console: Console) -> tuple[int, int, str]:
-    """How many records are retained and forgotten: counted where they are here, else as the settings state."""
-    if data.expected_retain is not None and data.expected_forget is not None:
-        return data.expected_retain, data.expected_forget, " (stated)"
-    problem = choose_task(data, run, console).problem()
-    return len(problem.retain), len(problem.forget), ""
+def _records(task: Task, is_unlearning: bool) -> dict[str, tuple[int, str]]:
+    """How many records each set has that a run goes through, and whether that is only stated.
+
+    They are counted where the data are here, or of the hub and nothing is stated.
+    """
+    data = task.data_options
+    sources = task.data_sources()
+    here = bool(sources) and all(name == task.bundled or Path(name).exists() for name in sources)
+    if not here and data.expected_retain is not None and data.expected_forget is not None:
+        retain, forget, known = data.expected_retain, data.expected_forget, " (stated)"
+    elif is_unlearning or task.run_options.without_forget:
+        problem = task.problem()
+        retain, forget, known = len(problem.retain), len(problem.forget), ""
+    else:
+        retain, forget, known = len(task.train_and_test()[0]), 0, ""
+    if is_unlearning:
+        return {"retain": (retain, known), "forget": (forget, known)}
+    return {"training": (retain if task.run_options.without_forget else retain + forget, known)}

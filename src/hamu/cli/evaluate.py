@@ -14,6 +14,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
+from hamu.training.original import to_channels_last
 from hamu.training.pairing import subset
 
 
@@ -30,6 +31,8 @@ def run(argv: list[str], console: Console) -> int:
     )
     build_metrics()  # a broken one is to cost no run
     task, folder, problem = opened(data_options, run_options, args, resolved, console, further)
+    task.check_models(further)
+    task.read_further(further)
     reference = None
     if run_options.retain_model is not None:
         reference = predictions_of(task, run_options.retain_model, problem, args)[1]
@@ -37,12 +40,13 @@ def run(argv: list[str], console: Console) -> int:
     report = task.report(predictions, problem, reference, args)
     console.print(f"forget set: {problem.forget_name}")
     task.show({"": report})
-    files = task.evaluate_further(model, problem, args, further, report)
     with folder:
         folder.write_config(resolved)
-        for name, text in files.items():
+        path = folder.write_json("evaluation.json", report)  # kept, whatever becomes of what takes longer
+        task.evaluate_further(model, args, further, report)
+        folder.write_json("evaluation.json", report)
+        for name, text in task.further_files(model, problem, args, further).items():
             folder.write_text(name, text, private=True)
-        path = folder.write_json("evaluation.json", report)
     console.print(f"all figures are in {path}", soft_wrap=True, markup=False)
     return 0
 
@@ -69,10 +73,20 @@ def opened(
 
 
 def predictions_of(
-    task: Task, source: str, problem: UnlearningData[Any], args: TrainConfig, most: int | None = None
+    task: Task,
+    source: str,
+    problem: UnlearningData[Any],
+    args: TrainConfig,
+    most: int | None = None,
+    base: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """A saved model, and its predictions for every set (at most so many of each), in the form that it takes."""
-    model = task.load_model(source).to(args.device)
+    """A saved model, and its predictions for every set (at most so many of each), in the form that it takes.
+
+    Its base model, if it is an adapter, may be somewhere else than it says.
+    """
+    model = task.load_model(source, base).to(args.device)
+    if args.channels_last:  # as training has it: the order changes the last digits
+        to_channels_last(model)
     fitted = fitted_problem(task, model, problem)
     return model, {
         name: task.predict(model, subset(data, most, args.seed), args) for name, data in fitted.sets().items()

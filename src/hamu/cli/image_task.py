@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hamu.cli.options import EvaluateOptions
+from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import membership_line, reference_table, report_table
 from hamu.cli.tasks import HUB, Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
@@ -20,6 +21,7 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
+from hamu.models.loading import check_is_classifier
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
 from hamu.training.original import collate
@@ -70,7 +72,13 @@ class ImageTask(Task):
             self.processor = load_image_processor(name, trust_remote_code=trusted)
         return model
 
-    def load_model(self, source: str) -> Any:
+    def check_models(self, options: EvaluateOptions | None = None) -> None:
+        """Those of the hub are not looked for yet."""
+        for name in (self.run_options.model, self.run_options.retain_model):
+            if name is not None:
+                check_is_classifier(name)
+
+    def load_model(self, source: str, base: str | None = None) -> Any:
         """A saved classifier; its image processor is kept, if it has one."""
         trusted = self.run_options.trust_remote_code
         model = load_classifier(source, trust_remote_code=trusted)
@@ -110,7 +118,8 @@ class ImageTask(Task):
 
     def predict(self, model: Any, data: Any, args: TrainConfig) -> Predictions:
         """See `predict`."""
-        return predict(model, data, args.eval_batch_size, collate)
+        with evaluation_precision(args):
+            return predict(model, data, args.eval_batch_size, collate)
 
     def report(
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
@@ -129,14 +138,3 @@ class ImageTask(Task):
         last = list(reports.values())[-1]
         if "against_retain_model" in last:
             self.console.print(reference_table(last))
-
-    def evaluate_further(
-        self,
-        model: Any,
-        problem: UnlearningData[Any],
-        args: TrainConfig,
-        options: EvaluateOptions,
-        report: dict[str, Any],
-    ) -> dict[str, str]:
-        """Nothing more."""
-        return {}

@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from hamu.cli.evaluate import predictions_of
 from hamu.cli.options import DataOptions, RunOptions, parse, recorded_settings
+from hamu.cli.precision import evaluates_in_half
 from hamu.cli.tasks import HUB, Task, choose_task
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
@@ -58,8 +58,7 @@ class NamedSources:
 
     def weights(self, role: str) -> Path:
         """Where the whole model or an adapter's base model is."""
-        source = self._model(role)
-        return self._folder(self._base(source) or source)
+        return self._folder(self._base(role) or self._model(role))
 
     def adapter(self, role: str) -> Path:
         """Where an adapter is."""
@@ -100,7 +99,15 @@ class NamedSources:
             role: which.
             most: records of each set; by default as many as the run itself has evaluated.
         """
-        return self._loaded(self._model(role), self._named.args.max_eval_samples if most is None else most)
+        named, source, base = self._named, self._model(role), self._base(role)
+        tokenizer = named.task.run_options.tokenizer
+        if tokenizer is not None:
+            self._need(tokenizer)
+        most = named.args.max_eval_samples if most is None else most
+        try:
+            return predictions_of(named.task, source, self._problem, named.args, most, base)
+        except NeedsCode as error:
+            raise Unavailable(f"it cannot be loaded: {error}") from error
 
     def figures(self, role: str) -> dict[str, Any]:
         """By the precision and the sample of the run."""
@@ -125,7 +132,7 @@ class NamedSources:
     def precision(self) -> str:
         """Of the run's evaluations."""
         args, options = self._named.args, self._named.task.run_options
-        is_full = not (args.bf16 or args.fp16) and options.model_dtype == "float32"
+        is_full = not evaluates_in_half(args) and options.model_dtype == "float32"
         return "float32" if is_full else "half precision"
 
     @cached_property
@@ -144,8 +151,6 @@ class NamedSources:
         task.classes_of = str(self._run / "model")  # as the original's, which may be out of reach
         task.fill_in(args, given)
         of_run = recorded_settings(data, options, args, given)
-        if options.lora and options.base_model is None and not self._is_adapter(str(options.model), task):
-            options.base_model = options.model  # of the new adapter
         return _Named(task, args, {name: value for name, value in of_run.items() if name in given})
 
     @cached_property
@@ -164,16 +169,6 @@ class NamedSources:
         except Unavailable:
             return None
 
-    def _loaded(self, source: str, most: int | None) -> tuple[Any, dict[str, Any]]:
-        self._base(source)
-        args = self._named.args
-        half = torch.float16 if args.fp16 else torch.bfloat16
-        try:
-            with torch.autocast(args.device.type, dtype=half, enabled=args.bf16 or args.fp16):
-                return predictions_of(self._named.task, source, self._problem, args, most)
-        except NeedsCode as error:
-            raise Unavailable(f"it cannot be loaded: {error}") from error
-
     def _model(self, role: str) -> str:
         """Where a model is."""
         if role == "after":
@@ -183,23 +178,31 @@ class NamedSources:
         self._need(source)
         return source
 
-    def _base(self, source: str) -> str | None:
-        """Where an adapter's base model is, None for a whole model."""
+    def _base(self, role: str) -> str | None:
+        """Where the base model of an adapter is, None for a whole model."""
+        source = self._model(role)
         if not source.startswith(HUB) and not _has_adapter(source):
             return None
         try:
-            base = self._named.task.base_of(source)
+            base = self._named.task.base_of(source, self._adapted() if role == "after" else None)
         except HamuError as error:
             raise Unavailable(f"its base model is not known: {error}") from error
         if base is not None:
             self._need(base)
         return base
 
-    def _is_adapter(self, source: str, task: Task) -> bool:
-        """Whether a model is one; what is of the hub and may not be looked at is taken for a whole model."""
+    def _adapted(self) -> str | None:
+        """The whole model that was given a new adapter, None where an adapter was unlearned in place.
+
+        What is of the hub and may not be looked at is taken for a whole model.
+        """
+        task = self._named.task
+        source = str(task.run_options.model)
         if source.startswith(HUB):
-            return source in self._hub and task.base_of(source) is not None
-        return _has_adapter(source)
+            was_adapter = source in self._hub and task.base_of(source) is not None
+        else:
+            was_adapter = _has_adapter(source)
+        return source if task.run_options.lora and not was_adapter else None
 
     def _need(self, source: str) -> None:
         if source.startswith(HUB):

@@ -31,6 +31,7 @@ _NOT_TAKEN = {  # by commands whose dataclasses have it nevertheless
     "unlearn": {"without_forget"}, "assess": {"without_forget", "dry_run", "auto"},
     "compare": {"without_forget", "dry_run", "auto", "method"}, "evaluate": {"without_forget"},
 }  # fmt: skip
+OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 _NOT_OF_A_RUN = ("resume", "overwrite", "trust_remote_code")  # how a command was called
 # what a run may be resumed with although it was begun with something else: none of it changes a result
 _MAY_CHANGE = {
@@ -130,7 +131,10 @@ class RunOptions:
     )
     tokenizer: str | None = field(
         default=None,
-        metadata={"help": "Text: give a tiny-llama the tokenizer of this model, so that their losses compare."},
+        metadata={
+            "help": "Text: use the tokenizer of this model: for a tiny-llama, so that their losses compare; for saved "
+            "models, in place of their own."
+        },
     )
     model_dtype: str = field(
         default="float32", metadata={"help": "Text: load the model in float32, bfloat16, float16, or auto (its own)."}
@@ -353,6 +357,8 @@ def recorded_settings(data: DataOptions, run: RunOptions, args: UnlearnConfig, g
     """The settings of a run in the form that its record holds."""
     names = {*own_options(type(args)), *_SHOWN}
     own = {**vars(data), **vars(run), **{name: getattr(args, name) for name in names}}
+    if not run.lora:
+        own |= dict.fromkeys(OF_AN_ADAPTER)  # they had no effect
     return recorded(own, {name: getattr(args, name) for name in given if name not in own})
 
 

@@ -6,7 +6,7 @@ A task reads the problem, loads the model, brings the data into the form that th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,16 +63,33 @@ class Task(ABC):
         """A model to be trained on these records."""
 
     @abstractmethod
-    def load_model(self, source: str) -> Any:
-        """A saved model, as it is."""
+    def load_model(self, source: str, base: str | None = None) -> Any:
+        """A saved model, as it is.
+
+        Args:
+            source: where it is.
+            base: where its base model is if it is an adapter; by default where --base_model or the adapter says.
+        """
 
     def start_model(self, source: str) -> Any:
         """A saved model, ready to be changed."""
         return self.load_model(source)
 
-    def base_of(self, source: str) -> str | None:
-        """The base model, if a saved model is an adapter."""
+    def base_of(self, source: str, base: str | None = None) -> str | None:
+        """The base model, if a saved model is an adapter; see `load_model`."""
         return None
+
+    def check_models(self, options: EvaluateOptions | None = None) -> None:
+        """Check that the models which are named are there, before any of them is asked."""
+        return
+
+    def settle_adapter(self, given: Collection[str]) -> None:
+        """Check the settings of a new adapter, and put those of a saved one in their place."""
+        return
+
+    def read_further(self, options: EvaluateOptions) -> None:
+        """Read what only `hamu evaluate` needs, once it is sure that it can be used."""
+        return
 
     @abstractmethod
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
@@ -103,16 +120,15 @@ class Task(ABC):
         for name, value in report.get("metrics", {}).items():
             self.console.print(f"{name}: " + ("not measured" if value is None else f"{value:.4g}"))
 
-    @abstractmethod
-    def evaluate_further(
-        self,
-        model: Any,
-        problem: UnlearningData[Any],
-        args: TrainConfig,
-        options: EvaluateOptions,
-        report: dict[str, Any],
+    def evaluate_further(self, model: Any, args: TrainConfig, options: EvaluateOptions, report: dict[str, Any]) -> None:
+        """What only `hamu evaluate` measures: adds to the report."""
+        return
+
+    def further_files(
+        self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions
     ) -> dict[str, str]:
-        """What only `hamu evaluate` measures: adds to the report; returns further files to write, by name."""
+        """What only `hamu evaluate` writes, by name."""
+        return {}
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:
         """Save the model with what belongs to it."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hamu.cli.adapter_options import settle_adapter
 from hamu.cli.options import EvaluateOptions
+from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import privleak_line, text_membership_line, text_table, tofu_table
-from hamu.cli.tasks import Task
+from hamu.cli.tasks import HUB, Task
 from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
 from hamu.data.text_readers import MINIATURE, has_test_split
 from hamu.errors import HamuError
@@ -24,10 +26,12 @@ from hamu.evaluation import (
     text_report,
     tofu_report,
 )
+from hamu.evaluation.tofu import PERTURBED
 from hamu.models.language import (
     TINY,
     AdapterSettings,
     base_of,
+    check_is_saved,
     check_reads,
     load_language_model,
     load_tokenizer,
@@ -35,6 +39,7 @@ from hamu.models.language import (
     new_language_model,
     new_tokenizer,
 )
+from hamu.models.merging import merged
 from hamu.reporting.answers import AnsweredRecord, answered, answers_page
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
@@ -51,6 +56,7 @@ class TextTask(Task):
     ways = ("forget_data", "forget_rows", "forget_filter")
     bundled = MINIATURE
     tokenizer: Any = None
+    tofu = TofuSets()
 
     def read(self, source: str, split: str) -> TextRecords:
         """See `read_text`."""
@@ -78,6 +84,7 @@ class TextTask(Task):
     def new_model(self, name: str, train: TextRecords) -> Any:
         """A new tiny model with a tokenizer of its own, or a saved one to go on with."""
         if name != TINY:
+            self.check_models()
             return self.start_model(name)
         if self.run_options.lora or self.run_options.merge:
             raise HamuError(f"{TINY} is new and trained whole; leave --lora and --merge out")
@@ -89,9 +96,9 @@ class TextTask(Task):
         )
         return new_language_model(self.tokenizer, max_length=self.data_options.max_length)
 
-    def load_model(self, source: str) -> Any:
+    def load_model(self, source: str, base: str | None = None) -> Any:
         """A saved model; its tokenizer is kept."""
-        model, self.tokenizer = self._loaded(source)
+        model, self.tokenizer = self._loaded(source, base=base)
         return model
 
     def start_model(self, source: str) -> Any:
@@ -109,18 +116,36 @@ class TextTask(Task):
             raise HamuError("there is no adapter to merge; leave --merge out, or train one with --lora")
         return model
 
-    def base_of(self, source: str) -> str | None:
+    def base_of(self, source: str, base: str | None = None) -> str | None:
         """See `base_of`."""
-        return base_of(source, self.run_options.base_model)
+        return base_of(source, base or self.run_options.base_model)
 
-    def _loaded(self, source: str, adapter: AdapterSettings | None = None) -> tuple[Any, Any]:
-        """A model and its tokenizer."""
+    def check_models(self, options: EvaluateOptions | None = None) -> None:
+        """Those of the hub are not looked for yet; a base model that none of them needs is said."""
+        run = self.run_options
+        named = [run.model, run.retain_model, None if options is None else options.original_model]
+        models = [name for name in named if name is not None]
+        for name in models:
+            check_is_saved(name)
+        is_needed = [name.startswith(HUB) or self.base_of(name) is not None for name in models]
+        if run.base_model not in (None, run.model) and not any(is_needed):
+            self.console.print(
+                f"base_model {run.base_model} is not used: no model that is named is an adapter",
+                soft_wrap=True, markup=False,
+            )  # fmt: skip
+
+    def settle_adapter(self, given: Collection[str]) -> None:
+        """See `settle_adapter`."""
+        settle_adapter(self.run_options, given)
+
+    def _loaded(self, source: str, adapter: AdapterSettings | None = None, base: str | None = None) -> tuple[Any, Any]:
+        """A model and its tokenizer, which may be another's."""
         options = self.run_options
-        base, trusted = options.base_model, options.trust_remote_code
+        base, trusted = base or options.base_model, options.trust_remote_code
         model = load_language_model(
             source, base_model=base, adapter=adapter, dtype=options.model_dtype, trust_remote_code=trusted
         )
-        return model, load_tokenizer(source, base, trust_remote_code=trusted)
+        return model, load_tokenizer(options.tokenizer or source, base, trust_remote_code=trusted)
 
     def fitted(self, model: Any, *sets: TextRecords | None) -> list[TextData | None]:
         """As tokens; checked."""
@@ -144,7 +169,8 @@ class TextTask(Task):
 
     def predict(self, model: Any, data: Any, args: TrainConfig) -> TokenPredictions:
         """See `predict_tokens`."""
-        return predict_tokens(model, data, args.eval_batch_size, self.collator())
+        with evaluation_precision(args):
+            return predict_tokens(model, data, args.eval_batch_size, self.collator())
 
     def report(
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
@@ -171,49 +197,53 @@ class TextTask(Task):
                 self.console.print(f"{name}: {line}" if name else line)
             self.show_metrics(report)
 
-    def evaluate_further(
-        self,
-        model: Any,
-        problem: UnlearningData[Any],
-        args: TrainConfig,
-        options: EvaluateOptions,
-        report: dict[str, Any],
-    ) -> dict[str, str]:
-        """Answers side by side, and TOFU's figures where their data are given."""
-        sets = {name: self._read_named(getattr(options, name)) for name in _TOFU_SETS}
+    def read_further(self, options: EvaluateOptions) -> None:
+        """TOFU's records, which are kept, once it is sure that they have wrong answers, and an answer in each."""
+        named = [getattr(options, name) for name in _TOFU_SETS]
+        self.tofu = TofuSets(*(None if name is None else self.read(self.located(name), "train") for name in named))
+        found = [texts for texts in vars(self.tofu).values() if texts is not None]
+        if not found:
+            return
+        run = self.run_options
+        source = run.tokenizer or str(run.model)
+        tokenizer = load_tokenizer(source, run.base_model, trust_remote_code=run.trust_remote_code)
+        for texts in found:
+            for one in (texts, texts.answering(PERTURBED)):
+                encode(one, tokenizer, self.data_options.max_length)
+
+    def evaluate_further(self, model: Any, args: TrainConfig, options: EvaluateOptions, report: dict[str, Any]) -> None:
+        """TOFU's figures, where their data are given."""
+        tofu, length = self.tofu, self._length(model)
+        if tofu == TofuSets():
+            return
         batch, most = args.eval_batch_size, options.generate or None
-        if any(sets.values()):
-            tofu = TofuSets(
-                sets["forget_perturbed"], sets["retain_perturbed"], sets["real_authors"], sets["world_facts"]
-            )
-            length = self._length(model)
+        with evaluation_precision(args):
             report["tofu"] = tofu_report(
                 model, self.tokenizer, tofu, batch, length, most, args.seed, generate=options.generate > 0
             )
-            if self.run_options.retain_model is not None and sets["forget_perturbed"] is not None:
-                self._compare_with_retain_model(report, sets["forget_perturbed"], args)
-            if report.get("privleak") is not None:
-                report["tofu"]["privleak"] = report["privleak"]  # the table has it beside forget quality
-            self.console.print(tofu_table(report["tofu"]))
-        return self._answers(model, problem, args, options) if options.generate else {}
-
-    def _read_named(self, source: str | None) -> TextRecords | None:
-        return None if source is None else self.read(self.located(source), "train")
+        if self.run_options.retain_model is not None and tofu.forget is not None:
+            self._compare_with_retain_model(report, tofu.forget, args)
+        if report.get("privleak") is not None:
+            report["tofu"]["privleak"] = report["privleak"]  # the table has it beside forget quality
+        self.console.print(tofu_table(report["tofu"]))
 
     def _compare_with_retain_model(self, report: dict[str, Any], forget: TextRecords, args: TrainConfig) -> None:
         """Forget quality, which needs a model that never saw the forget set."""
         model, tokenizer = self._loaded(str(self.run_options.retain_model))
         length = self._length(model)
-        theirs = tofu_report(
-            model.to(args.device), tokenizer, TofuSets(forget=forget), args.eval_batch_size, length, generate=False
-        )
+        with evaluation_precision(args):
+            theirs = tofu_report(
+                model.to(args.device), tokenizer, TofuSets(forget=forget), args.eval_batch_size, length, generate=False
+            )
         ours = report["tofu"]
         ours["forget_quality"] = forget_quality(ours["forget"]["truth_ratios"], theirs["forget"]["truth_ratios"])
 
-    def _answers(
+    def further_files(
         self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions
     ) -> dict[str, str]:
-        """The page of answers, and the same as JSON lines."""
+        """The page of answers side by side, and the same as JSON lines."""
+        if not options.generate:
+            return {}
         models = {"after" if options.original_model else "answer": (model, self.tokenizer)}
         if options.original_model:
             models = {"before": self._loaded(options.original_model)} | models
@@ -238,7 +268,8 @@ class TextTask(Task):
     def answers_of(self, model: Any, tokenizer: Any, texts: TextRecords, args: TrainConfig) -> list[str]:
         """What a model answers to the prompts of these records; see `generate_answers`."""
         data = encode(texts, tokenizer, self._length(model))
-        return generate_answers(model, tokenizer, data, args.eval_batch_size)
+        with evaluation_precision(args):
+            return generate_answers(model, tokenizer, data, args.eval_batch_size)
 
     def _length(self, model: Any) -> int:
         """The most tokens of a record: what was asked for, or what the model can read."""
@@ -248,8 +279,7 @@ class TextTask(Task):
         """The model (or its adapter) and its tokenizer; merged too, if asked for."""
         path = folder.save_model(model, self.tokenizer)
         if self.run_options.merge:
-            # in float32: small updates would be rounded away in the half precision of a base model
-            folder.save_model(model.float().merge_and_unload(), self.tokenizer, name="merged")
+            folder.save_model(merged(model), self.tokenizer, name="merged")
         return path
 
 

@@ -37,13 +37,14 @@ def run(argv: list[str], console: Console) -> int:
     if run_options.model is None:
         raise HamuError("name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME")
     if run_options.dry_run:
-        return show_plan(console, data_options, run_options, args)
+        return show_plan(console, data_options, run_options, args, resolved)
     task = choose_task(data_options, run_options, console)
     resume = going_on.resume
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources())
     if resume and folder.has("evaluation.json"):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
         return 0
+    task.settle_adapter(resolved)
     with folder:
         task.fill_in(args, resolved)
         if run_options.without_forget:

@@ -41,12 +41,14 @@ def run(argv: list[str], console: Console) -> int:
     if not args.eval_on_start:
         raise HamuError("eval_on_start measures the model before, which all is held against; leave it on")
     if run_options.dry_run:
-        return show_plan(console, data_options, run_options, args)
+        return show_plan(console, data_options, run_options, args, resolved)
     if resume and RunFolder(args.output_dir, resume=True).has("record.json"):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
         return 0
     build_metrics()  # a broken one is to cost no run
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=resume)
+    task.check_models()
+    task.settle_adapter(resolved)
     with folder:
         reference = None
         if run_options.retain_model is not None:

@@ -111,24 +111,37 @@ def new_language_model(
 
 
 def load_tokenizer(source: str, base_model: str | None = None, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer that lies beside a model, or beside an adapter's base model.
+    """The tokenizer that lies beside a model; beside its base model, if an adapter has none.
 
     The end-of-sequence token pads where it has no padding token.
 
     Raises:
         HamuError: if there is none, or it cannot be loaded.
     """
-    settings = _adapter_config(source)
-    beside = source.startswith(HUB) or any((Path(source) / name).is_file() for name in _TOKENIZER_FILES)
-    if settings is not None and not beside:
-        source = _base_of(source, settings, base_model)
-    with readable(f"the tokenizer of {source}"):
+    settings = saved_adapter(source)
+    if settings is None:
+        return _tokenizer_beside(source, trust_remote_code)
+    if source.startswith(HUB):  # what is there is known only by trying
+        try:
+            return _tokenizer_beside(source, trust_remote_code)
+        except HamuError:
+            return _tokenizer_beside(_base_of(source, settings, base_model), trust_remote_code)
+    beside = any((Path(source) / name).is_file() for name in _TOKENIZER_FILES)
+    return _tokenizer_beside(source if beside else _base_of(source, settings, base_model), trust_remote_code)
+
+
+def _tokenizer_beside(source: str, trust_remote_code: bool) -> Any:
+    try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.removeprefix(HUB),
             local_files_only=not source.startswith(HUB),
             trust_remote_code=trust_remote_code,
         )
         tokenizer("Does it work?")
+    except Exception as error:  # as `readable`
+        raise HamuError(
+            f"the tokenizer of {source} cannot be loaded: {first_line(error)}; --tokenizer takes that of another model"
+        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -161,20 +174,23 @@ def load_language_model(
     """
     if dtype not in _DTYPES:
         raise HamuError(f"model_dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
-    _check_is_saved(source)
+    check_is_saved(source)
     base_of_adapter = base_of(source, base_model)
     base = base_of_adapter or source
     model = from_pretrained(AutoModelForCausalLM, base, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code)
     model.config.use_cache = False
     if base_of_adapter is not None:
-        model = _with_saved_adapter(model, source, base, trainable)
+        model = _with_saved_adapter(model, source, trainable)
     elif adapter is not None:
         model = with_adapter(model, adapter)
+    if not base.startswith(HUB):  # saved with the adapter, so that it is found from anywhere
+        for config in getattr(model, "peft_config", {}).values():
+            config.base_model_name_or_path = str(Path(base).resolve())
     check_undamaged(model, source)
     return model
 
 
-def _with_saved_adapter(model: Any, source: str, base: str, trainable: bool) -> Any:
+def _with_saved_adapter(model: Any, source: str, trainable: bool) -> Any:
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     where = source.removeprefix(HUB)
@@ -192,10 +208,41 @@ def _with_saved_adapter(model: Any, source: str, base: str, trainable: bool) -> 
         missing = own.keys() - load_peft_weights(where).keys()
     if missing:
         raise HamuError(f"the adapter {source} lacks {min(missing)}; start from a whole copy")
-    if not base.startswith(HUB):  # saved with the adapter, so that it is found from anywhere
-        for config in model.peft_config.values():
-            config.base_model_name_or_path = str(Path(base).resolve())
     return model
+
+
+def saved_adapter(source: str) -> dict[str, Any] | None:
+    """The settings of a saved adapter, as PEFT has them; None for anything else."""
+    if source.startswith(HUB):
+        from transformers.utils.peft_utils import find_adapter_config_file
+
+        with readable(f"the model {source}"):
+            found = find_adapter_config_file(source.removeprefix(HUB))
+        if found is None:
+            return None
+        path = Path(found)
+    else:
+        path = Path(source) / "adapter_config.json"
+        if not path.is_file():
+            return None
+    with readable(f"the adapter {source}"):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        return {**settings}
+
+
+def check_is_saved(source: str) -> None:
+    """Check that a model is where it is said to be; those of the hub are not looked for.
+
+    Raises:
+        HamuError: if it is not.
+    """
+    names = ("config.json", "adapter_config.json")
+    if not source.startswith(HUB) and not any((Path(source) / name).is_file() for name in names):
+        check_no_run(source)
+        raise HamuError(
+            f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "
+            f"by save_pretrained (or by `hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
+        )
 
 
 def base_of(source: str, base_model: str | None = None) -> str | None:
@@ -208,7 +255,7 @@ def base_of(source: str, base_model: str | None = None) -> str | None:
     Raises:
         HamuError: if it is not there.
     """
-    settings = _adapter_config(source)
+    settings = saved_adapter(source)
     return None if settings is None else _base_of(source, settings, base_model)
 
 
@@ -216,7 +263,7 @@ def adapter_base(source: str) -> str | None:
     """The folder of the base model that a local adapter names, None if there is no such folder."""
     if source.startswith(HUB):
         return None
-    base = str((_adapter_config(source) or {}).get("base_model_name_or_path") or "")
+    base = str((saved_adapter(source) or {}).get("base_model_name_or_path") or "")
     return base if base and Path(base).is_dir() else None
 
 
@@ -282,39 +329,10 @@ def check_reads(model: Any, data: TextData) -> None:
         model.train(training)
 
 
-def _check_is_saved(source: str) -> None:
-    names = ("config.json", "adapter_config.json")
-    if not source.startswith(HUB) and not any((Path(source) / name).is_file() for name in names):
-        check_no_run(source)
-        raise HamuError(
-            f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "
-            f"by save_pretrained (or by `hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
-        )
-
-
-def _adapter_config(source: str) -> dict[str, Any] | None:
-    """The settings of a saved adapter; None for a whole model."""
-    if source.startswith(HUB):
-        from transformers.utils.peft_utils import find_adapter_config_file
-
-        with readable(f"the model {source}"):
-            found = find_adapter_config_file(source.removeprefix(HUB))
-        if found is None:
-            return None
-        path = Path(found)
-    else:
-        path = Path(source) / "adapter_config.json"
-        if not path.is_file():
-            return None
-    with readable(f"the adapter {source}"):
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        return {**settings}
-
-
 def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:
     """Where an adapter's base model is; a name that is not a folder is never looked up without being asked for."""
     if base_model is not None:
-        _check_is_saved(base_model)
+        check_is_saved(base_model)
         return base_model
     base = str(settings.get("base_model_name_or_path") or "")
     if source.startswith(HUB) and not Path(base).is_dir():

@@ -71,6 +71,20 @@ def check_no_run(source: str) -> None:
         raise HamuError(f"{source} is the folder of a run; its model is {model}")
 
 
+def check_is_classifier(source: str) -> None:
+    """Check that a model is where it is said to be; those of the hub are not looked for.
+
+    Raises:
+        HamuError: if it is not.
+    """
+    if not source.startswith(HUB) and not (Path(source) / "config.json").is_file():
+        check_no_run(source)
+        raise HamuError(
+            f"{source} is not a saved model: it has no config.json; give a folder written by save_pretrained (or by "
+            f"`hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
+        )
+
+
 def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """A saved classifier.
 
@@ -82,13 +96,7 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
         HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its image processor does
             what is not done here.
     """
-    hub = source.startswith(HUB)
-    if not hub and not (Path(source) / "config.json").is_file():
-        check_no_run(source)
-        raise HamuError(
-            f"{source} is not a saved model: it has no config.json; give a folder written by save_pretrained (or by "
-            f"`hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
-        )
+    check_is_classifier(source)
     # dtype "auto" would train a half-precision copy in half precision
     kind = AutoModelForImageClassification
     model = from_pretrained(kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code)

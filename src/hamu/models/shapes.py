@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from hamu.errors import HamuError
-from hamu.models.language import AdapterSettings, with_adapter
+from hamu.models.language import AdapterSettings, base_of, longest_text, with_adapter
 from hamu.models.loading import HUB, readable
 
 # Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
@@ -35,6 +36,7 @@ class ModelShape:
         parameters: all of them.
         trainable: those that would be trained.
         layers, hidden, vocabulary: dimensions.
+        longest: the most tokens that the model can read at once, None if it does not say.
         bytes_per_parameter: of the frozen ones; what is trained is float32 if it is an adapter.
     """
 
@@ -43,28 +45,40 @@ class ModelShape:
     layers: int
     hidden: int
     vocabulary: int
+    longest: int | None
     bytes_per_parameter: int
 
 
 def model_shape(
-    source: str, adapter: AdapterSettings | None, dtype: str, *, trust_remote_code: bool = False
+    source: str,
+    adapter: AdapterSettings | None,
+    dtype: str,
+    *,
+    base_model: str | None = None,
+    trust_remote_code: bool = False,
 ) -> ModelShape:
     """The shape of a model that need not be there.
 
     Args:
-        source: a folder with config.json, or a hub name (looked up only if its shape is not known here).
-        adapter: a new adapter to count, or None to train everything.
+        source: a folder with config.json or adapter_config.json, or a hub name (looked up only if its shape is not
+            known here).
+        adapter: a new adapter to count, or None to train everything. A saved adapter stays the only one.
         dtype: "float32", "bfloat16", "float16", or "auto" for that of the configuration.
+        base_model: where a saved adapter's base model lies, if not where the adapter says.
         trust_remote_code: run the code that comes with the model; that can do anything.
 
     Raises:
         HamuError: if the configuration cannot be read.
     """
-    config = _configuration(source, trust_remote_code)
-    with readable(f"a language model after the configuration of {source}"), torch.device("meta"):
+    base_of_adapter = None if source in _KNOWN else base_of(source, base_model)
+    whole = base_of_adapter or source
+    config = _configuration(whole, trust_remote_code)
+    with readable(f"a language model after the configuration of {whole}"), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    if adapter is not None:
-        with torch.device("meta"):
+    with torch.device("meta"):
+        if base_of_adapter is not None:
+            model = _like_saved(model, source)
+        elif adapter is not None:
             model = with_adapter(model, adapter)
     name = str(config.dtype or torch.float32).removeprefix("torch.") if dtype == "auto" else dtype
     if name not in _BYTES:
@@ -75,6 +89,7 @@ def model_shape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
+        longest=longest_text(model),
         bytes_per_parameter=_BYTES[name],
     )
 
@@ -116,6 +131,19 @@ def estimate_memory(
         "logits": 10 * tokens * shape.vocabulary,
     }
     return {name: value / 1e9 for name, value in found.items()}
+
+
+def _like_saved(model: nn.Module, source: str) -> Any:
+    """The model with an adapter of the form of a saved one, to be trained."""
+    from peft import PeftConfig, get_peft_model
+
+    where = source.removeprefix(HUB) if source.startswith(HUB) else str(Path(source).resolve())
+    with readable(f"the adapter {source}"):
+        config: Any = PeftConfig.from_pretrained(where)
+        config.inference_mode = False
+        if hasattr(config, "init_lora_weights"):
+            config.init_lora_weights = True  # other ways need the weights
+        return get_peft_model(model, config)
 
 
 def _configuration(source: str, trust_remote_code: bool) -> PreTrainedConfig:

@@ -1,0 +1,46 @@
+"""An adapter put into the weights of its model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def merged(model: Any) -> Any:
+    """The model with its adapter merged in, in float32; the model itself is used up.
+
+    In float32: small updates would be rounded away in the half precision of a base model.
+
+    Args:
+        model: a PeftModel.
+    """
+    model = model.float()
+    first, last = (_inner(end) for end in _ends(model))
+    shared = None not in (first, last) and first.weight is last.weight
+    if shared and _is_adapted(model):  # what is put into the one would be in the other too
+        last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
+    whole = model.merge_and_unload()
+    if shared:
+        first, last = _ends(whole)
+        whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
+    return whole
+
+
+def _ends(model: Any) -> tuple[Any, Any]:
+    """The modules of the input and of the output embeddings."""
+    return model.get_input_embeddings(), model.get_output_embeddings()
+
+
+def _is_adapted(model: Any) -> bool:
+    return any(_inner(end) is not end for end in _ends(model))
+
+
+def _inner(module: Any) -> Any:
+    """The module that an adapter is put around."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    if isinstance(module, BaseTunerLayer):
+        return module.get_base_layer()
+    return module.original_module if isinstance(module, ModulesToSaveWrapper) else module

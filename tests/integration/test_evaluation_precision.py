@@ -1,0 +1,38 @@
+"""All models of a run on images are evaluated in one precision; those on texts are in test_text_models."""
+
+import json
+
+import pytest
+
+from hamu.cli import main
+
+IMAGES = ["--data", "digits", "--forget_class", "3"]
+
+
+@pytest.fixture
+def report(tmp_path, saved_model):
+    """Runs a command with a model; returns its evaluation.json."""
+
+    def call(command, *words, name="out"):
+        folder = tmp_path / name
+        assert main([command, *IMAGES, *map(str, words), "--output_dir", str(folder)]) == 0
+        return json.loads((folder / "evaluation.json").read_text())
+
+    return call
+
+
+def test_a_classifier_against_itself_differs_by_nothing_in_half_precision_too(report, saved_model):
+    steps = ["--max_steps", "1", "--constraint_mode", "relative", "--stopping", "off", "--bf16"]
+    before = report("unlearn", "--model", saved_model, "--retain_model", saved_model, *steps)["before"]
+    for figures in before["against_retain_model"].values():
+        assert figures == {"loss_difference": 0.0, "accuracy_difference": 0.0, "kl": 0.0, "agreement": 1.0}
+    half = report("evaluate", "--model", saved_model, "--bf16", name="half")
+    full = report("evaluate", "--model", saved_model, name="full")
+    assert half["forget"] == before["forget"] != full["forget"]
+
+
+def test_all_models_are_there_before_any_is_asked(saved_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hamu.cli.image_task.predict", None)
+    words = ["--model", str(tmp_path / "typo"), "--retain_model", str(saved_model)]
+    assert main(["evaluate", *IMAGES, *words, "--output_dir", str(tmp_path / "out")]) == 2
+    assert "typo is not a saved model: it has no config.json" in capsys.readouterr().err
