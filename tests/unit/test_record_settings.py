@@ -41,7 +41,15 @@ def test_places_and_people_are_not(settings):
 def test_the_statement_says_what_was_not_measured():
     def said(**measured):
         after = {"membership_inference": None, "against_retain_model": None} | measured
-        return " ".join(statement({"method": "ga", "steps": {"taken": 7}, "figures": {"after": after}}))
+        forget = {"records": 9, "cut": None}
+        record = {
+            "method": "ga",
+            "steps": {"in_model": 7},
+            "goal": None,
+            "forget_set": forget,
+            "figures": {"after": after},
+        }
+        return " ".join(statement(record))
 
     assert "by 7 gradient updates of the method ga" in said()
     assert "no certificate" in said()
