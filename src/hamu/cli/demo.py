@@ -74,7 +74,7 @@ def run(argv: list[str], console: Console) -> int:
     from hamu.cli.demo_text import FictitiousAuthors
 
     scenarios = {"image": Digits, "text": FictitiousAuthors}
-    parser = Parser(prog="hamu demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="hamu demo", description=__doc__)
     parser.add_argument("--task", default="image", help="image (digits) or text (fictitious authors)")
     parser.add_argument("--output_dir", default="runs/demo", help="where the results go")
     parser.add_argument("--seed", type=int, default=42, help="seed of everything")

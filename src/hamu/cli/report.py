@@ -39,9 +39,9 @@ def run(argv: list[str], console: Console) -> int:
     parser.add_argument(
         "--no_models", action="store_true", help="do not ask the models again, which takes most of the time"
     )
-    parser.add_argument("--samples", type=int, default=5000, help="ask about at most so many records of a set [5000]")
+    parser.add_argument("--samples", type=int, default=5000, help="ask about at most so many records of a set")
     parser.add_argument(
-        "--answers", type=int, default=20, help="text: show so many answers of each set, 0 for none [20]"
+        "--answers", type=int, default=20, help="text: show so many answers of each set, 0 for none"
     )
     parser.add_argument(
         "--hub", action="append", default=[], metavar="hub:OWNER/NAME",

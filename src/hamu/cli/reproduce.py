@@ -75,23 +75,26 @@ _NO_SCALE = Scale("", {}, False, 1.0, None, None, 42)  # for what is computed an
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="hamu reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="hamu reproduce", description=__doc__)
     add = parser.add_argument
     add("names", nargs="*", help="figures and tables, or all; without any, they are listed")
-    add("--recipe", help="what to run them on [without --config: cifar10-resnet20 for images, tofu-tiny for texts]")
+    add("--recipe", help="what to run them on; without --config cifar10-resnet20 for images, tofu-tiny for texts")
     add("--config", help="settings of your own, which win over the recipe's")
     add("--data_dir", help="folder with the recipe's data")
-    add("--similar_data", help="texts: records with paraphrased_answer, which repeat the forget set [the recipe's]")
+    add(
+        "--similar_data",
+        help="texts: records with paraphrased_answer, which repeat the forget set; by default the recipe's",
+    )
     add("--model", help="an original model; without it one is trained by the recipe on the fraction of the data")
-    add("--fraction", type=float, default=1.0, help="of the data; batches shrink with it, so that the steps stay [1]")
-    add("--epochs", type=float, help="of every run [the paper's]")
-    add("--learning_rate", type=float, help="of every run [the recipe's]")
+    add("--fraction", type=float, default=1.0, help="of the data; batches shrink with it, so that the steps stay")
+    add("--epochs", type=float, help="of every run; by default the paper's")
+    add("--learning_rate", type=float, help="of every run; by default the recipe's")
     add("--bf16", action="store_true", help="steps in bfloat16, evaluations in float32")
-    add("--seed", type=int, help="of the sample and of every run [that of the settings, else 42]")
-    add("--device", default="auto", help="auto, cpu or cuda [auto]")
-    add("--jobs", type=int, default=1, help="run so many at a time, each in a process of its own [1]")
-    add("--output_dir", default="runs/reproduce", help="where figures and the page go [runs/reproduce]")
-    add("--work_dir", help="where data, models and runs are kept [work in --output_dir]")
+    add("--seed", type=int, help="of the sample and of every run; by default that of the settings, else 42")
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--jobs", type=int, default=1, help="run so many at a time, each in a process of its own")
+    add("--output_dir", default="runs/reproduce", help="where figures and the page go")
+    add("--work_dir", help="where data, models and runs are kept; by default work in --output_dir")
     add("--redraw", action="store_true", help="run nothing: claims, pictures and page anew from the JSON that is there")
     add("--dry_run", action="store_true", help="say what would be run, and how many steps")
     return parser
