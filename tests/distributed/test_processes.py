@@ -112,6 +112,16 @@ def test_an_early_end_is_the_same_in_every_process_and_layout(alone, tmp_path):
             assert sum(entry["taken"] for entry in one["log"]) == first
 
 
+def test_all_processes_judge_a_model_in_half_precision_alike(tmp_path):
+    """Each has its own logits, by which the rounding of the losses is told, and a step stays or is undone."""
+    one, other = launch(2, tmp_path / "run", ["rough/hamu-q/1/sgd"])["rough/hamu-q/1/sgd"]
+    for ours, theirs in zip(one["log"], other["log"], strict=True):
+        assert ours["rounding"] == theirs["rounding"] > 1e-5
+        assert [ours[name] for name in ("taken", "trust_scale")] == [theirs[name] for name in ("taken", "trust_scale")]
+    for name, weight in one["weights"].items():
+        assert torch.equal(weight, other["weights"][name]), name
+
+
 def test_the_runs_differ_from_case_to_case(alone):
     """Else the comparison above could not fail."""
     ends = [alone[case][0]["weights"] for case in CASES if case.startswith("conv") and "/1/" in case]

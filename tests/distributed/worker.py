@@ -79,12 +79,12 @@ def problem(kind):
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
                          num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
     model = LlamaForCausalLM(config)
-    if kind == "lora":
-        model = with_adapter(model, AdapterSettings(rank=2))
+    if kind in ("lora", "rough"):
+        model = with_adapter(model.bfloat16() if kind == "rough" else model, AdapterSettings(rank=2))
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # zero at first: then the others would not move
                 torch.nn.init.normal_(parameter, std=0.1)
-    return model.double(), texts(31, 1), texts(10, 2), TextCollator(0)
+    return model if kind == "rough" else model.double(), texts(31, 1), texts(10, 2), TextCollator(0)
 
 
 def run(case, folder, steps):
@@ -105,6 +105,7 @@ def run(case, folder, steps):
         disable_tqdm=True, min_forget_loss=1e-9,
         target_forget_loss=float(os.environ["HAMU_TARGET"]) if "HAMU_TARGET" in os.environ else None,
         pairing="split" if pairing == ["split"] else "sequential", shard=pairing == ["shard"],
+        trust_region=kind == "rough",
     )  # fmt: skip
     small = pairing == ["small"]
     if small:  # buckets of a few numbers: every tensor is cut over several

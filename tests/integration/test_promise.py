@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import pytest
 import torch
@@ -213,6 +214,21 @@ def test_an_outcome_is_judged_by_its_worse_side():
     assert not broken.kept
     assert broken.trust == pytest.approx(0.9)
     assert outcome({"forget": 1e-12}, {"forget": 0.0}, demand=1e-12).kept is None, "rounding is not judged"
+
+
+def test_what_came_in_place_of_a_promise_below_rounding_is_judged_if_it_is_above():
+    def rough(retain, forget):
+        promised, realised = {"retain": -1e-4, "forget": 1e-3}, {"retain": retain, "forget": forget}
+        return Outcome(promised, realised, {"retain": 1.0, "forget": 1.0}, "forget", 1e-3, 3e-3)
+
+    rounding = rough(0.002, -0.001)
+    assert (rounding.is_told, rounding.trust, rounding.kept) == (False, 1.0, None)
+    for wrecked in (rough(5.0, -2.0), rough(5.0, 0.001), rough(-1e-4, -2.0)):
+        assert wrecked.is_told
+        assert wrecked.trust < -100
+    assert rough(-5.0, 2.0).trust == 1.0, "better than was promised"
+    assert rough(math.nan, 0.001).is_told
+    assert math.isnan(rough(math.nan, 0.001).trust)
 
 
 def test_the_record_sums_up():

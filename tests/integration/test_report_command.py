@@ -115,6 +115,15 @@ def test_what_is_not_that_of_the_run_any_more_is_not_asked(images, capsys, spoil
     assert "Confusion before" not in page
 
 
+@pytest.mark.parametrize("record", ["{}", '{"models": null}', '{"mod'])
+def test_a_record_that_cannot_be_read_is_noted_and_the_models_are_asked(images, record):
+    (images / "run/record.json").write_text(record)
+    assert run("report", "run") == 0
+    page = (images / "run/report.html").read_text()
+    assert "Confusion after" in page
+    assert "record.json" in page[page.index("Notes") :]
+
+
 def test_runs_that_do_not_compare_are_said_to(images, capsys):
     shutil.copytree(images / "run", images / "other")
     assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0

@@ -184,7 +184,7 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
     mine["train"]["max_steps"] = 2
     assert reproduce()[0] == 0
     assert len(list(originals.iterdir())) == 2, "it is another"
-    taken_over = "chosen by the experiments, whatever the settings say: stopping, method, constraint, num_train"
+    taken_over = "chosen by the experiments, whatever the settings say: stopping, method, num_train"
     assert reproduce("--recipe", "digits", "--dry_run")[0] == 0
     del mine["forget_class"]
     assert re.fullmatch(

@@ -206,7 +206,7 @@ def test_the_bar_with_its_longest_figures_stays_one_line(width, kappa, hardness)
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     figures = {"retain_loss": 1.234e-5, "forget_loss": 1.234e-5, "kappa": kappa, "stop_threshold": 1.0, "cos": 0.1,
-               "demand": 0.5, "capacity": 0.5, "sustainable": 0.4}  # fmt: skip
+               "granted": 0.5, "sustainable": 0.4}  # fmt: skip
     bar = task_bar(console, TextColumn("{task.fields[figures]}"))
     bar.add_task("hamu-q", total=20000, completed=12345, figures=figures_line(figures))
     console.print(bar.get_renderable())
@@ -230,7 +230,7 @@ def test_the_bar_tells_layer_by_layer_what_the_threshold_of_the_whole_model_does
     retain, forget, cos = (torch.tensor(v, dtype=torch.float64) for v in ((0.8, 0.6), (0.6, 0.8), (0.9, 0.4)))
     weights = HamuQ(0.7).weigh(PairGram(retain**2, forget**2, retain * forget * cos))
     figures = {name: getattr(weights.constraint, name).item()
-               for name in ("kappa", "stop_threshold", "demand", "capacity", "sustainable")}  # fmt: skip
+               for name in ("kappa", "stop_threshold", "granted", "sustainable")}  # fmt: skip
     assert figures_line(figures) == "κ/κ₂ 0.87 q/q₀ 1.08"
     change = weights.retain * retain**2 + weights.forget * retain * forget * cos
     assert -change.sum() == pytest.approx(0.108, abs=1e-3), "what is promised of the retain loss: it rises"

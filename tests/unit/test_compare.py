@@ -19,6 +19,7 @@ from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_p
 from hamu.methods import HamuQ, Method, StoppingRule, build_method, method_classes
 from hamu.methods.stopping import StoppingMemory
 from hamu.objectives import Scored
+from hamu.paired import _why_infeasible
 from hamu.training import UnlearnConfig
 from hamu.training.config import unused_settings
 from hamu.training.early_ends import EarlyEnds
@@ -285,6 +286,8 @@ def pair_end(retain, forget, **settings):
 def test_each_kind_of_end_has_its_word(reason, word):
     assert ended_by(reason()) == word
     assert ended_by(f"the stopping criterion is met: {StoppingMemory(StoppingRule()).explain(1, 0.5)}") == "criterion"
+    for demand, capacity in ((0.5, 0.2), (0.0, 0.0)):
+        assert ended_by(_why_infeasible(demand, capacity)) == "infeasible"
 
 
 @pytest.mark.parametrize(

@@ -82,14 +82,14 @@ def test_asked_to_end_calls_save_and_asked_again_are_killed(shell, lock, tmp_pat
         while not (tmp_path / "ready").exists():
             time.sleep(0.01)
         for _ in range(times):
-            pool.ask_to_end()
+            pool.ask_to_end(signal.SIGINT)
 
     thread = threading.Thread(target=ask)
     thread.start()
     ended = list(pool.make([Call("first", (script,)), Call("never", (script,))]))
     thread.join()
     assert [(one.name, one.reason) for one in ended] == [("first", reason)]
-    assert pool.asked_to_end
+    assert pool.asked_by == signal.SIGINT
 
 
 def test_nothing_is_left_running_when_the_caller_fails(shell, lock, tmp_path):

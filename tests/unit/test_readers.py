@@ -112,6 +112,12 @@ def test_train_and_test_are_splits_if_they_hold_folders_and_classes_if_they_hold
     assert not has_test_split(str(split))
     shutil.copytree(folder / "cat", split / "test")
     assert has_test_split(str(split))
+    both = folder.parent / "both"
+    for name in ("train", "test"):
+        shutil.copytree(folder / "cat", both / name / "cat")
+        shutil.copy(next((folder / "cat").glob("*.png")), both / name / "preview.png")
+    assert has_test_split(str(both)), "an image beside the classes is of none of them"
+    assert read_images(str(both)).classes == ("cat",)
     with pytest.raises(HamuError, match="test holds no images; expected one subfolder per class"):
         read_images(str(split), "test")
 

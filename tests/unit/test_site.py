@@ -51,3 +51,16 @@ def test_formulas_become_mathml(hooks):
 def test_links_out_of_the_folder_point_to_copies(hooks):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="api/core.md"))
     assert hooks.on_page_markdown("[x](../../CITATION.cff)", page) == "[x](../repository/CITATION.cff.txt)"
+
+
+def test_no_file_holds_two_versions_of_itself():
+    """What a merge leaves where it could not decide."""
+    root = Path(__file__).parents[2]
+    places = [
+        *root.glob("*.*"),
+        *(p for name in ("src", "tests", "docs", "examples", "benchmarks") for p in (root / name).rglob("*.*")),
+    ]
+    texts = [p for p in places if p.suffix in {".py", ".md", ".json", ".toml", ".yaml", ".yml", ".j2", ".js", ".css"}]
+    assert len(texts) > 300
+    marks = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
+    assert [str(p) for p in texts if marks.search(p.read_text(encoding="utf-8"))] == []

@@ -225,7 +225,9 @@ def test_texts_are_told_from_images(suffix, tmp_path):
     for path in (tmp_path / f"a{suffix}", tmp_path / f"folder/train{suffix}"):
         assert is_text(str(saved(path, RECORDS)))
     assert is_text(str(tmp_path / "folder"))
-    for number, images in enumerate([[{"image": {"bytes": b"1", "path": "1.png"}, "label": 0}], [{"x": b"1", "y": 0}]]):
+    several = ([{"image": {"bytes": b"1", "path": "1.png"}, "label": 0, "text": "a"}], [{"x": b"1", "y": 0}],
+               [{"image": "1.png", "label": 0}], [{"image": [[1, 2], [3, 4]], "label": 0}])  # fmt: skip
+    for number, images in enumerate(several):
         assert not is_text(str(saved(tmp_path / f"{number}.parquet", images)))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     for other in ("broken.parquet", "missing.parquet", "."):

@@ -126,6 +126,17 @@ def test_a_text_that_has_its_start_already_is_not_started_twice(prompt, answer, 
     assert asked if prompt else asked == ["<s>"]
 
 
+def test_the_start_is_found_by_a_tokenizer_that_knows_no_letter_of_ours():
+    alphabet = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "A": 2, "C": 3, "G": 4, "T": 5}))
+    alphabet.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    alphabet.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=alphabet, bos_token="<s>", eos_token="</s>")
+    records = TextRecords((TextRecord("ACG", "TT", {}), TextRecord("", "GT", {})), "dna", torch.arange(2))
+    assert [ids.tolist() for ids in encode(records, tokenizer).tokens] == [[0, 2, 3, 4, 5, 5, 1], [0, 4, 5, 1]]
+
+
 class Tomorrow(datetime.datetime):
     """A clock of another day."""
 

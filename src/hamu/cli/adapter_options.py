@@ -31,7 +31,7 @@ def settle_adapter(run: RunOptions, given: Collection[str]) -> None:
         for name in OF_AN_ADAPTER:
             if name not in given:
                 setattr(run, name, own[name])
-            elif _plain(getattr(run, name)) != _plain(own[name]):
+            elif own[name] is not None and _plain(getattr(run, name)) != _plain(own[name]):
                 raise HamuError(
                     f"{name} {getattr(run, name)} is for a new adapter, but {source} is one with {name} {own[name]}; "
                     f"give that, or leave it out"

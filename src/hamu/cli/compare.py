@@ -165,30 +165,28 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
     """Run what waits, a line for each that ends, under a bar with the command's name.
 
     Raises:
-        Interrupted: by a signal, once all runs under way have ended.
+        Interrupted: by a signal, now or when other runs were made, once all runs under way have ended.
     """
-    with ending(children) as received, task_bar(console) as bar:
+    with ending(children), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
             console.print(_line(row), soft_wrap=True, markup=False)
-    if received and runs.waiting:
+    if children.asked_by and runs.waiting:
         raise Interrupted(
-            f"interrupted by {signal.Signals(received[0]).name}; {len(runs.waiting)} runs are not finished; the same "
-            f"command goes on with them",
-            received[0],
+            f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs are not finished; the "
+            f"same command goes on with them",
+            children.asked_by,
         )
 
 
 @contextmanager
-def ending(children: Children) -> Iterator[list[int]]:
-    """While these are at work, a signal asks them to end. Yields a list to which each signal is added."""
-    received: list[int] = []
+def ending(children: Children) -> Iterator[None]:
+    """While these are at work, a signal asks them to end."""
 
     def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        children.ask_to_end()
+        children.ask_to_end(number)
 
     with handling(note):
-        yield received
+        yield
 
 
 def _line(row: Row) -> str:

@@ -14,7 +14,7 @@ from hamu.cli.tasks import Task, choose_task
 from hamu.cli.text_task import TextTask
 from hamu.errors import HamuError
 from hamu.models.language import TINY, AdapterSettings
-from hamu.models.shapes import estimate_memory, model_shape
+from hamu.models.shapes import KNOWN, estimate_memory, model_shape
 from hamu.objectives import build_objective
 from hamu.training import TrainConfig, UnlearnConfig
 from hamu.training.config import checkpoints_activations
@@ -35,7 +35,8 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
         raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read")
     task = TextTask(data, run, console) if data.data is None else choose_task(data, run, console)
     task.fill_in(args, given)
-    task.settle_adapter(given)
+    if run.model not in KNOWN:  # which is no adapter, and needs no look at the hub
+        task.settle_adapter(given)
     adapter = AdapterSettings(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets) if run.lora else None
     shape = model_shape(
         run.model,

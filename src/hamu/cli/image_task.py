@@ -40,9 +40,9 @@ class ImageTask(Task):
         self._told: list[str] = []
 
     def read(self, source: str, split: str) -> ImageData:
-        """See `read_images`; labels are numbered as by the model, if that has all of the classes by name."""
+        """See `read_images`."""
         options = self.data_options
-        data = read_images(
+        return read_images(
             source,
             split,
             image_size=options.image_size,
@@ -50,8 +50,11 @@ class ImageTask(Task):
             image_column=options.image_column,
             label_column=options.label_column,
         )
-        names = class_names(self.classes_of) if data.named and self.classes_of is not None else None
-        return data if names is None or not set(data.classes) <= set(names) else data.with_classes(names)
+
+    def numbered(self, train: ImageData) -> ImageData:
+        """Labels as by the model, if that has all of the classes by name; the other sets follow the training data."""
+        names = class_names(self.classes_of) if train.named and self.classes_of is not None else None
+        return train if names is None or not set(train.classes) <= set(names) else train.with_classes(names)
 
     def has_test_split(self, source: str) -> bool:
         """See `hamu.data.readers`."""
@@ -69,7 +72,7 @@ class ImageTask(Task):
         trusted = self.run_options.trust_remote_code
         model = new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
         if name.startswith(HUB) or Path(name).is_dir():
-            self.processor = load_image_processor(name, trust_remote_code=trusted)
+            self.processor = self._processor_of(name)
         return model
 
     def check_models(self, options: EvaluateOptions | None = None) -> None:
@@ -82,8 +85,16 @@ class ImageTask(Task):
         """A saved classifier; its image processor is kept, if it has one."""
         trusted = self.run_options.trust_remote_code
         model = load_classifier(source, trust_remote_code=trusted)
-        self.processor = load_image_processor(source, trust_remote_code=trusted)
+        self.processor = self._processor_of(source)
         return model
+
+    def _processor_of(self, source: str) -> Any:
+        """Its image processor, which is to go along; None where it has none, or one that cannot be made here."""
+        try:
+            return load_image_processor(source, trust_remote_code=self.run_options.trust_remote_code)
+        except HamuError as error:
+            self._tell_once(f"warning: {error}")
+            return None
 
     def fitted(self, model: Any, *sets: ImageData | None) -> list[ImageData | None]:
         """Checked, and normalised as the model expects.

@@ -16,12 +16,12 @@ from hamu.cli.precision import evaluates_in_half
 from hamu.cli.tasks import HUB, Task, choose_task
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
-from hamu.json_files import read_json
 from hamu.models.loading import NeedsCode, folder_of
 from hamu.record import Unavailable
 from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
 from hamu.record.inputs import differing, read_inputs, without_order
+from hamu.record.schema import read_record
 from hamu.training import UnlearnConfig
 
 
@@ -81,12 +81,14 @@ class NamedSources:
             HamuError: if one is another, or it is not known what the run has read.
         """
         task, problem = self._named.task, self._problem
+        for source in {self._model("before"), self._base("before") or self._model("before")}:
+            self._folder(source)  # what is of the hub is to be in its cache
         sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
         now = without_order(task.inputs(sets, {"original": self._model("before")}))
         name = differing(read_inputs(self._run), now)
-        record = self._run / "record.json"
-        if name is None and record.is_file():
-            after = read_json(record)["models"]["after"]
+        record = read_record(self._run)
+        if name is None and record is not None:
+            after = record["models"]["after"]
             if weights_digest(self._run / "model") != (after["adapter"] or after["weights"]):
                 name = "model after"
         if name is not None:

@@ -68,8 +68,8 @@ class DataOptions:
     task: str = field(
         default="auto",
         metadata={
-            "help": "image, text, or auto: text if --data is JSON, CSV, parquet without bytes, or a folder with such a "
-            "file as train; image otherwise."
+            "help": "image, text, or auto: text if --data is JSON, CSV, parquet with columns of text, or a folder with "
+            "such a file as train, or if --prompt_column or --answer_column is given; image otherwise."
         },
     )
     test_data: str | None = field(

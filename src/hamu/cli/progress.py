@@ -45,8 +45,8 @@ def figures_line(logs: Mapping[str, Any]) -> str:
     shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]  # in their places, always
     if logs.get("stop_threshold", 0.0) > 0:
         shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
-        if logs["kappa"] > 0 and logs.get("sustainable", 0.0) > 0:
-            shown.append(f"q/q₀ {min(logs['demand'], logs['capacity']) / logs['sustainable']:.2f}")
+        if logs["kappa"] > 0 and "granted" in logs and logs["sustainable"] > 0:
+            shown.append(f"q/q₀ {logs['granted'] / logs['sustainable']:.2f}")
     elif "cos" in logs:
         shown.append(f"cosθ {logs['cos']:.2f}")
     return " ".join(shown).rstrip()

@@ -40,9 +40,7 @@ def run(argv: list[str], console: Console) -> int:
         "--no_models", action="store_true", help="do not ask the models again, which takes most of the time"
     )
     parser.add_argument("--samples", type=int, default=5000, help="ask about at most so many records of a set")
-    parser.add_argument(
-        "--answers", type=int, default=20, help="text: show so many answers of each set, 0 for none"
-    )
+    parser.add_argument("--answers", type=int, default=20, help="text: show so many answers of each set, 0 for none")
     parser.add_argument(
         "--hub", action="append", default=[], metavar="hub:OWNER/NAME",
         help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "

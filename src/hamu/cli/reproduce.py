@@ -144,7 +144,7 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     _, further, _ = parse("evaluate", "", argv, DataOptions, EvaluateOptions)
     train = parse("train", "", [*argv, *seed], DataOptions, RunOptions, TrainConfig)[-1]
     is_text = task_name(data) == "text"
-    settings = _settings_name(recipe, options.config, train)
+    settings = _settings_name(recipe, options.config, {"seed": args.seed} | train)
     if task == "image" and is_text:
         raise HamuError(f"recipe {settings} is of texts, but some of these run on images; name only those that do not")
     paraphrases = options.similar_data
@@ -233,13 +233,13 @@ def _not_in(rows: Mapping[str, Row], plans: Mapping[PaperRun, Plan]) -> dict[Pap
 
 
 def _train(training: Call, children: Children) -> None:
-    with ending(children) as received:
+    with ending(children):
         reasons = [ended.reason for ended in children.make([training])]
-    if received:
+    if children.asked_by:
         raise Interrupted(
-            f"interrupted by {signal.Signals(received[0]).name} while the original model was trained; the same command "
-            f"goes on with it",
-            received[0],
+            f"interrupted by {signal.Signals(children.asked_by).name} while the original model was trained; the same "
+            f"command goes on with it",
+            children.asked_by,
         )
     for reason in reasons:
         if reason:

@@ -50,6 +50,10 @@ class Task(ABC):
     def read(self, source: str, split: str) -> Any:
         """Read one data set."""
 
+    def numbered(self, train: Any) -> Any:
+        """The training data with labels as the model numbers them."""
+        return train
+
     @abstractmethod
     def has_test_split(self, source: str) -> bool:
         """Whether the test data can be read from the same source."""
@@ -198,7 +202,7 @@ class Task(ABC):
         if options.data is None:
             raise HamuError(f"name the training data with --data: {self.bundled}, a file, a folder, or hub:OWNER/NAME")
         source = self.located(options.data)
-        train = self.read(source, "train")
+        train = self.numbered(self.read(source, "train"))
         if options.test_data is not None:
             return train, train.matched(self.read(self.located(options.test_data), "test"))
         return train, train.matched(self.read(source, "test")) if self.has_test_split(source) else None
@@ -281,7 +285,8 @@ def task_name(data: DataOptions) -> str:
     """
     if data.task == "auto":
         named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
-        return "text" if any(map(is_text, named)) else "image"
+        says_text = data.prompt_column is not None or data.answer_column is not None
+        return "text" if says_text or any(map(is_text, named)) else "image"
     if data.task not in ("image", "text"):
         raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
     return data.task

@@ -53,6 +53,9 @@ class Children:
         environment: of their processes.
         lock: a descriptor that they inherit, so that what is left of them when this process is killed keeps others
             out of the folder, see `hamu.folder_lock`.
+
+    Attributes:
+        asked_by: the signal that first asked to end, 0 if none has.
     """
 
     def __init__(self, jobs: int, environment: Mapping[str, str], lock: int | None) -> None:
@@ -60,16 +63,16 @@ class Children:
         self._environment = dict(environment)
         if jobs > 1:
             self._environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // jobs))
-        self._asked = 0
+        self._asked, self.asked_by = 0, 0
 
-    def ask_to_end(self) -> None:
-        """Make no more calls. Those under way are sent SIGTERM, upon which runs save and end; asked again, SIGKILL."""
+    def ask_to_end(self, number: int) -> None:
+        """Make no more calls. Those under way are sent SIGTERM, upon which runs save and end; asked again, SIGKILL.
+
+        Args:
+            number: of the signal that asks.
+        """
         self._asked += 1
-
-    @property
-    def asked_to_end(self) -> bool:
-        """Whether they were."""
-        return self._asked > 0
+        self.asked_by = self.asked_by or number
 
     def make(self, calls: Iterable[Call]) -> Iterator[Ended]:
         """Make these calls, all of them or until asked to end; in the order in which they end."""

@@ -14,7 +14,7 @@ _WORDS = (
     ("the forget loss of a step, .* has reached the target", "target"),
     ("the forget loss of a step, .* is below", "no forgetting"),
     ("the retain loss of a step", "retain loss"),
-    ("the constraint .* cannot be met", "infeasible"),
+    ("the constraint (.* )?cannot be met", "infeasible"),
     (r"\d+ steps in a row could not be taken", "skips"),
     ("no step is small enough", "no small step"),
     ("the goal is reached", "goal"),

@@ -90,7 +90,7 @@ class Runs:
             earlier = self._seconds.get(ended.name, 0.0) if "--resume" in self._calls[cell].argv else 0.0
             self._seconds[ended.name] = round(earlier + ended.seconds, 1)
             is_finished = not ended.reason and self._place(cell).has(RECORD)
-            if is_finished or not children.asked_to_end:
+            if is_finished or not children.asked_by:
                 self._rows[cell] = self._row(cell, "" if is_finished else ended.reason or "it left no record")
             self._save()
             if cell in self._rows:

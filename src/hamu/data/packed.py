@@ -41,14 +41,19 @@ def parquet_table(path: Path) -> Any:
     return parquet.read_table(path)
 
 
-def has_bytes(path: Path) -> bool:
-    """Whether a parquet file has a column of bytes, alone or within a struct as images are; True if it is none."""
+def text_columns(path: Path) -> list[str]:
+    """The names of a parquet file's columns; none if one has bytes, alone or within a struct as images are, or if it
+    cannot be read.
+    """
     import pyarrow
     from pyarrow import parquet
 
     try:
-        types = parquet.read_schema(path).types
+        schema = parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError):
-        return True
-    inner = [field.type for kind in types if pyarrow.types.is_struct(kind) for field in kind]
-    return any(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind) for kind in [*types, *inner])
+        return []
+    inner = [field.type for kind in schema.types if pyarrow.types.is_struct(kind) for field in kind]
+    has_bytes = any(
+        pyarrow.types.is_binary(one) or pyarrow.types.is_large_binary(one) for one in [*schema.types, *inner]
+    )
+    return [] if has_bytes else list(schema.names)

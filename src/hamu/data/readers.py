@@ -93,9 +93,12 @@ def _inner(folder: Path, split: str) -> Path | None:
 
 
 def _holds_folders(folder: Path) -> bool:
-    """Whether there are folders in it that may be classes, and no images."""
+    """Whether there are folders in it that may be classes: with images, or with nothing beside them."""
     inside = [child for child in folder.iterdir() if not _is_of_tools(child.name)] if folder.is_dir() else []
-    return any(child.is_dir() for child in inside) and not any(map(_is_image, inside))
+    folders = [child for child in inside if child.is_dir()]
+    return any(_is_image(file) for child in folders for file in child.iterdir()) or (
+        bool(folders) and not any(map(_is_image, inside))
+    )
 
 
 def _is_of_tools(name: str) -> bool:

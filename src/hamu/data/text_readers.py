@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hamu.data.packed import has_bytes, parquet_table
+from hamu.data.packed import parquet_table, text_columns
 from hamu.data.text import TextRecord, TextRecords
 from hamu.errors import HamuError, first_line
 
@@ -72,7 +72,7 @@ def read_text(
 
 
 def is_text(source: str) -> bool:
-    """Whether a source is text: by its ending, a folder by its training file, parquet by having no column of bytes.
+    """Whether a source is text: by its ending, a folder by its training file, parquet by its columns.
 
     Data sets of the hub can be either, and are taken for images.
     """
@@ -82,7 +82,8 @@ def is_text(source: str) -> bool:
     if path.is_dir():
         inner = _inner(path, "train")
         return inner is not None and is_text(str(inner))
-    return path.suffix == ".parquet" and path.is_file() and not has_bytes(path)
+    columns = text_columns(path) if path.suffix == ".parquet" and path.is_file() else []
+    return "text" in columns or any(set(shape) <= set(columns) for shape in (*_PAIRS, *((c,) for c in _CONVERSATIONS)))
 
 
 def has_test_split(source: str) -> bool:

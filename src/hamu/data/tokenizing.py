@@ -52,6 +52,8 @@ def _ids(texts: list[str], tokenizer: Any) -> list[list[int]]:
 def _start(tokenizer: Any) -> list[int]:
     """The special tokens that the tokenizer begins a text with."""
     bare, whole = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (False, True))
+    if not bare:  # it knows no "a": what is there starts a text, or ends it
+        return whole[:-1] if whole[-1:] == [tokenizer.eos_token_id] else whole
     return whole[: next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)]
 
 

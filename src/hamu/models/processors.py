@@ -78,9 +78,12 @@ def _stated(where: str, settings: dict[str, Any]) -> Stated | None:
         return None
     if not isinstance(found, dict):
         return None
-    usual = all(found.get(name, True) for name in ("do_normalize", "do_rescale")) and not found.get(_FLIP)
+    if not found.get("do_rescale", True) or found.get(_FLIP):
+        return None
+    if not found.get("do_normalize", True):
+        found = {**found, "image_mean": 0.0, "image_std": 1.0}
     known = all(isinstance(found.get(name), list | float) for name in ("image_mean", "image_std"))
-    return Stated(found) if usual and known else None
+    return Stated(found) if known else None
 
 
 def statistics_of(processor: Any, channels: int, source: str) -> tuple[list[float], list[float]]:

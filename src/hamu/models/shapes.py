@@ -15,7 +15,7 @@ from hamu.models.language import AdapterSettings, base_of, longest_text, with_ad
 from hamu.models.loading import HUB, readable
 
 # Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
-_KNOWN = {
+KNOWN = {
     "hub:meta-llama/Llama-2-7b-chat-hf": lambda: LlamaConfig(
         vocab_size=32000,
         hidden_size=4096,
@@ -70,7 +70,7 @@ def model_shape(
     Raises:
         HamuError: if the configuration cannot be read.
     """
-    base_of_adapter = None if source in _KNOWN else base_of(source, base_model)
+    base_of_adapter = None if source in KNOWN else base_of(source, base_model)
     whole = base_of_adapter or source
     config = _configuration(whole, trust_remote_code)
     with readable(f"a language model after the configuration of {whole}"), torch.device("meta"):
@@ -147,8 +147,8 @@ def _like_saved(model: nn.Module, source: str) -> Any:
 
 
 def _configuration(source: str, trust_remote_code: bool) -> PreTrainedConfig:
-    if source in _KNOWN:
-        return _KNOWN[source]()
+    if source in KNOWN:
+        return KNOWN[source]()
     with readable(f"the configuration of {source}"):
         return AutoConfig.from_pretrained(
             source.removeprefix(HUB),

@@ -24,7 +24,6 @@ _COMMON = {
 OF_EXPERIMENTS = (
     *_COMMON,
     "method",
-    "constraint",
     "num_train_epochs",
     "gradient_accumulation_steps",
 )  # their own choice

@@ -46,8 +46,13 @@ class Outcome:
 
     @property
     def is_told(self) -> bool:
-        """Whether anything that was promised is more than rounding."""
-        return any(self._scale(side) > self.noise or math.isnan(self.realised[side]) for side in self.promised)
+        """Whether anything is more than rounding: what was promised, or what came in its place."""
+        return any(self._weight(side) > self.noise for side in self.promised)
+
+    def _weight(self, side: str) -> float:
+        """How much there is to be told of a side."""
+        off = abs(self.realised[side] - self.promised[side])
+        return math.inf if math.isnan(off) else max(self._scale(side), off)
 
     @property
     def trust(self) -> float:
@@ -63,8 +68,8 @@ class Outcome:
             whole = self._scale(side)
             if math.isnan(missing):
                 found.append(math.nan)
-            elif whole > self.noise:
-                found.append(min(1.0, 1.0 - missing / whole))
+            elif self._weight(side) > self.noise:
+                found.append(min(1.0, 1.0 - missing / max(whole, self.noise)))
         return math.nan if any(map(math.isnan, found)) else min(found, default=1.0)
 
     def _scale(self, side: str) -> float:

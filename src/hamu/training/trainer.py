@@ -424,6 +424,7 @@ class UnlearnTrainer(ResumableTrainer):
                 "direct_threshold": constraint.direct_threshold,
                 "stop_threshold": constraint.stop_threshold,
                 "demand": constraint.demand,
+                "granted": constraint.granted,
                 "sustainable": constraint.sustainable,
                 "capacity": constraint.capacity,
                 "direct_share": constraint.direct.double().mean(),

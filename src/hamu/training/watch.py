@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hamu.distributed import summed
+from hamu.distributed import processes, summed
 from hamu.guard import StepGuard
 from hamu.paired import PairedGradients, PairStep
 from hamu.training.config import UnlearnConfig
@@ -262,8 +262,9 @@ class StepWatch:
         if not self._spreads:
             return 0.0
         counts = [torch.as_tensor(one.count, dtype=torch.float64).cpu() for one in self._passes]
-        spread = torch.stack([s.double().cpu() for s in self._spreads]).max()
+        spread = torch.stack(self._spreads).double().square().max()
         self._spreads.clear()
+        spread = (summed(spread) / processes()).sqrt().cpu()  # all processes must judge a step alike
         return _ROUGH * self._eps * (spread / torch.stack(counts).min().sqrt()).item()
 
     def _summed(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -275,6 +276,7 @@ class StepWatch:
         for side, promised in outcome.promised.items():
             self.figures[f"first_order_{side}_change"] = promised
             self.figures[f"realised_{side}_change"] = outcome.realised[side]
+        self.figures["rounding"] = outcome.noise
         if outcome.kept is not None:
             self.figures["promise_kept"] = float(outcome.kept)
         self.figures["trust"] = outcome.trust if math.isfinite(outcome.trust) else -math.inf
