@@ -1,6 +1,7 @@
 """What the documentation's site does beyond mkdocs."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
