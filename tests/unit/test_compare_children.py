@@ -9,10 +9,13 @@ import time
 
 import pytest
 import torch
+from rich.console import Console
 
 from hamu import HamuError, folder_lock
+from hamu.cli.compare import run_waiting
 from hamu.compare import Children, children
 from hamu.compare.children import Call
+from hamu.errors import Interrupted
 from hamu.run_folder import RunFolder
 
 
@@ -130,3 +133,18 @@ def test_signals_to_the_terminal_do_not_reach_the_runs(lock, tmp_path):
         finally:
             run.send_signal(signal.SIGKILL)
             run.wait()
+
+
+def test_a_signal_between_two_rounds_of_runs_ends_the_next_at_once():
+    """One that came while the last run of a round was ending, and so kept nothing waiting there."""
+
+    class Round:
+        waiting = ("run",)
+
+        def run(self, children):
+            return iter(children.make([Call("run", ("true",))]))
+
+    pool = Children(1, os.environ, None)
+    pool.ask_to_end(signal.SIGTERM)
+    with pytest.raises(Interrupted, match=r"^interrupted by SIGTERM; 1 runs are not finished; the same command"):
+        run_waiting(Round(), pool, Console(quiet=True), "reproduce")
