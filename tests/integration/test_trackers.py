@@ -22,9 +22,10 @@ from hamu.methods import HamuQ
 SHORT = ["--recipe", "digits", "--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off"]
 OF_EVERY_STEP = {
     "retain_loss", "forget_loss", "retain_norm", "forget_norm", "kappa", "cos", "direct_threshold", "stop_threshold",
-    "demand", "sustainable", "capacity", "direct_share", "criterion_met", "promised_retain_change",
+    "demand", "granted", "sustainable", "capacity", "direct_share", "criterion_met", "promised_retain_change",
     "promised_forget_change", "first_order_retain_change", "first_order_forget_change", "realised_retain_change",
-    "realised_forget_change", "promise_kept", "trust", "taken", "stopped", "grad_norm", "learning_rate", "epoch",
+    "realised_forget_change", "rounding", "promise_kept", "trust", "taken", "stopped", "grad_norm", "learning_rate",
+    "epoch",
 }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def test_a_text_that_has_its_start_already_is_not_started_twice(prompt, answer, 
 
 
 def test_the_start_is_found_by_a_tokenizer_that_knows_no_letter_of_ours():
-    alphabet = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "A": 2, "C": 3, "G": 4, "T": 5}))
+    alphabet = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "A": 2, "C": 3, "G": 4, "T": 5}, []))
     alphabet.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     alphabet.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
