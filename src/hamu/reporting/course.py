@@ -122,8 +122,9 @@ def _hardness(run: Run) -> Chart | None:
     if "stop_threshold" in run.steps:
         title += " and its thresholds"
         says = (
-            "Below the lower threshold the step for one side alone does enough for the other; between both the step is "
-            "bent; above the upper one every step that does what is demanded must hurt."
+            "Of the model as one block: below the lower threshold the step for one side alone does enough for the "
+            "other; between both the step is bent; above the upper one every step that does what is demanded must "
+            "hurt. Layer by layer the next figure tells that."
         )
     return _lines(run, title, names, styles, "g_r · g_f", says)
 
