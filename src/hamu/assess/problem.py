@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from hamu.blocks import Blocks, group_blocks
 from hamu.errors import HamuError
+from hamu.modes import evaluating
 from hamu.objectives import CrossEntropy, Scored, predict_logits
 
 Advance = Callable[[float], None]  # told after each batch what it cost, in records of a forward and backward pass
@@ -92,16 +93,12 @@ class Problem:
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Evaluation mode; modes, gradients and the random state are as before afterwards."""
-        modes = [(module, module.training) for module in self.model.modules()]
         grads = [(p, p.grad) for p in self.model.parameters()]
-        self.model.eval()
         for parameter, _ in grads:
             parameter.grad = None
         try:
-            with torch.random.fork_rng():  # loaders draw from it
+            with evaluating(self.model), torch.random.fork_rng():  # loaders draw from it
                 yield
         finally:
-            for module, training in modes:
-                module.training = training
             for parameter, grad in grads:
                 parameter.grad = grad
