@@ -1,4 +1,4 @@
-"""combine() reads from the device exactly once, whatever it decides."""
+"""Reads from the device: combine() once, whatever it decides; an assessment as often for many parameters as for few."""
 
 import math
 
@@ -6,8 +6,12 @@ import pytest
 import torch
 from helpers import Holder, collect, pair_at_angle
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import default_collate
 
 from hamu import HamuQ, HamuU, PairedGradients, build_method
+from hamu.assess import influences
+from hamu.assess.gradients import PartedGram, parted_gradient
+from hamu.assess.problem import Problem
 from hamu.methods import method_classes
 
 READS = ["item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "__array__", "nonzero"]
@@ -95,6 +99,29 @@ def test_collecting_reads_nothing(reads):
         loss.backward()
     assert reads == []
     assert dispatched.reads == 0
+
+
+def assessed(reads, layers):
+    """The reads of both gradients, of their products and of the records in conflict, for so many layers."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(layers)])
+    records = [{"pixel_values": torch.randn(3), "labels": i % 3} for i in range(12)]
+    problem = Problem(model, records, records[:6], default_collate, batch_size=2)
+    del reads[:]
+    sides = [parted_gradient(problem, side, 3) for side in ("retain", "forget")]
+    passes = [*reads]
+    del reads[:]
+    PartedGram.of(problem, *sides)
+    products = [*reads]
+    del reads[:]
+    influences(lambda: torch.zeros(1), problem.parameters, sides[0].total())
+    return passes, products, [*reads]
+
+
+def test_an_assessment_reads_no_parameter_by_itself(reads):
+    few, many = assessed(reads, 1), assessed(reads, 5)
+    assert few == many
+    assert many[1:] == (["cpu"], ["item", "item"])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

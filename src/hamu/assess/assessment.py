@@ -18,7 +18,8 @@ from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, cons
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
 from hamu.assess.problem import Problem
-from hamu.assess.second_order import SecondOrder, flat, second_order, shaped
+from hamu.assess.second_order import SecondOrder, second_order
+from hamu.assess.vectors import flat, shaped
 from hamu.assess.verdict import ERROR_RATIO, Verdict, judge
 from hamu.blocks import Blocks
 from hamu.gram import PairGram

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hamu.assess.vectors import flat, shaped
 from hamu.errors import HamuError
 
 LossOfBatch = Callable[[Any], Tensor]
@@ -86,19 +87,17 @@ def curvature(
         HamuError: if a product is not finite.
     """
     generator = torch.Generator().manual_seed(seed)
-    sizes = [p.numel() for p in parameters]
+    size = sum(p.numel() for p in parameters)
     first = parameters[0]
-    direction = torch.randn(sum(sizes), generator=generator, dtype=torch.float64).to(first.device, first.dtype)
+    direction = torch.randn(size, generator=generator, dtype=torch.float64).to(first.device, first.dtype)
     direction /= direction.norm()
     basis: list[Tensor] = []
     diagonal: list[float] = []
     beside: list[float] = []
-    for _ in range(min(steps, sum(sizes))):
+    for _ in range(min(steps, size)):
         basis.append(direction)
-        shaped = [part.view(p.shape).to(p.dtype) for part, p in zip(direction.split(sizes), parameters, strict=True)]
-        product = torch.cat(
-            [part.flatten() for part in hessian_product(loss_of_batch, batches, parameters, shaped)]
-        ).to(first.dtype)
+        turned = hessian_product(loss_of_batch, batches, parameters, shaped(direction, parameters))
+        product = flat(turned, parameters).to(first.dtype)
         diagonal.append(product.dot(direction).item())
         if not torch.isfinite(product).all():
             raise HamuError(

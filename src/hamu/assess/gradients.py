@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from hamu.assess.problem import Problem
+from hamu.assess.vectors import PIECE, largest
 from hamu.errors import HamuError
 from hamu.gram import PairGram, combine_dtype
 
 FEWEST_PARTS = 8  # with fewer, a 95% interval covers some 80% of the truths
-_PIECE = 1 << 20  # elements that are widened to float64 at a time
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,10 @@ def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = 
         raise HamuError(f"the {side} set has nothing that is scored; give records with an answer")
     for grads in kept:
         torch._foreach_div_([g for g in grads if g is not None], float(shares.sum()))
-    if not all(torch.isfinite(g).all() for grads in kept for g in grads if g is not None):
+    extent = largest([g for grads in kept for g in grads if g is not None])
+    if not math.isfinite(extent):
         raise HamuError(f"the gradient of the {side} loss is not finite; look for broken records or weights")
-    if not any(g is not None and g.any() for grads in kept for g in grads):
+    if not extent > 0:
         raise HamuError(
             f"the gradient of the {side} loss is zero: it reaches no trainable parameter, or the loss has nowhere to go"
         )
@@ -96,19 +97,27 @@ class PartedGram:
 
     @classmethod
     def of(cls, problem: Problem, retain: PartedGradient, forget: PartedGradient) -> PartedGram:
-        """Measure it, a piece of a parameter at a time."""
+        """Measure it, a piece of a parameter at a time; each device is read once."""
         rows = len(retain.parts) + len(forget.parts)
-        products = torch.zeros(len(problem.block_names), rows, rows, dtype=torch.float64)
-        step = max(1, _PIECE // rows)
+        step = max(1, min(PIECE // rows, max(p.numel() for p in problem.parameters)))
+        sums = {
+            device: torch.zeros(len(problem.block_names), rows, rows, dtype=torch.float64, device=device)
+            for device in dict.fromkeys(p.device for p in problem.parameters)
+        }
+        buffers = {device: torch.empty(rows * step, dtype=torch.float64, device=device) for device in sums}
         for index, (block, parameter) in enumerate(zip(problem.block_of, problem.parameters, strict=True)):
             grads = [part[index] for part in (*retain.parts, *forget.parts)]
             flat = [None if g is None else g.reshape(-1) for g in grads]
             for start in range(0, parameter.numel(), step):
-                wide = parameter.new_zeros(rows, min(step, parameter.numel() - start), dtype=torch.float64)
+                width = min(step, parameter.numel() - start)
+                wide = buffers[parameter.device][: rows * width].view(rows, width)
                 for row, g in zip(wide, flat, strict=True):
-                    if g is not None:
-                        row.copy_(g[start : start + step])
-                products[block] += (wide @ wide.T).cpu()
+                    if g is None:
+                        row.zero_()
+                    else:
+                        row.copy_(g[start : start + width])
+                sums[parameter.device][block] += wide @ wide.T
+        products = torch.stack([found.cpu() for found in sums.values()]).sum(0)
         eps = max(torch.finfo(combine_dtype(p)).eps for p in problem.parameters)
         return cls(products, retain.shares, forget.shares, eps)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hamu.assess.vectors import length
 from hamu.errors import HamuError
 
 
@@ -36,13 +37,13 @@ def influences(
         HamuError: if the gradient is zero or not finite.
     """
     pairs = [(p, g) for p, g in zip(parameters, gradient, strict=True) if g is not None]
-    length = _norm([g for _, g in pairs])
-    if not 0 < length < float("inf"):
-        raise HamuError(f"the gradient to move the weights along has length {length}; it must be positive and finite")
+    slope = length([g for _, g in pairs])
+    if not 0 < slope < float("inf"):
+        raise HamuError(f"the gradient to move the weights along has length {slope}; it must be positive and finite")
     # The third root of the machine's precision would balance the rounding of the losses against a third derivative of
     # like size. A trained network bends far more than that: the step must be much shorter.
     eps = max(torch.finfo(p.dtype).eps for p, _ in pairs) if precision is None else precision
-    epsilon = eps**0.5 / 64 * max(_norm([p for p, _ in pairs]), eps) / length
+    epsilon = eps**0.5 / 64 * max(length([p for p, _ in pairs]), eps) / slope
     kept = [p.clone() for p, _ in pairs]
     moved = []
     try:
@@ -61,7 +62,3 @@ def share_of_top(values: Tensor, share: float = 0.1) -> float:
     positive = values.clamp(min=0.0).sort(descending=True).values
     whole = positive.sum()
     return (positive[: max(1, int(share * len(values)))].sum() / whole).item() if whole > 0 else 0.0
-
-
-def _norm(tensors: Sequence[Tensor]) -> float:
-    return torch.stack([t.double().square().sum().cpu() for t in tensors]).sum().sqrt().item()

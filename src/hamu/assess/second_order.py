@@ -10,7 +10,7 @@ is shown for that problem, in which the retain loss rises more steeply than it d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -147,15 +147,3 @@ def conjugate_gradients(product: Product, g: Tensor, *, steps: int = 50, toleran
         square, last = rest.dot(rest), square
         direction = rest + (square / last) * direction
     return Solution(x, rest, (square / whole).sqrt().item() if whole > 0 else 0.0, False)
-
-
-def flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
-    """Tensors (None for zero) as one vector, [P]."""
-    pairs = zip(tensors, like, strict=True)
-    return torch.cat([(torch.zeros_like(p) if t is None else t).flatten() for t, p in pairs])
-
-
-def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The reverse of `flat`."""
-    parts = vector.split([p.numel() for p in like])
-    return [part.view(p.shape).to(p.dtype) for part, p in zip(parts, like, strict=True)]
