@@ -215,24 +215,18 @@ def assess(
     )
     problem.advance = meter.advance
     with problem.untouched():
-        parts = affordable_parts(problem.parameters, bootstrap_memory)
-        sides = [parted_gradient(problem, side, parts, most) for side in ("retain", "forget")]
-        parted = PartedGram.of(problem, *sides)
-        retain_gradient, forget_gradient = (side.total() for side in sides)
-        del sides
+        gradients, parted = _gradients(problem, bootstrap_memory, most)
         raw = parted.gram()
+        gram = clipped(raw, max_grad_norm)
         clip = tuple(factor.item() for factor in raw.clip_factors(max_grad_norm))
         spectrum, condition = None, None
         if curvature_samples:
-            demand = _demand(clipped(raw, max_grad_norm), method, learning_rate, clip)
-            spectrum, condition = _second_order(
-                problem, retain_gradient, forget_gradient, demand, curvature_samples, meter
-            )
+            demand = _demand(gram, method, learning_rate, clip)
+            spectrum, condition = _second_order(problem, gradients, demand, curvature_samples, meter)
         found = {}
         if conflicts:
-            for side, gradient in (("forget", retain_gradient), ("retain", forget_gradient)):
-                found[side] = _conflicts(problem, side, gradient, most)
-    gram = clipped(raw, max_grad_norm)
+            for side, other in (("forget", "retain"), ("retain", "forget")):
+                found[side] = _conflicts(problem, side, gradients[other], most)
     frontiers = {cls.name: frontier(gram, _as(cls, method)) for cls in (HamuQ, HamuU)}
     radius = constraint_status(gram, method).radius.square().sum().sqrt()
     length = (radius / raw.retain_sq.sum().sqrt()).item()
@@ -289,13 +283,16 @@ def _demand(gram: PairGram, method: HamuQ | HamuU, learning_rate: float, clip: t
     return learning_rate * status.granted.item() / clip[1]
 
 
+def _gradients(problem: Problem, memory: float, most: int | None) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
+    """The mean gradient of each side, and the products of the parts that so many GB have room for."""
+    parts = affordable_parts(problem.parameters, memory)
+    sides = {side: parted_gradient(problem, side, parts, most) for side in ("retain", "forget")}
+    parted = PartedGram.of(problem, sides["retain"], sides["forget"])
+    return {side: gradient.total() for side, gradient in sides.items()}, parted
+
+
 def _second_order(
-    problem: Problem,
-    retain: list[Tensor | None],
-    forget: list[Tensor | None],
-    demand: float,
-    samples: int,
-    meter: _Meter,
+    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, samples: int, meter: _Meter
 ) -> tuple[Curvature, SecondOrder]:
     """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
     size = min(problem.batch_size, 128)  # a second derivative keeps several times the activations
@@ -314,7 +311,7 @@ def _second_order(
             hessian_product(loss, batches, problem.parameters, shaped(vector, problem.parameters)), problem.parameters
         )
 
-    g_r, g_f = flat(retain, problem.parameters), flat(forget, problem.parameters)
+    g_r, g_f = (flat(gradients[side], problem.parameters) for side in ("retain", "forget"))
     return spectrum, second_order(product, g_r, g_f, spectrum, demand, steps=_SOLVER)
 
 

@@ -15,6 +15,7 @@ from hamu.errors import HamuError
 from hamu.gram import PairGram, combine_dtype
 
 FEWEST_PARTS = 8  # with fewer, a 95% interval covers some 80% of the truths
+_MOST_PARTS = 16
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
     return counts / (counts * shares).sum()
 
 
-def affordable_parts(parameters: Sequence[Tensor], memory: float, most: int = 16) -> int:
-    """How many parts of each side fit into so many GB beside the gradients; 1 if fewer than tell anything do."""
+def affordable_parts(parameters: Sequence[Tensor], memory: float) -> int:
+    """How many parts of each side, at most 16, fit into so many GB beside the gradients; 1 if they would tell nothing."""
     size = sum(p.numel() * p.element_size() for p in parameters)
     fitting = math.floor(memory * 1e9 / (2 * size))
-    return min(most, fitting) if fitting >= FEWEST_PARTS else 1
+    return min(_MOST_PARTS, fitting) if fitting >= FEWEST_PARTS else 1

@@ -48,7 +48,6 @@ class Problem:
     blocks: Blocks = "tensor"
     seed: int = 42
     advance: Advance = _silent
-    names: list[str] = field(init=False)
     parameters: list[Tensor] = field(init=False)
     block_names: list[str] = field(init=False)
     block_of: list[int] = field(init=False)
@@ -60,9 +59,8 @@ class Problem:
         named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         if not named:
             raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
-        self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self.block_names, self.block_of = group_blocks(self.names, self.blocks)
+        self.block_names, self.block_of = group_blocks([name for name, _ in named], self.blocks)
 
     def data(self, side: str) -> Dataset[Any]:
         """The data of a side."""

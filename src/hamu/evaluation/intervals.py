@@ -15,31 +15,26 @@ REPLICATES = 1000
 Ends = dict[str, tuple[float, float]]  # of each figure: the low and the high end
 
 
-def record_intervals(
-    predictions: Predictions | TokenPredictions, *, replicates: int = REPLICATES, level: float = LEVEL, seed: int = 42
-) -> Ends:
+def record_intervals(predictions: Predictions | TokenPredictions, *, seed: int = 42) -> Ends:
     """Percentile bootstrap intervals of the figures of a set (Efron 1979); records are drawn with replacement.
 
     The tokens of a text are not independent of each other, so that it is drawn as a whole.
 
     Args:
         predictions: for one set.
-        replicates, level: see `hamu.assess.Intervals`.
         seed: seed of the draws.
 
     Returns:
         (low, high) of `loss` and `accuracy`, for texts of `probability` too, as the reports define them. A figure that
         is not finite, or that is of fewer than two records, has no interval.
     """
-    return _intervals(*_per_record(predictions), replicates, level, seed)
+    return _intervals(*_per_record(predictions), seed)
 
 
 def change_intervals(
     before: Predictions | TokenPredictions,
     after: Predictions | TokenPredictions,
     *,
-    replicates: int = REPLICATES,
-    level: float = LEVEL,
     seed: int = 42,
 ) -> Ends:
     """See `record_intervals`: of the change of each figure. It is paired, as both are of the same records.
@@ -49,17 +44,15 @@ def change_intervals(
 
     Args:
         before, after: of two models, for the same set.
-        replicates, level, seed: likewise.
+        seed: likewise.
     """
     (old, counts), (new, _) = _per_record(before), _per_record(after)
     with np.errstate(invalid="ignore"):  # of what is infinite in both
         changes = {name: new[name] - old[name] for name in new}
-    return _intervals(changes, counts, replicates, level, seed)
+    return _intervals(changes, counts, seed)
 
 
-def _intervals(
-    sums: dict[str, np.ndarray], counts: dict[str, np.ndarray], replicates: int, level: float, seed: int
-) -> Ends:
+def _intervals(sums: dict[str, np.ndarray], counts: dict[str, np.ndarray], seed: int) -> Ends:
     records = len(next(iter(counts.values())))
     finite = [name for name, values in sums.items() if np.isfinite(values).all()]
     if records < 2 or not finite:
@@ -67,10 +60,10 @@ def _intervals(
     columns = np.stack([*(sums[name] for name in finite), *(counts[name] for name in finite)])
     draws = np.random.default_rng(seed)
     totals = np.stack(
-        [columns @ np.bincount(draws.integers(records, size=records), minlength=records) for _ in range(replicates)]
+        [columns @ np.bincount(draws.integers(records, size=records), minlength=records) for _ in range(REPLICATES)]
     )
     figures = totals[:, : len(finite)] / totals[:, len(finite) :]
-    low, high = np.quantile(figures, [(1 - level) / 2, (1 + level) / 2], axis=0).tolist()
+    low, high = np.quantile(figures, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0).tolist()
     return {name: (low[i], high[i]) for i, name in enumerate(finite)}
 
 

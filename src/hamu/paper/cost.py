@@ -152,8 +152,8 @@ class Cost(Measurement):
         save_figure(figure, path)
 
 
-def median_interval(values: Sequence[float], level: float = _LEVEL) -> tuple[float, float] | None:
-    """An interval that covers the median at a level whatever the values are drawn from; None of too few of them.
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """An interval that covers the median in 95% of cases whatever the values are drawn from; None of too few of them.
 
     It lies between the k-th lowest and the k-th highest value: it misses the median only if fewer than k of n values
     are on one side of it, each with a chance of one half, so that it covers with 1 - 2·P(B < k), B ~ Bin(n, ½).
@@ -161,7 +161,7 @@ def median_interval(values: Sequence[float], level: float = _LEVEL) -> tuple[flo
     count, missed, found = len(values), 0.0, None
     for k, (low, high) in enumerate(zip(sorted(values), sorted(values, reverse=True), strict=True), 1):
         missed += math.comb(count, k - 1) / 2**count
-        if 1 - 2 * missed < level:
+        if 1 - 2 * missed < _LEVEL:
             break
         found = low, high
     return found

@@ -15,9 +15,9 @@ from hamu.reporting.plots import draw_trajectories, save_figure, styles_of
 RETAIN_GAIN, FORGET_GAIN = r"retain utility gained, $-\Delta L_r$", r"forget quality gained, $\Delta L_f$"
 
 
-def panels(count: int, width: float = 4.6, height: float = 4.2) -> tuple[Figure, Sequence[Axes]]:
+def panels(count: int, width: float = 4.6) -> tuple[Figure, Sequence[Axes]]:
     """A row of panels."""
-    figure, axes = plt.subplots(1, count, figsize=(width * count, height), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(1, count, figsize=(width * count, 4.2), layout="constrained", squeeze=False)
     for one in axes[0]:
         one.locator_params(axis="x", nbins=5)
     return figure, list(axes[0])

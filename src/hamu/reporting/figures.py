@@ -115,16 +115,16 @@ def line(name: str, color: str, x: np.ndarray, y: np.ndarray, **more: Any) -> di
     return {"name": name, "color": color, "x": xs, "y": shorts(y[kept]), **more}
 
 
-def extremes(values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
-    """Positions of at most 2·buckets + 2 values: the first, the last, the lowest and highest of each bucket.
+def extremes(values: np.ndarray) -> np.ndarray:
+    """Positions of at most 2·BUCKETS + 2 values: the first, the last, the lowest and highest of each bucket.
 
     So no peak is lost, however long the series is. Values that are not finite are left out.
     """
     finite = np.flatnonzero(np.isfinite(values))
-    if len(finite) <= 2 * buckets:
+    if len(finite) <= 2 * BUCKETS:
         return finite
     kept = {int(finite[0]), int(finite[-1])}
-    for part in np.array_split(finite, buckets):
+    for part in np.array_split(finite, BUCKETS):
         found = values[part]
         kept |= {int(part[found.argmin()]), int(part[found.argmax()])}
     return np.array(sorted(kept))
