@@ -14,7 +14,6 @@ HAMU-Q has g_o = g_r, g_c = g_f (Problem 1, Proposition 4.3); HAMU-U has g_o = -
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -35,24 +34,7 @@ _FEASIBLE_SLACK = 1e-12  # rounding of a sum of shares is not infeasibility
 
 @dataclass(frozen=True)
 class _Hamu(Method):
-    """What both variants share.
-
-    Args:
-        constraint: the change demanded of every step. In mode "absolute" it is Q/η or U/η, in loss per unit of
-            learning rate (the paper's Q = 0.5η is 0.5); in mode "relative" it is φ in (0, 1], the share of the
-            largest change that the gradients allow, which is feasible wherever they allow any.
-        constraint_mode: "absolute" (the paper) or "relative".
-        distribution: how the demand is divided over the blocks: "norm_product" in proportion to what each block
-            can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that have a
-            constrained gradient; or one non-negative share per block, normalised to sum to 1.
-        radius: "gradient" for R_i = η‖g_o,i‖ (the paper), or a number R/η that holds for every block.
-        on_infeasible: what to do when the demand exceeds what the radius allows: "stop" the run (the paper),
-            "clamp" the demand to the most that is possible, or "skip" the step.
-        stopping: a criterion's name or a `StoppingRule`.
-
-    Raises:
-        HamuError: if a value is out of range.
-    """
+    """What both variants share: the settings, documented at `HamuQ`, and the closed form."""
 
     constraint: float = 0.5
     constraint_mode: ConstraintMode = "absolute"
@@ -95,21 +77,12 @@ class _Hamu(Method):
         """The rule behind `stopping`."""
         return StoppingRule(self.stopping) if isinstance(self.stopping, str) else self.stopping
 
-    _swapped: ClassVar[bool]
-
-    @staticmethod
-    @abstractmethod
-    def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:
-        """(‖g_o,i‖, ‖g_c,i‖): the norms of the objective's and of the constrained side."""
-
-    @staticmethod
-    @abstractmethod
-    def _assign(objective: Tensor, constrained: Tensor) -> tuple[Tensor, Tensor]:
-        """(a, b) of g* = a·g_r + b·g_f from the weights of g_o and g_c."""
+    _swapped: ClassVar[bool]  # whether the retain side is the constrained one, and g_o = -g_f, g_c = -g_r
 
     def weigh(self, gram: PairGram) -> Weights:
         """The closed form above, for all blocks at once; see `Method.weigh`."""
-        objective_norm, constrained_norm = self._sides(gram)
+        norms = (gram.retain_norm, gram.forget_norm)
+        objective_norm, constrained_norm = norms[::-1] if self._swapped else norms
         radius = objective_norm if isinstance(self.radius, str) else torch.full_like(objective_norm, self.radius)
         reach = radius * constrained_norm
         demand, capacity = self._distribute(reach)
@@ -130,7 +103,7 @@ class _Hamu(Method):
             objective = _ratio(radius, objective_norm) * objective
         constrained = (_ratio(radius, constrained_norm) * torch.addcmul(phi, perpendicular, cos)).neg()
         constrained = constrained.masked_fill(direct, 0.0)
-        retain, forget = self._assign(objective, constrained)
+        retain, forget = (constrained.neg(), objective.neg()) if self._swapped else (objective, constrained)
         return Weights(retain, forget, self._status(gram, radius, reach, demand, capacity, fraction, direct))
 
     def _distribute(self, reach: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +141,8 @@ class _Hamu(Method):
         criterion = self.stopping_rule.criterion
         if criterion == "global":
             whole = gram.total()
-            sustainable = (radius * radius).sum().sqrt() * self._sides(whole)[1][0] * whole.sin[0]
+            constrained_norm = whole.retain_norm if self._swapped else whole.forget_norm
+            sustainable = (radius * radius).sum().sqrt() * constrained_norm[0] * whole.sin[0]
         elif criterion == "any":
             free = torch.where(gram.cos > 0, reach * gram.sin, reach)
             tightest = torch.where(granted > 0, free / granted, torch.full_like(demand, _UNBOUNDED)).min()
@@ -205,37 +179,48 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HamuQ(_Hamu):
-    """HAMU-Q: raise the forget loss by at least Q per step, at the least cost in retain loss (Alg. 1)."""
+    """HAMU-Q: raise the forget loss by at least Q per step, at the least cost in retain loss (Alg. 1).
 
-    __doc__ = (__doc__ or "") + (_Hamu.__doc__ or "").split("\n", 1)[1]
+    Args:
+        constraint: the rise of the forget loss demanded of every step. In mode "absolute" it is Q/η, in loss per unit
+            of learning rate (the paper's Q = 0.5η is 0.5); in mode "relative" it is φ in (0, 1], the share of the
+            largest rise that the gradients allow, which is feasible wherever they allow any.
+        constraint_mode: "absolute" (the paper) or "relative".
+        distribution: how the demand is divided over the blocks: "norm_product" in proportion to what each block
+            can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that have a
+            forget gradient; or one non-negative share per block, normalised to sum to 1.
+        radius: "gradient" for R_i = η‖g_r,i‖ (the paper), or a number R/η that holds for every block.
+        on_infeasible: what to do when the demand exceeds what the radius allows: "stop" the run (the paper),
+            "clamp" the demand to the most that is possible, or "skip" the step.
+        stopping: a criterion's name or a `StoppingRule`.
+
+    Raises:
+        HamuError: if a value is out of range.
+    """
+
     name: ClassVar[str] = "hamu-q"
     summary: ClassVar[str] = "raise the forget loss by Q per step at the least retain cost"
     source: ClassVar[str] = "HAMU, Alg. 1"
     _swapped: ClassVar[bool] = False
 
-    @staticmethod
-    def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:
-        return gram.retain_norm, gram.forget_norm
-
-    @staticmethod
-    def _assign(objective: Tensor, constrained: Tensor) -> tuple[Tensor, Tensor]:
-        return objective, constrained
-
 
 @dataclass(frozen=True)
 class HamuU(_Hamu):
-    """HAMU-U: lower the retain loss by at least U per step, and forget as much as that allows (Alg. 2)."""
+    """HAMU-U: lower the retain loss by at least U per step, and forget as much as that allows (Alg. 2).
 
-    __doc__ = (__doc__ or "") + (_Hamu.__doc__ or "").split("\n", 1)[1]
+    Args:
+        constraint: the fall of the retain loss demanded of every step. In mode "absolute" it is U/η, in loss per unit
+            of learning rate; in mode "relative" it is φ in (0, 1], the share of the largest fall that the gradients
+            allow.
+        radius: "gradient" for R_i = η‖g_f,i‖ (the paper, App. B.6), or a number R/η that holds for every block.
+        constraint_mode, distribution, on_infeasible, stopping: as of `HamuQ`, with the retain gradient for the forget
+            gradient.
+
+    Raises:
+        HamuError: if a value is out of range.
+    """
+
     name: ClassVar[str] = "hamu-u"
     summary: ClassVar[str] = "lower the retain loss by U per step, forget as much as that allows"
     source: ClassVar[str] = "HAMU, Alg. 2"
     _swapped: ClassVar[bool] = True
-
-    @staticmethod
-    def _sides(gram: PairGram) -> tuple[Tensor, Tensor]:
-        return gram.forget_norm, gram.retain_norm
-
-    @staticmethod
-    def _assign(objective: Tensor, constrained: Tensor) -> tuple[Tensor, Tensor]:
-        return -constrained, -objective
