@@ -14,7 +14,7 @@ import yaml
 
 from hamu.cli import main
 from hamu.cli.progress import ProgressBar
-from hamu.compare.figures import check_same_inputs
+from hamu.compare.rows import check_same_inputs
 from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.models.language import new_language_model, new_tokenizer

@@ -14,7 +14,7 @@ import hamu
 from hamu import HamuError, PairedGradients
 from hamu.compare import Cell, Comparison, cells
 from hamu.compare.ends import ended_by
-from hamu.compare.figures import failed_row, finished_row
+from hamu.compare.rows import failed_row, finished_row
 from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_page, markdown_page, notes, volumes_line
 from hamu.methods import HamuQ, Method, StoppingRule, build_method, method_classes
 from hamu.methods.stopping import StoppingMemory

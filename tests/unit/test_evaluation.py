@@ -107,8 +107,8 @@ def test_what_is_the_same_is_not_told_apart_however_the_folds_come_out(count):
 
 def test_classes_are_matched_so_that_they_cannot_give_the_attack_away():
     forget, test = torch.tensor([0] * 30 + [1] * 5), torch.tensor([0] * 10 + [1] * 20 + [2] * 9)
-    members, strangers = _matched(forget, test, torch.Generator().manual_seed(0))
-    assert forget[members].bincount().tolist() == test[strangers].bincount().tolist() == [10, 5]
+    members, nonmembers = _matched(forget, test, torch.Generator().manual_seed(0))
+    assert forget[members].bincount().tolist() == test[nonmembers].bincount().tolist() == [10, 5]
 
 
 def test_too_few_records_to_match_give_no_figure():

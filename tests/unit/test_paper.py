@@ -15,7 +15,7 @@ from hamu.paper import EXPERIMENTS, Measurement, Scale
 from hamu.paper.batches import Batches
 from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
 from hamu.paper.cost import median_interval
-from hamu.paper.outcome import Outcome
+from hamu.paper.finished_run import FinishedRun
 from hamu.paper.page import page, results_in
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, sample_images, sample_texts
@@ -127,7 +127,7 @@ def test_a_sample_of_texts_knows_when_its_source_has_changed(tmp_path):
         sample_texts(base, 0.5, 1, folder)
 
 
-def test_an_outcome_ends_where_the_figure_does(tmp_path):
+def test_a_finished_run_ends_where_the_figure_does(tmp_path):
     losses = [0.2, 0.5, float("nan"), 0.9]
     trajectory = [
         {"step": 9 * epoch, "eval_forget_gain": loss - 0.2, "eval_retain_gain": 0.01 * epoch, "eval_forget_loss": loss}
@@ -137,7 +137,7 @@ def test_an_outcome_ends_where_the_figure_does(tmp_path):
     lines = [{"step": step, "kappa": float(step), "taken": float(step != 3)} for step in range(1, 28)]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     nine = Batches(5, 1, 9)
-    two = Outcome(tmp_path, 2, nine)
+    two = FinishedRun(tmp_path, 2, nine)
     assert [point["epoch"] for point in two.points] == [0, 1], "an evaluation that is not finite is left out"
     assert two.trajectory == [(0.0, 0.0), (0.01, pytest.approx(0.3))]
     assert two.by_epoch("kappa") == [pytest.approx((45 - 3) / 8), 14.0]
@@ -146,9 +146,9 @@ def test_an_outcome_ends_where_the_figure_does(tmp_path):
     step = {"learning_rate": 0.1, "promised_retain_change": -0.5, "taken": 1.0}
     steps = [step | {"step": 1, "retain_norm": 4.0}, step | {"step": 2, "retain_norm": 0.5}]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
-    assert Outcome(tmp_path, 2 / 9, nine).promised("retain", 1.0) == pytest.approx(-0.05 * (4 + 1))
-    assert Outcome(tmp_path, 2 / 9, nine).promised("retain", 0.0) == pytest.approx(-0.05 * 2)
-    assert Outcome(tmp_path, 3, nine).last["epoch"] == 3
+    assert FinishedRun(tmp_path, 2 / 9, nine).promised("retain", 1.0) == pytest.approx(-0.05 * (4 + 1))
+    assert FinishedRun(tmp_path, 2 / 9, nine).promised("retain", 0.0) == pytest.approx(-0.05 * 2)
+    assert FinishedRun(tmp_path, 3, nine).last["epoch"] == 3
 
 
 def test_lines_correlations_and_volumes_of_known_points():
@@ -232,9 +232,9 @@ def test_where_every_run_failed_nothing_can_be_told(name, tmp_path):
     assert "Failed: hamu-q 0: it diverged." in page({name: broken}, EXPERIMENTS)
 
 
-def random_outcome(generator, wanted):
+def random_run(generator, wanted):
     """As of a run, with losses and gradients drawn at random."""
-    one = Outcome(Path("nowhere"), wanted.epochs, Batches(5, 1, wanted.steps_per_epoch))
+    one = FinishedRun(Path("nowhere"), wanted.epochs, Batches(5, 1, wanted.steps_per_epoch))
     epochs = int(wanted.epochs)
     points, log = [], []
     for epoch in range(epochs + 1):
@@ -268,11 +268,11 @@ def test_a_run_that_is_missing_never_turns_a_verdict(name):
     told = 0
     for seed in range(30):
         generator = np.random.default_rng(seed)
-        outcomes = {key: random_outcome(generator, wanted) for key, wanted in one.runs(scale).items()}
-        full = {claim.text: claim.holds for claim in one.claims(one.figures(outcomes, scale))}
+        finished = {key: random_run(generator, wanted) for key, wanted in one.runs(scale).items()}
+        full = {claim.text: claim.holds for claim in one.claims(one.figures(finished, scale))}
         told += sum(verdict is not None for verdict in full.values())
-        for key in outcomes:
-            left = {other: outcome for other, outcome in outcomes.items() if other != key}
+        for key in finished:
+            left = {other: run for other, run in finished.items() if other != key}
             for claim in one.claims(one.figures(left, scale)):
                 assert claim.holds in (None, full.get(claim.text)), (seed, key, claim.text)
     assert told
@@ -342,8 +342,8 @@ def test_the_threshold_of_the_whole_model_is_called_so(monkeypatch, tmp_path):
     monkeypatch.setattr("hamu.paper.stopping.save_figure", lambda figure, path: drawn.append(figure))
     one = EXPERIMENTS["figure-9"]
     generator = np.random.default_rng(0)
-    outcomes = {key: random_outcome(generator, wanted) for key, wanted in one.runs(SCALE).items()}
-    one.draw(one.figures(outcomes, SCALE), tmp_path / "figure-9.png")
+    finished = {key: random_run(generator, wanted) for key, wanted in one.runs(SCALE).items()}
+    one.draw(one.figures(finished, SCALE), tmp_path / "figure-9.png")
     labels = {line.get_label() for axes in drawn[0].axes for line in axes.get_lines()}
     assert {r"$\kappa_2$, the whole model's", r"$\kappa_4$, the whole model's"} <= labels
     assert "threshold" not in labels

@@ -22,7 +22,7 @@ from report_examples import (
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions
 from hamu.reporting.course import steps_section, trajectories
-from hamu.reporting.figures import BUCKETS, extremes, line
+from hamu.reporting.elements import BUCKETS, extremes, line
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
 from hamu.reporting.looks import Look, looks_of

@@ -183,10 +183,10 @@ def slow_scores(model, tokenizer, record, k):
     }
 
 
-def slow_auc(members, strangers):
+def slow_auc(members, nonmembers):
     """The share of pairs in which the member scores higher, ties half."""
-    won = sum(1.0 if m > s else 0.5 if m == s else 0.0 for m in members for s in strangers)
-    return won / (len(members) * len(strangers))
+    won = sum(1.0 if m > s else 0.5 if m == s else 0.0 for m in members for s in nonmembers)
+    return won / (len(members) * len(nonmembers))
 
 
 def answers_of(records):
@@ -397,10 +397,10 @@ def test_membership_scores_match_a_loop(model, tokenizer, k):
 
 
 def test_membership_auc_is_the_share_of_pairs_won(model, tokenizer):
-    strangers = texts([*HOLDOUT.records, *FORGET.records[:2]])  # the last two tie with members
-    sets = [predicted(model, tokenizer, t, batch_size=16) for t in (FORGET, strangers)]
-    found = text_membership(*sets, answers_of(FORGET), answers_of(strangers))
-    scores = [membership_scores(p, answers_of(t)) for p, t in zip(sets, (FORGET, strangers), strict=True)]
+    nonmembers = texts([*HOLDOUT.records, *FORGET.records[:2]])  # the last two tie with members
+    sets = [predicted(model, tokenizer, t, batch_size=16) for t in (FORGET, nonmembers)]
+    found = text_membership(*sets, answers_of(FORGET), answers_of(nonmembers))
+    scores = [membership_scores(p, answers_of(t)) for p, t in zip(sets, (FORGET, nonmembers), strict=True)]
     assert set(found) == {"loss", "zlib", "min_k", "min_k_plus_plus"}
     for name, auc in found.items():
         members, others = (s[name].tolist() for s in scores)

@@ -22,7 +22,7 @@ from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import inputs_of
 from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
-from hamu.compare.figures import Row, check_same_inputs, trajectory
+from hamu.compare.rows import Row, check_same_inputs, trajectory
 from hamu.compare.runs import RECORD, SUMMARY
 from hamu.compare.table import (
     CAPTION,

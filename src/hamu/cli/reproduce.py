@@ -19,7 +19,7 @@ from hamu.cli.tables import plain_table
 from hamu.cli.tasks import task_name
 from hamu.compare import Children, Plan
 from hamu.compare.children import Call
-from hamu.compare.figures import Row, check_same_inputs
+from hamu.compare.rows import Row, check_same_inputs
 from hamu.errors import HamuError, Interrupted
 from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
 from hamu.paper.page import PAGE, VERDICTS, check_page, page, results_in, stands_for

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hamu.compare.children import Call, Children
-from hamu.compare.figures import Comparison, Row, Run, failed_row, finished_row, start_figures
+from hamu.compare.rows import Comparison, Row, RunKey, failed_row, finished_row, start_figures
 from hamu.errors import HamuError
 from hamu.record.inputs import INPUTS, Inputs, differing, read_inputs
 from hamu.run_folder import RunFolder
@@ -55,7 +55,7 @@ class Runs:
     def __init__(
         self,
         folder: RunFolder,
-        plans: Mapping[Run, Plan],
+        plans: Mapping[RunKey, Plan],
         options_of: Callable[[Path], Mapping[str, Any]],
         inputs: Callable[[], Inputs] = dict,
         *,
@@ -74,7 +74,7 @@ class Runs:
         return len(self._plans)
 
     @property
-    def waiting(self) -> list[Run]:
+    def waiting(self) -> list[RunKey]:
         """The cells that neither have figures nor have failed."""
         return [cell for cell in self._plans if cell not in self._rows]
 
@@ -115,7 +115,7 @@ class Runs:
         """What comparison.json says of the runs, as JSON holds it."""
         return self.comparison().summary()
 
-    def _call(self, cell: Run) -> Call | None:
+    def _call(self, cell: RunKey) -> Call | None:
         """How a run is begun, or gone on with; None if it is finished."""
         place, plan = self._place(cell), self._plans[cell]
         if place.has(_CONFIG):
@@ -140,13 +140,13 @@ class Runs:
         other = differing(read_inputs(place.path), self._inputs())
         return other and f"another {other} than there is now"
 
-    def _row(self, cell: Run, failure: str = "") -> Row:
+    def _row(self, cell: RunKey, failure: str = "") -> Row:
         seconds = self._seconds.get(cell.name)
         if failure:
             return failed_row(cell, failure, seconds)
         return finished_row(cell, self._folder.path / cell.name, seconds)
 
-    def _place(self, cell: Run) -> RunFolder:
+    def _place(self, cell: RunKey) -> RunFolder:
         return RunFolder(self._folder.path / cell.name, resume=True)
 
     def _save(self) -> None:

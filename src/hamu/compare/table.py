@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hamu.compare.environments import differing_environments
-from hamu.compare.figures import Comparison, Row
+from hamu.compare.rows import Comparison, Row
 from hamu.training.trainer import ALL_DONE
 
 

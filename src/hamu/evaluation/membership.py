@@ -36,21 +36,21 @@ class AttackScores:
 
     Attributes:
         members: of forget records, [N].
-        strangers: of records that were never trained on, [M].
+        nonmembers: of records that were never trained on, [M].
     """
 
     members: Tensor
-    strangers: Tensor
+    nonmembers: Tensor
 
     @property
     def is_member(self) -> np.ndarray:
-        """1 for each member, then 0 for each stranger, [N + M]."""
-        return np.repeat([1, 0], [len(self.members), len(self.strangers)])
+        """1 for each member, then 0 for each nonmember, [N + M]."""
+        return np.repeat([1, 0], [len(self.members), len(self.nonmembers)])
 
     @property
     def both(self) -> np.ndarray:
         """All scores in that order, [N + M]."""
-        return np.concatenate([self.members.numpy(), self.strangers.numpy()])
+        return np.concatenate([self.members.numpy(), self.nonmembers.numpy()])
 
     @property
     def auc(self) -> float:
@@ -60,11 +60,11 @@ class AttackScores:
         return float(roc_auc_score(self.is_member, self.both))
 
     def roc(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ROC curve: shares of strangers and of members above each threshold that matters, from 0 to 1."""
+        """The ROC curve: shares of nonmembers and of members above each threshold that matters, from 0 to 1."""
         from sklearn.metrics import roc_curve
 
-        strangers, members, _ = roc_curve(self.is_member, self.both)
-        return strangers, members
+        nonmembers, members, _ = roc_curve(self.is_member, self.both)
+        return nonmembers, members
 
 
 def membership_inference(forget: Predictions, test: Predictions, seed: int = 42) -> MembershipInference | None:
@@ -105,15 +105,15 @@ def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> Attac
     return None if losses is None else _scores(*losses)
 
 
-def _scores(members: Tensor, strangers: Tensor) -> AttackScores:
+def _scores(members: Tensor, nonmembers: Tensor) -> AttackScores:
     """Low losses are high scores. Not as probabilities: those of losses beyond 745 are all 0, and would tie."""
-    return AttackScores(members.double().neg(), strangers.double().neg())
+    return AttackScores(members.double().neg(), nonmembers.double().neg())
 
 
 def _matched_losses(forget: Predictions, test: Predictions, seed: int) -> tuple[Tensor, Tensor] | None:
     """Of the records that are compared; None if there are too few of them, or one is not finite."""
-    members, strangers = _matched(forget.labels, test.labels, torch.Generator().manual_seed(seed))
-    losses = forget.losses[members], test.losses[strangers]
+    members, nonmembers = _matched(forget.labels, test.labels, torch.Generator().manual_seed(seed))
+    losses = forget.losses[members], test.losses[nonmembers]
     usable = len(members) >= _FOLDS and all(bool(torch.isfinite(one).all()) for one in losses)
     return losses if usable else None
 

@@ -43,8 +43,8 @@ def text_membership(
     """
     from sklearn.metrics import roc_auc_score
 
-    members, strangers = membership_scores(forget, forget_texts, k), membership_scores(holdout, holdout_texts, k)
-    scores = {name: torch.cat([members[name], strangers[name]]).numpy() for name in members}
+    members, nonmembers = membership_scores(forget, forget_texts, k), membership_scores(holdout, holdout_texts, k)
+    scores = {name: torch.cat([members[name], nonmembers[name]]).numpy() for name in members}
     if not (forget.records and holdout.records and all(np.isfinite(s).all() for s in scores.values())):
         return None
     is_member = np.repeat([1, 0], [forget.records, holdout.records])

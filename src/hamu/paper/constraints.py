@@ -11,7 +11,7 @@ import numpy as np
 
 from hamu.evaluation.pareto import pareto_optimal
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
-from hamu.paper.outcome import Outcome, Point
+from hamu.paper.finished_run import FinishedRun, Point
 from hamu.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.paper.similarity import BASELINES, OURS, pearson_of
 from hamu.reporting.trajectories import STYLES
@@ -36,9 +36,9 @@ class Varying(Experiment):
         """Both variants with every constraint, 5 epochs."""
         return {f"{m} {c:g}": scale.wanted(m, 5, rho=0.0, constraint=c) for m in OURS for c in CONSTRAINTS}
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Trajectories by method and constraint."""
-        lines = {m: {f"{c:g}": outcomes[f"{m} {c:g}"] for c in CONSTRAINTS if f"{m} {c:g}" in outcomes} for m in OURS}
+        lines = {m: {f"{c:g}": finished[f"{m} {c:g}"] for c in CONSTRAINTS if f"{m} {c:g}" in finished} for m in OURS}
         return {
             "trajectories": {m: {c: one.trajectory for c, one in by.items()} for m, by in lines.items()},
             "steps": {m: _of_steps(list(by.values())) for m, by in lines.items()},
@@ -95,13 +95,13 @@ class Epochs(Experiment):
         ours = {f"{m} {c:g}": scale.wanted(m, 25, constraint=c, **shared) for m in OURS for c in CONSTRAINTS}
         return ours | {m: scale.wanted(m, 25, **shared) for m in BASELINES}
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Of each run where it reached the target, None if it did not."""
         return {
             "target": self.target,
             "learning_rate": next(iter(self.runs(scale).values())).changes["learning_rate"],
-            "reached": {key: reached(one.points, self.target) for key, one in outcomes.items()},
-            "highest": {key: max(p["forget_loss"] for p in one.points) for key, one in outcomes.items()},
+            "reached": {key: reached(one.points, self.target) for key, one in finished.items()},
+            "highest": {key: max(p["forget_loss"] for p in one.points) for key, one in finished.items()},
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
@@ -184,7 +184,7 @@ class Fit(Experiment):
                 found[f"{method} global {c:g}"] = scale.wanted(method, 5, rho=0.0, constraint=c, blocks="model")
         return found
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """What was gained with each constraint, and the lines fitted."""
         found: Figures = {"constraint": list(CONSTRAINTS), "gain": {}, "line": {}, "steps": {}}
         found |= {"promised": {}, "line_of_promised": {}}
@@ -193,7 +193,7 @@ class Fit(Experiment):
             key = _CONSTRAINED[method][0]
             side, sign = ("forget", 1) if key == "forget_gain" else ("retain", -1)
             for kind in ("layer-wise", "global"):
-                ends = [outcomes.get(f"{method} {kind} {c:g}") for c in CONSTRAINTS]
+                ends = [finished.get(f"{method} {kind} {c:g}") for c in CONSTRAINTS]
                 gains = [None if one is None else one.last[key] for one in ends]
                 found["gain"][f"{method} {kind}"] = gains
                 found["line"][f"{method} {kind}"] = line_through_origin(CONSTRAINTS, gains)
@@ -271,7 +271,7 @@ class Fit(Experiment):
         save_panels(figure, (), path)
 
 
-def _of_steps(runs: Sequence[Outcome]) -> dict[str, float | None]:
+def _of_steps(runs: Sequence[FinishedRun]) -> dict[str, float | None]:
     """Means over all steps of runs: blocks with a direct step, κ, steps that demand more than the gradients allow."""
     steps = [step for one in runs for step in one.log if "demand" in step]
     if not steps:

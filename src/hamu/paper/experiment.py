@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hamu.paper.outcome import Outcome
+from hamu.paper.finished_run import FinishedRun
 
 Figures = dict[str, Any]  # as JSON holds them
 IMAGE_STEPS = 9  # steps per epoch of the paper: 45,000 images to retain in batches of 5,000 (App. E.3)
@@ -131,11 +131,11 @@ class Experiment(ABC):
         return {}
 
     @abstractmethod
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """All that is drawn or claimed.
 
         Args:
-            outcomes: of the runs, by key; those that failed are missing.
+            finished: the runs, by key; those that failed are missing.
             scale: of the runs.
         """
 
@@ -170,6 +170,6 @@ class Measurement(Experiment):
             scale: epochs are turns of the measurement.
         """
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """There are none without measuring."""
         return {}

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from scipy.stats import spearmanr
 
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
-from hamu.paper.outcome import Outcome
+from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_methods, panels, save_panels
 from hamu.paper.similarity import METHODS
 from hamu.reporting.plots import save_figure
@@ -64,11 +64,11 @@ class Language(Experiment):
             for method in METHODS
         }
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Trajectories and κ by setting and method."""
         found: dict[str, Any] = {"trajectories": {}, "kappa": {}}
         for name in _SETTINGS:
-            there = {m: outcomes[f"{m} {name}"] for m in METHODS if f"{m} {name}" in outcomes}
+            there = {m: finished[f"{m} {name}"] for m in METHODS if f"{m} {name}" in finished}
             if there:
                 found["trajectories"][name] = {m: one.trajectory for m, one in there.items()}
                 found["kappa"][name] = there["hamu-q"].mean("kappa") if "hamu-q" in there else None
@@ -149,10 +149,10 @@ class Metrics(Experiment):
         changes = {"optim": "adamw_torch", "learning_rate": rate}
         return {m: replace(scale.wanted(m, 3, **changes), whole=True) for m in _ALL}
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """A row for each method, and one for the model that all started from."""
         rows = {}
-        for method, one in outcomes.items():
+        for method, one in finished.items():
             gains = dict(zip(_COLUMNS[:2], gains_of(one.evaluation), strict=True))
             rows[method] = gains | _report(one.evaluation["after"])
             rows.setdefault("before", dict.fromkeys(_COLUMNS[:2], 0.0) | _report(one.evaluation["before"]))

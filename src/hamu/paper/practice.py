@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
-from hamu.paper.outcome import Outcome
+from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import FORGET_GAIN, RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.reporting.plots import save_figure
 
@@ -47,9 +47,9 @@ class Rates(Experiment):
             for factor in _FACTORS
         }
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Trajectories by learning rate."""
-        return {"trajectories": {rate: one.trajectory for rate, one in outcomes.items()}}
+        return {"trajectories": {rate: one.trajectory for rate, one in finished.items()}}
 
     def claims(self, figures: Figures) -> list[Claim]:
         """The smaller the rate, the better the retain side is kept."""
@@ -98,11 +98,11 @@ class Optimizers(Experiment):
             for name, optim in (("SGD", "sgd"), ("AdamW", "adamw_torch"))
         }
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Trajectories, with their epochs."""
         return {
-            "trajectories": {name: one.trajectory for name, one in outcomes.items()},
-            "epoch": {name: [point["epoch"] for point in one.points] for name, one in outcomes.items()},
+            "trajectories": {name: one.trajectory for name, one in finished.items()},
+            "epoch": {name: [point["epoch"] for point in one.points] for name, one in finished.items()},
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
@@ -164,10 +164,10 @@ class BatchSizes(Experiment):
             found[str(size)] = replace(scale.wanted("hamu-q", 5, rho=0.0), steps_per_epoch=-(-_IMAGES // size))
         return found
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Our row and the paper's, by batch size."""
-        rows = {size: {key: one.last[key] for key in _COLUMNS} for size, one in outcomes.items()}
-        batches = {size: one.batches.records for size, one in outcomes.items()}
+        rows = {size: {key: one.last[key] for key in _COLUMNS} for size, one in finished.items()}
+        batches = {size: one.batches.records for size, one in finished.items()}
         paper = {str(size): dict(zip(_COLUMNS, row, strict=True)) for size, row in _TABLE.items()}
         return {"rows": rows, "paper": paper, "batch_here": batches}
 

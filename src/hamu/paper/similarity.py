@@ -10,7 +10,7 @@ import numpy as np
 
 from hamu.evaluation.pareto import hypervolume
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted, of_all
-from hamu.paper.outcome import Outcome
+from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import (
     FORGET_GAIN,
     RETAIN_GAIN,
@@ -39,11 +39,11 @@ def _runs(scale: Scale, methods: tuple[str, ...], rhos: tuple[float, ...], epoch
 
 
 def _trajectories(
-    outcomes: Mapping[str, Outcome], methods: tuple[str, ...], rhos: tuple[float, ...]
+    finished: Mapping[str, FinishedRun], methods: tuple[str, ...], rhos: tuple[float, ...]
 ) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """By ρ and method."""
     return {
-        f"{rho:g}": {m: outcomes[f"{m} {rho:g}"].trajectory for m in methods if f"{m} {rho:g}" in outcomes}
+        f"{rho:g}": {m: finished[f"{m} {rho:g}"].trajectory for m in methods if f"{m} {rho:g}" in finished}
         for rho in rhos
     }
 
@@ -61,11 +61,11 @@ class Similarity(Experiment):
         """Every method at every ρ, 5 epochs."""
         return _runs(scale, METHODS, RHOS, 5)
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """κ and both gains, by method, in the order of ρ."""
         found: dict[str, dict[str, list[float | None]]] = {"kappa": {}, "cos": {}, "retain_gain": {}, "forget_gain": {}}
         for method in METHODS:
-            there = [outcomes.get(f"{method} {rho:g}") for rho in RHOS]
+            there = [finished.get(f"{method} {rho:g}") for rho in RHOS]
             for key in ("retain_gain", "forget_gain"):
                 found[key][method] = [None if one is None else one.last[key] for one in there]
             for key in ("kappa", "cos") if method in OURS else ():
@@ -143,9 +143,9 @@ class Baselines(Experiment):
         """Every method at each ρ."""
         return _runs(scale, METHODS, self.rhos, self.epochs)
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Trajectories and hypervolumes, by ρ and method."""
-        trajectories = _trajectories(outcomes, METHODS, self.rhos)
+        trajectories = _trajectories(finished, METHODS, self.rhos)
         volumes = {rho: volumes_of(by_method) for rho, by_method in trajectories.items()}
         return {"trajectories": trajectories, "hypervolumes": volumes}
 
@@ -237,9 +237,9 @@ class Enforced(Experiment):
         """Both variants at every ρ, 5 epochs."""
         return _runs(scale, OURS, RHOS, 5)
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Trajectories by ρ and method."""
-        return {"trajectories": _trajectories(outcomes, OURS, RHOS)}
+        return {"trajectories": _trajectories(finished, OURS, RHOS)}
 
     def claims(self, figures: Figures) -> list[Claim]:
         """The side that is enforced, and what hardness does to the other."""

@@ -14,7 +14,7 @@ import yaml
 
 from hamu.compare.children import Call
 from hamu.compare.environments import this_environment
-from hamu.compare.figures import Row
+from hamu.compare.rows import Row
 from hamu.compare.runs import RECORD, Plan
 from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
@@ -22,7 +22,7 @@ from hamu.json_files import read_json
 from hamu.models.language import base_of
 from hamu.paper.batches import Batches
 from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
-from hamu.paper.outcome import Outcome
+from hamu.paper.finished_run import FinishedRun
 from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, located, resolved, sample_images, sample_texts
 from hamu.record.digests import file_digest
@@ -250,7 +250,7 @@ class Order:
             if row["failed"]:
                 failed[key] = row["failed"]
             else:
-                found[key] = Outcome(folder, wanted.epochs, batches)
+                found[key] = FinishedRun(folder, wanted.epochs, batches)
                 record = read_json(folder / RECORD, remove=folder)
                 listed[key] |= {name: record[name] for name in ("settings", "date")}  # those that were not given too
         scale, measured = self._stage.scale, None
@@ -260,7 +260,7 @@ class Order:
             measured = self._stage.measured(one, settings)
         else:
             figures = one.figures(found, scale)
-        start = next((outcome.points[0] for outcome in found.values()), None)
+        start = next((run.points[0] for run in found.values()), None)
         said = {"scale": self._stage.said(), "start": start, "runs": listed, "failed": failed, "measured": measured}
         return result_of(one, figures) | said
 

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
-from hamu.paper.outcome import Outcome
+from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_lines
 from hamu.paper.similarity import OURS, pearson_of
 from hamu.reporting.plots import save_figure
@@ -40,10 +40,10 @@ class Stopping(Experiment):
         """Both variants, 25 epochs."""
         return {m: scale.wanted(m, 25, rho=0.5) for m in OURS}
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """By method."""
         found: Figures = {}
-        for method, one in outcomes.items():
+        for method, one in finished.items():
             first = next((step["step"] for step in one.log if step.get("criterion_met")), None)
             headroom = zip(one.by_epoch("demand"), one.by_epoch("sustainable"), one.by_epoch("kappa"), strict=True)
             met = [number for number, (q, most, kappa) in enumerate(headroom, 1) if q > most and kappa > 0]

@@ -21,7 +21,7 @@ from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU, Method
 from hamu.paired import PairStep
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale
-from hamu.paper.outcome import Outcome
+from hamu.paper.finished_run import FinishedRun
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 
@@ -49,7 +49,7 @@ class Regimes(Experiment):
     task = ""
     settings = "For gradients of norm 1 and 0.7 of the largest possible rise of the forget loss demanded."
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """κ, cost and regime on a grid, and both thresholds."""
         kappas = -np.cos(np.linspace(0, np.pi, 601))  # denser where the cost is steep
         steps = [_solve(HamuQ(_SHARE[self.name], "relative"), d, 1.0)[0] for d in np.rad2deg(np.arccos(kappas))]
@@ -112,7 +112,7 @@ class Updates(Experiment):
     task = ""
     settings = "The step at half of what is possible: five problems, and all directions of g_r at once."
 
-    def figures(self, outcomes: Mapping[str, Outcome], scale: Scale) -> Figures:
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Gradients, step and region of each problem, and of a turn of g_r."""
         share = _SHARE[self.name]
         problems = [_problem(_METHODS[name](share, "relative"), degrees) for name, degrees in _PROBLEMS]

@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from hamu.reporting.figures import BUCKETS, FORGET, SIDES, Chart, Section, counted, course, extremes, line, shorts, were
+from hamu.reporting.elements import (
+    BUCKETS,
+    FORGET,
+    SIDES,
+    Chart,
+    Section,
+    counted,
+    course,
+    extremes,
+    line,
+    shorts,
+    were,
+)
 from hamu.reporting.looks import Look
 from hamu.reporting.objectives import is_loss, name_of, objective_of
 from hamu.reporting.run import Run

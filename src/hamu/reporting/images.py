@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hamu.evaluation import Predictions, principal_axes
-from hamu.reporting.figures import AFTER, BEFORE, SIDES, Chart, Picture, Section, counted, shorts
+from hamu.reporting.elements import AFTER, BEFORE, SIDES, Chart, Picture, Section, counted, shorts
 from hamu.reporting.observations import ROLES, ImageObservations
 
 _MOST_CLASSES = 30

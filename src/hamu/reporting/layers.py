@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hamu.reporting.figures import Chart, Section, counted, shorts
+from hamu.reporting.elements import Chart, Section, counted, shorts
 from hamu.reporting.run import Layers, Run
 
 _MOST_ROWS, _MOST_COLUMNS = 160, 200

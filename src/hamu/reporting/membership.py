@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hamu.evaluation import AttackScores, loss_attack, membership_scores
-from hamu.reporting.figures import AFTER, BEFORE, FORGET, TEST, Chart, Section, extremes, shorts
+from hamu.reporting.elements import AFTER, BEFORE, FORGET, TEST, Chart, Section, extremes, shorts
 from hamu.reporting.observations import ROLES, ImageObservations, Observations
 
 _BINS = 24
@@ -49,11 +49,11 @@ def _shown(found: Observations, scores: AttackScores) -> AttackScores:
     """As the axis has them: of images as probabilities, which tie far down; the attack ranks their logarithms."""
     if not isinstance(found, ImageObservations):
         return scores
-    return AttackScores(scores.members.exp(), scores.strangers.exp())
+    return AttackScores(scores.members.exp(), scores.nonmembers.exp())
 
 
 def _histogram(role: str, scores: AttackScores, edges: np.ndarray, auc: float) -> Chart:
-    groups = {"forget": (FORGET, scores.members), "test": (TEST, scores.strangers)}
+    groups = {"forget": (FORGET, scores.members), "test": (TEST, scores.nonmembers)}
     series = []
     for name, (color, values) in groups.items():
         counts = np.histogram(values.numpy(), edges)[0] / len(values)
@@ -64,7 +64,7 @@ def _histogram(role: str, scores: AttackScores, edges: np.ndarray, auc: float) -
     return Chart(
         f"Scores {role}",
         f"Shares of the records by score, {role} unlearning: {len(scores.members)} forget records and "
-        f"{len(scores.strangers)} test records; {medians}; AUC {auc:.3f}.",
+        f"{len(scores.nonmembers)} test records; {medians}; AUC {auc:.3f}.",
         {"kind": "xy", "x": {"label": "score"}, "y": {"label": "share of records", "low": 0}, "series": series},
     )  # fmt: skip
 
@@ -73,10 +73,10 @@ def _roc(known: Mapping[str, AttackScores]) -> Chart:
     colors = dict(zip(ROLES, (BEFORE, AFTER), strict=True))
     series: list[dict[str, Any]] = []
     for role, scores in known.items():
-        strangers, members = scores.roc()
+        nonmembers, members = scores.roc()
         kept = extremes(members)
         series.append({
-            "name": f"{role}, AUC {scores.auc:.3f}", "color": colors[role], "x": shorts(strangers[kept]),
+            "name": f"{role}, AUC {scores.auc:.3f}", "color": colors[role], "x": shorts(nonmembers[kept]),
             "y": shorts(members[kept]),
         })  # fmt: skip
     says = "; ".join(f"AUC {role} {scores.auc:.3f}" for role, scores in known.items())

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hamu.record.inputs import differing, without_order
 from hamu.reporting.course import over_steps, trajectories
-from hamu.reporting.figures import Chart, Section, course, line
+from hamu.reporting.elements import Chart, Section, course, line
 from hamu.reporting.looks import Look
 from hamu.reporting.objectives import is_loss
 from hamu.reporting.run import Run

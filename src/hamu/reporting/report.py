@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import hamu
 from hamu.reporting.course import steps_section, trajectories
-from hamu.reporting.figures import Section
+from hamu.reporting.elements import Section
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
 from hamu.reporting.looks import Look, looks_of
@@ -22,7 +22,7 @@ from hamu.reporting.overview import overview
 from hamu.reporting.run import Run, told_apart
 from hamu.reporting.tables import before_and_after, record_sections
 from hamu.reporting.texts import texts_section
-from hamu.reporting.verdict import Verdict, verdict
+from hamu.reporting.verdict import RunVerdict, verdict
 
 MARK = '<meta name="generator" content="hamu report">'  # by which a file is known as a report
 
@@ -47,7 +47,7 @@ class _Part:
     """A run on the page."""
 
     run: Run
-    verdict: Verdict
+    verdict: RunVerdict
     sections: Sequence[Section] = field(default_factory=list)
 
 

@@ -16,7 +16,7 @@ import yaml
 from hamu.errors import HamuError
 from hamu.record.inputs import INPUTS, Inputs, read_inputs
 from hamu.record.schema import schema, violations
-from hamu.reporting.figures import counted, were
+from hamu.reporting.elements import counted, were
 from hamu.reporting.trajectories import Point, gains_at, gains_of, is_near, trajectory
 
 _STEP_COLUMNS = (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hamu.reporting.figures import Section, Table, number
+from hamu.reporting.elements import Section, Table, number
 from hamu.reporting.run import Run
 from hamu.reporting.verdict import auc_of
 

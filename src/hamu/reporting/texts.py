@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hamu.evaluation import probabilities
-from hamu.reporting.figures import BUCKETS, SIDES, Chart, Section, counted, shorts
+from hamu.reporting.elements import BUCKETS, SIDES, Chart, Section, counted, shorts
 from hamu.reporting.observations import ROLES, TextObservations
 
 

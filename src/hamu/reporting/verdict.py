@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hamu.reporting.figures import counted, number, were
+from hamu.reporting.elements import counted, number, were
 from hamu.reporting.run import Run
 
 Tone = Literal["good", "mixed", "bad", "open"]
@@ -31,7 +31,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """The top of a report.
 
     Attributes:
@@ -47,7 +47,7 @@ class Verdict:
     tiles: tuple[Tile, ...] = ()
 
 
-def verdict(run: Run) -> Verdict:
+def verdict(run: Run) -> RunVerdict:
     """Of a run, finished or not."""
     if run.evaluation is None:
         return _of_unfinished(run)
@@ -58,10 +58,10 @@ def verdict(run: Run) -> Verdict:
         headline, tone = _headline(run, forget, retain)
     else:
         headline, tone = "The model's losses are not finite", "bad"
-    return Verdict(headline, tone, tuple(_sentences(run, forget, retain)), tuple(_tiles(before, after)))
+    return RunVerdict(headline, tone, tuple(_sentences(run, forget, retain)), tuple(_tiles(before, after)))
 
 
-def _of_unfinished(run: Run) -> Verdict:
+def _of_unfinished(run: Run) -> RunVerdict:
     points = run.points
     if run.last_step and len(points) > 1:
         retain, forget = points[-1]
@@ -72,8 +72,8 @@ def _of_unfinished(run: Run) -> Verdict:
     why = run.failed or "it is under way, was broken off, or the file is damaged"
     sentences.insert(0, f"The run has left no evaluation.json that can be read: {why}.")
     if run.failed:
-        return Verdict(f"It failed after step {run.last_step:,}", "bad", tuple(sentences))
-    return Verdict(f"Not finished: step {run.last_step:,} so far", "open", tuple(sentences))
+        return RunVerdict(f"It failed after step {run.last_step:,}", "bad", tuple(sentences))
+    return RunVerdict(f"Not finished: step {run.last_step:,} so far", "open", tuple(sentences))
 
 
 def _headline(run: Run, forget: float, retain: float) -> tuple[str, Tone]:

@@ -29,7 +29,7 @@ _AVERAGED = (
 )  # fmt: skip
 
 
-class Run(Protocol):
+class RunKey(Protocol):
     """What tells a run from others: a dataclass, whose fields stand in its row."""
 
     @property
@@ -41,7 +41,7 @@ class Run(Protocol):
         """What it shares with others of its kind, as a name."""
 
 
-def finished_row(cell: Run, run: Path, seconds: float | None) -> Row:
+def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
     """The figures of a run that has come to its end; those that are not finite are None.
 
     Args:
@@ -67,7 +67,7 @@ def finished_row(cell: Run, run: Path, seconds: float | None) -> Row:
     return row
 
 
-def failed_row(cell: Run, reason: str, seconds: float | None) -> Row:
+def failed_row(cell: RunKey, reason: str, seconds: float | None) -> Row:
     """The row of a run that has not come to its end."""
     return _named(cell) | {"ended": failed_by(reason), "seconds": seconds, "failed": reason}
 
@@ -166,7 +166,7 @@ class Comparison:
         return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
 
 
-def _named(cell: Run) -> Row:
+def _named(cell: RunKey) -> Row:
     return {"run": cell.name, "setting": cell.setting, **vars(cell)}
 
 

@@ -17,7 +17,7 @@ Point = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinishedRun:
     """A run up to an epoch; it may have gone on for longer.
 
     Attributes:
