@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from hamu.evaluation import Predictions, classifier_report, loss_attack, membership_inference, predict
-from hamu.evaluation.membership import _matched
+from hamu.evaluation.membership import _matched, auc_of
 
 
 def random_predictions(n, seed, classes=3):
@@ -117,6 +117,15 @@ def test_too_few_records_to_match_give_no_figure():
     assert membership_inference(Predictions(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)), forget) is None
     report = classifier_report({"retain": forget, "forget": forget}, ("a", "b"))
     assert report["membership_inference"] is None
+
+
+@pytest.mark.parametrize(
+    ("inference", "auc"),
+    [({"accuracy": 0.5, "auc": 0.75}, 0.75), ({"loss": 0.5, "min_k": 0.25}, 0.25), (None, None), ({}, None)],
+)
+def test_one_auc_stands_for_the_inference_of_a_report(inference, auc):
+    assert auc_of({"membership_inference": inference}) == auc
+    assert auc_of({}) is None
 
 
 def test_predictions_do_not_depend_on_the_batch_size_and_leave_the_mode_alone():

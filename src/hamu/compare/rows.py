@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hamu.compare.ends import ended_by, failed_by
 from hamu.compare.environments import written_environment
 from hamu.errors import HamuError
+from hamu.evaluation.membership import auc_of
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.json_files import read_json
 from hamu.record.inputs import Inputs, differing, read_inputs
@@ -182,8 +183,7 @@ def _of_model(report: Mapping[str, Any]) -> Row:
             found[f"{side}_{figure}"] = report.get(side, {}).get(figure)
     probability = found["retain_probability"]
     found["utility"] = -report["retain"]["loss"] if probability is None else probability
-    inference = report["membership_inference"] or {}
-    return found | {"membership_auc": inference.get("auc", inference.get("min_k"))}
+    return found | {"membership_auc": auc_of(report)}
 
 
 def _ranked(rows: Iterable[Row]) -> list[Row]:

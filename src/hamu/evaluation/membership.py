@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,6 +105,17 @@ def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> Attac
     """The scores behind the AUC of `membership_inference`: the right class's log-probability; None as there."""
     losses = _matched_losses(forget, test, seed)
     return None if losses is None else _scores(*losses)
+
+
+def auc_of(report: Mapping[str, Any]) -> float | None:
+    """The AUC that stands for membership inference in a report: of images the losses', of texts that of Min-K%.
+
+    Args:
+        report: of `classifier_report` or `text_report`.
+    """
+    inference = report.get("membership_inference") or {}
+    found = inference.get("auc", inference.get("min_k"))
+    return None if found is None else float(found)
 
 
 def _scores(members: Tensor, nonmembers: Tensor) -> AttackScores:

@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from scipy.stats import spearmanr
 
+from hamu.evaluation.membership import auc_of
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_methods, panels, save_panels
@@ -234,12 +235,11 @@ class Metrics(Experiment):
 
 def _report(report: Mapping[str, Any]) -> dict[str, float | None]:
     """The columns that a report of a model has."""
-    inference = report.get("membership_inference") or {}
     return {
         "retain_accuracy": report["retain"]["accuracy"],
         "forget_accuracy": report["forget"]["accuracy"],
         "utility": report["retain"].get("probability"),
-        "membership": inference.get("min_k", inference.get("auc")),
+        "membership": auc_of(report),
     }
 
 

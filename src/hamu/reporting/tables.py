@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hamu.evaluation.membership import auc_of
 from hamu.reporting.elements import Section, Table, number
 from hamu.reporting.run import Run
-from hamu.reporting.verdict import auc_of
 
 _SETS = ("forget", "retain", "test")
 _FIGURES = {"loss": ".4g", "accuracy": ".1%", "probability": ".3f"}

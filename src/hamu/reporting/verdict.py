@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hamu.evaluation.membership import auc_of
 from hamu.reporting.elements import counted, number, were
 from hamu.reporting.run import Run
 
@@ -145,10 +146,3 @@ def _tiles(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Tile]:
     if aucs[1] is not None:
         tiles.append(Tile("membership AUC", number(aucs[0], ".3f"), number(aucs[1], ".3f"), "0.5 is ideal"))
     return tiles
-
-
-def auc_of(report: Mapping[str, Any]) -> float | None:
-    """Of membership inference, for texts by Min-K%."""
-    inference = report.get("membership_inference") or {}
-    found = inference.get("auc", inference.get("min_k"))
-    return None if found is None else float(found)
