@@ -19,7 +19,7 @@ from hamu.paper.constraints import CONSTRAINTS, line_through_origin
 from hamu.reporting.trajectories import gains_of
 
 KINDS = {"model": "global"}  # by the setting `blocks`; without it they are layer-wise
-GAINED = {"hamu-q": 1, "hamu-u": 0}  # place of what is demanded in (-ΔL_r, ΔL_f)
+GAINED = {"hamu-q": "forget", "hamu-u": "retain"}  # the side of which a change is demanded
 
 
 def gains_in(folder: Path) -> dict[str, dict[float, float]]:
@@ -30,7 +30,7 @@ def gains_in(folder: Path) -> dict[str, dict[float, float]]:
         if settings["method"] in GAINED and settings.get("constraint") in CONSTRAINTS:
             kind = f"{settings['method']} {KINDS.get(settings.get('blocks', ''), 'layer-wise')}"
             evaluation = json.loads((record.parent / "evaluation.json").read_text())
-            gain = gains_of(evaluation)[GAINED[settings["method"]]]
+            gain = getattr(gains_of(evaluation), GAINED[settings["method"]])
             found.setdefault(kind, {})[settings["constraint"]] = gain
     return found
 

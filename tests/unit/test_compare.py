@@ -16,6 +16,7 @@ from hamu.compare import Cell, Comparison, cells
 from hamu.compare.ends import ended_by
 from hamu.compare.rows import failed_row, finished_row
 from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_page, markdown_page, notes, volumes_line
+from hamu.evaluation import Gains
 from hamu.methods import HamuQ, Method, StoppingRule, build_method, method_classes
 from hamu.methods.stopping import StoppingMemory
 from hamu.objectives import Scored
@@ -152,7 +153,8 @@ def test_one_seed_has_no_means():
 @pytest.mark.parametrize(("worst", "reference"), [(-0.3, -0.3), (-50.0, -1.0), (0.2, 0.0)])
 def test_the_reference_is_the_worst_retain_loss_within_limits(worst, reference):
     found = compared(row("ga", forget=4.0, retain=worst), row("ft", forget=2.0, retain=0.25), failed("kl"))
-    assert found.reference == (0.0, reference)
+    assert found.reference == Gains(retain=reference, forget=0.0)
+    assert found.summary()["hypervolume"]["reference"] == (0.0, reference), "in the order that the file has"
     assert found.hypervolumes["ft"] == pytest.approx(2.0 * (0.25 - reference))
     assert found.hypervolumes["ga"] == pytest.approx(4.0 * max(0.0, worst - reference))
     assert found.hypervolumes["kl"] == 0.0

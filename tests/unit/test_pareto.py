@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hamu import HamuError
-from hamu.evaluation import hypervolume, pareto_optimal
+from hamu.evaluation import Gains, hypervolume, hypervolume_reference, pareto_optimal
 
 COORDINATE = st.floats(-10, 10, allow_subnormal=False)
 POINTS = st.lists(st.tuples(COORDINATE, COORDINATE), max_size=12)
@@ -83,3 +83,12 @@ def test_points_that_are_not_finite_are_refused(bad):
                  lambda: hypervolume([], (0.0, bad))):  # fmt: skip
         with pytest.raises(HamuError, match="is not finite; leave out what diverged"):
             call()
+
+
+@pytest.mark.parametrize(("worst", "retain"), [(0.3, 0.0), (0.0, 0.0), (-0.4, -0.4), (-1.0, -1.0), (-7.0, -1.0)])
+def test_hypervolumes_are_seen_from_the_worst_retain_loss_within_bounds(worst, retain):
+    assert hypervolume_reference(worst) == Gains(retain=retain, forget=0.0)
+
+
+def test_the_joint_gain_is_the_smaller_one():
+    assert (Gains(retain=0.2, forget=-0.1).joint, Gains(retain=-0.2, forget=0.1).joint) == (-0.1, -0.2)

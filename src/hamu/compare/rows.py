@@ -13,16 +13,16 @@ from typing import Any, Protocol
 from hamu.compare.ends import ended_by, failed_by
 from hamu.compare.environments import written_environment
 from hamu.errors import HamuError
+from hamu.evaluation.gains import Gains, hypervolume_reference
 from hamu.evaluation.membership import auc_of
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.json_files import read_json
 from hamu.record.inputs import Inputs, differing, read_inputs
 from hamu.record.record import plain
-from hamu.reporting.trajectories import Point, gains_of
+from hamu.reporting.trajectories import gains_of
 from hamu.reporting.trajectories import trajectory as points_of
 
 Row = dict[str, Any]
-LARGEST_RETAIN_LOSS = 1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
 _AVERAGED = (
     "forget_gain", "retain_gain", "forget_accuracy", "retain_accuracy", "test_accuracy",
     "forget_probability", "retain_probability", "test_probability", "utility", "membership_auc", "promise_kept",
@@ -51,8 +51,8 @@ def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
         seconds: how long it took.
     """
     evaluation, record = _of_run(run, "evaluation.json"), _of_run(run, "record.json")
-    retain, forget = gains_of(evaluation)
-    found: Row = {"forget_gain": forget, "retain_gain": retain, "joint_gain": min(forget, retain)}
+    gains = gains_of(evaluation)
+    found: Row = {"forget_gain": gains.forget, "retain_gain": gains.retain, "joint_gain": gains.joint}
     found |= _of_model(evaluation["after"])
     found |= {
         "promise_kept": (record["promise"] or {}).get("kept"),
@@ -73,8 +73,8 @@ def failed_row(cell: RunKey, reason: str, seconds: float | None) -> Row:
     return _named(cell) | {"ended": failed_by(reason), "seconds": seconds, "failed": reason}
 
 
-def trajectory(run: Path) -> tuple[list[Point], Point]:
-    """The points (-ΔL_r, ΔL_f) of a run, and that of the model it has saved; see `hamu.reporting.trajectories`."""
+def trajectory(run: Path) -> tuple[list[Gains], Gains]:
+    """The gains at each evaluation of a run, and those of the model it has saved; see `hamu.reporting.trajectories`."""
     evaluation = _of_run(run, "evaluation.json")
     return points_of(evaluation["trajectory"]), gains_of(evaluation)
 
@@ -145,25 +145,23 @@ class Comparison:
         return _ranked([_mean(rows) for rows in groups.values()])
 
     @cached_property
-    def reference(self) -> tuple[float, float]:
-        """Reference of the hypervolumes, (ΔL_f, -ΔL_r): nothing is forgotten, at the worst retain loss of all runs, but
-        at most at `LARGEST_RETAIN_LOSS` and at least at that of the start.
-        """
-        worst = min((row["retain_gain"] for row in self.rows if not row["failed"]), default=0.0)
-        return 0.0, max(-LARGEST_RETAIN_LOSS, min(0.0, worst))
+    def reference(self) -> Gains:
+        """Reference of the hypervolumes, see `hypervolume_reference`."""
+        return hypervolume_reference(min((row["retain_gain"] for row in self.rows if not row["failed"]), default=0.0))
 
     @cached_property
     def hypervolumes(self) -> dict[str, float]:
-        """By method, of the points (ΔL_f, -ΔL_r) at which its runs have ended; those that failed add nothing."""
-        points: dict[str, list[tuple[float, float]]] = {row["method"]: [] for row in self.found}
+        """By method, of the gains with which its runs have ended; those that failed add nothing."""
+        ends: dict[str, list[Gains]] = {row["method"]: [] for row in self.found}
         for row in self.rows:
             if not row["failed"]:
-                points[row["method"]].append((row["forget_gain"], row["retain_gain"]))
-        return {name: hypervolume(ends, self.reference) for name, ends in points.items()}
+                ends[row["method"]].append(_gains(row))
+        return {name: hypervolume(gains, self.reference) for name, gains in ends.items()}
 
     def summary(self) -> dict[str, Any]:
         """All of it, as JSON holds it."""
-        volumes = {"reference": self.reference, "methods": self.hypervolumes}
+        reference = self.reference
+        volumes = {"reference": (reference.forget, reference.retain), "methods": self.hypervolumes}
         return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
 
 
@@ -188,7 +186,7 @@ def _of_model(report: Mapping[str, Any]) -> Row:
 
 def _ranked(rows: Iterable[Row]) -> list[Row]:
     rows = sorted(rows, key=lambda row: -_value(row["joint_gain"]))
-    best = pareto_optimal([(_value(row["forget_gain"]), _value(row["retain_gain"])) for row in rows])
+    best = pareto_optimal([_gains(row) for row in rows])
     return [{**row, "pareto": is_best} for row, is_best in zip(rows, best, strict=True)]
 
 
@@ -199,8 +197,8 @@ def _mean(rows: list[Row]) -> Row:
     for key in _AVERAGED:
         figures[key] = _averaged([row.get(key) for row in rows])
     figures["ended"] = _counted([row["ended"] for row in rows])
-    joint = min(_value(figures[key]) for key in ("forget_gain", "retain_gain"))
-    return shared | {"runs": len(rows)} | figures | {"joint_gain": {"mean": joint, "deviation": None}}
+    joint = {"mean": _gains(figures).joint, "deviation": None}
+    return shared | {"runs": len(rows)} | figures | {"joint_gain": joint}
 
 
 def _counted(words: Iterable[str]) -> str:
@@ -212,6 +210,10 @@ def _counted(words: Iterable[str]) -> str:
 def _averaged(values: Iterable[float | None]) -> dict[str, float | None] | None:
     known = [value for value in values if value is not None]
     return {"mean": mean(known), "deviation": stdev(known) if len(known) > 1 else None} if known else None
+
+
+def _gains(row: Row) -> Gains:
+    return Gains(retain=_value(row["retain_gain"]), forget=_value(row["forget_gain"]))
 
 
 def _value(figure: Any) -> float:

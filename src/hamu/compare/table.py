@@ -115,8 +115,8 @@ def start_line(comparison: Comparison) -> str:
 def volumes_line(comparison: Comparison) -> str:
     """The hypervolumes in one line, the largest first."""
     volumes = sorted(comparison.hypervolumes.items(), key=lambda item: -item[1])
-    forget, retain = comparison.reference
-    return f"hypervolume over ({forget:g}, {retain:.4g}): " + ", ".join(f"{name} {one:.4g}" for name, one in volumes)
+    seen_from = f"({comparison.reference.forget:g}, {comparison.reference.retain:.4g})"
+    return f"hypervolume over {seen_from}: " + ", ".join(f"{name} {one:.4g}" for name, one in volumes)
 
 
 def csv_table(rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from hamu.evaluation.classifier import classifier_report
 from hamu.evaluation.embedding import embed, principal_axes
+from hamu.evaluation.gains import Gains, hypervolume_reference
 from hamu.evaluation.generation import generate_answers, rouge_l_recall
 from hamu.evaluation.language import text_report
 from hamu.evaluation.likelihood import (
@@ -21,6 +22,7 @@ from hamu.evaluation.tofu import TofuSets, tofu_report
 
 __all__ = [
     "AttackScores",
+    "Gains",
     "MembershipInference",
     "Metric",
     "Predictions",
@@ -33,6 +35,7 @@ __all__ = [
     "further_figures",
     "generate_answers",
     "hypervolume",
+    "hypervolume_reference",
     "loss_attack",
     "membership_inference",
     "membership_scores",

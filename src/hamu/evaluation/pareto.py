@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hamu.errors import HamuError
 
-Point = tuple[float, float]  # of both larger is better
+Point = tuple[float, float]  # `Gains`, or any two figures of which larger is better
 
 
 def pareto_optimal(points: Sequence[Point]) -> list[bool]:
@@ -33,11 +33,11 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
         HamuError: if a point or the reference is not finite.
     """
     _check_finite([*points, reference])
-    area, height = 0.0, reference[1]
-    for x, y in sorted(points, reverse=True):
-        if x > reference[0] and y > height:
-            area += (x - reference[0]) * (y - height)
-            height = y
+    area, reached = 0.0, reference[0]
+    for x, y in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):
+        if x > reached and y > reference[1]:
+            area += (y - reference[1]) * (x - reached)
+            reached = x
     return area
 
 

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from hamu.evaluation.gains import Gains
 from hamu.evaluation.pareto import pareto_optimal
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
-from hamu.paper.finished_run import FinishedRun, Point
+from hamu.paper.finished_run import Evaluated, FinishedRun
 from hamu.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.paper.similarity import BASELINES, OURS, pearson_of
 from hamu.reporting.trajectories import STYLES
 
 CONSTRAINTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SYMBOL = {"hamu-q": "Q", "hamu-u": "U"}
-_CONSTRAINED = {"hamu-q": ("forget_gain", "ΔL_f"), "hamu-u": ("retain_gain", "-ΔL_r")}
-_FREE = {"hamu-q": ("retain_gain", "-ΔL_r"), "hamu-u": ("forget_gain", "ΔL_f")}
+_CONSTRAINED = {"hamu-q": ("forget", "ΔL_f"), "hamu-u": ("retain", "-ΔL_r")}
+_FREE = {"hamu-q": ("retain", "-ΔL_r"), "hamu-u": ("forget", "ΔL_f")}
 _MEASURED = ("direct_share", "kappa", "beyond")
 
 
@@ -49,9 +50,8 @@ class Varying(Experiment):
         claims = []
         for method in OURS:
             by = figures["trajectories"][method]
-            for (key, what), sign, text in ((_CONSTRAINED[method], 1, "rises"), (_FREE[method], -1, "falls")):
-                side = int(key == "forget_gain")
-                ends = [line[-1][side] for line in by.values()]
+            for (side, what), sign, text in ((_CONSTRAINED[method], 1, "rises"), (_FREE[method], -1, "falls")):
+                ends = [getattr(Gains(*line[-1]), side) for line in by.values()]
                 moves = [sign * (b - a) > 0 for a, b in pairwise(ends)]
                 claims.append(
                     Claim(
@@ -190,11 +190,10 @@ class Fit(Experiment):
         found |= {"promised": {}, "line_of_promised": {}}
         max_norm = float(scale.base.get("max_grad_norm", 1.0))
         for method in OURS:
-            key = _CONSTRAINED[method][0]
-            side, sign = ("forget", 1) if key == "forget_gain" else ("retain", -1)
+            side, sign = _CONSTRAINED[method][0], 1 if method == "hamu-q" else -1
             for kind in ("layer-wise", "global"):
                 ends = [finished.get(f"{method} {kind} {c:g}") for c in CONSTRAINTS]
-                gains = [None if one is None else one.last[key] for one in ends]
+                gains = [None if one is None else one.last[f"{side}_gain"] for one in ends]
                 found["gain"][f"{method} {kind}"] = gains
                 found["line"][f"{method} {kind}"] = line_through_origin(CONSTRAINTS, gains)
                 promised = [None if one is None else sign * one.promised(side, max_norm) for one in ends]
@@ -301,7 +300,7 @@ def _compared(one: float, other: float) -> str:
     return f"{one:.4f}, {'lower' if one < other else 'higher'} by {abs(one - other):.1g}"
 
 
-def reached(points: Sequence[Point], target: float) -> dict[str, float] | None:
+def reached(points: Sequence[Evaluated], target: float) -> dict[str, float] | None:
     """Epoch and retain gain of the first evaluation at the target; 2% below will do, as a batch ends the run."""
     there = next((point for point in points if point["forget_loss"] >= 0.98 * target), None)
     return None if there is None else {key: there[key] for key in ("epoch", "retain_gain")}

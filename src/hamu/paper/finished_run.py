@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from hamu.evaluation.gains import Gains
 from hamu.json_files import read_json
 from hamu.paper.batches import Batches
 
-Point = dict[str, float]
+Evaluated = dict[str, float]  # figures of an evaluation, and its epoch
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class FinishedRun:
         return found
 
     @cached_property
-    def points(self) -> list[Point]:
+    def points(self) -> list[Evaluated]:
         """Each evaluation from the start on: epoch, gains, losses, accuracies; without those that are not finite."""
         entries = [entry for entry in self.evaluation["trajectory"] if entry["step"] <= self.steps]
         found = []
@@ -54,14 +55,14 @@ class FinishedRun:
         return found
 
     @property
-    def last(self) -> Point:
+    def last(self) -> Evaluated:
         """The last evaluation."""
         return self.points[-1]
 
     @property
-    def trajectory(self) -> list[tuple[float, float]]:
-        """The points (-ΔL_r, ΔL_f), from the origin on."""
-        return [(point["retain_gain"], point["forget_gain"]) for point in self.points]
+    def trajectory(self) -> list[Gains]:
+        """The gains at each evaluation, from the origin on."""
+        return [Gains(point["retain_gain"], point["forget_gain"]) for point in self.points]
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:

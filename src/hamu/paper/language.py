@@ -11,6 +11,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from scipy.stats import spearmanr
 
+from hamu.evaluation.gains import Gains
 from hamu.evaluation.membership import auc_of
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.finished_run import FinishedRun
@@ -90,17 +91,18 @@ class Language(Experiment):
         ]
         for name in _SETTINGS:
             line = figures["trajectories"].get(name, {}).get("hamu-q")
+            end = None if line is None else Gains(*line[-1])
             claims.append(
                 Claim(
                     f"{name}: HAMU-Q ends with a gain on both sides",
-                    None if line is None else f"-ΔL_r {line[-1][0]:+.3g}, ΔL_f {line[-1][1]:+.3g}",
-                    None if line is None else min(line[-1]) > 0,
+                    None if end is None else f"-ΔL_r {end.retain:+.3g}, ΔL_f {end.forget:+.3g}",
+                    None if end is None else end.joint > 0,
                     otherwise=_NOT_ITS_DATA,
                 )
             )
-        ends = {m: line[-1] for m, line in figures["trajectories"].get("dissimilar", {}).items()}
+        ends = {m: Gains(*line[-1]) for m, line in figures["trajectories"].get("dissimilar", {}).items()}
         complete = len(ends) == len(METHODS)
-        both = [m for m, end in ends.items() if min(end) > 0]
+        both = [m for m, end in ends.items() if end.joint > 0]
         claims.append(
             Claim(
                 "dissimilar: only HAMU-Q and GDiff gain on both sides",
@@ -109,13 +111,14 @@ class Language(Experiment):
                 otherwise=_NOT_ITS_DATA,
             )
         )
-        for side, what in ((1, "ΔL_f"), (0, "-ΔL_r")):
-            there = "hamu-q" in ends and "gdiff" in ends
+        for side, what in (("forget", "ΔL_f"), ("retain", "-ΔL_r")):
+            ours, theirs = (getattr(ends[m], side) if m in ends else None for m in ("hamu-q", "gdiff"))
+            there = ours is not None and theirs is not None
             claims.append(
                 Claim(
                     f"dissimilar: HAMU-Q gains more {what} than GDiff",
-                    f"{ends['hamu-q'][side]:+.3g} against {ends['gdiff'][side]:+.3g}" if there else None,
-                    ends["hamu-q"][side] > ends["gdiff"][side] if there else None,
+                    f"{ours:+.3g} against {theirs:+.3g}" if there else None,
+                    ours > theirs if there else None,
                     otherwise="GDiff takes half of each gradient; where it pays for forgetting with retain loss it "
                     "can forget more.",
                 )

@@ -10,6 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hamu.evaluation.gains import Gains
 from hamu.reporting.plots import draw_trajectories, save_figure, styles_of
 
 RETAIN_GAIN, FORGET_GAIN = r"retain utility gained, $-\Delta L_r$", r"forget quality gained, $\Delta L_f$"
@@ -42,7 +43,7 @@ def draw_methods(axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]
     if not trajectories:
         axes.set_title(f"{title}: no run")
         return
-    runs = [(name, [(x, y) for x, y in points]) for name, points in trajectories.items()]
+    runs = [(name, [Gains(*point) for point in points]) for name, points in trajectories.items()]
     draw_trajectories(axes, runs, title, legend=False)
     far = [line.get_label() for line in axes.get_lines() if "ends at" in str(line.get_label())]
     for line in axes.get_lines():

@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 
+from hamu.evaluation.gains import Gains
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import FORGET_GAIN, RETAIN_GAIN, draw_shades, panels, save_panels
@@ -53,7 +54,7 @@ class Rates(Experiment):
 
     def claims(self, figures: Figures) -> list[Claim]:
         """The smaller the rate, the better the retain side is kept."""
-        ends = {float(rate): line[-1][0] for rate, line in figures["trajectories"].items()}
+        ends = {float(rate): Gains(*line[-1]).retain for rate, line in figures["trajectories"].items()}
         low, high = min(ends, default=0.0), max(ends, default=0.0)
         known = len(ends) == len(_FACTORS)
         second_order = (
@@ -111,17 +112,17 @@ class Optimizers(Experiment):
         if len(lines) < 2:
             return [Claim("AdamW gains more on both sides in 1 epoch than SGD in 5", None, None)]
         first = min(1, len(lines["AdamW"]) - 1)
-        one, all_of_sgd = lines["AdamW"][first], lines["SGD"][-1]
+        one, all_of_sgd = Gains(*lines["AdamW"][first]), Gains(*lines["SGD"][-1])
         return [
             Claim(
                 f"AdamW gains more {what} in 1 epoch than SGD in {figures['epoch']['SGD'][-1]:g}",
-                f"{one[side]:+.4g} against {all_of_sgd[side]:+.4g}",
-                one[side] > all_of_sgd[side],
+                f"{getattr(one, side):+.4g} against {getattr(all_of_sgd, side):+.4g}",
+                getattr(one, side) > getattr(all_of_sgd, side),
                 otherwise="AdamW moves every weight by about the learning rate a step, far more than a clipped "
                 "gradient does; its direction is not that of g*, so that the promise is not its own, and a side can "
                 "lose.",
             )
-            for side, what in ((1, "ΔL_f"), (0, "-ΔL_r"))
+            for side, what in (("forget", "ΔL_f"), ("retain", "-ΔL_r"))
         ]
 
     def draw(self, figures: Figures, path: Path) -> None:
@@ -129,8 +130,8 @@ class Optimizers(Experiment):
         figure, [axes] = panels(1, 5.6)
         lines = {name: line[1:] for name, line in figures["trajectories"].items() if len(line) > 1}
         draw_shades(axes, lines, "Blues", "HAMU-U")
-        for side, scale in ((0, axes.set_xscale), (1, axes.set_yscale)):
-            values = [point[side] for line in lines.values() for point in line]
+        for side, axis, scale in (("retain", axes.xaxis, axes.set_xscale), ("forget", axes.yaxis, axes.set_yscale)):
+            values = [getattr(Gains(*point), side) for line in lines.values() for point in line]
             if not values:
                 continue
             if min(values) > 0:
@@ -138,8 +139,7 @@ class Optimizers(Experiment):
             else:
                 reach = min(abs(value) for value in values if value)
                 scale("symlog", linthresh=reach)
-                axis = axes.yaxis if side else axes.xaxis  # what lies within the linear part is printed over 0
-                low, high = sorted(axis.get_view_interval())
+                low, high = sorted(axis.get_view_interval())  # what lies within the linear part is printed over 0
                 axis.set_ticks([t for t in axis.get_ticklocs() if low <= t <= high and not 0 < abs(t) <= reach])
         save_panels(figure, (), path)
 

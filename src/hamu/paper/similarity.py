@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hamu.evaluation.gains import Gains, hypervolume_reference
 from hamu.evaluation.pareto import hypervolume
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted, of_all
 from hamu.paper.finished_run import FinishedRun
@@ -40,7 +41,7 @@ def _runs(scale: Scale, methods: tuple[str, ...], rhos: tuple[float, ...], epoch
 
 def _trajectories(
     finished: Mapping[str, FinishedRun], methods: tuple[str, ...], rhos: tuple[float, ...]
-) -> dict[str, dict[str, list[tuple[float, float]]]]:
+) -> dict[str, dict[str, list[Gains]]]:
     """By ρ and method."""
     return {
         f"{rho:g}": {m: finished[f"{m} {rho:g}"].trajectory for m in methods if f"{m} {rho:g}" in finished}
@@ -157,7 +158,7 @@ class Baselines(Experiment):
             for reference in ("start", "worst")
             for method in OURS
         ]
-        both = [m for m, points in hard.items() if min(points[-1]) > 0]
+        both = [m for m, points in hard.items() if Gains(*points[-1]).joint > 0]
         claims.append(
             Claim(
                 "ρ = 0.75: only HAMU ends with a gain on both sides",
@@ -201,7 +202,7 @@ class AllBaselines(Baselines):
         claims = [_volume_claim(m, figures["hypervolumes"]["0.75"], "start") for m in OURS]
         for method in ("gdiff", *OURS):
             ends = [figures["trajectories"][f"{rho:g}"].get(method) for rho in RHOS]
-            joint = [None if points is None else min(points[-1]) for points in ends]
+            joint = [None if points is None else Gains(*points[-1]).joint for points in ends]
             r = pearson_of(RHOS, joint)
             claims.append(
                 Claim(
@@ -212,7 +213,7 @@ class AllBaselines(Baselines):
                 )
             )
         last = figures["trajectories"]["1"]
-        both = [m for m, points in last.items() if min(points[-1]) > 0]
+        both = [m for m, points in last.items() if Gains(*points[-1]).joint > 0]
         claims.append(
             Claim(
                 "ρ = 1: no method ends with a gain on both sides",
@@ -244,24 +245,29 @@ class Enforced(Experiment):
     def claims(self, figures: Figures) -> list[Claim]:
         """The side that is enforced, and what hardness does to the other."""
         claims = []
-        kept = (("hamu-q", 1, "ΔL_f", 0, "-ΔL_r"), ("hamu-u", 0, "-ΔL_r", 1, "ΔL_f"))
+        kept = (("hamu-q", "forget", "ΔL_f", "retain", "-ΔL_r"), ("hamu-u", "retain", "-ΔL_r", "forget", "ΔL_f"))
         for method, side, enforced, other, paid in kept:
-            found = {rho: by[method] for rho, by in figures["trajectories"].items() if method in by}
-            points = [(rho, p) for rho, line in found.items() for p in line[1:]]
-            lowest = min((p[side] for _, p in points), default=None)
+            found = {
+                rho: [Gains(*point) for point in by[method]]
+                for rho, by in figures["trajectories"].items()
+                if method in by
+            }
+            gains = [getattr(point, side) for line in found.values() for point in line[1:]]
+            paid_at = {rho: getattr(line[-1], other) for rho, line in found.items()}
+            lowest = min(gains, default=None)
             complete = len(found) == len(RHOS)
             claims.append(
                 Claim(
                     f"{method}: {enforced} is positive at every ρ and epoch",
                     lowest
                     if lowest is None
-                    else f"{sum(p[side] > 0 for _, p in points)} of {len(points)}, lowest {lowest:+.3g}",
+                    else f"{sum(gain > 0 for gain in gains)} of {len(gains)}, lowest {lowest:+.3g}",
                     None if lowest is None else of_all(lowest > 0, complete),
                     otherwise="The promise is one of first order, for the batch and the gradient clipped. Where "
                     "second order counts, or the batches say little about the set, it is not kept.",
                 )
             )
-            r = pearson_of(RHOS, [found[f"{rho:g}"][-1][other] if f"{rho:g}" in found else None for rho in RHOS])
+            r = pearson_of(RHOS, [paid_at.get(f"{rho:g}") for rho in RHOS])
             claims.append(
                 Claim(
                     f"{method}: {paid} falls as ρ grows (correlation below 0)", r, None if r is None else r < 0,
@@ -269,12 +275,12 @@ class Enforced(Experiment):
                     "change with ρ.",
                 )
             )  # fmt: skip
-            hardest = found.get("1")
+            hardest = paid_at.get("1")
             claims.append(
                 Claim(
                     f"ρ = 1: {method} ends with {paid} at or below 0",
-                    None if hardest is None else hardest[-1][other],
-                    None if hardest is None else hardest[-1][other] <= 0,
+                    hardest,
+                    None if hardest is None else hardest <= 0,
                     otherwise="The forget set is a random sample, but of other images than the retain set: their "
                     "gradients are alike, not the same, and leave a little room.",
                 )
@@ -299,12 +305,13 @@ def pearson_of(xs: Any, ys: Any) -> float | None:
 
 
 def volumes_of(trajectories: Mapping[str, Any]) -> dict[str, Any]:
-    """Hypervolumes of the points (ΔL_f, -ΔL_r), by method, seen from the start and from `hamu compare`'s reference."""
-    worst = min((points[-1][0] for points in trajectories.values()), default=0.0)
-    references = {"start": (0.0, 0.0), "worst": (0.0, max(-1.0, min(0.0, worst)))}
+    """Hypervolumes of trajectories, by method, seen from the start and from `hamu compare`'s reference."""
+    gains = {method: [Gains(*point) for point in points] for method, points in trajectories.items()}
+    worst = min((points[-1].retain for points in gains.values()), default=0.0)
+    references = {"start": Gains(0.0, 0.0), "worst": hypervolume_reference(worst)}
     return {
-        name: {"reference": reference}
-        | {m: hypervolume([(y, x) for x, y in points], reference) for m, points in trajectories.items()}
+        name: {"reference": (reference.forget, reference.retain)}
+        | {method: hypervolume(points, reference) for method, points in gains.items()}
         for name, reference in references.items()
     }
 

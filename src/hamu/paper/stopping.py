@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 
+from hamu.evaluation.gains import Gains
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_lines
@@ -15,7 +16,7 @@ from hamu.paper.similarity import OURS, pearson_of
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 
-_OBJECTIVE = {"hamu-q": ("retain_gain", r"-\Delta L_r"), "hamu-u": ("forget_gain", r"\Delta L_f")}
+_OBJECTIVE = {"hamu-q": ("retain", r"-\Delta L_r"), "hamu-u": ("forget", r"\Delta L_f")}
 _THRESHOLD = {"hamu-q": r"$\kappa_2$, the whole model's", "hamu-u": r"$\kappa_4$, the whole model's"}
 
 _LOST = 0.1  # of the highest gain, while the objective has only begun to fall
@@ -76,8 +77,7 @@ class Stopping(Experiment):
                     "data by heart.",
                 )
             )
-            side = int(_OBJECTIVE[method][0] == "forget_gain")
-            values = [point[side] for point in one["trajectory"]]
+            values = [getattr(Gains(*point), _OBJECTIVE[method][0]) for point in one["trajectory"]]
             claims.append(_slowing(method, values))
             claims.append(_timely(method, one, values))
         return claims
@@ -89,9 +89,9 @@ class Stopping(Experiment):
         draw_lines(grid["a"], {method: one["trajectory"] for method, one in figures.items()})
         for method, one in figures.items():
             color, _ = STYLES[method]
-            key, symbol = _OBJECTIVE[method]
+            side, symbol = _OBJECTIVE[method]
             above, below = grid[method], grid[f"{method} κ"]
-            above.plot(one["epoch"], [p[int(key == "forget_gain")] for p in one["trajectory"]], "o-", color=color)
+            above.plot(one["epoch"], [getattr(Gains(*p), side) for p in one["trajectory"]], "o-", color=color)
             above.set(title=method.upper(), ylabel=f"${symbol}$")
             epochs = range(1, len(one["kappa"]) + 1)
             below.plot(epochs, one["kappa"], "o-", color=color, label=r"$\bar\kappa$")

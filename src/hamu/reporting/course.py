@@ -48,7 +48,7 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look]) -> Chart | None:
         if run.earlier_state:
             more["ring"] = shorts(end)
         series.append(line(label_of(name, end, limits), look.color, xs, ys, mode="both", **more))
-        ends.append(f"{run.name} ends at ({end[0]:+.3g}, {end[1]:+.3g})")
+        ends.append(f"{run.name} ends at ({end.retain:+.3g}, {end.forget:+.3g})")
         if run.earlier_state:
             ends[-1] += f", ringed: the model saved is {run.earlier_state}"
     return Chart(

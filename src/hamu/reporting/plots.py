@@ -14,9 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
+from hamu.evaluation.gains import Gains
 from hamu.methods import HamuQ, HamuU
 from hamu.reporting.looks import looks_of
-from hamu.reporting.trajectories import STYLES, Point, Trajectory, is_near, label_of, limits_of
+from hamu.reporting.trajectories import STYLES, Trajectory, is_near, label_of, limits_of
 
 _RING: dict[str, Any] = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none"}
 
@@ -38,7 +39,7 @@ def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title:
 
 
 def plot_comparison(
-    runs: Sequence[tuple[str, Trajectory, Point]], hypervolumes: Mapping[str, float], path: Path, title: str = ""
+    runs: Sequence[tuple[str, Trajectory, Gains]], hypervolumes: Mapping[str, float], path: Path, title: str = ""
 ) -> None:
     """Draw the trajectories of several runs of each method, and the hypervolumes of the methods, and save them.
 
@@ -122,7 +123,7 @@ def draw_trajectories(
     runs: Sequence[tuple[str, Trajectory]],
     title: str,
     *,
-    ends: Sequence[Point] | None = None,
+    ends: Sequence[Gains] | None = None,
     legend: bool = True,
     styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> None:

@@ -14,10 +14,11 @@ import numpy as np
 import yaml
 
 from hamu.errors import HamuError
+from hamu.evaluation.gains import Gains
 from hamu.record.inputs import INPUTS, Inputs, read_inputs
 from hamu.record.schema import schema, violations
 from hamu.reporting.elements import counted, were
-from hamu.reporting.trajectories import Point, gains_at, gains_of, is_near, trajectory
+from hamu.reporting.trajectories import gains_at, gains_of, is_near, trajectory
 
 _STEP_COLUMNS = (
     "step", "taken", "retain_loss", "forget_loss", "kappa", "cos", "direct_threshold", "stop_threshold", "demand",
@@ -88,13 +89,13 @@ class Run:
         return not (self.steps or self.is_finished or self.notes)
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> list[Gains]:
         """Its trajectory, see `hamu.reporting.trajectories`."""
         return trajectory(self.entries)
 
     @property
-    def gains(self) -> Point | None:
-        """(-ΔL_r, ΔL_f) of the model saved, or, while there is none, at its last evaluation; None before both."""
+    def gains(self) -> Gains | None:
+        """Those of the model saved, or, while there is none, at its last evaluation; None before both."""
         if self.evaluation is not None:
             return gains_of(self.evaluation)
         return self.points[-1] if len(self.points) > 1 else None

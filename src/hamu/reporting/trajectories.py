@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hamu.evaluation.gains import Gains
+
 # Colours that stay apart in print and for colour-blind readers (Okabe and Ito); ours are solid and thick.
 STYLES: dict[str, tuple[str, str]] = {
     "hamu-q": ("#D55E00", "o"),
@@ -21,18 +23,17 @@ STYLES: dict[str, tuple[str, str]] = {
     "npo": ("#332288", "p"),
     "simnpo": ("#999933", "h"),
 }
-Point = tuple[float, float]
-Trajectory = Sequence[Point]
+Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
 
 
-def trajectory(entries: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """The points (-ΔL_r, ΔL_f) of a run's evaluations, from the origin on, as far as they are finite.
+def trajectory(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
+    """The gains at each of a run's evaluations, from the origin on, as far as they are finite.
 
     Args:
         entries: what a run has logged of its evaluations, "trajectory" in its evaluation.json.
     """
-    return [(0.0, 0.0), *map(gains_at, drawn_entries(entries))]
+    return [Gains(0.0, 0.0), *map(gains_at, drawn_entries(entries))]
 
 
 def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -40,18 +41,21 @@ def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any
     return [entry for entry in entries if entry["step"] and all(map(_is_finite, gains_at(entry)))]
 
 
-def gains_at(entry: Mapping[str, Any]) -> Point:
-    """(-ΔL_r, ΔL_f) at an evaluation."""
-    return entry["eval_retain_gain"], entry["eval_forget_gain"]
+def gains_at(entry: Mapping[str, Any]) -> Gains:
+    """The gains at an evaluation."""
+    return Gains(entry["eval_retain_gain"], entry["eval_forget_gain"])
 
 
-def gains_of(evaluation: Mapping[str, Any]) -> Point:
-    """(-ΔL_r, ΔL_f) of the model that a run has saved, by its evaluation.json.
+def gains_of(evaluation: Mapping[str, Any]) -> Gains:
+    """The gains of the model that a run has saved, by its evaluation.json.
 
     That is where its trajectory ends, unless the run went back to an earlier state at its end.
     """
     before, after = evaluation["before"], evaluation["after"]
-    return before["retain"]["loss"] - after["retain"]["loss"], after["forget"]["loss"] - before["forget"]["loss"]
+    return Gains(
+        retain=before["retain"]["loss"] - after["retain"]["loss"],
+        forget=after["forget"]["loss"] - before["forget"]["loss"],
+    )
 
 
 def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
@@ -67,13 +71,14 @@ def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
     return limits[0], limits[1]
 
 
-def label_of(name: str, end: Point, limits: Limits) -> str:
+def label_of(name: str, end: Gains, limits: Limits) -> str:
     """Name of a method, and where it ended if that is not to be seen."""
+    retain, forget = end
     inside = all(low <= value <= high for value, (low, high) in zip(end, limits, strict=True))
-    return name if inside else f"{name} (ends at {end[0]:.2g}, {end[1]:.2g})"
+    return name if inside else f"{name} (ends at {retain:.2g}, {forget:.2g})"
 
 
-def is_near(one: Point, other: Point) -> bool:
+def is_near(one: Gains, other: Gains) -> bool:
     """Whether two points are the same but for what one model measured twice may differ by."""
     return all(math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in zip(one, other, strict=True))
 

@@ -65,9 +65,11 @@ def verdict(run: Run) -> RunVerdict:
 def _of_unfinished(run: Run) -> RunVerdict:
     points = run.points
     if run.last_step and len(points) > 1:
-        retain, forget = points[-1]
-        said = f"At the last evaluation that is known the forget loss had changed by {forget:+.3g}, the retain loss by "
-        sentences = [f"{said}{-retain:+.3g}."]
+        gains = points[-1]
+        sentences = [
+            f"At the last evaluation that is known the forget loss had changed by {gains.forget:+.3g}, the retain loss "
+            f"by {-gains.retain:+.3g}."
+        ]
     else:
         sentences = ["No evaluation of it is known yet."]
     why = run.failed or "it is under way, was broken off, or the file is damaged"
