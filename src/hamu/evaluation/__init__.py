@@ -1,4 +1,4 @@
-"""Measuring a model: losses, accuracy, membership inference, and the distance to a retain model; TOFU for texts."""
+"""Measuring a model: losses, accuracy, membership inference, the distance to a retain model, what was gained; TOFU."""
 
 from hamu.evaluation.classifier import classifier_report
 from hamu.evaluation.embedding import embed, principal_axes

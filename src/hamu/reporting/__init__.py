@@ -1,4 +1,4 @@
-"""Pictures of what happened."""
+"""What is shown of runs: pictures saved as files, and the report, one HTML file."""
 
 from hamu.reporting.plots import plot_comparison, plot_frontiers, plot_trajectories
 

@@ -1,4 +1,4 @@
-"""The paper's central picture: what was gained on both sides, epoch by epoch."""
+"""Pictures saved as files: trajectories of gains (the paper's Fig. 4), comparisons of runs, frontiers of demands."""
 
 from __future__ import annotations
 
