@@ -369,6 +369,10 @@ def test_rouge_reads_other_scripts():
     assert rouge_l_recall(["nothing of it"] * 2, same).tolist() == [0, 0]
 
 
+def test_a_reference_without_a_word_is_met_by_itself_alone():
+    assert rouge_l_recall(["...", " ? ", "", "no"], ["...", "?", "", "!"]).tolist() == [1, 1, 1, 0]
+
+
 def test_rouge_matches_the_definition_of_the_longest_common_subsequence():
     pairs = [
         ("She was born in Orla.", "She was born in Orla."),
