@@ -363,7 +363,8 @@ def test_the_random_state_is_left_alone():
         (-0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
         (0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
         (0.5, 0.95, "relative", WILL_COST, "retain loss per 1 of forget loss"),
-        (0.9999, 0.5, "relative", MUST_HURT, "stop: any step hurts"),
+        (0.9999, 0.5, "relative", MUST_HURT, "stop: any step worth taking hurts"),
+        (0.9992, 0.02, "relative", CAN_IMPROVE, "can improve both, by next to nothing"),
         (0.5, 100.0, "absolute", MUST_HURT, "stop: the constraint cannot be met"),
     ],
 )

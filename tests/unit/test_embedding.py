@@ -49,3 +49,11 @@ def test_axes_are_those_of_the_largest_variance():
     both = torch.cat([first, second]).abs()
     correlation = torch.corrcoef(torch.stack([both[:, 0], flat[:, 0].double().abs()]))[0, 1]
     assert correlation > 0.9
+
+
+def test_an_axis_that_there_is_not_is_zero():
+    (one,), _ = principal_axes([torch.tensor([[3.0, 4.0]])])
+    assert one.tolist() == [[0.0, 0.0]]
+    (line,), share = principal_axes([torch.tensor([[0.0], [2.0]])])
+    assert (line.shape, share) == ((2, 2), 1.0)
+    assert not line[:, 1].any()

@@ -136,3 +136,8 @@ def test_predictions_do_not_depend_on_the_batch_size_and_leave_the_mode_alone():
     one, all_at_once = predict(model, data, 1, collate), predict(model, data, 7, collate)
     torch.testing.assert_close(one.logits, all_at_once.logits)
     assert all(module.training for module in model.modules())
+
+
+def test_a_model_without_numbers_is_never_right():
+    logits = torch.tensor([[float("nan")] * 3] * 4 + [[1.0, -float("inf"), 0.0]])
+    assert Predictions(logits, torch.tensor([0, 0, 1, 2, 0])).correct.tolist() == [False] * 4 + [True]

@@ -369,6 +369,31 @@ def test_rouge_reads_other_scripts():
     assert rouge_l_recall(["nothing of it"] * 2, same).tolist() == [0, 0]
 
 
+def test_tokens_that_a_model_never_says_leave_all_figures_as_they_are(model):
+    class Masked(torch.nn.Module):
+        def __init__(self, masked):
+            super().__init__()
+            self.inner, self.masked = model, masked
+
+        def forward(self, **inputs):
+            logits = self.inner(**inputs).logits.clone()
+            logits[..., -1] = self.masked
+            return type("Output", (), {"logits": logits})()
+
+    data = [
+        {"input_ids": torch.tensor([3, 4, 5, 6 + i]), "labels": torch.tensor([-100, 4, 5, 6 + i])} for i in range(6)
+    ]
+    never, hardly = (predict_tokens(Masked(m), data, 4, TextCollator(0)) for m in (-math.inf, -1e4))
+    for name in ("losses", "correct", "expected", "spread"):
+        torch.testing.assert_close(getattr(never, name), getattr(hardly, name))
+    found = text_membership(never, never, ["a"] * 6, ["a"] * 6)
+    assert found is not None
+
+
+def test_a_reference_without_a_word_is_met_by_itself_alone():
+    assert rouge_l_recall(["...", " ? ", "", "no"], ["...", "?", "", "!"]).tolist() == [1, 1, 1, 0]
+
+
 def test_rouge_matches_the_definition_of_the_longest_common_subsequence():
     pairs = [
         ("She was born in Orla.", "She was born in Orla."),

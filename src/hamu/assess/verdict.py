@@ -51,11 +51,12 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
     if method.on_infeasible == "clamp":
         asked = min(asked, feasible)
     limits = f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free ({share:.0%})"
-    if share < NEXT_TO_NOTHING:
+    if share < NEXT_TO_NOTHING and asked > free:
         return Verdict(
             MUST_HURT,
-            "stop: any step hurts",
-            f"the gradients of both losses point the same way; {limits}, which is next to nothing.",
+            "stop: any step worth taking hurts",
+            f"the gradients of both losses point the same way; {limits}, which is next to nothing, and the demand is "
+            f"{asked:.4g}.",
             0.0,
             rate,
         )
@@ -72,6 +73,9 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
             f"{limits}, and the demand is {asked:.4g}. To first order, a step of learning rate η changes the retain "
             f"loss by {retain:+.4g}·η and the forget loss by {forget:+.4g}·η."
         )
+        if share < NEXT_TO_NOTHING:
+            reason += " That is next to nothing of what the gradients allow; a demand that does more will cost."
+            return Verdict(CAN_IMPROVE, "can improve both, by next to nothing", reason, 0.0, rate)
         return Verdict(CAN_IMPROVE, "can improve both", reason, suggested, rate)
     price = abs(retain / forget) if forgets else abs(forget / retain)
     headline = (

@@ -136,8 +136,9 @@ class ImageTask(Task):
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
     ) -> dict[str, Any]:
         """See `classifier_report`."""
-        classes = problem.retain.classes
-        report = classifier_report(predictions, classes, problem.target_class, reference, args.seed)
+        retain, target = problem.retain, problem.target_class
+        gone = target if target is not None and not (retain.labels == target).any() else None  # part may stay (rho)
+        report = classifier_report(predictions, retain.classes, gone, reference, args.seed)
         return report | further_figures(predictions, reference)
 
     def show(self, reports: dict[str, dict[str, Any]]) -> None:

@@ -25,8 +25,8 @@ def classifier_report(
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
         classes: the class names.
-        target_class: the class that is being forgotten, if the forget set is built on one; adds the set
-            "test_without_class", the test data of all other classes.
+        target_class: the class that is being forgotten as a whole, if one is; adds the set "test_without_class", the
+            test data of all other classes.
         reference: predictions of a retain model (retrained without the forget set) for the same sets.
         seed: seed of the membership inference.
 

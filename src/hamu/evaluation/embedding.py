@@ -58,10 +58,12 @@ def principal_axes(vectors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
 
     Returns:
         Each group on the two common axes along which all of them vary most, [N_i, 2], and the share of the variance
-        that these two have.
+        that these two have. An axis that there is not (one vector, one dimension) is 0.
     """
     both = torch.cat(list(vectors)).double()
     centred = both - both.mean(0)
     _, spread, axes = torch.linalg.svd(centred, full_matrices=False)
     share = float(spread[:2].square().sum() / spread.square().sum().clamp(min=1e-300))
-    return list((centred @ axes[:2].T).split([len(group) for group in vectors])), share
+    shown = centred @ axes[:2].T
+    shown = torch.nn.functional.pad(shown, (0, 2 - shown.shape[1]))
+    return list(shown.split([len(group) for group in vectors])), share

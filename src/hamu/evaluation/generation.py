@@ -95,7 +95,8 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
 
     Words are stemmed and without case (Lin 2004), as in TOFU (Maini et al. 2024). That way of telling words knows none
     but Latin letters without accents; references that are for the most part of other letters are cut into words by
-    Unicode, and scripts without spaces into characters.
+    Unicode, and scripts without spaces into characters. Where a reference has no word at all (a sign, nothing) it is 1
+    if the answer is the same and 0 if not.
 
     Args:
         answers: what the model said.
@@ -104,11 +105,15 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
     from rouge_score.rouge_scorer import RougeScorer
 
     latin, other = RougeScorer(["rougeL"], use_stemmer=True), RougeScorer(["rougeL"], tokenizer=_UnicodeWords())
-    recalls = [
-        (latin if _is_latin(reference) else other).score(reference.strip(), answer.strip())["rougeL"].recall
-        for answer, reference in zip(answers, references, strict=True)
-    ]
-    return torch.tensor(recalls, dtype=torch.float64)
+
+    def recall(answer: str, reference: str) -> float:
+        if not any(sign.isalnum() for sign in reference):
+            return float(answer == reference)
+        found = (latin if _is_latin(reference) else other).score(reference, answer)
+        return float(found["rougeL"].recall)
+
+    pairs = zip(answers, references, strict=True)
+    return torch.tensor([recall(answer.strip(), reference.strip()) for answer, reference in pairs], dtype=torch.float64)
 
 
 def _is_latin(text: str) -> bool:

@@ -34,8 +34,8 @@ class Predictions:
 
     @cached_property
     def correct(self) -> Tensor:
-        """Whether the most likely class is the label, [N] bool."""
-        return self.logits.argmax(-1) == self.labels
+        """Whether the most likely class is the label, [N] bool; where a logit is NaN, no class is."""
+        return _most_likely(self.logits) == self.labels
 
     @cached_property
     def log_probabilities(self) -> Tensor:
@@ -132,18 +132,30 @@ def predict_tokens(
     for _, moved in _batches(model, loader):
         scored = Scored.of(predict_logits(model, moved), moved["labels"])
         log_p = scored.logits.float().log_softmax(-1)
-        p = log_p.exp()
-        expected = (p * log_p).sum(-1)
-        spread = (p * (log_p - expected[:, None]).square()).sum(-1).sqrt()
+        expected, spread = _moments(log_p)
         of_label = log_p.gather(1, scored.labels[:, None])[:, 0]
         record = torch.tensor(order[done : done + scored.records])[scored.record.cpu()]
         done += scored.records
-        found = (-of_label.double(), scored.logits.argmax(-1) == scored.labels, expected.double(), spread.double())
+        correct = _most_likely(scored.logits) == scored.labels
+        found = (-of_label.double(), correct, expected.double(), spread.double())
         for column, values in zip(columns, (*found, record), strict=True):
             column.append(values.cpu())
     losses, correct, expected, spread, record = (torch.cat(column) for column in columns)
     back = record.argsort(stable=True)
     return TokenPredictions(losses[back], correct[back], expected[back], spread[back], record[back], len(items))
+
+
+def _most_likely(logits: Tensor) -> Tensor:
+    """The class of the highest logit, [N]; -1 where one is NaN, which argmax would take for the highest."""
+    return logits.argmax(-1).masked_fill(logits.isnan().any(-1), -1)
+
+
+def _moments(log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of log p under p, [N] each; what has no probability (a masked token) adds nothing."""
+    p = log_p.exp()
+    known = log_p.masked_fill(p == 0, 0.0)
+    expected = (p * known).sum(-1)
+    return expected, (p * (known - expected[:, None]).square()).sum(-1).sqrt()
 
 
 def _batches(model: nn.Module, loader: DataLoader[Any]) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Tensor]]]:

@@ -19,6 +19,7 @@ from hamu.reporting.trajectories import STYLES
 _OBJECTIVE = {"hamu-q": ("retain", r"-\Delta L_r"), "hamu-u": ("forget", r"\Delta L_f")}
 _THRESHOLD = {"hamu-q": r"$\kappa_2$, the whole model's", "hamu-u": r"$\kappa_4$, the whole model's"}
 
+_ALIKE = 1e-6  # by which rounding may part two rates that are the same
 _LOST = 0.1  # of the highest gain, while the objective has only begun to fall
 
 
@@ -106,13 +107,16 @@ class Stopping(Experiment):
 
 
 def _slowing(method: str, values: list[float]) -> Claim:
-    """Whether the second half of the run gained less than the first."""
+    """Whether an epoch of the second half of the run gained less than one of the first; they may differ by an epoch."""
+    text = f"{method}: its objective gains less per epoch in the second half of the run than in the first"
     half = len(values) // 2
-    first, second = values[half] - values[0], values[-1] - values[half]
+    if not 0 < half < len(values) - 1:
+        return Claim(text, None, None)
+    first, second = (values[half] - values[0]) / half, (values[-1] - values[half]) / (len(values) - 1 - half)
     return Claim(
-        f"{method}: its objective gains less in the second half of the run than in the first",
+        text,
         f"{first:+.3g}, then {second:+.3g}",
-        second < first if len(values) > 2 else None,
+        second < first - _ALIKE * abs(first),
         otherwise="As the forget loss grows its gradient does too, and what is clipped to 1 counts for more of the "
         "loss: gains accelerate as long as hardness is low.",
     )
@@ -135,12 +139,14 @@ def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
             otherwise="Batch noise makes the headroom look larger than it is, so that the criterion comes late.",
         )
     left = next((value for epoch, value in zip(one["epoch"], values, strict=True) if epoch >= end), values[-1])
-    lost = (highest - left) / highest if highest > 0 and end > peak else 0.0
+    gained = highest - values[0]
+    lost = (highest - left) / gained if gained > 0 and end > peak else 0.0
+    timely = end >= peak - 1 and lost <= _LOST if gained > 0 else end <= 1  # nothing gained: it falls from the start
     return Claim(
         text,
         f"met at epoch {end:.3g}, {by_means}; the objective is highest at epoch {peak:g}"
-        + (f", and {lost:.1%} of it is lost at the evaluation after" if end > peak else ""),
-        end >= peak - 1 and lost <= _LOST,
+        + (f", and {lost:.1%} of it is lost at the evaluation after" if gained > 0 and end > peak else ""),
+        None if timely and peak == one["epoch"][-1] else timely,  # what still rises has not begun to fall
         otherwise="A criterion of one noisy step can come early; `--stopping_patience` and `--stopping_window` steady "
         "it. Batch noise makes the headroom look larger than it is, so that it can come late.",
     )

@@ -122,7 +122,7 @@ class Updates(Experiment):
     def claims(self, figures: Figures) -> list[Claim]:
         """What every step of the turn must do."""
         slack = min(one["kept"] for one in [*figures["problems"], *figures["turn"]])
-        over = max(np.hypot(*one["update"]) / one["radius"] for one in figures["turn"])
+        over = max(np.hypot(*one["update"]) / one["radius"] for one in [*figures["problems"], *figures["turn"]])
         gains = [one["retain_change"] < 1e-12 for one in figures["turn"] if one["regime"] != 2]
         return [
             Claim("every step keeps its promise", f"smallest change over demand {slack:.12f}", slack >= 1 - 1e-9),

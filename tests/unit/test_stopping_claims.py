@@ -1,0 +1,53 @@
+"""What Fig. 9's page claims of a run, on trajectories whose answer is known."""
+
+import pytest
+
+from hamu.paper.stopping import Stopping
+
+EPOCHS = list(range(26))
+
+
+def claims(values, terminates=None):
+    one = {
+        "epoch": EPOCHS,
+        "trajectory": [(value, 0.0) for value in values],
+        "kappa": [0.1 * epoch for epoch in EPOCHS[1:]],
+        "stop_threshold": [1.0] * 25,
+        "terminates": terminates,
+        "terminates_by_means": None,
+    }
+    _, slowing, timely = Stopping().claims({"hamu-q": one})[:3]
+    return slowing.holds, timely.holds
+
+
+def rising_until(peak):
+    return [min(epoch, 2 * peak - epoch) * 0.01 for epoch in EPOCHS]
+
+
+@pytest.mark.parametrize(
+    ("values", "slows"),
+    [
+        ([0.01 * e for e in EPOCHS], False),  # 13 epochs of it against 12 are no slowing
+        ([0.01 * e + 1e-5 * e * e for e in EPOCHS], False),
+        ([0.01 * e - 1e-5 * e * e for e in EPOCHS], True),
+    ],
+)
+def test_a_run_slows_down_only_if_its_rate_falls(values, slows):
+    assert claims(values)[0] is slows
+
+
+@pytest.mark.parametrize(
+    ("values", "terminates", "timely"),
+    [
+        (rising_until(20), 20.5, True),
+        (rising_until(20), 24.0, False),  # a fifth of the gain is gone
+        (rising_until(20), 10.0, False),  # early
+        (rising_until(20), None, False),  # never met, though it falls
+        ([-0.01 * e for e in EPOCHS], 24.0, False),  # it falls from the first step
+        ([-0.01 * e for e in EPOCHS], 0.5, True),
+        ([0.01 * e for e in EPOCHS], 24.2, None),  # it has not begun to fall
+        ([0.01 * e for e in EPOCHS], None, None),
+    ],
+)
+def test_the_criterion_is_timely_only_where_the_objective_has_begun_to_fall(values, terminates, timely):
+    assert claims(values, terminates)[1] is timely
