@@ -32,6 +32,7 @@ from hamu.models.loading import (
     readable,
     trainable_parameters,
 )
+from hamu.modes import evaluating
 from hamu.objectives import predict_logits
 
 if TYPE_CHECKING:
@@ -318,15 +319,12 @@ def check_reads(model: Any, data: TextData) -> None:
             f"a record of {data.texts.source} has {longest} tokens, the model reads {most}; give --max_length {most}"
         )
     shortest = min(range(len(data)), key=lambda i: len(data.tokens[i]))
-    training = model.training
+    device = next(model.parameters()).device
     try:
-        with torch.no_grad():
-            ids = data[shortest]["input_ids"][None].to(next(model.parameters()).device)
-            predict_logits(model.eval(), {"input_ids": ids})
+        with torch.no_grad(), evaluating(model):
+            predict_logits(model, {"input_ids": data[shortest]["input_ids"][None].to(device)})
     except (ValueError, RuntimeError, IndexError) as error:
         raise HamuError(f"the model cannot read the records of {data.texts.source}: {first_line(error)}") from error
-    finally:
-        model.train(training)
 
 
 def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:

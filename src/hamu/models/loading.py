@@ -23,6 +23,7 @@ from hamu.data import ImageData
 from hamu.errors import HamuError, first_line
 from hamu.models.processors import load_processor, statistics_of
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
+from hamu.modes import evaluating
 from hamu.objectives import predict_logits
 
 HUB = "hub:"
@@ -287,18 +288,16 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
             f"both need the same classes in the same order"
         )
-    training = model.training
+    device = next(model.parameters()).device
     try:
-        with torch.no_grad():
-            predict_logits(model.eval(), {"pixel_values": data[0]["pixel_values"][None]})
+        with torch.no_grad(), evaluating(model):
+            predict_logits(model, {"pixel_values": data[0]["pixel_values"][None].to(device)})
     except (ValueError, RuntimeError) as error:
         size = getattr(config, "image_size", None) or "N"
         raise HamuError(
             f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
             f"{first_line(error)}; give --image_size {size} to resize them"
         ) from error
-    finally:
-        model.train(training)
 
 
 def _are_numbers(values: Any, many: int, above: float | None) -> bool:
