@@ -72,7 +72,7 @@ def run(argv: list[str], console: Console) -> int:
     )
     folder_is_ours = (Path(args.output_dir) / SUMMARY).is_file()
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=folder_is_ours)
-    if not task.is_elsewhere(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
+    if task.is_local(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
     task.settle_adapter(resolved)
     shared = {name: value for name, value in resolved.items() if name not in (*vars(options), "output_dir")}

@@ -13,7 +13,7 @@ from rich.console import Console
 from hamu.cli.evaluate import predictions_of
 from hamu.cli.options import DataOptions, RunOptions, parse, recorded_settings
 from hamu.cli.precision import evaluates_in_half
-from hamu.cli.tasks import HUB, Task, choose_task
+from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.models.loading import NeedsCode, folder_of
@@ -22,6 +22,7 @@ from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
 from hamu.record.inputs import differing, read_inputs, without_order
 from hamu.record.schema import read_record
+from hamu.sources import is_of_hub
 from hamu.training import UnlearnConfig
 
 
@@ -183,7 +184,7 @@ class NamedSources:
     def _base(self, role: str) -> str | None:
         """Where the base model of an adapter is, None for a whole model."""
         source = self._model(role)
-        if not source.startswith(HUB) and not _has_adapter(source):
+        if not is_of_hub(source) and not _has_adapter(source):
             return None
         try:
             base = self._named.task.base_of(source, self._adapted() if role == "after" else None)
@@ -200,21 +201,21 @@ class NamedSources:
         """
         task = self._named.task
         source = str(task.run_options.model)
-        if source.startswith(HUB):
+        if is_of_hub(source):
             was_adapter = source in self._hub and task.base_of(source) is not None
         else:
             was_adapter = _has_adapter(source)
         return source if task.run_options.lora and not was_adapter else None
 
     def _need(self, source: str) -> None:
-        if source.startswith(HUB):
+        if is_of_hub(source):
             if source not in self._hub:
                 raise Unavailable(f"{source} is of the hub; to read it, name it again: --hub {source}")
-        elif not self._named.task.is_elsewhere(source) and not Path(source).exists():
+        elif self._named.task.is_local(source) and not Path(source).exists():
             raise Unavailable(f"{source} is not here")
 
     def _folder(self, source: str) -> Path:
-        if source.startswith(HUB):
+        if is_of_hub(source):
             self._named.task.load_model(source)  # into the hub's cache
         return folder_of(source)
 

@@ -20,9 +20,9 @@ from hamu.errors import HamuError
 from hamu.models.language import adapter_base
 from hamu.record import Inputs, saved_model_entry, set_entries
 from hamu.run_folder import RunFolder
+from hamu.sources import is_local, located
 from hamu.training import TrainConfig
 
-HUB = "hub:"
 _WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
 
 
@@ -222,7 +222,7 @@ class Task(ABC):
             models.append(options.original_model)
         models += [adapter_base(model) for model in models if model is not None]
         found = [*self.data_sources(), *(self.located(name) for name in named if name is not None), *models]
-        return tuple(name for name in found if name is not None and not self.is_elsewhere(name))
+        return tuple(name for name in found if name is not None and self.is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
         """What a run reads, by its digests.
@@ -245,12 +245,11 @@ class Task(ABC):
 
     def located(self, source: str) -> str:
         """Where a data set is: relative to --data_dir, unless it is bundled or of the hub."""
-        folder = self.data_options.data_dir
-        return source if self.is_elsewhere(source) or folder is None else str(Path(folder) / source)
+        return located(source, self.data_options.data_dir, self.bundled)
 
-    def is_elsewhere(self, source: str) -> bool:
-        """Whether a data set or model is bundled or of the hub."""
-        return source == self.bundled or source.startswith(HUB)
+    def is_local(self, source: str) -> bool:
+        """Whether a data set or model is a path: not bundled, and not of the hub."""
+        return is_local(source, self.bundled)
 
 
 def fitted_problem(task: Task, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:

@@ -11,9 +11,9 @@ from hamu.cli.adapter_options import settle_adapter
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import privleak_line, text_membership_line, text_table, tofu_table
-from hamu.cli.tasks import HUB, Task
+from hamu.cli.tasks import Task
 from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
-from hamu.data.text_readers import MINIATURE, has_test_split
+from hamu.data.text_readers import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import (
     TofuSets,
@@ -42,6 +42,7 @@ from hamu.models.language import (
 from hamu.models.merging import merged
 from hamu.reporting.answers import AnsweredRecord, answered, answers_page
 from hamu.run_folder import RunFolder
+from hamu.sources import MINIATURE, is_of_hub
 from hamu.training import TrainConfig
 from hamu.training.pairing import chosen_positions
 
@@ -127,7 +128,7 @@ class TextTask(Task):
         models = [name for name in named if name is not None]
         for name in models:
             check_is_saved(name)
-        is_needed = [name.startswith(HUB) or self.base_of(name) is not None for name in models]
+        is_needed = [is_of_hub(name) or self.base_of(name) is not None for name in models]
         if run.base_model not in (None, run.model) and not any(is_needed):
             self.console.print(
                 f"base_model {run.base_model} is not used: no model that is named is an adapter",

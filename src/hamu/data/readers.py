@@ -18,9 +18,8 @@ from PIL import Image
 from hamu.data.images import ImageData
 from hamu.data.packed import check_unpacked, parquet_table
 from hamu.errors import HamuError, first_line
+from hamu.sources import DIGITS, HUB, existing, is_of_hub
 
-DIGITS = "digits"
-HUB = "hub:"
 CLASSES = "classes"  # an npz may hold their names
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 _LARGEST = 4096  # pixels of a side
@@ -59,14 +58,9 @@ def read_images(
         raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
     if source == DIGITS:
         return _digits(split, image_size, num_channels)
-    if source.startswith(HUB):
+    if is_of_hub(source):
         return _hub(source, split, columns, image_size, num_channels)
-    path = Path(source)
-    if not path.exists():
-        raise HamuError(
-            f"{source} is neither a file nor a folder; check the path (--data_dir sets the folder that it is relative "
-            f"to), or write hub:OWNER/NAME for a data set of the Hugging Face hub"
-        )
+    path = existing(source)
     if path.is_dir():
         path = _inner(path, split) or path
         if path.is_dir():

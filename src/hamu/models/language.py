@@ -25,7 +25,6 @@ from transformers import (
 
 from hamu.errors import HamuError, first_line
 from hamu.models.loading import (
-    HUB,
     check_no_run,
     check_undamaged,
     from_pretrained,
@@ -34,6 +33,7 @@ from hamu.models.loading import (
 )
 from hamu.modes import evaluating
 from hamu.objectives import predict_logits
+from hamu.sources import HUB, is_of_hub
 
 if TYPE_CHECKING:
     from hamu.data import TextData
@@ -122,7 +122,7 @@ def load_tokenizer(source: str, base_model: str | None = None, *, trust_remote_c
     settings = saved_adapter(source)
     if settings is None:
         return _tokenizer_beside(source, trust_remote_code)
-    if source.startswith(HUB):  # what is there is known only by trying
+    if is_of_hub(source):  # what is there is known only by trying
         try:
             return _tokenizer_beside(source, trust_remote_code)
         except HamuError:
@@ -135,7 +135,7 @@ def _tokenizer_beside(source: str, trust_remote_code: bool) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.removeprefix(HUB),
-            local_files_only=not source.startswith(HUB),
+            local_files_only=not is_of_hub(source),
             trust_remote_code=trust_remote_code,
         )
         tokenizer("Does it work?")
@@ -184,7 +184,7 @@ def load_language_model(
         model = _with_saved_adapter(model, source, trainable)
     elif adapter is not None:
         model = with_adapter(model, adapter)
-    if not base.startswith(HUB):  # saved with the adapter, so that it is found from anywhere
+    if not is_of_hub(base):  # saved with the adapter, so that it is found from anywhere
         for config in getattr(model, "peft_config", {}).values():
             config.base_model_name_or_path = str(Path(base).resolve())
     check_undamaged(model, source)
@@ -195,7 +195,7 @@ def _with_saved_adapter(model: Any, source: str, trainable: bool) -> Any:
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     where = source.removeprefix(HUB)
-    if not source.startswith(HUB):
+    if not is_of_hub(source):
         # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
         if not (Path(source) / _ADAPTER_WEIGHTS).is_file():
             raise HamuError(
@@ -214,7 +214,7 @@ def _with_saved_adapter(model: Any, source: str, trainable: bool) -> Any:
 
 def saved_adapter(source: str) -> dict[str, Any] | None:
     """The settings of a saved adapter, as PEFT has them; None for anything else."""
-    if source.startswith(HUB):
+    if is_of_hub(source):
         from transformers.utils.peft_utils import find_adapter_config_file
 
         with readable(f"the model {source}"):
@@ -238,7 +238,7 @@ def check_is_saved(source: str) -> None:
         HamuError: if it is not.
     """
     names = ("config.json", "adapter_config.json")
-    if not source.startswith(HUB) and not any((Path(source) / name).is_file() for name in names):
+    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in names):
         check_no_run(source)
         raise HamuError(
             f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "
@@ -262,7 +262,7 @@ def base_of(source: str, base_model: str | None = None) -> str | None:
 
 def adapter_base(source: str) -> str | None:
     """The folder of the base model that a local adapter names, None if there is no such folder."""
-    if source.startswith(HUB):
+    if is_of_hub(source):
         return None
     base = str((saved_adapter(source) or {}).get("base_model_name_or_path") or "")
     return base if base and Path(base).is_dir() else None
@@ -333,7 +333,7 @@ def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> s
         check_is_saved(base_model)
         return base_model
     base = str(settings.get("base_model_name_or_path") or "")
-    if source.startswith(HUB) and not Path(base).is_dir():
+    if is_of_hub(source) and not Path(base).is_dir():
         return f"{HUB}{base}"
     if not (Path(base) / "config.json").is_file():
         raise HamuError(
