@@ -141,11 +141,28 @@ def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels:
         raise HamuError(f"the labels in {path} have shape {labels.shape}; expected one number per image, [N]")
     if len(images) != len(labels):
         raise HamuError(f"{path} has {len(images)} images but {len(labels)} labels; they must be as many")
+    if _are_as_wanted(images, size, channels):
+        pixels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+        return _image_data(pixels, labels, classes, str(path), np.arange(len(images)))
     pictures = (
         Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image) for image in images
     )
     return _decoded(
         ((f"image {i}", picture) for i, picture in enumerate(pictures)), labels, classes, str(path), size, channels
+    )
+
+
+def _are_as_wanted(images: np.ndarray, size: int | None, channels: int | None) -> bool:
+    """Whether these images, uint8 [N, H, W] or [N, H, W, C], need no picture made of each: `_decoded` gives the same.
+
+    False if there are none.
+    """
+    has = 1 if images.ndim == 3 else images.shape[3]
+    return (
+        images.size > 0
+        and has in (1, 3)
+        and channels in (None, has)
+        and (size is None or images.shape[1:3] == (size, size))
     )
 
 
