@@ -16,6 +16,7 @@ import pytest
 from doc_blocks import FENCE, ROOT, blocks_of
 from PIL import Image
 
+from hamu import plugins
 from hamu.cli import COMMANDS, main, options
 from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
@@ -128,6 +129,7 @@ def place(tmp_path, monkeypatch):
     for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
         part.save_pretrained(tmp_path / "my-model")
     yield tmp_path
+    plugins.points_of.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_unlearning"]:
         del sys.modules[name]
 
@@ -179,3 +181,4 @@ def install(folder, project):
     groups = project["entry-points"].items()
     lines = [f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in groups]
     (info / "entry_points.txt").write_text("\n".join(lines))
+    plugins.points_of.cache_clear()
