@@ -17,7 +17,8 @@ from doc_blocks import FENCE, ROOT, blocks_of
 from PIL import Image
 
 from hamu import plugins
-from hamu.cli import COMMANDS, main, options
+from hamu.cli import COMMANDS, main
+from hamu.cli.parser import Parser
 from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
 
@@ -94,7 +95,7 @@ def read_options(argv, processes="1"):
         if hasattr(module, "parse") and command != "reproduce":  # which reads the settings of its runs so
             patch.setattr(module, "parse", then_stop(module.parse))
         else:
-            patch.setattr(options.Parser, "parse_args", then_stop(options.Parser.parse_args))
+            patch.setattr(Parser, "parse_args", then_stop(Parser.parse_args))
         if "--report_to" in rest:
             patch.setattr("hamu.training.config.named_trackers", str)
         if "--resume" in rest:

@@ -8,11 +8,11 @@ from transformers import set_seed
 
 from hamu.assess import REGIMES, Assessment, assess
 from hamu.assess.verdict import ERROR_RATIO
-from hamu.cli.evaluate import opened
-from hamu.cli.options import AssessOptions, DataOptions, RunOptions, parse
+from hamu.cli.options import AssessOptions, DataOptions, RunOptions
+from hamu.cli.parsing import parse
+from hamu.cli.problem import fitted_problem, opened
 from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
-from hamu.cli.tasks import fitted_problem
 from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy

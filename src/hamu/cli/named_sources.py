@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.evaluate import predictions_of
-from hamu.cli.options import DataOptions, RunOptions, parse, recorded_settings
+from hamu.cli.options import DataOptions, RunOptions
+from hamu.cli.parsing import parse
 from hamu.cli.precision import evaluates_in_half
+from hamu.cli.problem import predictions_of
+from hamu.cli.run_settings import recorded_settings
 from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
@@ -24,6 +27,18 @@ from hamu.record.inputs import differing, read_inputs, without_order
 from hamu.record.schema import read_record
 from hamu.sources import is_of_hub
 from hamu.training import UnlearnConfig
+
+
+def add_permissions(parser: argparse.ArgumentParser) -> None:
+    """The flags --hub and --trust_remote_code: what `NamedSources` may read and run."""
+    parser.add_argument(
+        "--hub", action="append", default=[], metavar="hub:OWNER/NAME",
+        help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
+        "may be given several times. Without it what is of the hub is not looked at",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="run the code that comes with a model, which can do anything"
+    )
 
 
 @dataclass(frozen=True)

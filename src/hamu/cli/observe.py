@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from hamu.cli.named_sources import NamedSources
-from hamu.cli.tasks import fitted_problem
+from hamu.cli.problem import fitted_problem
 from hamu.cli.text_task import TextTask, some_records
 from hamu.data import ImageData, TextRecords, UnlearningData
 from hamu.errors import HamuError

@@ -13,8 +13,11 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.compare import ending, run_waiting
-from hamu.cli.options import DataOptions, EvaluateOptions, Parser, RunOptions, every_option, parse
+from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.cli.parser import Parser
+from hamu.cli.parsing import parse
+from hamu.cli.run_settings import every_option
+from hamu.cli.running import ending, run_waiting
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import task_name
 from hamu.compare import Children, Plan

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,19 +249,6 @@ class Task(ABC):
     def is_local(self, source: str) -> bool:
         """Whether a data set or model is a path: not bundled, and not of the hub."""
         return is_local(source, self.bundled)
-
-
-def fitted_problem(task: Task, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:
-    """All sets of a problem in the form that the model takes."""
-    retain, forget, test = task.fitted(model, problem.retain, problem.forget, problem.test)
-    return replace(problem, retain=retain, forget=forget, test=test)
-
-
-def inputs_of(task: Task, problem: UnlearningData[Any]) -> Inputs:
-    """What a run of unlearning reads; see `Task.inputs`."""
-    options = task.run_options
-    sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
-    return task.inputs(sets, {"original": options.model, "retain": options.retain_model})
 
 
 def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:

@@ -12,7 +12,8 @@ from transformers import set_seed
 
 from hamu.cli.dry_run import show_plan
 from hamu.cli.interrupts import leaving_in_order
-from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse
+from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
+from hamu.cli.parsing import parse
 from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import choose_task
 from hamu.distributed import from_main
