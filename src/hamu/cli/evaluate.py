@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 
 from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.problem import opened, predictions_of
+from hamu.cli.tasks import Task
+from hamu.data import UnlearningData
 from hamu.evaluation import build_metrics
 from hamu.training import TrainConfig
 
@@ -26,9 +30,7 @@ def run(argv: list[str], console: Console) -> int:
     task, folder, problem = opened(data_options, run_options, args, resolved, console, further)
     task.check_models(further)
     task.read_further(further)
-    reference = None
-    if run_options.retain_model is not None:
-        reference = predictions_of(task, run_options.retain_model, problem, args)[1]
+    reference = None if run_options.retain_model is None else _reference(task, problem, args)
     model, predictions = predictions_of(task, run_options.model, problem, args)
     report = task.report(predictions, problem, reference, args)
     console.print(f"forget set: {problem.forget_name}")
@@ -42,3 +44,10 @@ def run(argv: list[str], console: Console) -> int:
             folder.write_text(name, text, private=True)
     console.print(f"all figures are in {path}", soft_wrap=True, markup=False)
     return 0
+
+
+def _reference(task: Task, problem: UnlearningData[Any], args: TrainConfig) -> dict[str, Any]:
+    """The retain model's predictions; it is asked all there is to ask, and gone before another model is loaded."""
+    model, predictions = predictions_of(task, str(task.run_options.retain_model), problem, args)
+    task.ask_retain_model(model, args)
+    return predictions

@@ -94,6 +94,10 @@ class Task(ABC):
         """Read what only `hamu evaluate` needs, once it is sure that it can be used."""
         return
 
+    def ask_retain_model(self, model: Any, args: TrainConfig) -> None:
+        """Measure and keep what only `hamu evaluate` needs of the retain model, which has just been loaded."""
+        return
+
     @abstractmethod
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
         """Training sets and then test data (None stays None) in the form that the model takes, once it is sure that it
