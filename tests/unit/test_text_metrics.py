@@ -19,6 +19,7 @@ from hamu.evaluation import (
     forget_quality,
     generate_answers,
     membership_scores,
+    min_k_scores,
     model_utility,
     normalized_probabilities,
     predict_tokens,
@@ -390,7 +391,9 @@ def test_rouge_matches_the_definition_of_the_longest_common_subsequence():
 
 @pytest.mark.parametrize("k", [0.2, 0.5, 0.01])
 def test_membership_scores_match_a_loop(model, tokenizer, k):
-    found = membership_scores(predicted(model, tokenizer, FORGET), answers_of(FORGET), k)
+    predictions = predicted(model, tokenizer, FORGET)
+    found = membership_scores(predictions, answers_of(FORGET), k)
+    assert torch.equal(min_k_scores(predictions, k), found["min_k"])
     for place, record in enumerate(FORGET.records):
         slow = slow_scores(model, tokenizer, record, k)
         assert {name: s[place].item() for name, s in found.items()} == pytest.approx(slow, **CLOSE)
@@ -436,6 +439,8 @@ def test_membership_without_records_or_with_infinite_losses_is_unknown():
     for k in (0.0, 1.5):
         with pytest.raises(HamuError, match="must be above 0"):
             membership_scores(some, ["a"], k)
+        with pytest.raises(HamuError, match="must be above 0"):
+            min_k_scores(some, k)
 
 
 def test_privleak():

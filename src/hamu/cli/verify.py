@@ -8,8 +8,8 @@ from rich.console import Console
 
 from hamu.cli.named_sources import NamedSources, add_permissions
 from hamu.cli.parser import Parser
+from hamu.file_digests import file_digest
 from hamu.record import TOLERANCE, Finding, verify
-from hamu.record.digests import file_digest
 
 _DESCRIPTION = """Check the record of a run against its files, its model, and the data and models that its config.yaml
 names, as far as they are still there. Prints a line for each statement of the record: holds, does not hold, or cannot

@@ -14,8 +14,9 @@ import torch
 from hamu.data import ImageData, TextRecords, forget_class, forget_data, read_images, read_text
 from hamu.data.readers import CLASSES
 from hamu.errors import HamuError
+from hamu.file_digests import file_digest
 from hamu.json_files import read_json
-from hamu.record.digests import file_digest, text_digest
+from hamu.record.digests import text_digest
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS, MINIATURE, located
 

@@ -17,6 +17,7 @@ from hamu.compare.environments import this_environment
 from hamu.compare.figures import Row
 from hamu.compare.runs import RECORD, Plan
 from hamu.errors import HamuError
+from hamu.file_digests import file_digest
 from hamu.json_files import read_json
 from hamu.models.language import base_of
 from hamu.paper.batches import Batches
@@ -24,7 +25,6 @@ from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale
 from hamu.paper.outcome import Outcome
 from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, place_of, resolved, sample_images, sample_texts
-from hamu.record.digests import file_digest
 from hamu.record.inputs import INPUTS, Inputs, digests_of, read_inputs, saved_model_entry
 from hamu.record.record import plain
 from hamu.record.settings import recorded

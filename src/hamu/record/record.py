@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import hamu
 from hamu.data import ImageData, TextData, UnlearningData
 from hamu.distributed import processes
-from hamu.record.digests import file_digest, weights_digest
+from hamu.file_digests import file_digest
+from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
 from hamu.record.inputs import Inputs, model_entry
 from hamu.record.markdown import markdown

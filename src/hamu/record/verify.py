@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import hamu
 from hamu.data import UnlearningData
 from hamu.errors import HamuError, first_line
-from hamu.record.digests import file_digest, weights_digest
+from hamu.file_digests import file_digest
+from hamu.record.digests import weights_digest
 from hamu.record.figures import figures, without_intervals
 from hamu.record.inputs import INPUTS, read_inputs, set_entries, without_order
 from hamu.record.markdown import markdown
