@@ -475,9 +475,8 @@ def test_padding_changes_nothing(model, tokenizer):
 def test_the_report_matches_a_loop(model, tokenizer):
     sets = {"retain": RETAIN, "forget": FORGET, "test": HOLDOUT}
     predictions = {name: predicted(model, tokenizer, t) for name, t in sets.items()}
-    said = {"forget": generate_answers(model, tokenizer, encode(FORGET, tokenizer), max_new_tokens=20)}
     spoken = {name: answers_of(t) for name, t in sets.items()}
-    report = text_report(predictions, said, texts=spoken)
+    report = text_report(predictions, texts=spoken)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     for name, records in sets.items():
         rows = [pair for r in records.records for pair in token_logits(model, tokenizer, r)]
@@ -487,9 +486,6 @@ def test_the_report_matches_a_loop(model, tokenizer):
         assert report[name]["accuracy"] == sum(int(row.argmax()) == token for token, row in rows) / len(rows)
         assert report[name]["probability"] == pytest.approx(sum(p) / len(p), **CLOSE)
         assert (report[name]["records"], report[name]["tokens"]) == (len(records), len(rows))
-    rouge = [slow_rouge(a, r.answer) for a, r in zip(said["forget"], FORGET.records, strict=True)]
-    assert report["forget"]["rouge"] == pytest.approx(sum(rouge) / len(rouge))
-    assert "rouge" not in report["retain"]
     scores = [[slow_scores(model, tokenizer, r, 0.2) for r in t.records] for t in (FORGET, HOLDOUT)]
     slow = {n: slow_auc(*([s[n] for s in side] for side in scores)) for n in scores[0][0]}
     assert report["membership_inference"] == pytest.approx(slow)

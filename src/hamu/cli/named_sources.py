@@ -24,7 +24,7 @@ from hamu.record import Unavailable
 from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
 from hamu.record.inputs import differing, read_inputs, without_order
-from hamu.record.schema import read_record
+from hamu.record.record import read_record
 from hamu.sources import is_of_hub
 from hamu.training import UnlearnConfig
 

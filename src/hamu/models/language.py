@@ -154,7 +154,6 @@ def load_language_model(
     base_model: str | None = None,
     adapter: AdapterSettings | None = None,
     dtype: str = "float32",
-    trainable: bool = True,
     trust_remote_code: bool = False,
 ) -> Any:
     """A saved causal language model, or a PEFT adapter on its base model.
@@ -162,9 +161,9 @@ def load_language_model(
     Args:
         source: a folder with config.json or adapter_config.json, or "hub:OWNER/NAME".
         base_model: where an adapter's base model lies, if not where the adapter says.
-        adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays the only one.
+        adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays the only one, and
+            is trained on.
         dtype: "float32", "bfloat16", "float16", or "auto" for that of the file. Adapters are float32 in any case.
-        trainable: whether a saved adapter is to be trained on.
         trust_remote_code: run the code that comes with the model; that can do anything.
 
     Returns:
@@ -181,7 +180,7 @@ def load_language_model(
     model = from_pretrained(AutoModelForCausalLM, base, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code)
     model.config.use_cache = False
     if base_of_adapter is not None:
-        model = _with_saved_adapter(model, source, trainable)
+        model = _with_saved_adapter(model, source)
     elif adapter is not None:
         model = with_adapter(model, adapter)
     if not is_of_hub(base):  # saved with the adapter, so that it is found from anywhere
@@ -191,7 +190,7 @@ def load_language_model(
     return model
 
 
-def _with_saved_adapter(model: Any, source: str, trainable: bool) -> Any:
+def _with_saved_adapter(model: Any, source: str) -> Any:
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     where = source.removeprefix(HUB)
@@ -204,7 +203,7 @@ def _with_saved_adapter(model: Any, source: str, trainable: bool) -> Any:
             )
         where = str(Path(source).resolve())
     with readable(f"the adapter {source}"):
-        model = PeftModel.from_pretrained(model, where, is_trainable=trainable)
+        model = PeftModel.from_pretrained(model, where, is_trainable=True)
         own = get_peft_model_state_dict(model, save_embedding_layers=False)
         missing = own.keys() - load_peft_weights(where).keys()
     if missing:

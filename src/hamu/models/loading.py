@@ -61,10 +61,10 @@ def new_classifier(
 
 
 def check_no_run(source: str) -> None:
-    """That what is no model is not a run, which has one.
+    """Check that a folder without a model is not that of a run, which has its model in a folder below.
 
     Raises:
-        HamuError: if it is; the message says where the model is.
+        HamuError: if it is; the message says where that is.
     """
     model = Path(source) / "model"
     if any((model / name).is_file() for name in ("config.json", "adapter_config.json")):
