@@ -33,7 +33,7 @@ def with_plugins(
     """
     classes = {cls.name: cls for cls in ours}
     broken: dict[str, HamuError] = {}
-    for point in entry_points(group=group):
+    for point in points_of(group):
         try:
             cls = _loaded(point, kind)
         except HamuError as error:
@@ -47,6 +47,12 @@ def with_plugins(
             raise damage
         _warn(f"warning: {damage}; it is passed over")
     return classes
+
+
+@cache
+def points_of(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group, looked for once: what is installed later counts from the next start on."""
+    return tuple(entry_points(group=group))
 
 
 def _loaded(point: EntryPoint, kind: str) -> Any:

@@ -15,7 +15,8 @@ from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hamu.cli import main
 from hamu.cli.config_files import settings_of
-from hamu.cli.options import DataOptions, parse
+from hamu.cli.options import DataOptions
+from hamu.cli.parsing import parse
 from hamu.data import pixel_statistics, read_images
 from hamu.training import TrainConfig
 

@@ -16,7 +16,9 @@ import pytest
 from doc_blocks import FENCE, ROOT, blocks_of
 from PIL import Image
 
-from hamu.cli import COMMANDS, main, options
+from hamu import plugins
+from hamu.cli import COMMANDS, main
+from hamu.cli.parser import Parser
 from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
 
@@ -93,7 +95,7 @@ def read_options(argv, processes="1"):
         if hasattr(module, "parse") and command != "reproduce":  # which reads the settings of its runs so
             patch.setattr(module, "parse", then_stop(module.parse))
         else:
-            patch.setattr(options.Parser, "parse_args", then_stop(options.Parser.parse_args))
+            patch.setattr(Parser, "parse_args", then_stop(Parser.parse_args))
         if "--report_to" in rest:
             patch.setattr("hamu.training.config.named_trackers", str)
         if "--resume" in rest:
@@ -128,6 +130,7 @@ def place(tmp_path, monkeypatch):
     for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
         part.save_pretrained(tmp_path / "my-model")
     yield tmp_path
+    plugins.points_of.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_unlearning"]:
         del sys.modules[name]
 
@@ -179,3 +182,4 @@ def install(folder, project):
     groups = project["entry-points"].items()
     lines = [f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in groups]
     (info / "entry_points.txt").write_text("\n".join(lines))
+    plugins.points_of.cache_clear()

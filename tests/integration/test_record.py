@@ -502,12 +502,12 @@ def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     sources = NamedSources(tmp_path)
     with pytest.raises(Unavailable, match="name it again: --hub hub:owner/name"):
-        sources.problem()
+        _ = sources.problem
     for read in (sources.weights, sources.figures):
         with pytest.raises(Unavailable, match="is of the hub"):
             read("before")
     assert asked == []
-    assert len(NamedSources(tmp_path, ["hub:owner/name"]).problem().retain) == 2
+    assert len(NamedSources(tmp_path, ["hub:owner/name"]).problem.retain) == 2
     assert asked == ["owner/name"]
 
 

@@ -289,12 +289,12 @@ def test_a_page_of_answers_shows_markup_and_runs_none(cli):
     data = ["--data", "t.jsonl", "--forget_rows", "0,3", "--question_template", "{question}"]
     code, _, err = cli("evaluate", *data, "--model", "text", "--generate", "2", "--output_dir", "out")
     assert (code, err) == (0, "")
-    everywhere = answers_page({"forget": [AnsweredRecord(nasty, nasty, ((nasty, nasty, 0.5),))]}, nasty)
+    everywhere = answers_page({"forget": [AnsweredRecord(nasty, nasty, ((nasty, nasty, 0.5),))]})
     for page in (Path("out/answers.html").read_text(), everywhere):
         for raw in ("<script", "<img", 'onerror="'):
             assert raw not in page
         assert "&lt;script&gt;" in page
-    assert everywhere.count("&lt;script&gt;") == 5, "the note, prompt, right answer, model's name and its answer"
+    assert everywhere.count("&lt;script&gt;") == 4, "prompt, right answer, model's name and its answer"
 
 
 def test_what_was_forgotten_stands_in_no_file_that_others_may_read_and_in_no_output(cli, caplog):

@@ -1,6 +1,8 @@
 """The commands on text, from nothing: train, unlearn, evaluate on the bundled miniature, and what can be wrong."""
 
+import gc
 import json
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -59,7 +61,7 @@ def test_a_model_is_trained_unlearned_and_evaluated_offline(trained, tmp_path, c
     assert "miniature" not in capsys.readouterr().err
 
 
-def test_the_figures_of_tofu_are_measured_where_their_data_are_given(trained, tmp_path, capsys):
+def test_the_figures_of_tofu_are_measured_where_their_data_are_given(trained, tmp_path, capsys, monkeypatch):
     rows = [record.fields for record in read_text("miniature").select(range(8)).records]
     named = {}
     for name in ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts"):
@@ -70,8 +72,19 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(trained, tm
         named |= {f"--{name}": tmp_path / f"{name}.jsonl"}
     words = [str(word) for pair in named.items() for word in pair]
     check = tmp_path / "check"
+    loaded = []
+
+    def load(source, **settings):
+        gc.collect()
+        assert not any(model() is not None for model in loaded), "two models at once"
+        model = load_language_model(source, **settings)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(text_task, "load_language_model", load)
     assert run("evaluate", *FORGET, "--model", trained, "--retain_model", trained, *words, "--generate", "2",
                "--max_length", "96", "--output_dir", check) == 0  # fmt: skip
+    assert len(loaded) == 2, "each model is loaded once"
     tofu = json.loads((check / "evaluation.json").read_text())["tofu"]
     assert tofu["forget_quality"] == 1.0, "the model against itself"
     assert tofu["privleak"] == 0.0

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from hamu import HamuError, folder_lock
-from hamu.cli.compare import run_waiting
+from hamu.cli.running import run_waiting
 from hamu.compare import Children, children
 from hamu.compare.children import Call
 from hamu.errors import Interrupted

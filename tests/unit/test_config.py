@@ -88,3 +88,19 @@ def test_what_shares_the_work_refuses(monkeypatch, processes, settings, message)
 def test_a_goal_that_cannot_be_meant_is_refused(settings, message):
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         UnlearnConfig(output_dir="unused", **GOAL | settings)
+
+
+@pytest.mark.parametrize(("settings", "objectives"), [
+    ({}, {"retain": "cross_entropy", "forget": "cross_entropy"}),
+    ({"forget_objective": "npo"}, {"retain": "cross_entropy", "forget": "npo"}),
+    ({"method": "scrub"}, {"retain": "scrub_retain", "forget": "kl_to_original"}),
+    ({"method": "ft"}, {"retain": "cross_entropy", "forget": None}),
+    ({"method": "ga", "forget_objective": "simnpo"}, {"retain": None, "forget": "simnpo"}),
+])  # fmt: skip
+def test_the_settings_say_what_each_sides_gradient_is_of(settings, objectives):
+    assert UnlearnConfig(output_dir="unused", **settings).objectives() == objectives
+
+
+@pytest.mark.parametrize(("norm", "clip"), [(0.0, None), (0.5, 0.5)])
+def test_a_norm_of_zero_means_no_clipping(norm, clip):
+    assert UnlearnConfig(output_dir="unused", max_grad_norm=norm).clip_norm == clip

@@ -77,6 +77,15 @@ def test_twins_in_either_set_do_not_hide_what_is_not_found(train):
     assert forget_rows(train.select([0, 1, 2]), train.select([0, 2, 5, 6]), [0]).known_tests() == 2
 
 
+def test_each_set_is_read_through_once_for_records_that_repeat(train, monkeypatch):
+    read = []
+    digests = ImageData.digests
+    monkeypatch.setattr(ImageData, "digests", lambda data: read.append(len(data)) or digests(data))
+    problem = forget_rows(train.select([0, 0, 1, 2]), train.select([2, 9]), [0])
+    assert (problem.copies(), problem.known_tests()) == (1, 1)
+    assert sorted(read) == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("choose", "message"),
     [

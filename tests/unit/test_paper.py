@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hamu.data import read_images
+from hamu.data import read_images, read_text
 from hamu.errors import HamuError
 from hamu.paper import EXPERIMENTS, Measurement, Scale
 from hamu.paper.batches import Batches
@@ -20,7 +20,7 @@ from hamu.paper.page import page, results_in
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, sample_images, sample_texts
 from hamu.paper.similarity import BASELINES, METHODS, pearson_of, volumes_of
-from hamu.paper.stage import result_of, told_again
+from hamu.paper.stage import Stage, result_of, told_again
 from hamu.run_folder import RunFolder
 
 BASE = {"per_device_train_batch_size": 500, "learning_rate": 1e-4, "data": "train.parquet", "data_dir": "somewhere"}
@@ -125,6 +125,19 @@ def test_a_sample_of_texts_knows_when_its_source_has_changed(tmp_path):
     (tmp_path / "all.jsonl").write_text((tmp_path / "all.jsonl").read_text().replace("It is 5.", "It is five."))
     with pytest.raises(HamuError, match=r"not of .*all\.jsonl as it is now"):
         sample_texts(base, 0.5, 1, folder)
+
+
+def test_bundled_texts_are_no_path(tmp_path):
+    rows = read_text("miniature").select(range(4))
+    lines = [json.dumps({"prompt": r.prompt, "completion": r.answer}) for r in rows.records]
+    (tmp_path / "forget.jsonl").write_text("\n".join(lines))
+    base = {"data": "miniature", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
+    scale = Scale("small", base, True, 1.0, None, None, 1)
+    Stage(scale, {}, {}, None, None, tmp_path / "work").check()
+    sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "data", resume=True))
+    assert sample.retain == len(read_text("miniature")) - 4
+    with pytest.raises(HamuError, match=r"the data .*/digits are not there; say with --data_dir where they are"):
+        Stage(replace(scale, base=base | {"data": "digits"}), {}, {}, None, None, tmp_path / "work").check()
 
 
 def test_a_finished_run_ends_where_the_figure_does(tmp_path):

@@ -61,14 +61,27 @@ def package(tmp_path, monkeypatch):
                  for group, points in groups.items()]  # fmt: skip
         (info / "entry_points.txt").write_text("\n".join(lines))
         importlib.invalidate_caches()
+        plugins.points_of.cache_clear()
 
     yield install
+    plugins.points_of.cache_clear()
     for name in ("their_metrics", "their_broken"):
         sys.modules.pop(name, None)
 
 
 BROKEN = "their_broken:Method"
 GONE = "their_metrics:Gone"
+
+
+def test_packages_are_looked_through_once_for_each_group(package, monkeypatch):
+    package(methods={"theirs": BROKEN})
+    searched = []
+    search = plugins.entry_points
+    monkeypatch.setattr(plugins, "entry_points", lambda group: searched.append(group) or search(group=group))
+    for _ in range(2):
+        build_method("hamu-q")
+        build_objective("cross_entropy")
+    assert searched == ["hamu.methods", "hamu.objectives"]
 
 
 @pytest.mark.parametrize(

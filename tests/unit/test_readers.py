@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from hamu import HamuError
-from hamu.data import forget_rows, pixel_statistics, read_images, read_text
+from hamu.data import forget_rows, pixel_statistics, read_images, read_text, readers
 from hamu.data.readers import has_test_split
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
@@ -51,6 +51,39 @@ def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path):
     assert read_images(str(folder)).classes == read_images(str(parquet)).classes == ("cat", "dog")
     named = save_npz(tmp_path / "b.npz", images=PIXELS, labels=LABELS, classes=np.array(["cat", "dog"]))
     assert (npz.classes, read_images(named).classes) == (("0", "1"), ("cat", "dog"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted", "decodes"),
+    [
+        ((6, 5, 5, 3), {}, False),
+        ((6, 5, 5, 3), {"image_size": 5, "num_channels": 3}, False),
+        ((6, 5, 4, 3), {"num_channels": 3}, False),
+        ((6, 5, 5), {}, False),
+        ((6, 5, 5, 1), {"num_channels": 1}, False),
+        ((6, 5, 4, 3), {"image_size": 5}, True),
+        ((6, 5, 5, 3), {"num_channels": 1}, True),
+        ((6, 5, 5), {"num_channels": 3}, True),
+        ((6, 5, 5, 4), {}, True),
+    ],
+)
+def test_an_npz_is_decoded_only_where_it_must_be_and_its_pixels_are_the_same(
+    tmp_path, monkeypatch, shape, wanted, decodes
+):
+    images = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    path = save_npz(tmp_path / "a.npz", images=images, labels=LABELS)
+    made = []
+    picture = Image.fromarray
+    monkeypatch.setattr(Image, "fromarray", lambda array: made.append(array) or picture(array))
+    found = read_images(path, **wanted)
+    assert bool(made) is decodes
+    monkeypatch.setattr(readers, "_are_as_wanted", lambda *_: False)
+    decoded = read_images(path, **wanted)
+    assert torch.equal(found.pixels, decoded.pixels)
+    assert found.pixels.is_contiguous()
+    for name in ("labels", "rows"):
+        assert torch.equal(getattr(found, name), getattr(decoded, name))
+    assert found.classes == decoded.classes
 
 
 def test_a_folder_with_train_and_test_has_both_splits(parquet):

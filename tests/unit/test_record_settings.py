@@ -5,7 +5,8 @@ import json
 import pytest
 
 from hamu import UnlearnConfig
-from hamu.cli.options import DataOptions, RunOptions, recorded_settings
+from hamu.cli.options import DataOptions, RunOptions
+from hamu.cli.run_settings import recorded_settings
 from hamu.record.digests import text_digest
 from hamu.record.statement import statement
 

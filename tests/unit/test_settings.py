@@ -103,7 +103,7 @@ class Third(Method):
 
 def install(monkeypatch, cls):
     point = SimpleNamespace(load=lambda: cls, name="third", value="them:Third", dist=None)
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "hamu.methods" else [])
+    monkeypatch.setattr(plugins, "points_of", lambda group: [point] if group == "hamu.methods" else [])
 
 
 def test_an_installed_package_adds_a_method(monkeypatch):

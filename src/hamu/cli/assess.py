@@ -8,11 +8,11 @@ from transformers import set_seed
 
 from hamu.assess import REGIMES, Assessment, assess
 from hamu.assess.verdict import ERROR_RATIO
-from hamu.cli.evaluate import opened
-from hamu.cli.options import AssessOptions, DataOptions, RunOptions, parse
+from hamu.cli.options import AssessOptions, DataOptions, RunOptions
+from hamu.cli.parsing import parse
+from hamu.cli.problem import fitted_problem, opened
 from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
-from hamu.cli.tasks import fitted_problem
 from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy
@@ -48,7 +48,7 @@ def run(argv: list[str], console: Console) -> int:
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
         f"{method.name}{instead}"
     )
-    objectives = _objectives(args)
+    objectives = args.objectives()
     others = [f"{name} to {side}" for side, name in objectives.items() if name not in (None, CrossEntropy.name)]
     if others:
         console.print(
@@ -65,7 +65,7 @@ def run(argv: list[str], console: Console) -> int:
             collate=task.collator(),
             method=method,
             learning_rate=args.learning_rate,
-            max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
+            max_grad_norm=args.clip_norm,
             blocks=args.blocks,  # type: ignore[arg-type]
             batch_size=args.per_device_train_batch_size,
             most_batches=options.assess_batches,
@@ -102,12 +102,6 @@ def _method(args: UnlearnConfig) -> HamuQ | HamuU:
     if isinstance(method, HamuQ | HamuU):
         return method
     return HamuQ(args.constraint, args.constraint_mode)  # type: ignore[arg-type]
-
-
-def _objectives(args: UnlearnConfig) -> dict[str, str | None]:
-    """What the run to come takes its gradients of, by side; None for a side that it has no pass over."""
-    method = args.build_method()
-    return {"retain": method.retain_objective, "forget": args.forget_objective or method.forget_objective}
 
 
 def show(found: Assessment, console: Console) -> None:

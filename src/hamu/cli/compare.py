@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 import yaml
 from rich.console import Console
 
-from hamu.cli.evaluate import opened
-from hamu.cli.interrupts import handling
-from hamu.cli.options import CompareOptions, DataOptions, RunOptions, every_option, parse
-from hamu.cli.progress import task_bar
+from hamu.cli.options import CompareOptions, DataOptions, RunOptions
+from hamu.cli.parsing import parse
+from hamu.cli.problem import inputs_of, opened
+from hamu.cli.run_settings import every_option
+from hamu.cli.running import run_waiting
 from hamu.cli.tables import plain_table
-from hamu.cli.tasks import inputs_of
 from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.compare.rows import Row, check_same_inputs, trajectory
 from hamu.compare.runs import RECORD, SUMMARY
@@ -36,7 +33,7 @@ from hamu.compare.table import (
     volumes_line,
     written,
 )
-from hamu.errors import HamuError, Interrupted
+from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.methods import method_classes
 from hamu.reporting import plot_comparison
@@ -72,7 +69,7 @@ def run(argv: list[str], console: Console) -> int:
     )
     folder_is_ours = (Path(args.output_dir) / SUMMARY).is_file()
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=folder_is_ours)
-    if not task.is_elsewhere(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
+    if task.is_local(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
     task.settle_adapter(resolved)
     shared = {name: value for name, value in resolved.items() if name not in (*vars(options), "output_dir")}
@@ -159,43 +156,6 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
         return Plan(path, every_option(path))
     except HamuError as error:
         raise HamuError(f"{cell.name}: {error}") from error
-
-
-def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
-    """Run what waits, a line for each that ends, under a bar with the command's name.
-
-    Raises:
-        Interrupted: by a signal, now or when other runs were made, once all runs under way have ended.
-    """
-    with ending(children), task_bar(console) as bar:
-        for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
-            console.print(_line(row), soft_wrap=True, markup=False)
-    if children.asked_by and runs.waiting:
-        raise Interrupted(
-            f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs are not finished; the "
-            f"same command goes on with them",
-            children.asked_by,
-        )
-
-
-@contextmanager
-def ending(children: Children) -> Iterator[None]:
-    """While these are at work, a signal asks them to end."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        children.ask_to_end(number)
-
-    with handling(note):
-        yield
-
-
-def _line(row: Row) -> str:
-    if row["failed"]:
-        return f"{row['run']} failed: {row['failed']}"
-    return (
-        f"{row['run']}: ΔL_f {row['forget_gain']:+.4g}, -ΔL_r {row['retain_gain']:+.4g}, {row['steps']} steps, "
-        f"{row['seconds']:.0f} s"
-    )
 
 
 def show(comparison: Comparison, console: Console) -> None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import measure_hardness
-from hamu.cli.options import Parser
+from hamu.cli.parser import Parser
 from hamu.cli.progress import ProgressBar, task_bar
 from hamu.cli.tables import plain_table
 from hamu.cli.unlearn import new_trainer

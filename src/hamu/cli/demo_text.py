@@ -12,7 +12,7 @@ from rich.console import Console
 from hamu.cli.demo import Scenario
 from hamu.cli.tables import plain_table
 from hamu.data import TextCollator, TextRecords, encode, forget_rows, matching, read_text
-from hamu.evaluation import generate_answers, membership_scores
+from hamu.evaluation import generate_answers, min_k_scores
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.training import UnlearnTrainer
 
@@ -84,7 +84,7 @@ MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME does as well
         from sklearn.metrics import roc_auc_score
 
         groups = [trainer.predictions[name] for name in ("forget", "test")]
-        scores = torch.cat([membership_scores(g, [""] * g.records)["min_k"] for g in groups])
+        scores = torch.cat([min_k_scores(group) for group in groups])
         return float(roc_auc_score([1] * groups[0].records + [0] * groups[1].records, scores))
 
     def finish(self, console: Console, original: Any, unlearned: Mapping[str, Any]) -> None:

@@ -53,13 +53,9 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
     sides, keeps_original = 1, False
     if isinstance(args, UnlearnConfig):
-        method = args.build_method()
-        sides = method.uses_retain + method.uses_forget
-        names = (
-            method.retain_objective,
-            method.forget_objective and (args.forget_objective or method.forget_objective),
-        )
-        keeps_original = any(build_objective(name).needs_original for name in names if name)
+        objectives = [build_objective(name) for name in args.objectives().values() if name is not None]
+        sides = len(objectives)
+        keeps_original = any(objective.needs_original for objective in objectives)
     memory = estimate_memory(
         shape,
         tokens=args.per_device_train_batch_size * length,

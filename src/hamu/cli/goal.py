@@ -31,7 +31,7 @@ def tune(
         problem.forget,
         collate=collator,
         method=HamuQ(0.5, "relative"),
-        max_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
+        max_grad_norm=args.clip_norm,
         batch_size=args.per_device_train_batch_size,
         most_batches=_BATCHES,
         conflicts=False,

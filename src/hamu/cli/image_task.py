@@ -9,9 +9,9 @@ from typing import Any
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import membership_line, reference_table, report_table
-from hamu.cli.tasks import HUB, Task
+from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
-from hamu.data.readers import DIGITS, has_test_split
+from hamu.data.readers import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
 from hamu.models import (
@@ -23,6 +23,7 @@ from hamu.models import (
 )
 from hamu.models.loading import check_is_classifier
 from hamu.run_folder import RunFolder
+from hamu.sources import DIGITS, is_of_hub
 from hamu.training import TrainConfig
 from hamu.training.original import collate
 
@@ -71,7 +72,7 @@ class ImageTask(Task):
             raise HamuError(f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at least two")
         trusted = self.run_options.trust_remote_code
         model = new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
-        if name.startswith(HUB) or Path(name).is_dir():
+        if is_of_hub(name) or Path(name).is_dir():
             self.processor = self._processor_of(name)
         return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.evaluate import predictions_of
-from hamu.cli.options import DataOptions, RunOptions, parse, recorded_settings
+from hamu.cli.options import DataOptions, RunOptions
+from hamu.cli.parsing import parse
 from hamu.cli.precision import evaluates_in_half
-from hamu.cli.tasks import HUB, Task, choose_task
+from hamu.cli.problem import predictions_of
+from hamu.cli.run_settings import recorded_settings
+from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.models.loading import NeedsCode, folder_of
@@ -21,17 +24,36 @@ from hamu.record import Unavailable
 from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
 from hamu.record.inputs import differing, read_inputs, without_order
-from hamu.record.schema import read_record
+from hamu.record.record import read_record
+from hamu.sources import is_of_hub
 from hamu.training import UnlearnConfig
 
 
+def add_permissions(parser: argparse.ArgumentParser) -> None:
+    """The flags --hub and --trust_remote_code: what `NamedSources` may read and run."""
+    parser.add_argument(
+        "--hub", action="append", default=[], metavar="hub:OWNER/NAME",
+        help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
+        "may be given several times. Without it what is of the hub is not looked at",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="run the code that comes with a model, which can do anything"
+    )
+
+
 @dataclass(frozen=True)
-class _Named:
-    """What config.yaml says."""
+class Named:
+    """What config.yaml says.
+
+    Attributes:
+        task: what the commands do with such data; has the options of data and model.
+        args: the settings of training and evaluation.
+        given: the names of all that were given.
+    """
 
     task: Task
     args: UnlearnConfig
-    settings: dict[str, Any]
+    given: frozenset[str]
 
 
 class NamedSources:
@@ -48,13 +70,12 @@ class NamedSources:
         self._figures: dict[str, dict[str, Any]] = {}
         self._predictions: dict[str, dict[str, Any]] = {}
 
+    @property
     def settings(self) -> dict[str, Any]:
         """Those that the run was given."""
-        return self._named.settings
-
-    def problem(self) -> UnlearningData[Any]:
-        """The sets, read once."""
-        return self._problem
+        task, args, given = self.named.task, self.named.args, self.named.given
+        of_run = recorded_settings(task.data_options, task.run_options, args, given)
+        return {name: value for name, value in of_run.items() if name in given}
 
     def weights(self, role: str) -> Path:
         """Where the whole model or an adapter's base model is."""
@@ -64,23 +85,13 @@ class NamedSources:
         """Where an adapter is."""
         return self._folder(self._model(role))
 
-    @property
-    def task(self) -> Task:
-        """What the commands do with such data."""
-        return self._named.task
-
-    @property
-    def args(self) -> UnlearnConfig:
-        """The settings of training and evaluation."""
-        return self._named.args
-
     def check_unchanged(self) -> None:
         """Check that the data, the model before and the model after are still those of the run.
 
         Raises:
             HamuError: if one is another, or it is not known what the run has read.
         """
-        task, problem = self._named.task, self._problem
+        task, problem = self.named.task, self.problem
         for source in {self._model("before"), self._base("before") or self._model("before")}:
             self._folder(source)  # what is of the hub is to be in its cache
         sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
@@ -101,13 +112,13 @@ class NamedSources:
             role: which.
             most: records of each set; by default as many as the run itself has evaluated.
         """
-        named, source, base = self._named, self._model(role), self._base(role)
+        named, source, base = self.named, self._model(role), self._base(role)
         tokenizer = named.task.run_options.tokenizer
         if tokenizer is not None:
             self._need(tokenizer)
         most = named.args.max_eval_samples if most is None else most
         try:
-            return predictions_of(named.task, source, self._problem, named.args, most, base)
+            return predictions_of(named.task, source, self.problem, named.args, most, base)
         except NeedsCode as error:
             raise Unavailable(f"it cannot be loaded: {error}") from error
 
@@ -115,8 +126,8 @@ class NamedSources:
         """By the precision and the sample of the run."""
         if role not in self._figures:
             predictions = self._predicted(role)
-            args = self._named.args
-            report = self._named.task.report(predictions, self._problem, self._reference, args)
+            args = self.named.args
+            report = self.named.task.report(predictions, self.problem, self._reference, args)
             self._figures[role] = figures(report, predictions, args.seed)
         return self._figures[role]
 
@@ -124,7 +135,7 @@ class NamedSources:
         """Likewise."""
         before, after = ("before", "after")
         predictions = (self._predicted(before), self._predicted(after))
-        return changes(self.figures(before), self.figures(after), predictions, self._named.args.seed)
+        return changes(self.figures(before), self.figures(after), predictions, self.named.args.seed)
 
     def _predicted(self, role: str) -> dict[str, Any]:
         if role not in self._predictions:
@@ -133,12 +144,13 @@ class NamedSources:
 
     def precision(self) -> str:
         """Of the run's evaluations."""
-        args, options = self._named.args, self._named.task.run_options
+        args, options = self.named.args, self.named.task.run_options
         is_full = not evaluates_in_half(args) and options.model_dtype == "float32"
         return "float32" if is_full else "half precision"
 
     @cached_property
-    def _named(self) -> _Named:
+    def named(self) -> Named:
+        """The settings, read once."""
         path = self._run / "config.yaml"
         if not path.is_file():
             raise Unavailable("config.yaml is missing")
@@ -152,19 +164,19 @@ class NamedSources:
         task = choose_task(data, options, Console(quiet=True))
         task.classes_of = str(self._run / "model")  # as the original's, which may be out of reach
         task.fill_in(args, given)
-        of_run = recorded_settings(data, options, args, given)
-        return _Named(task, args, {name: value for name, value in of_run.items() if name in given})
+        return Named(task, args, frozenset(given))
 
     @cached_property
-    def _problem(self) -> UnlearningData[Any]:
-        for source in self._named.task.data_sources():
+    def problem(self) -> UnlearningData[Any]:
+        """The sets, read once."""
+        for source in self.named.task.data_sources():
             self._need(source)
-        return self._named.task.problem()
+        return self.named.task.problem()
 
     @cached_property
     def _reference(self) -> dict[str, Any] | None:
         """The retain model's predictions; None where it is not here."""
-        if self._named.task.run_options.retain_model is None:
+        if self.named.task.run_options.retain_model is None:
             return None
         try:
             return self.loaded("retain_model")[1]
@@ -175,7 +187,7 @@ class NamedSources:
         """Where a model is."""
         if role == "after":
             return str(self._run / "model")
-        options = self._named.task.run_options
+        options = self.named.task.run_options
         source = str(options.model if role == "before" else options.retain_model)
         self._need(source)
         return source
@@ -183,10 +195,10 @@ class NamedSources:
     def _base(self, role: str) -> str | None:
         """Where the base model of an adapter is, None for a whole model."""
         source = self._model(role)
-        if not source.startswith(HUB) and not _has_adapter(source):
+        if not is_of_hub(source) and not _has_adapter(source):
             return None
         try:
-            base = self._named.task.base_of(source, self._adapted() if role == "after" else None)
+            base = self.named.task.base_of(source, self._adapted() if role == "after" else None)
         except HamuError as error:
             raise Unavailable(f"its base model is not known: {error}") from error
         if base is not None:
@@ -198,24 +210,24 @@ class NamedSources:
 
         What is of the hub and may not be looked at is taken for a whole model.
         """
-        task = self._named.task
+        task = self.named.task
         source = str(task.run_options.model)
-        if source.startswith(HUB):
+        if is_of_hub(source):
             was_adapter = source in self._hub and task.base_of(source) is not None
         else:
             was_adapter = _has_adapter(source)
         return source if task.run_options.lora and not was_adapter else None
 
     def _need(self, source: str) -> None:
-        if source.startswith(HUB):
+        if is_of_hub(source):
             if source not in self._hub:
                 raise Unavailable(f"{source} is of the hub; to read it, name it again: --hub {source}")
-        elif not self._named.task.is_elsewhere(source) and not Path(source).exists():
+        elif self.named.task.is_local(source) and not Path(source).exists():
             raise Unavailable(f"{source} is not here")
 
     def _folder(self, source: str) -> Path:
-        if source.startswith(HUB):
-            self._named.task.load_model(source)  # into the hub's cache
+        if is_of_hub(source):
+            self.named.task.load_model(source)  # into the hub's cache
         return folder_of(source)
 
 

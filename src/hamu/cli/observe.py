@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from hamu.cli.named_sources import NamedSources
-from hamu.cli.tasks import fitted_problem
+from hamu.cli.problem import fitted_problem
 from hamu.cli.text_task import TextTask, some_records
 from hamu.data import ImageData, TextRecords, UnlearningData
 from hamu.errors import HamuError
@@ -33,9 +33,9 @@ def observe(sources: NamedSources, most: int, answers: int, console: Console) ->
         HamuError: if a model or the data are not there, do not fit, or are not those of the run (any more).
     """
     sources.check_unchanged()
-    limit = sources.args.max_eval_samples
+    limit = sources.named.args.max_eval_samples
     most = most if limit is None else min(most, limit)
-    task, problem = sources.task, sources.problem()
+    task, problem = sources.named.task, sources.problem
     if isinstance(task, TextTask):
         return _texts(sources, task, problem, most, answers, console)
     return _images(sources, problem, most, console)
@@ -44,7 +44,7 @@ def observe(sources: NamedSources, most: int, answers: int, console: Console) ->
 def _images(
     sources: NamedSources, problem: UnlearningData[ImageData], most: int, console: Console
 ) -> ImageObservations:
-    task, args = sources.task, sources.args
+    task, args = sources.named.task, sources.named.args
     predictions, embeddings, refused = {}, {}, ""
     for role in ROLES:
         console.print(f"the model {role} looks at the images")
@@ -76,7 +76,7 @@ def _texts(
     answers: int,
     console: Console,
 ) -> TextObservations:
-    args = sources.args
+    args = sources.named.args
     texts = {name: some_records(data, most, args.seed) for name, data in problem.sets().items()}
     asked = {name: some_records(problem.sets()[name], answers, args.seed) for name in ("forget", "retain")}
     asked = {name: data for name, data in asked.items() if answers and all(record.prompt for record in data.records)}

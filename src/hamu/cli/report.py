@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hamu.cli.named_sources import NamedSources
+from hamu.cli.named_sources import NamedSources, add_permissions
 from hamu.cli.observe import observe
-from hamu.cli.options import Parser
+from hamu.cli.parser import Parser
 from hamu.errors import HamuError
 from hamu.reporting.report import MARK, Reported, report_page
 from hamu.reporting.run import read_runs, run_folders
@@ -41,14 +41,7 @@ def run(argv: list[str], console: Console) -> int:
     )
     parser.add_argument("--samples", type=int, default=5000, help="ask about at most so many records of a set")
     parser.add_argument("--answers", type=int, default=20, help="text: show so many answers of each set, 0 for none")
-    parser.add_argument(
-        "--hub", action="append", default=[], metavar="hub:OWNER/NAME",
-        help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
-        "may be given several times",
-    )  # fmt: skip
-    parser.add_argument(
-        "--trust_remote_code", action="store_true", help="run the code that comes with a model, which can do anything"
-    )
+    add_permissions(parser)
     args = parser.parse_args(argv)
     for name, least in (("samples", 1), ("answers", 0)):
         if getattr(args, name) < least:

@@ -13,8 +13,11 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.compare import ending, run_waiting
-from hamu.cli.options import DataOptions, EvaluateOptions, Parser, RunOptions, every_option, parse
+from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.cli.parser import Parser
+from hamu.cli.parsing import parse
+from hamu.cli.run_settings import every_option
+from hamu.cli.running import ending, run_waiting
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import task_name
 from hamu.compare import Children, Plan
@@ -27,6 +30,7 @@ from hamu.paper.planning import OF_EXPERIMENTS, PaperRun, PaperRuns
 from hamu.paper.stage import Order, Stage, result_of, told_again
 from hamu.record.digests import text_digest
 from hamu.run_folder import RunFolder
+from hamu.sources import MINIATURE, located
 from hamu.training import TrainConfig, UnlearnConfig
 
 _RECIPES = {"image": "cifar10-resnet20", "text": "tofu-tiny"}
@@ -149,7 +153,7 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
         raise HamuError(f"recipe {settings} is of texts, but some of these run on images; name only those that do not")
     paraphrases = options.similar_data
     if is_text and paraphrases is None and further.forget_perturbed is not None:
-        paraphrases = str(Path(data.data_dir or "") / further.forget_perturbed)
+        paraphrases = located(further.forget_perturbed, data.data_dir, MINIATURE)
     scale = Scale(
         settings,
         base,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from hamu.errors import HamuError
 from hamu.models.language import adapter_base
 from hamu.record import Inputs, saved_model_entry, set_entries
 from hamu.run_folder import RunFolder
+from hamu.sources import is_local, located
 from hamu.training import TrainConfig
 
-HUB = "hub:"
 _WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
 
 
@@ -93,6 +92,10 @@ class Task(ABC):
 
     def read_further(self, options: EvaluateOptions) -> None:
         """Read what only `hamu evaluate` needs, once it is sure that it can be used."""
+        return
+
+    def ask_retain_model(self, model: Any, args: TrainConfig) -> None:
+        """Measure and keep what only `hamu evaluate` needs of the retain model, which has just been loaded."""
         return
 
     @abstractmethod
@@ -222,7 +225,7 @@ class Task(ABC):
             models.append(options.original_model)
         models += [adapter_base(model) for model in models if model is not None]
         found = [*self.data_sources(), *(self.located(name) for name in named if name is not None), *models]
-        return tuple(name for name in found if name is not None and not self.is_elsewhere(name))
+        return tuple(name for name in found if name is not None and self.is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
         """What a run reads, by its digests.
@@ -245,25 +248,11 @@ class Task(ABC):
 
     def located(self, source: str) -> str:
         """Where a data set is: relative to --data_dir, unless it is bundled or of the hub."""
-        folder = self.data_options.data_dir
-        return source if self.is_elsewhere(source) or folder is None else str(Path(folder) / source)
+        return located(source, self.data_options.data_dir, self.bundled)
 
-    def is_elsewhere(self, source: str) -> bool:
-        """Whether a data set or model is bundled or of the hub."""
-        return source == self.bundled or source.startswith(HUB)
-
-
-def fitted_problem(task: Task, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:
-    """All sets of a problem in the form that the model takes."""
-    retain, forget, test = task.fitted(model, problem.retain, problem.forget, problem.test)
-    return replace(problem, retain=retain, forget=forget, test=test)
-
-
-def inputs_of(task: Task, problem: UnlearningData[Any]) -> Inputs:
-    """What a run of unlearning reads; see `Task.inputs`."""
-    options = task.run_options
-    sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
-    return task.inputs(sets, {"original": options.model, "retain": options.retain_model})
+    def is_local(self, source: str) -> bool:
+        """Whether a data set or model is a path: not bundled, and not of the hub."""
+        return is_local(source, self.bundled)
 
 
 def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:

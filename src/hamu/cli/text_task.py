@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,9 +11,9 @@ from hamu.cli.adapter_options import settle_adapter
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import privleak_line, text_membership_line, text_table, tofu_table
-from hamu.cli.tasks import HUB, Task
+from hamu.cli.tasks import Task
 from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
-from hamu.data.text_readers import MINIATURE, has_test_split
+from hamu.data.text_readers import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import (
     TofuSets,
@@ -42,6 +42,7 @@ from hamu.models.language import (
 from hamu.models.merging import merged
 from hamu.reporting.answers import AnsweredRecord, answered, answers_page
 from hamu.run_folder import RunFolder
+from hamu.sources import MINIATURE, is_of_hub
 from hamu.training import TrainConfig
 from hamu.training.pairing import chosen_positions
 
@@ -57,6 +58,7 @@ class TextTask(Task):
     bundled = MINIATURE
     tokenizer: Any = None
     tofu = TofuSets()
+    _retain_ratios: Sequence[float] | None = None  # the retain model's truth ratios on TOFU's forget set
 
     def read(self, source: str, split: str) -> TextRecords:
         """See `read_text`."""
@@ -127,7 +129,7 @@ class TextTask(Task):
         models = [name for name in named if name is not None]
         for name in models:
             check_is_saved(name)
-        is_needed = [name.startswith(HUB) or self.base_of(name) is not None for name in models]
+        is_needed = [is_of_hub(name) or self.base_of(name) is not None for name in models]
         if run.base_model not in (None, run.model) and not any(is_needed):
             self.console.print(
                 f"base_model {run.base_model} is not used: no model that is named is an adapter",
@@ -211,6 +213,15 @@ class TextTask(Task):
             for one in (texts, texts.answering(PERTURBED)):
                 encode(one, tokenizer, self.data_options.max_length)
 
+    def ask_retain_model(self, model: Any, args: TrainConfig) -> None:
+        """Its truth ratios, with which forget quality compares: it never saw the forget set."""
+        if self.tofu.forget is None:
+            return
+        sets, length = TofuSets(forget=self.tofu.forget), self._length(model)
+        with evaluation_precision(args):
+            found = tofu_report(model, self.tokenizer, sets, args.eval_batch_size, length, generate=False)
+        self._retain_ratios = found["forget"]["truth_ratios"]
+
     def evaluate_further(self, model: Any, args: TrainConfig, options: EvaluateOptions, report: dict[str, Any]) -> None:
         """TOFU's figures, where their data are given."""
         tofu, length = self.tofu, self._length(model)
@@ -221,22 +232,12 @@ class TextTask(Task):
             report["tofu"] = tofu_report(
                 model, self.tokenizer, tofu, batch, length, most, args.seed, generate=options.generate > 0
             )
-        if self.run_options.retain_model is not None and tofu.forget is not None:
-            self._compare_with_retain_model(report, tofu.forget, args)
+        if self._retain_ratios is not None:
+            ours = report["tofu"]["forget"]["truth_ratios"]
+            report["tofu"]["forget_quality"] = forget_quality(ours, self._retain_ratios)
         if report.get("privleak") is not None:
             report["tofu"]["privleak"] = report["privleak"]  # the table has it beside forget quality
         self.console.print(tofu_table(report["tofu"]))
-
-    def _compare_with_retain_model(self, report: dict[str, Any], forget: TextRecords, args: TrainConfig) -> None:
-        """Forget quality, which needs a model that never saw the forget set."""
-        model, tokenizer = self._loaded(str(self.run_options.retain_model))
-        length = self._length(model)
-        with evaluation_precision(args):
-            theirs = tofu_report(
-                model.to(args.device), tokenizer, TofuSets(forget=forget), args.eval_batch_size, length, generate=False
-            )
-        ours = report["tofu"]
-        ours["forget_quality"] = forget_quality(ours["forget"]["truth_ratios"], theirs["forget"]["truth_ratios"])
 
     def further_files(
         self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions

@@ -12,13 +12,15 @@ from transformers import set_seed
 
 from hamu.cli.dry_run import show_plan
 from hamu.cli.interrupts import leaving_in_order
-from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse
+from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
+from hamu.cli.parsing import parse
 from hamu.cli.progress import ProgressBar
-from hamu.cli.tasks import HUB, choose_task
+from hamu.cli.tasks import choose_task
 from hamu.distributed import from_main
 from hamu.errors import HamuError
 from hamu.record import check_same
 from hamu.run_folder import RunFolder
+from hamu.sources import is_of_hub
 from hamu.training import TrainConfig, train_original
 from hamu.training.resumable import ResumableTrainer
 
@@ -56,7 +58,7 @@ def run(argv: list[str], console: Console) -> int:
             console.print(f"{len(train)} training {task.noun} of {train.source}")
         set_seed(args.seed)
         model = task.new_model(run_options.model, train)
-        is_new = not (run_options.model.startswith(HUB) or Path(run_options.model).is_dir())
+        is_new = not (is_of_hub(run_options.model) or Path(run_options.model).is_dir())
         start = None if is_new else run_options.model
         inputs = from_main(lambda: task.inputs({"training": train, "test": test}, {"original": start}))
         if resume:

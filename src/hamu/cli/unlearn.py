@@ -11,14 +11,15 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from hamu.cli.dry_run import show_plan
-from hamu.cli.evaluate import opened, predictions_of
 from hamu.cli.goal import tune
 from hamu.cli.interrupts import leaving_in_order
-from hamu.cli.options import DataOptions, ResumeOptions, RunOptions, parse, recorded_settings
+from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
 from hamu.cli.outcome import history, outcome
+from hamu.cli.parsing import parse
+from hamu.cli.problem import fitted_problem, inputs_of, opened, predictions_of
 from hamu.cli.progress import ProgressBar, peak_memory
+from hamu.cli.run_settings import recorded_settings
 from hamu.cli.step_log import StepLog
-from hamu.cli.tasks import fitted_problem, inputs_of
 from hamu.data import UnlearningData
 from hamu.distributed import from_main, is_main
 from hamu.errors import HamuError

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hamu.cli.named_sources import NamedSources
-from hamu.cli.options import Parser
+from hamu.cli.named_sources import NamedSources, add_permissions
+from hamu.cli.parser import Parser
+from hamu.file_digests import file_digest
 from hamu.record import TOLERANCE, Finding, verify
-from hamu.record.digests import file_digest
 
 _DESCRIPTION = """Check the record of a run against its files, its model, and the data and models that its config.yaml
 names, as far as they are still there. Prints a line for each statement of the record: holds, does not hold, or cannot
@@ -24,14 +24,7 @@ def run(argv: list[str], console: Console) -> int:
     parser.add_argument(
         "--no_figures", action="store_true", help="do not evaluate the models again, which takes most of the time"
     )
-    parser.add_argument(
-        "--hub", action="append", default=[], metavar="hub:OWNER/NAME",
-        help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
-        "may be given several times. Without it what is of the hub cannot be checked",
-    )  # fmt: skip
-    parser.add_argument(
-        "--trust_remote_code", action="store_true", help="run the code that comes with a model, which can do anything"
-    )
+    add_permissions(parser)
     args = parser.parse_args(argv)
     sources = NamedSources(Path(args.run), args.hub, trust_remote_code=args.trust_remote_code)
     counts = dict.fromkeys(_WORDS, 0)

@@ -18,9 +18,8 @@ from PIL import Image
 from hamu.data.images import ImageData
 from hamu.data.packed import check_unpacked, parquet_table
 from hamu.errors import HamuError, first_line
+from hamu.sources import DIGITS, HUB, existing, is_of_hub
 
-DIGITS = "digits"
-HUB = "hub:"
 CLASSES = "classes"  # an npz may hold their names
 _IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 _LARGEST = 4096  # pixels of a side
@@ -59,14 +58,9 @@ def read_images(
         raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
     if source == DIGITS:
         return _digits(split, image_size, num_channels)
-    if source.startswith(HUB):
+    if is_of_hub(source):
         return _hub(source, split, columns, image_size, num_channels)
-    path = Path(source)
-    if not path.exists():
-        raise HamuError(
-            f"{source} is neither a file nor a folder; check the path (--data_dir sets the folder that it is relative "
-            f"to), or write hub:OWNER/NAME for a data set of the Hugging Face hub"
-        )
+    path = existing(source)
     if path.is_dir():
         path = _inner(path, split) or path
         if path.is_dir():
@@ -147,11 +141,28 @@ def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels:
         raise HamuError(f"the labels in {path} have shape {labels.shape}; expected one number per image, [N]")
     if len(images) != len(labels):
         raise HamuError(f"{path} has {len(images)} images but {len(labels)} labels; they must be as many")
+    if _are_as_wanted(images, size, channels):
+        pixels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+        return _image_data(pixels, labels, classes, str(path), np.arange(len(images)))
     pictures = (
         Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image) for image in images
     )
     return _decoded(
         ((f"image {i}", picture) for i, picture in enumerate(pictures)), labels, classes, str(path), size, channels
+    )
+
+
+def _are_as_wanted(images: np.ndarray, size: int | None, channels: int | None) -> bool:
+    """Whether these images, uint8 [N, H, W] or [N, H, W, C], need no picture made of each: `_decoded` gives the same.
+
+    False if there are none.
+    """
+    has = 1 if images.ndim == 3 else images.shape[3]
+    return (
+        images.size > 0
+        and has in (1, 3)
+        and channels in (None, has)
+        and (size is None or images.shape[1:3] == (size, size))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from hamu.data.images import ImageData
@@ -33,15 +34,22 @@ class UnlearningData(Generic[Records]):
 
     def copies(self) -> int:
         """How many records that stay are the same, pixel by pixel or letter by letter, as one that must go."""
-        gone = set(self.forget.digests())
-        return sum(digest in gone for digest in self.retain.digests())
+        retain, forget = self._trained
+        gone = set(forget)
+        return sum(digest in gone for digest in retain)
 
     def known_tests(self) -> int:
         """How many test records are the same as one to retain or to forget, and so were trained on."""
         if self.test is None:
             return 0
-        known = {*self.retain.digests(), *self.forget.digests()}
+        retain, forget = self._trained
+        known = {*retain, *forget}
         return sum(digest in known for digest in self.test.digests())
+
+    @cached_property
+    def _trained(self) -> tuple[list[bytes], list[bytes]]:
+        """Digests of what is retained and what is forgotten."""
+        return self.retain.digests(), self.forget.digests()
 
     def sets(self) -> dict[str, Records]:
         """The sets that there are, by name."""

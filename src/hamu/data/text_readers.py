@@ -20,11 +20,10 @@ import torch
 from hamu.data.packed import parquet_table, text_columns
 from hamu.data.text import TextRecord, TextRecords
 from hamu.errors import HamuError, first_line
+from hamu.sources import HUB, MINIATURE, existing, is_of_hub
 
-HUB = "hub:"
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
-MINIATURE = "miniature"
 QUESTION_TEMPLATE = "Question: {question}\nAnswer:"
 _ALPACA = ("instruction", "output")
 _PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), _ALPACA)
@@ -124,14 +123,9 @@ def _written(value: Any) -> set[str]:
 
 
 def _rows(source: str, split: str) -> Iterable[Any]:
-    if source.startswith(HUB):
+    if is_of_hub(source):
         return _hub(source, split)
-    path = _MINIATURE if source == MINIATURE else Path(source)
-    if not path.exists():
-        raise HamuError(
-            f"{source} is neither a file nor a folder; check the path (--data_dir sets the folder that it is relative "
-            f"to), or write hub:OWNER/NAME for a data set of the Hugging Face hub"
-        )
+    path = _MINIATURE if source == MINIATURE else existing(source)
     if path.is_dir():
         inner = _inner(path, split)
         if inner is None:

@@ -17,7 +17,7 @@ from hamu.evaluation.membership import AttackScores, MembershipInference, loss_a
 from hamu.evaluation.metrics import Metric, build_metrics, further_figures, metric_classes
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
-from hamu.evaluation.text_membership import membership_scores, privleak, text_membership
+from hamu.evaluation.text_membership import membership_scores, min_k_scores, privleak, text_membership
 from hamu.evaluation.tofu import TofuSets, tofu_report
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "membership_inference",
     "membership_scores",
     "metric_classes",
+    "min_k_scores",
     "model_utility",
     "normalized_probabilities",
     "pareto_optimal",

@@ -71,18 +71,24 @@ def membership_scores(predictions: TokenPredictions, texts: Sequence[str], k: fl
     """
     if len(texts) != predictions.records:
         raise HamuError(f"{len(texts)} texts do not fit the predictions of {predictions.records} records")
-    if not 0.0 < k <= 1.0:
-        raise HamuError(f"k {k} must be above 0 and at most 1")
     loss = -predictions.record_losses
     compressed = torch.tensor([len(zlib.compress(text.encode())) for text in texts], dtype=torch.float64)
-    log_p = -predictions.losses
-    normalized = (log_p - predictions.expected) / predictions.spread.clamp(min=_SMALLEST_SPREAD)
+    normalized = (-predictions.losses - predictions.expected) / predictions.spread.clamp(min=_SMALLEST_SPREAD)
     return {
         "loss": loss,
         "zlib": loss / compressed,
-        "min_k": _mean_of_lowest(predictions, log_p, k),
+        "min_k": min_k_scores(predictions, k),
         "min_k_plus_plus": _mean_of_lowest(predictions, normalized, k),
     }
+
+
+def min_k_scores(predictions: TokenPredictions, k: float = 0.2) -> Tensor:
+    """`min_k` of `membership_scores` alone, [records] float64, which needs no texts.
+
+    Raises:
+        HamuError: if k is not in (0, 1].
+    """
+    return _mean_of_lowest(predictions, -predictions.losses, k)
 
 
 def privleak(auc: float, retain_auc: float) -> float:
@@ -107,5 +113,7 @@ def privleak(auc: float, retain_auc: float) -> float:
 
 def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> Tensor:
     """The mean of the share k of lowest values in each record, [records]."""
+    if not 0.0 < k <= 1.0:
+        raise HamuError(f"k {k} must be above 0 and at most 1")
     means = [each.sort().values[: max(1, int(len(each) * k))].mean() for each in predictions.each(values)]
     return torch.stack(means) if means else values.new_zeros(0)

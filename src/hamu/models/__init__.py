@@ -1,4 +1,4 @@
-"""Models: the paper's ResNet, and loading of classifiers."""
+"""Models: the paper's ResNet, and loading of classifiers; `models.language` has language models and adapters."""
 
 from hamu.models.loading import (
     check_fits,

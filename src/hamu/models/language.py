@@ -25,14 +25,15 @@ from transformers import (
 
 from hamu.errors import HamuError, first_line
 from hamu.models.loading import (
-    HUB,
     check_no_run,
     check_undamaged,
     from_pretrained,
     readable,
     trainable_parameters,
 )
+from hamu.modes import evaluating
 from hamu.objectives import predict_logits
+from hamu.sources import HUB, is_of_hub
 
 if TYPE_CHECKING:
     from hamu.data import TextData
@@ -121,7 +122,7 @@ def load_tokenizer(source: str, base_model: str | None = None, *, trust_remote_c
     settings = saved_adapter(source)
     if settings is None:
         return _tokenizer_beside(source, trust_remote_code)
-    if source.startswith(HUB):  # what is there is known only by trying
+    if is_of_hub(source):  # what is there is known only by trying
         try:
             return _tokenizer_beside(source, trust_remote_code)
         except HamuError:
@@ -134,7 +135,7 @@ def _tokenizer_beside(source: str, trust_remote_code: bool) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.removeprefix(HUB),
-            local_files_only=not source.startswith(HUB),
+            local_files_only=not is_of_hub(source),
             trust_remote_code=trust_remote_code,
         )
         tokenizer("Does it work?")
@@ -153,7 +154,6 @@ def load_language_model(
     base_model: str | None = None,
     adapter: AdapterSettings | None = None,
     dtype: str = "float32",
-    trainable: bool = True,
     trust_remote_code: bool = False,
 ) -> Any:
     """A saved causal language model, or a PEFT adapter on its base model.
@@ -161,9 +161,9 @@ def load_language_model(
     Args:
         source: a folder with config.json or adapter_config.json, or "hub:OWNER/NAME".
         base_model: where an adapter's base model lies, if not where the adapter says.
-        adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays the only one.
+        adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays the only one, and
+            is trained on.
         dtype: "float32", "bfloat16", "float16", or "auto" for that of the file. Adapters are float32 in any case.
-        trainable: whether a saved adapter is to be trained on.
         trust_remote_code: run the code that comes with the model; that can do anything.
 
     Returns:
@@ -180,21 +180,21 @@ def load_language_model(
     model = from_pretrained(AutoModelForCausalLM, base, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code)
     model.config.use_cache = False
     if base_of_adapter is not None:
-        model = _with_saved_adapter(model, source, trainable)
+        model = _with_saved_adapter(model, source)
     elif adapter is not None:
         model = with_adapter(model, adapter)
-    if not base.startswith(HUB):  # saved with the adapter, so that it is found from anywhere
+    if not is_of_hub(base):  # saved with the adapter, so that it is found from anywhere
         for config in getattr(model, "peft_config", {}).values():
             config.base_model_name_or_path = str(Path(base).resolve())
     check_undamaged(model, source)
     return model
 
 
-def _with_saved_adapter(model: Any, source: str, trainable: bool) -> Any:
+def _with_saved_adapter(model: Any, source: str) -> Any:
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     where = source.removeprefix(HUB)
-    if not source.startswith(HUB):
+    if not is_of_hub(source):
         # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
         if not (Path(source) / _ADAPTER_WEIGHTS).is_file():
             raise HamuError(
@@ -203,7 +203,7 @@ def _with_saved_adapter(model: Any, source: str, trainable: bool) -> Any:
             )
         where = str(Path(source).resolve())
     with readable(f"the adapter {source}"):
-        model = PeftModel.from_pretrained(model, where, is_trainable=trainable)
+        model = PeftModel.from_pretrained(model, where, is_trainable=True)
         own = get_peft_model_state_dict(model, save_embedding_layers=False)
         missing = own.keys() - load_peft_weights(where).keys()
     if missing:
@@ -213,7 +213,7 @@ def _with_saved_adapter(model: Any, source: str, trainable: bool) -> Any:
 
 def saved_adapter(source: str) -> dict[str, Any] | None:
     """The settings of a saved adapter, as PEFT has them; None for anything else."""
-    if source.startswith(HUB):
+    if is_of_hub(source):
         from transformers.utils.peft_utils import find_adapter_config_file
 
         with readable(f"the model {source}"):
@@ -237,7 +237,7 @@ def check_is_saved(source: str) -> None:
         HamuError: if it is not.
     """
     names = ("config.json", "adapter_config.json")
-    if not source.startswith(HUB) and not any((Path(source) / name).is_file() for name in names):
+    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in names):
         check_no_run(source)
         raise HamuError(
             f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "
@@ -261,7 +261,7 @@ def base_of(source: str, base_model: str | None = None) -> str | None:
 
 def adapter_base(source: str) -> str | None:
     """The folder of the base model that a local adapter names, None if there is no such folder."""
-    if source.startswith(HUB):
+    if is_of_hub(source):
         return None
     base = str((saved_adapter(source) or {}).get("base_model_name_or_path") or "")
     return base if base and Path(base).is_dir() else None
@@ -318,15 +318,12 @@ def check_reads(model: Any, data: TextData) -> None:
             f"a record of {data.texts.source} has {longest} tokens, the model reads {most}; give --max_length {most}"
         )
     shortest = min(range(len(data)), key=lambda i: len(data.tokens[i]))
-    training = model.training
+    device = next(model.parameters()).device
     try:
-        with torch.no_grad():
-            ids = data[shortest]["input_ids"][None].to(next(model.parameters()).device)
-            predict_logits(model.eval(), {"input_ids": ids})
+        with torch.no_grad(), evaluating(model):
+            predict_logits(model, {"input_ids": data[shortest]["input_ids"][None].to(device)})
     except (ValueError, RuntimeError, IndexError) as error:
         raise HamuError(f"the model cannot read the records of {data.texts.source}: {first_line(error)}") from error
-    finally:
-        model.train(training)
 
 
 def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:
@@ -335,7 +332,7 @@ def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> s
         check_is_saved(base_model)
         return base_model
     base = str(settings.get("base_model_name_or_path") or "")
-    if source.startswith(HUB) and not Path(base).is_dir():
+    if is_of_hub(source) and not Path(base).is_dir():
         return f"{HUB}{base}"
     if not (Path(base) / "config.json").is_file():
         raise HamuError(

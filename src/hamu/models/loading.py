@@ -23,9 +23,9 @@ from hamu.data import ImageData
 from hamu.errors import HamuError, first_line
 from hamu.models.processors import load_processor, statistics_of
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
+from hamu.modes import evaluating
 from hamu.objectives import predict_logits
-
-HUB = "hub:"
+from hamu.sources import HUB, is_of_hub
 
 
 def new_classifier(
@@ -61,10 +61,10 @@ def new_classifier(
 
 
 def check_no_run(source: str) -> None:
-    """That what is no model is not a run, which has one.
+    """Check that a folder without a model is not that of a run, which has its model in a folder below.
 
     Raises:
-        HamuError: if it is; the message says where the model is.
+        HamuError: if it is; the message says where that is.
     """
     model = Path(source) / "model"
     if any((model / name).is_file() for name in ("config.json", "adapter_config.json")):
@@ -77,7 +77,7 @@ def check_is_classifier(source: str) -> None:
     Raises:
         HamuError: if it is not.
     """
-    if not source.startswith(HUB) and not (Path(source) / "config.json").is_file():
+    if not is_of_hub(source) and not (Path(source) / "config.json").is_file():
         check_no_run(source)
         raise HamuError(
             f"{source} is not a saved model: it has no config.json; give a folder written by save_pretrained (or by "
@@ -116,7 +116,7 @@ def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any
         source: a folder, or "hub:OWNER/NAME".
         trust_remote_code: run the code that comes with it; that can do anything.
     """
-    local = not source.startswith(HUB)
+    local = not is_of_hub(source)
     return load_processor(source.removeprefix(HUB), local=local, trust_remote_code=trust_remote_code)
 
 
@@ -132,7 +132,7 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bo
     Raises:
         HamuError: if it cannot be loaded, or lacks a weight, which would be drawn at random.
     """
-    is_local = not source.startswith(HUB)
+    is_local = not is_of_hub(source)
     with readable(f"the model {source}"):
         if is_local and not weight_files(Path(source)):
             raise HamuError(
@@ -158,7 +158,7 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bo
 
 def class_names(source: str) -> tuple[str, ...] | None:
     """What a saved model calls its classes, by their numbers; None if it does not say, or there is no such model."""
-    hub = source.startswith(HUB)
+    hub = is_of_hub(source)
     if not hub and not (Path(source) / "config.json").is_file():
         return None
     try:
@@ -208,7 +208,7 @@ def folder_of(source: str) -> Path:
     Raises:
         HamuError: if it is of the hub and not in the cache.
     """
-    if not source.startswith(HUB):
+    if not is_of_hub(source):
         return Path(source)
     names = ("config.json", "adapter_config.json")
     settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
@@ -287,18 +287,16 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
             f"both need the same classes in the same order"
         )
-    training = model.training
+    device = next(model.parameters()).device
     try:
-        with torch.no_grad():
-            predict_logits(model.eval(), {"pixel_values": data[0]["pixel_values"][None]})
+        with torch.no_grad(), evaluating(model):
+            predict_logits(model, {"pixel_values": data[0]["pixel_values"][None].to(device)})
     except (ValueError, RuntimeError) as error:
         size = getattr(config, "image_size", None) or "N"
         raise HamuError(
             f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
             f"{first_line(error)}; give --image_size {size} to resize them"
         ) from error
-    finally:
-        model.train(training)
 
 
 def _are_numbers(values: Any, many: int, above: float | None) -> bool:

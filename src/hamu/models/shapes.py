@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 
 from hamu.errors import HamuError
 from hamu.models.language import AdapterSettings, base_of, longest_text, with_adapter
-from hamu.models.loading import HUB, readable
+from hamu.models.loading import readable
+from hamu.sources import HUB, is_of_hub
 
 # Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
 KNOWN = {
@@ -137,7 +138,7 @@ def _like_saved(model: nn.Module, source: str) -> Any:
     """The model with an adapter of the form of a saved one, to be trained."""
     from peft import PeftConfig, get_peft_model
 
-    where = source.removeprefix(HUB) if source.startswith(HUB) else str(Path(source).resolve())
+    where = source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
     with readable(f"the adapter {source}"):
         config: Any = PeftConfig.from_pretrained(where)
         config.inference_mode = False
@@ -152,7 +153,7 @@ def _configuration(source: str, trust_remote_code: bool) -> PreTrainedConfig:
     with readable(f"the configuration of {source}"):
         return AutoConfig.from_pretrained(
             source.removeprefix(HUB),
-            local_files_only=not source.startswith(HUB),
+            local_files_only=not is_of_hub(source),
             trust_remote_code=trust_remote_code,
         )
 

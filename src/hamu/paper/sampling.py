@@ -12,11 +12,13 @@ import numpy as np
 import torch
 
 from hamu.data import ImageData, TextRecords, forget_class, forget_data, read_images, read_text
-from hamu.data.readers import CLASSES, DIGITS, HUB
+from hamu.data.readers import CLASSES
 from hamu.errors import HamuError
+from hamu.file_digests import file_digest
 from hamu.json_files import read_json
-from hamu.record.digests import file_digest, text_digest
+from hamu.record.digests import text_digest
 from hamu.run_folder import RunFolder
+from hamu.sources import DIGITS, MINIATURE, located
 
 _IMAGE_OPTIONS = ("image_size", "num_channels", "image_column", "label_column")
 _SOURCES = ("data", "forget_data", "test_data", "similar_data")
@@ -44,14 +46,14 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
     Raises:
         HamuError: if the data cannot be read, or another sample has this one's place.
     """
-    source = located(base, "data")
+    source = place_of(base, "data", DIGITS)
     options = {name: base[name] for name in _IMAGE_OPTIONS if name in base}
     target = str(base["forget_class"])
     name = f"images-{fraction:g}-s{seed}.npz"
     if source == DIGITS and fraction == 1:
         data = read_images(source, **options)
         return Sample({"data": source}, len(forget_class(data, None, target).retain))
-    _check_origin(folder, name, base, ("data", *_IMAGE_OPTIONS))
+    _check_origin(folder, name, base, ("data", *_IMAGE_OPTIONS), DIGITS)
     if not folder.has(name):
         data = _share_of_classes(read_images(source, **options), fraction, seed)
         path = folder.prepare() / f".{name}.tmp"
@@ -100,8 +102,8 @@ def sample_texts(
     def read(source: str) -> TextRecords:
         return read_text(source, **options)
 
-    train, forget = read(located(base, "data")), read(located(base, "forget_data"))
-    test = read(located(base, "test_data")) if base.get("test_data") else None
+    train, forget = (read(place_of(base, key, MINIATURE)) for key in ("data", "forget_data"))
+    test = read(place_of(base, "test_data", MINIATURE)) if base.get("test_data") else None
     problem = forget_data(train, test, forget)
     drawn = {name: _share(data, fraction, seed) for name, data in problem.sets().items()}
     retain = list(drawn["retain"].records)
@@ -115,7 +117,7 @@ def sample_texts(
     # as the user typed it, not relative to data_dir
     said_again = {} if paraphrases is None else {"similar_data": resolved(paraphrases)}
     keys = ("data", "forget_data", "test_data", "similar_data", *_TEXT_OPTIONS)
-    _check_origin(folder, f"texts-{kind}", {**base, **said_again}, keys)
+    _check_origin(folder, f"texts-{kind}", {**base, **said_again}, keys, MINIATURE)
     settings: dict[str, str | None] = {"forget_data": None, "test_data": None}
     for name, records in sets.items():
         lines = (json.dumps({"prompt": r.prompt, "completion": r.answer}, ensure_ascii=False) for r in records)
@@ -124,12 +126,12 @@ def sample_texts(
     return Sample({key: value for key, value in settings.items() if value}, len(retain))
 
 
-def _check_origin(folder: RunFolder, name: str, base: Mapping[str, Any], keys: Sequence[str]) -> None:
+def _check_origin(folder: RunFolder, name: str, base: Mapping[str, Any], keys: Sequence[str], bundled: str) -> None:
     """A sample is known by its name; it must not be one of other data. What it is of stands beside it."""
     origin = {key: base[key] for key in keys if key in base}
     for key in _SOURCES:
-        if key in origin and Path(located(base, key)).exists():
-            path = Path(located(base, key)).resolve()
+        if key in origin and Path(place_of(base, key, bundled)).exists():
+            path = Path(place_of(base, key, bundled)).resolve()
             origin |= {key: str(path), f"{key} sha256": _digest(path)}
     file = f"{name}.origin.json"
     if not folder.has(file):
@@ -163,8 +165,6 @@ def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
     return data.select(order[: max(1, round(fraction * len(data)))].sort().values)
 
 
-def located(base: Mapping[str, Any], key: str) -> str:
-    """Where a data set is that settings name: relative to their data_dir, unless it is bundled or of the hub."""
-    source = str(base[key])
-    folder = base.get("data_dir")
-    return source if folder is None or source == DIGITS or source.startswith(HUB) else str(Path(folder) / source)
+def place_of(base: Mapping[str, Any], key: str, bundled: str) -> str:
+    """Where a data set is that settings name; see `located`."""
+    return located(str(base[key]), base.get("data_dir"), bundled)

@@ -16,20 +16,20 @@ from hamu.compare.children import Call
 from hamu.compare.environments import this_environment
 from hamu.compare.rows import Row
 from hamu.compare.runs import RECORD, Plan
-from hamu.data.readers import DIGITS, HUB
 from hamu.errors import HamuError
+from hamu.file_digests import file_digest
 from hamu.json_files import read_json
 from hamu.models.language import base_of
 from hamu.paper.batches import Batches
 from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
-from hamu.paper.sampling import Sample, located, resolved, sample_images, sample_texts
-from hamu.record.digests import file_digest
+from hamu.paper.sampling import Sample, place_of, resolved, sample_images, sample_texts
 from hamu.record.inputs import INPUTS, Inputs, digests_of, read_inputs, saved_model_entry
 from hamu.record.record import plain
 from hamu.record.settings import recorded
 from hamu.run_folder import RunFolder
+from hamu.sources import DIGITS, MINIATURE, is_local, is_of_hub
 
 _OF_DATA = ("data", "test_data", "forget_data", "data_dir")
 
@@ -58,6 +58,13 @@ class Stage:
     def runs(self) -> Path:
         """The folder of all runs."""
         return self.work / "runs"
+
+    @property
+    def _bundled(self) -> str:
+        return MINIATURE if self.scale.is_text else DIGITS
+
+    def _place_of(self, key: str) -> str:
+        return place_of(self.scale.base, key, self._bundled)
 
     @property
     def _original(self) -> Path:
@@ -93,13 +100,11 @@ class Stage:
         for key in ("data", forgetting):
             if key not in self.scale.base:
                 raise HamuError(f"{self.scale.recipe} has no {key}, which these experiments need")
-        if self.model is not None and not Path(self.model).is_dir() and not self.model.startswith(HUB):
+        if self.model is not None and not Path(self.model).is_dir() and not is_of_hub(self.model):
             raise HamuError(f"the model {self.model} is not there; give a folder written by `hamu train`")
-        named = [
-            located(self.scale.base, key) for key in ("data", "test_data", "forget_data") if key in self.scale.base
-        ]
+        named = [self._place_of(key) for key in ("data", "test_data", "forget_data") if key in self.scale.base]
         for source in [*named, self.paraphrases]:
-            if source is not None and source != DIGITS and not source.startswith(HUB) and not Path(source).exists():
+            if source is not None and is_local(source, self._bundled) and not Path(source).exists():
                 raise HamuError(f"the data {source} are not there; say with --data_dir where they are")
 
     def training(self, place: Path) -> Call | None:
@@ -113,7 +118,7 @@ class Stage:
         device = {key: value for key, value in self.device.items() if key != "full_precision_eval"}
         settings = {k: v for k, v in self.train.items() if k not in _OF_DATA} | dict(self.sample.settings) | device
         if "test_data" in self.scale.base:  # the recipe may let it decide which state is the original
-            settings.setdefault("test_data", located(self.scale.base, "test_data"))
+            settings.setdefault("test_data", self._place_of("test_data"))
         batch = int(settings.get("per_device_train_batch_size", 128))
         settings["per_device_train_batch_size"] = max(1, round(batch * self.scale.fraction))
         path = place / "train.yaml"

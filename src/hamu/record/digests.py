@@ -1,4 +1,4 @@
-"""SHA-256 digests of weights, data sets and files, defined so that anybody can recompute them (docs/record.md).
+"""SHA-256 digests of weights, data sets and texts, defined so that anybody can recompute them (docs/record.md).
 
 None but `order_digest` depends on how things happen to be laid out: weights may be in one file or many, records in any
 order.
@@ -22,12 +22,6 @@ from torch import Tensor
 from hamu.data import ImageData, TextData, TextRecords
 from hamu.errors import HamuError
 from hamu.models.loading import weight_files
-
-
-def file_digest(path: Path) -> str:
-    """Of a file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def text_digest(text: str) -> str:

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import hamu
 from hamu.data import ImageData, TextData, UnlearningData
 from hamu.distributed import processes
-from hamu.record.digests import file_digest, weights_digest
+from hamu.file_digests import file_digest
+from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
 from hamu.record.inputs import Inputs, model_entry
 from hamu.record.markdown import markdown
+from hamu.record.schema import schema, violations
 from hamu.record.statement import statement
 from hamu.run_folder import RunFolder
 
@@ -118,6 +120,15 @@ def write(folder: RunFolder, record: Mapping[str, Any]) -> tuple[Path, str]:
     readable = folder.write_text("record.md", text)
     files[readable.name] = file_digest(readable)
     return readable, file_digest(folder.write_json("record.json", {**record, "files": files}))
+
+
+def read_record(run: Path) -> dict[str, Any] | None:
+    """The record of a run, None where there is none that fits its schema."""
+    try:
+        found: dict[str, Any] = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if next(violations(found, schema()), None) is None else None
 
 
 def plain(value: Any) -> Any:

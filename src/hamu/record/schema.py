@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from hamu.errors import HamuError
@@ -30,15 +29,6 @@ def schema() -> dict[str, Any]:
     """The schema of record.json."""
     found: dict[str, Any] = json.loads((resources.files("hamu.record") / "schema.json").read_text("utf-8"))
     return found
-
-
-def read_record(run: Path) -> dict[str, Any] | None:
-    """The record of a run, None where there is none that fits its schema."""
-    try:
-        found: dict[str, Any] = json.loads((run / "record.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if next(violations(found, schema()), None) is None else None
 
 
 def violations(value: Any, against: Mapping[str, Any]) -> Iterator[str]:

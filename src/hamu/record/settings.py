@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hamu.record.digests import text_digest
+from hamu.sources import is_of_hub
 
-_HUB = "hub:"
 _CHOICES = ("forget_class", "forget_rows", "forget_filter")
 _PLACES = (
     "data", "test_data", "data_dir", "forget_data", "model", "base_model", "retain_model", "tokenizer",
@@ -34,7 +34,7 @@ def recorded(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
 
 def short_name(source: str) -> str:
     """A file or folder without the folders that it is in; a name of the hub as it is."""
-    return source if source.startswith(_HUB) else Path(source).name or source
+    return source if is_of_hub(source) else Path(source).name or source
 
 
 def _of(name: str, value: Any) -> Any:

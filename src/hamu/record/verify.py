@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import hamu
 from hamu.data import UnlearningData
 from hamu.errors import HamuError, first_line
-from hamu.record.digests import file_digest, weights_digest
+from hamu.file_digests import file_digest
+from hamu.record.digests import weights_digest
 from hamu.record.figures import figures, without_intervals
 from hamu.record.inputs import INPUTS, read_inputs, set_entries, without_order
 from hamu.record.markdown import markdown
@@ -57,11 +58,13 @@ class Finding:
 
 
 class Sources(Protocol):
-    """What the settings of a run name. Each method raises `Unavailable` for what is not there (any more)."""
+    """What the settings of a run name. Each member raises `Unavailable` for what is not there (any more)."""
 
+    @property
     def settings(self) -> Mapping[str, Any]:
         """Those of config.yaml, as a record holds them."""
 
+    @property
     def problem(self) -> UnlearningData[Any]:
         """The sets, read again."""
 
@@ -153,7 +156,7 @@ def _file(path: Path, digest: str) -> str:
 
 def _settings(record: Mapping[str, Any], sources: Sources) -> str:
     recorded = record["settings"]
-    found = {**sources.settings(), "method": record["method"], "seed": record["seed"]}
+    found = {**sources.settings, "method": record["method"], "seed": record["seed"]}
     return next(_differences({name: recorded.get(name) for name in found}, found), "")
 
 
@@ -232,7 +235,7 @@ def _weights(recorded: str | None, folder_of: Callable[..., Path], *of: Any) -> 
 
 
 def _set(recorded: Mapping[str, Any], side: str, sources: Sources) -> str:
-    entry = set_entries(side, sources.problem().sets().get(side))[f"{side} set"]
+    entry = set_entries(side, sources.problem.sets().get(side))[f"{side} set"]
     if entry is None:
         return "there is none any more"
     if entry["records"] != recorded["records"]:

@@ -46,13 +46,12 @@ def answered(texts: TextRecords, answers: Mapping[str, Sequence[str]]) -> list[A
     ]
 
 
-def answers_page(sets: Mapping[str, Sequence[AnsweredRecord]], note: str = "") -> str:
+def answers_page(sets: Mapping[str, Sequence[AnsweredRecord]]) -> str:
     """The page, as one HTML file that needs nothing else.
 
     Args:
         sets: "forget", "retain" (and "test"), each a list of records.
-        note: a sentence below the title.
     """
     environment = Environment(loader=PackageLoader("hamu.reporting", ""), autoescape=True)
     sides = [(title, sets[name]) for name, title in _TITLES.items() if name in sets]
-    return environment.get_template("answers.html.j2").render(sides=sides, note=note)
+    return environment.get_template("answers.html.j2").render(sides=sides)

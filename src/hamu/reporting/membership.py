@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hamu.evaluation import AttackScores, loss_attack, membership_scores
+from hamu.evaluation import AttackScores, loss_attack, min_k_scores
 from hamu.reporting.elements import AFTER, BEFORE, FORGET, TEST, Chart, Section, extremes, shorts
 from hamu.reporting.observations import ROLES, ImageObservations, Observations
 
@@ -39,8 +39,7 @@ def membership_section(found: Observations) -> Section:
 def _attack(found: Observations, role: str) -> AttackScores | None:
     if isinstance(found, ImageObservations):
         return loss_attack(found.predictions[role]["forget"], found.predictions[role]["test"], found.seed)
-    groups = [found.predictions[role][name] for name in ("forget", "test")]
-    scores = [membership_scores(one, [""] * one.records)["min_k"] for one in groups]
+    scores = [min_k_scores(found.predictions[role][name]) for name in ("forget", "test")]
     is_usable = all(len(s) and bool(torch.isfinite(s).all()) for s in scores)
     return AttackScores(scores[0], scores[1]) if is_usable else None
 

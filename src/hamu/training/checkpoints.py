@@ -14,7 +14,6 @@ holds one whole copy in its own memory while it writes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from safetensors import SafetensorError
 
 from hamu.distributed import from_main, is_main, wait_for_all
 from hamu.errors import HamuError, first_line
+from hamu.file_digests import file_digest
 
 STATE = "trainer_state.json"  # what the trainer and its callbacks remember
 _MANIFEST = "manifest.json"
@@ -136,7 +136,7 @@ def damage_of(path: Path) -> str | None:
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != size or _digest(file) != digest:
+        if file.stat().st_size != size or file_digest(file) != digest:
             return f"{name} is not as it was written"
     return None
 
@@ -161,7 +161,7 @@ def restoring(checkpoint: str | Path) -> Iterator[None]:
 def seal(folder: Path) -> None:
     """Write the manifest, and see that all is on the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    listed = {str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": _digest(p)} for p in files}
+    listed = {str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": file_digest(p)} for p in files}
     (folder / _MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
     for path in (*files, folder / _MANIFEST, folder):
         _sync(path)
@@ -195,8 +195,3 @@ def _remove(path: Path) -> None:
     beside = path.with_name(f".{path.name}.removed")
     os.replace(path, beside)
     shutil.rmtree(beside)
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

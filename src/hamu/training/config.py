@@ -300,6 +300,16 @@ class UnlearnConfig(TrainConfig):
         if self.method != "hamu-q":
             raise HamuError(f"auto steers hamu-q; leave out --method {self.method}")
 
+    @property
+    def clip_norm(self) -> float | None:
+        """The global norm that each side's gradient is clipped to; None for no clipping, which is `max_grad_norm` 0."""
+        return self.max_grad_norm if self.max_grad_norm > 0 else None
+
+    def objectives(self) -> dict[str, str | None]:
+        """The name of what each side's gradient is taken of; None for a side that the method has no pass over."""
+        method = self.build_method()
+        return {"retain": method.retain_objective, "forget": self.forget_objective or method.forget_objective}
+
     def build_method(self) -> Method:
         """The method that these settings describe."""
         return build_method(

@@ -1,0 +1,43 @@
+"""The argument parser of all commands."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any, NoReturn
+
+from transformers import HfArgumentParser
+
+from hamu.cli.help import called, described
+from hamu.cli.refused import has_a_place
+from hamu.errors import HamuError
+
+
+class Parser(HfArgumentParser):
+    """An argument parser whose mistakes are HamuErrors, and whose texts can be written to any file."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of leaving the program."""
+        raise HamuError(f"{message}; {self.prog} --help lists the options")
+
+    def format_help(self) -> str:
+        """The layout of all commands: what is named first, then every option."""
+        named = [action for action in self._actions if not action.option_strings]
+        usage = " ".join(["usage:", self.prog, *(f"{called(action)} ..." if action.nargs else called(action)
+                                                 for action in named)])  # fmt: skip
+        actions = [action for action in self._actions if action.dest != "help"]
+        about = (self.description or "").strip()
+        return "\n".join([f"{usage} [--flag value ...]\n\n{about}\n", *map(described, actions)]) + "\n"
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Check the texts too, wherever they come from."""
+        found, rest = super().parse_known_args(args, namespace)
+        for name, value in vars(found).items():
+            if isinstance(value, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
+                raise HamuError(f"{name} {value!r} has a character that no name or text may have; leave it out")
+        return found, rest
+
+    @staticmethod
+    def _parse_dataclass_field(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+        if has_a_place(field.name):
+            HfArgumentParser._parse_dataclass_field(parser, field)

@@ -1,0 +1,74 @@
+"""The unlearning problem of a command: read, brought into the form that a model takes, asked of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.cli.tasks import Task, choose_task
+from hamu.data import UnlearningData
+from hamu.errors import HamuError
+from hamu.record import Inputs
+from hamu.run_folder import RunFolder
+from hamu.training import TrainConfig
+from hamu.training.original import to_channels_last
+from hamu.training.pairing import subset
+
+
+def opened(
+    data_options: DataOptions,
+    run_options: RunOptions,
+    args: TrainConfig,
+    given: Mapping[str, Any],
+    console: Console,
+    further: EvaluateOptions | None = None,
+    *,
+    resume: bool = False,
+) -> tuple[Task, RunFolder, UnlearningData[Any]]:
+    """What every command that has a model starts with: the task, the output folder, the problem read."""
+    if run_options.model is None:
+        raise HamuError("name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME")
+    if run_options.without_forget:
+        raise HamuError("without_forget is for hamu train, which makes the retain model so; leave it out")
+    task = choose_task(data_options, run_options, console)
+    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources(further))
+    task.fill_in(args, given)
+    return task, folder, task.problem()
+
+
+def fitted_problem(task: Task, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:
+    """All sets of a problem in the form that the model takes."""
+    retain, forget, test = task.fitted(model, problem.retain, problem.forget, problem.test)
+    return replace(problem, retain=retain, forget=forget, test=test)
+
+
+def inputs_of(task: Task, problem: UnlearningData[Any]) -> Inputs:
+    """What a run of unlearning reads; see `Task.inputs`."""
+    options = task.run_options
+    sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
+    return task.inputs(sets, {"original": options.model, "retain": options.retain_model})
+
+
+def predictions_of(
+    task: Task,
+    source: str,
+    problem: UnlearningData[Any],
+    args: TrainConfig,
+    most: int | None = None,
+    base: str | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """A saved model, and its predictions for every set (at most so many of each), in the form that it takes.
+
+    Its base model, if it is an adapter, may be somewhere else than it says.
+    """
+    model = task.load_model(source, base).to(args.device)
+    if args.channels_last:  # as training has it: the order changes the last digits
+        to_channels_last(model)
+    fitted = fitted_problem(task, model, problem)
+    return model, {
+        name: task.predict(model, subset(data, most, args.seed), args) for name, data in fitted.sets().items()
+    }

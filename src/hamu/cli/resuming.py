@@ -1,0 +1,67 @@
+"""A run that goes on does so by the settings that it began with."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from hamu.cli.config_files import read_config
+from hamu.cli.options import ResumeOptions
+from hamu.cli.parser import Parser
+from hamu.errors import HamuError
+from hamu.record.inputs import INPUTS, read_inputs
+
+_READS = {"train": "training set", "unlearn": "forget set"}  # by which the runs of a command are known
+# what a run may be resumed with although it was begun with something else: none of it changes a result
+_MAY_CHANGE = {
+    "resume", "output_dir", "trust_remote_code", "shard", "pairing", "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "keep", "report_to",
+    "dataloader_num_workers",
+}  # fmt: skip
+
+
+def settings_to_resume(command: str, rest: list[str]) -> tuple[str, str] | None:
+    """Name and content of the settings of the run that is to go on, None for a new run.
+
+    Raises:
+        HamuError: if there is no such run, or it is another command's.
+    """
+    asked = Parser((ResumeOptions,), prog=f"hamu {command}", add_help=False, allow_abbrev=False)
+    asked.add_argument("--output_dir", "--output-dir", default=f"runs/{command}")
+    found = asked.parse_known_args(rest)[0]
+    if not found.resume:
+        return None
+    path = Path(os.path.expanduser(found.output_dir)) / "config.yaml"
+    if not path.is_file():
+        raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
+    for other, of_it in _READS.items():
+        if other != command and (path.parent / INPUTS).is_file() and of_it in read_inputs(path.parent):
+            raise HamuError(f"{path.parent} holds a run of hamu {other}; resume it by that")
+    return str(path), read_config(path)
+
+
+def check_same_settings(name: str, settings: dict[str, Any], given: dict[str, Any], files: argparse.Namespace) -> None:
+    """Check that a run goes on with its own settings.
+
+    Args:
+        name: of the file that they are in.
+        settings: they themselves.
+        given: flags of the command that goes on with it.
+        files: the recipe and the config file that were named.
+
+    Raises:
+        HamuError: if something is not as it was and would change a result.
+    """
+    if files.recipe or files.config:
+        raise HamuError(f"a run is resumed by its own settings, {name}; leave out --recipe and --config")
+    for key, value in given.items():
+        if key in _MAY_CHANGE or (key in settings and settings[key] == value):
+            continue
+        if key in settings:
+            raise HamuError(
+                f"the run of {name} has {key} {settings[key]}; leave out --{key} {value}, or start a new run"
+            )
+        raise HamuError(f"the run of {name} was started without --{key}; leave out --{key} {value}, or start a new run")

@@ -1,0 +1,34 @@
+"""All settings of a run: as its record holds them, and as they tell two runs apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hamu.cli.help import SHOWN
+from hamu.cli.options import OF_AN_ADAPTER, DataOptions, RunOptions
+from hamu.cli.parsing import parse
+from hamu.record.settings import recorded
+from hamu.training import UnlearnConfig
+from hamu.training.config import own_options
+
+
+def recorded_settings(data: DataOptions, run: RunOptions, args: UnlearnConfig, given: Iterable[str]) -> dict[str, Any]:
+    """The settings of a run in the form that its record holds."""
+    names = {*own_options(type(args)), *SHOWN}
+    own = {**vars(data), **vars(run), **{name: getattr(args, name) for name in names}}
+    if not run.lora:
+        own |= dict.fromkeys(OF_AN_ADAPTER)  # they had no effect
+    return recorded(own, {name: getattr(args, name) for name in given if name not in own})
+
+
+def every_option(config: Path) -> dict[str, Any]:
+    """The value of every option of `hamu unlearn` by a config.yaml, given or not: what makes two runs the same.
+
+    Raises:
+        HamuError: as `parse`.
+    """
+    data, run, args, _ = parse("unlearn", "", ["--config", str(config)], DataOptions, RunOptions, UnlearnConfig)
+    return {**vars(data), **vars(run), **{f.name: getattr(args, f.name) for f in dataclasses.fields(args)}}
