@@ -12,7 +12,7 @@ from rich.console import Console
 from hamu.cli.interrupts import handling
 from hamu.cli.progress import task_bar
 from hamu.compare import Children, Runs
-from hamu.compare.figures import Row
+from hamu.compare.rows import Row
 from hamu.errors import Interrupted
 
 
