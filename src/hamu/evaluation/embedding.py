@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import evaluating
+from hamu.modes import evaluating
 from hamu.objectives import predict_logits
 
 

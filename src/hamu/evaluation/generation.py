@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import evaluating
+from hamu.modes import evaluating
 
 if TYPE_CHECKING:
     from hamu.data import TextData

@@ -7,8 +7,8 @@ combined one is what the optimizer sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from hamu.distributed import SplitPairing, check_equal, is_main, processes, rank
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.evaluation.sharing import predict_shared
+from hamu.modes import without_autocast
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
 from hamu.paired import Decision, PairedGradients, PairStep
 from hamu.training.config import UnlearnConfig, checkpoints_activations
@@ -208,7 +209,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.control.should_training_stop = True
 
     def _predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
-        with _without_autocast(self.model) if self.args.full_precision_eval else nullcontext():
+        with without_autocast(self.model) if self.args.full_precision_eval else nullcontext():
             return predict_shared(self.model, data, self.args.eval_batch_size, self._collate, is_text=self._is_text)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
@@ -482,14 +483,3 @@ class UnlearnTrainer(ResumableTrainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-
-@contextmanager
-def _without_autocast(model: nn.Module) -> Iterator[None]:
-    """Run a model in its own precision: accelerate puts autocast into its forward, and keeps the original beside it."""
-    wrapped, original = model.forward, getattr(model, "_original_forward", model.forward)
-    model.forward = original
-    try:
-        yield
-    finally:
-        model.forward = wrapped

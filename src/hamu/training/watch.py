@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hamu.distributed import processes, summed
 from hamu.guard import StepGuard
+from hamu.modes import without_autocast
 from hamu.paired import PairedGradients, PairStep
 from hamu.training.config import UnlearnConfig
 from hamu.training.length_search import TRIALS, LengthSearch
@@ -287,7 +288,7 @@ class StepWatch:
         losses: dict[str, Tensor] = {}
         device = self._pair.parameters[0].device
         now = _random_state(device)
-        with _full_precision(self._model), _buffers_kept(self._model):
+        with without_autocast(self._model), _buffers_kept(self._model):
             for one in self._passes:
                 _set_random_state(one.random_state, device)
                 part = self._total(one.side, one.batch) * one.weight / one.count
@@ -322,21 +323,6 @@ def _set_random_state(states: list[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
-
-
-@contextmanager
-def _full_precision(model: nn.Module) -> Iterator[None]:
-    """Without the autocast that accelerate has put around the model's forward."""
-    wrapped: Any = vars(model).get("forward")
-    original = vars(model).get("_original_forward")
-    if wrapped is None or original is None:
-        yield
-        return
-    model.forward = original
-    try:
-        yield
-    finally:
-        model.forward = wrapped
 
 
 @contextmanager
