@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from hamu.blocks import Blocks, group_blocks
 from hamu.distributed.layout import Layout, Replicated, drained, is_flattened, is_sharded
 from hamu.errors import HamuError
-from hamu.gram import GramMeter, PairGram, combine_dtype
+from hamu.gram import SIDES, GramMeter, PairGram, combine_dtype
 from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
 from hamu.stash import Stash
@@ -255,7 +255,7 @@ class PairedGradients:
             scaler: the `GradScaler` that scaled the losses; see `combine`.
         """
         none: list[Tensor | None] = [None] * len(self.parameters)
-        retain, forget = (self._grads.get(side, none) for side in ("retain", "forget"))
+        retain, forget = (self._grads.get(side, none) for side in SIDES)
         self.discard()
         if scaler is not None and scaler.is_enabled():
             self._spoil(_either(retain, forget))
@@ -290,7 +290,7 @@ class PairedGradients:
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
-        if isinstance(keep, str) or not set(keep) <= {"retain", "forget"}:
+        if isinstance(keep, str) or not set(keep) <= set(SIDES):
             raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
         if keep and not self.can_keep:
             raise HamuError("gradients can only be kept where each process has both of them whole; leave keep out")

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from hamu.distributed import summed
+from hamu.gram import SIDES
 from hamu.objectives import CrossEntropy, Scored
-
-_SIDES = ("retain", "forget")
 
 
 class EarlyEnds:
@@ -47,11 +46,11 @@ class EarlyEnds:
     def reason(self) -> str:
         """Why the run is to end before the step whose batches were added, "" if it is not; starts anew."""
         some = next(iter(self._sums.values()))
-        values = [(self._sums.get(side, 0.0), self._counts.get(side, 0)) for side in _SIDES]
+        values = [(self._sums.get(side, 0.0), self._counts.get(side, 0)) for side in SIDES]
         # both sides in every process, as with split pairing each has seen one
         sums = torch.stack([torch.as_tensor(v, dtype=some.dtype, device=some.device) for pair in values for v in pair])
-        totals, counts = summed(sums).reshape(len(_SIDES), 2).T.tolist()
-        losses = {side: t / n for side, t, n in zip(_SIDES, totals, counts, strict=True) if n}
+        totals, counts = summed(sums).reshape(len(SIDES), 2).T.tolist()
+        losses = {side: t / n for side, t, n in zip(SIDES, totals, counts, strict=True) if n}
         self._sums.clear()
         self._counts.clear()
         forget, retain = losses.get("forget"), losses.get("retain")

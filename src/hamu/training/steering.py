@@ -9,7 +9,7 @@ the next steps are more careful.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hamu.gram import PairGram
+from hamu.gram import SIDES, PairGram
 from hamu.methods import HamuQ, StoppingRule, Weights
 from hamu.paired import PairedGradients, PairStep
 from hamu.training.data_search import HALVINGS, DataSearch
 from hamu.training.goal import Goal, Standing
 from hamu.training.length_search import LengthSearch
 from hamu.training.trust_region import TrustRegion
-from hamu.training.unseen import SIDES, Change
+from hamu.training.unseen import Change
 
 MOST_GROWTH = 2.0**12  # how far the learning rate at the start may be left
 # of what is possible; at 0.75 two thirds of the radius still go to the retain loss, and 0.98 would leave a fifth of it
@@ -130,10 +130,10 @@ class Steering(TrainerCallback):
         gram = gram.scaled(*clip)
         left, missing = self._left, self._goal.missing(self._now)
         chosen, least_price = _LEAST_SHARE, 0.0
-        seen = tuple(1.0 - self.search.unseen[side].noise for side in SIDES)
+        seen = {side: 1.0 - self.search.unseen[side].noise for side in SIDES}
         for share in _SHARES:
             weights = HamuQ(share, "relative", stopping=StoppingRule("off")).weigh(gram)
-            shown, real = (_price(gram, weights, clip, *parts) for parts in ((1.0, 1.0), seen))
+            shown, real = (_price(gram, weights, clip, parts) for parts in (dict.fromkeys(SIDES, 1.0), seen))
             if share == _LEAST_SHARE:
                 least_price = shown
             if share <= self._cap and max(0.0, real) * missing <= _PAID_AT_ONCE * left:
@@ -313,13 +313,11 @@ class _Due:
         self.taken = {side: self.taken[side] + taken[side] for side in SIDES}
 
 
-def _price(
-    gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor], forget_seen: float, retain_seen: float
-) -> float:
-    """Retain loss per 1 of forget loss, to first order, if the data see these shares of what batches do for themselves;
-    infinite where no forget loss is gained.
+def _price(gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor], seen: Mapping[str, float]) -> float:
+    """Retain loss per 1 of forget loss, to first order, if the data see these shares, by side, of what batches do for
+    themselves; infinite where no forget loss is gained.
     """
     a, b = weights.retain, weights.forget
-    forget = -(a * gram.dot + forget_seen * b * gram.forget_sq).sum() / clip[1]
-    retain = -(retain_seen * a * gram.retain_sq + b * gram.dot).sum() / clip[0]
+    forget = -(a * gram.dot + seen["forget"] * b * gram.forget_sq).sum() / clip[1]
+    retain = -(seen["retain"] * a * gram.retain_sq + b * gram.dot).sum() / clip[0]
     return (retain / forget).item() if forget > 0 else math.inf

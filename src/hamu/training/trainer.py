@@ -22,6 +22,7 @@ from hamu.distributed import SplitPairing, check_equal, is_main, processes, rank
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.evaluation.sharing import predict_shared
+from hamu.gram import SIDES
 from hamu.modes import without_autocast
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
 from hamu.paired import Decision, PairedGradients, PairStep
@@ -36,7 +37,6 @@ from hamu.training.sharing import ShareSampler, shared_loader
 from hamu.training.steering import Steering
 from hamu.training.watch import StepWatch
 
-SIDES = ("retain", "forget")
 ALL_DONE = "all its steps are done"  # why a run ended that nothing ended before
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.distributed import processes, summed
+from hamu.gram import SIDES
 from hamu.guard import StepGuard
 from hamu.modes import without_autocast
 from hamu.paired import PairedGradients, PairStep
@@ -58,7 +59,7 @@ class StepWatch:
         args: UnlearnConfig,
         total: Callable[[str, Mapping[str, Tensor]], Tensor],
         model: nn.Module,
-        sides: Sequence[str] = ("retain", "forget"),
+        sides: Sequence[str] = SIDES,
     ) -> None:
         self._sides = sides
         self._pair, self._args, self._total, self._model = pair, args, total, model
@@ -219,8 +220,8 @@ class StepWatch:
         rate = float(self._optimizer.param_groups[0]["lr"])
         demanded = None
         sides = list(after)
-        norms = dict(zip(("retain", "forget"), step.gradient_norms, strict=True))
-        clip = dict(zip(("retain", "forget"), step.clip, strict=True))
+        norms = dict(zip(SIDES, step.gradient_norms, strict=True))
+        clip = dict(zip(SIDES, step.clip, strict=True))
         if guard is not None and set(sides) <= set(guard.keep):
             promised = {side: getattr(guard.taken, f"{side}_change") for side in sides}
             length = guard.taken.length
