@@ -19,7 +19,8 @@ from transformers import TrainerCallback
 
 from hamu.gram import SIDES, PairGram
 from hamu.methods import HamuQ, StoppingRule, Weights
-from hamu.paired import PairedGradients, PairStep
+from hamu.pair_step import PairStep
+from hamu.paired import PairedGradients
 from hamu.training.data_search import HALVINGS, DataSearch
 from hamu.training.goal import Goal, Standing
 from hamu.training.length_search import LengthSearch
