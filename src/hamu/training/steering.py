@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from hamu.ends import End
 from hamu.gram import SIDES, PairGram
 from hamu.methods import HamuQ, StoppingRule, Weights
 from hamu.pair_step import PairStep
@@ -45,11 +46,11 @@ class Steering(TrainerCallback):
         pair: whose method's constraint is set.
         goal: where to.
         measure: how the model stands; called every few steps.
-        end: called once with the reason.
+        end: called once, with the end of the run.
     """
 
     def __init__(
-        self, pair: PairedGradients, goal: Goal, measure: Callable[[], Standing], end: Callable[[str], None]
+        self, pair: PairedGradients, goal: Goal, measure: Callable[[], Standing], end: Callable[[End], None]
     ) -> None:
         self._pair, self._goal, self._measure, self._end = pair, goal, measure, end
         self.trust: TrustRegion | None = None
@@ -73,15 +74,14 @@ class Steering(TrainerCallback):
         self._start = self._now = self._measure()
         self._move.keep()
         if self._goal.reached(self._now):
-            self._finish(f"the goal is reached at the start: {self._words(self._now)}")
+            self._finish(End("goal", f"the goal is reached at the start: {self._words(self._now)}"))
 
-    def demand(self, step: PairStep, rate: float) -> None:
-        """After a step was weighed: learn from its Gram, and set the demand of the next."""
+    def plan_from(self, step: PairStep, rate: float) -> None:
+        """After a step was weighed: learn from its Gram, aim its length, and set the demand of the next."""
         self.search.taken = {side: Change() for side in SIDES}
         self._share = self._method.constraint
-        raw = [step.gram.retain_sq / step.clip[0] ** 2, step.gram.forget_sq / step.clip[1] ** 2]
-        values = [v.detach().cpu() for v in (*raw, step.gram.dot / (step.clip[0] * step.clip[1]))]
         self._eps = step.gram.eps
+        values, own = _unclipped(step)
         if not all(torch.isfinite(v).all() for v in values):
             return
         old = self._mean or values
@@ -91,10 +91,7 @@ class Steering(TrainerCallback):
         self.search.aim(
             max(missing - gained, _LEAST_MISSING * missing),
             _PAID_AT_ONCE * max(0.0, self._left - max(0.0, paid)),
-            {
-                "forget": -rate * ((step.weights.forget * step.gram.forget_sq).sum() / step.clip[1]).item(),
-                "retain": -rate * ((step.weights.retain * step.gram.retain_sq).sum() / step.clip[0]).item(),
-            },
+            {side: -rate * value for side, value in own.items()},
         )
         self._set_demand()
 
@@ -104,10 +101,11 @@ class Steering(TrainerCallback):
             return
         share, price = self._choose()
         if self._goal.max_retain_increase <= 0 and price > 0:
-            self._finish(
+            why = (
                 f"the criterion says that every further step must hurt: even a demand of {_LEAST_SHARE:.0%} of what is "
                 f"possible costs {price:.3g} retain loss per 1 of forget loss"
             )
+            self._finish(End("criterion", why))
         self._pair.method = replace(self._method, constraint=share)
 
     @property
@@ -183,10 +181,11 @@ class Steering(TrainerCallback):
             return
         self._taken_back += 1
         if self._taken_back >= _PATIENCE:
-            self._finish(
+            why = (
                 f"the budget is spent: {_PATIENCE} times in a row further steps raised the retain loss by more than "
                 f"{self._goal.max_retain_increase:g} and were taken back; {self._words(self._now)}"
             )
+            self._finish(End("budget", why))
 
     def _look_along(self, length: float) -> Standing:
         """Of what was done since the last time, at this share of it."""
@@ -238,7 +237,7 @@ class Steering(TrainerCallback):
         self._now = now
         self._move.keep()
         if self._goal.reached(now):
-            self._finish(f"the goal is reached: {self._words(now)}")
+            self._finish(End("goal", f"the goal is reached: {self._words(now)}"))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; see also `tensors`."""
@@ -297,10 +296,10 @@ class Steering(TrainerCallback):
             f"{now.retain_loss - self._start.retain_loss:+.4g}"
         )
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, end: End) -> None:
         if not self.ended:
             self.ended = True
-            self._end(reason)
+            self._end(end)
 
 
 class _Due:
@@ -312,6 +311,17 @@ class _Due:
     def add(self, taken: dict[str, Change]) -> None:
         self.steps += 1
         self.taken = {side: self.taken[side] + taken[side] for side in SIDES}
+
+
+def _unclipped(step: PairStep) -> tuple[list[Tensor], dict[str, float]]:
+    """The Gram of the gradients as they were before clipping, three times [L] on the host, and by side a_i ‖g_i‖²
+    summed over the blocks, of the losses as they are; one transfer.
+    """
+    gram, (retain, forget) = step.gram, step.clip
+    blocks = [gram.retain_sq / retain**2, gram.forget_sq / forget**2, gram.dot / (retain * forget)]
+    own = [(step.weights.retain * gram.retain_sq).sum() / retain, (step.weights.forget * gram.forget_sq).sum() / forget]
+    read = torch.cat([*blocks, torch.stack(own)]).detach().cpu()
+    return list(read[: -len(SIDES)].chunk(3)), dict(zip(SIDES, read[-len(SIDES) :].tolist(), strict=True))
 
 
 def _price(gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor], seen: Mapping[str, float]) -> float:
