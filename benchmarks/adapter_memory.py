@@ -58,7 +58,7 @@ def one_run(method: str, steps: int) -> dict[str, float]:
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    original = trainer._original
+    original = trainer.side_losses.original
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "adapter": sum(p.numel() for p in model.parameters() if p.requires_grad),

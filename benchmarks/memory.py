@@ -46,7 +46,7 @@ from hamu.gram import bucket_bytes
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, with_adapter
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
-from hamu.paired import widened_at_once
+from hamu.combining import widened_at_once
 
 Batch = dict[str, Tensor]
 STEPS = 3

@@ -32,7 +32,7 @@ from hamu.methods import HamuQ
 from hamu.models import load_classifier
 from hamu.models.language import load_language_model, load_tokenizer
 from hamu.training import TrainConfig, UnlearnConfig, train_original
-from hamu.training.auto import tuned
+from hamu.training.auto import apply_assessment
 from hamu.training.goal import Goal
 from hamu.training.original import collate
 
@@ -119,7 +119,7 @@ def by_grid(case: Case, share: float, rate: float) -> tuple[Any, list[Any]]:
     args.learning_rate, args.check_steps, args.target_forget_loss = rate, 0, None
     trainer = new_trainer(model, case.problem, args, [seen], case.collate)
     args.max_retain_increase, args.target_forget_loss = 1e9, 1e9
-    seen.measure = trainer._new_steering(args)._measure
+    seen.measure = trainer.evaluations.standing
     start = seen.measure()
     trainer.train()
     return start, seen.seen
@@ -130,7 +130,8 @@ def by_auto(case: Case, goal: Goal, steps: int) -> dict[str, Any]:
     model = copy.deepcopy(case.model)
     found = assess(model, case.problem.retain, case.problem.forget, collate=case.collate, most_batches=10,
                    method=HamuQ(0.5, "relative"), batch_size=case.batch_size, conflicts=False)  # fmt: skip
-    args = tuned(settings(case, goal), found)
+    args = settings(case, goal)
+    apply_assessment(args, found)
     args.max_steps = steps
     trainer = new_trainer(model, case.problem, args, [], case.collate)
     trainer.train()

@@ -9,7 +9,8 @@ from hamu.errors import HamuError
 from hamu.gram import PairGram
 from hamu.guard import StepGuard, StepTaken
 from hamu.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
-from hamu.paired import PairedGradients, PairStep
+from hamu.pair_step import PairStep
+from hamu.paired import PairedGradients
 
 if TYPE_CHECKING:
     from hamu.training import UnlearnConfig, UnlearnTrainer

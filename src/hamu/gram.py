@@ -20,6 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+SIDES = ("retain", "forget")  # of a pair, in the order in which everything of both is listed
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from hamu.errors import HamuError
 from hamu.methods.hamu import HamuQ, HamuU
-from hamu.paired import PairedGradients, PairStep
+from hamu.pair_step import PairStep
+from hamu.paired import PairedGradients
 
 Guarantee = Literal["first_order", "exact"]
 _PIECE = 1 << 20  # elements that are widened to float64 at a time

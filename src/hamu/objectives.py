@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from hamu.distributed.layout import is_sharded
 from hamu.errors import HamuError
+from hamu.modes import evaluating
 from hamu.plugins import with_plugins
 
 IGNORED = -100  # the label of what is not scored, transformers' convention
@@ -242,16 +243,11 @@ class OriginalModel:
     @torch.no_grad()
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The original's predictions, in evaluation mode (no dropout, no batch statistics)."""
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        try:
+        with evaluating(self._model):
             if self._is_sharded:
                 return self._sharded_logits(inputs)
             positional, named = _arguments(self._model, inputs)
             return logits_of(torch.func.functional_call(self._model, self._original, positional, named))
-        finally:
-            for module, training in modes:
-                module.training = training
 
     def _sharded_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """A sharded model gathers its own parameters for a pass, so these have to be the original ones."""

@@ -4,111 +4,55 @@ In:  a model, a method, and the user's own losses and optimizer.
 Out: after `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i, which any optimizer may step on.
 
 The first side's gradients are kept by pointer, never copied; the combine writes into the retain side's own memory.
-`combine` reads from the device once: the decision and the 2·L weights come in a single transfer. (A second time only if
-large tensors turn out to be nearly collinear, or their values to be very small or large, and have to be measured more
-exactly.)
+`combine` reads from the device once: the decision, the 2·L weights and a loss scaler's scale come in a single transfer.
+(A second time only if large tensors turn out to be nearly collinear, or their values to be very small or large, and
+have to be measured more exactly.)
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hamu.blocks import Blocks, group_blocks
+from hamu.combining import combined, combined_with_waiting
 from hamu.distributed.layout import Layout, Replicated, drained, is_flattened, is_sharded
 from hamu.errors import HamuError
-from hamu.gram import GramMeter, PairGram, combine_dtype
+from hamu.gram import SIDES, GramMeter, PairGram, combine_dtype
 from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
+from hamu.pair_step import Cause, Decision, PairStep
+from hamu.saved_settings import check_same_settings, plain_settings, short_digest
 from hamu.stash import Stash
 
-Decision = Literal["step", "skip", "stop"]
+__all__ = ["PairStep", "PairedGradients"]
+_OF_CONSTRAINT = ("feasible", "demand", "capacity", "granted", "sustainable", "conflict")
 
 
 @dataclass(frozen=True)
-class PairStep:
-    """What one combine found and decided. Tensors stay on the device; reading one is what synchronises.
+class _Read:
+    """What a step is decided by, on the host.
 
     Attributes:
-        gram: the Gram of the clipped gradients, [L].
-        weights: the method's weights for the clipped gradients, [L], with its constraint's status.
-        clip: 0-dim factors by which the retain and the forget gradient were clipped.
-        decision: "step" if `.grad` holds g*; "skip" or "stop" if `.grad` was emptied, so that no optimizer moves.
-        reason: why a step is not taken, in words; empty if it is.
-        kept: by side, the gradients that `combine` was asked to keep, as they were collected: of the losses as scaled
-            by a `GradScaler`, not clipped.
-        unscale: what removes that scale.
-        finite: whether all values of both gradients were; a `GradScaler` has to hear of it where they were not.
+        finite: whether all values of both gradients are.
+        unscale: what removes a scaler's scale, 1 without.
+        constraint: figures of the method's constraint by name, empty for methods without.
+        retain_weights, forget_weights: of the gradients before clipping, [L].
+        doubts: of the sums, if they were coarse; see `GramMeter.doubts`.
     """
 
-    gram: PairGram
-    weights: Weights
-    clip: tuple[Tensor, Tensor]
-    decision: Decision
-    reason: str = ""
-    kept: dict[str, list[Tensor | None]] = field(default_factory=dict)
-    unscale: float = 1.0
-    finite: bool = True
-
-    @property
-    def should_stop(self) -> bool:
-        """Whether the run should end before this step."""
-        return self.decision == "stop"
-
-    @property
-    def kappa(self) -> Tensor:
-        """κ = g_r·g_f over the whole model, 0-dim (Theorem 4.1)."""
-        return self.gram.dot.sum()
-
-    @property
-    def cos(self) -> Tensor:
-        """cosθ between the whole model's gradients, 0-dim."""
-        return self.gram.total().cos[0]
-
-    @property
-    def gradient_norms(self) -> tuple[Tensor, Tensor]:
-        """‖g_r‖ and ‖g_f‖ of the whole model before clipping, 0-dim."""
-        return self.gram.retain_sq.sum().sqrt() / self.clip[0], self.gram.forget_sq.sum().sqrt() / self.clip[1]
-
-    @property
-    def combined_sq(self) -> Tensor:
-        """‖g*_i‖² of each block, [L]: from the Gram, without a pass over the gradients."""
-        gram, a, b = self.gram, self.weights.retain, self.weights.forget
-        return (a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq).clamp(min=0)
-
-    @property
-    def promised_retain_change(self) -> Tensor:
-        """First-order change of the clipped retain objective, g_r·Δw/η, 0-dim (F_r* of Theorem 4.1, over η)."""
-        return -(self.weights.retain * self.gram.retain_sq + self.weights.forget * self.gram.dot).sum()
-
-    @property
-    def promised_forget_change(self) -> Tensor:
-        """First-order change of the clipped forget objective, g_f·Δw/η, 0-dim."""
-        return -(self.weights.retain * self.gram.dot + self.weights.forget * self.gram.forget_sq).sum()
-
-    @property
-    def direct_share(self) -> Tensor | None:
-        """The share of blocks on the direct branch, 0-dim; None for methods without branches."""
-        constraint = self.weights.constraint
-        return None if constraint is None else constraint.direct.double().mean()
-
-    @property
-    def regime(self) -> Tensor | None:
-        """The whole model's regime (Fig. 1), 0-dim: 0 direct, 1 rectified, 2 collateral forgetting unavoidable."""
-        constraint = self.weights.constraint
-        if constraint is None:
-            return None
-        above = torch.stack([constraint.direct_threshold, constraint.stop_threshold])
-        return (constraint.kappa > above).sum()
+    finite: bool
+    unscale: float
+    constraint: dict[str, float]
+    retain_weights: list[float]
+    forget_weights: list[float]
+    doubts: list[float]
 
 
 class PairedGradients:
@@ -255,7 +199,7 @@ class PairedGradients:
             scaler: the `GradScaler` that scaled the losses; see `combine`.
         """
         none: list[Tensor | None] = [None] * len(self.parameters)
-        retain, forget = (self._grads.get(side, none) for side in ("retain", "forget"))
+        retain, forget = (self._grads.get(side, none) for side in SIDES)
         self.discard()
         if scaler is not None and scaler.is_enabled():
             self._spoil(_either(retain, forget))
@@ -290,7 +234,7 @@ class PairedGradients:
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
-        if isinstance(keep, str) or not set(keep) <= {"retain", "forget"}:
+        if isinstance(keep, str) or not set(keep) <= set(SIDES):
             raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
         if keep and not self.can_keep:
             raise HamuError("gradients can only be kept where each process has both of them whole; leave keep out")
@@ -300,26 +244,27 @@ class PairedGradients:
         retain, forget = self.layout.take(grads)
         _check_apart(retain, forget)
         scaled = scaler is not None and scaler.is_enabled()
-        unscale = 1.0 / scaler.get_scale() if scaler is not None and scaled else 1.0
         exact = not self.layout.is_whole  # all processes must decide alike
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
+        # a scaler's `get_scale` would read from the device
+        unscale = scaler.scale(raw.dot.new_ones(())).reciprocal() if scaler is not None and scaled else None
         while True:
-            gram = raw.scaled(unscale, unscale) if scaled else raw
+            gram = raw if unscale is None else raw.scaled(unscale, unscale)
             clip = gram.clip_factors(self.max_grad_norm)
             gram = gram.scaled(*clip)
             weights = self.method.weigh(gram)
-            finite, a, b, figures, doubts = self._read(gram, weights, clip, None if exact else raw)
-            unsure = self._meter.unsure(doubts, retain, forget, finite)
+            read = self._read(gram, weights, clip, unscale, None if exact else raw)
+            unsure = self._meter.unsure(read.doubts, retain, forget, read.finite)
             if not unsure:
                 break
             raw, exact = self._meter.refined(raw, unsure, retain, forget), True
-        decision, reason = self._decide(finite, figures, a, b)
+        decision, cause, reason = self._decide(read)
         kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":
-            self._write(retain, forget, a, b, keep)
+            self._write(retain, forget, read.retain_weights, read.forget_weights, keep)
         elif scaled:
             self._spoil(self.layout.give(_either(retain, forget)))
-        return PairStep(gram, weights, clip, decision, reason, kept, unscale, finite)
+        return PairStep(gram, weights, clip, decision, reason, kept, read.unscale, read.finite, cause)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: the stopping rule's memory, and the settings it belongs to."""
@@ -331,21 +276,17 @@ class PairedGradients:
         Raises:
             HamuError: if it was saved with other settings; the message names them.
         """
-        ours, theirs = self._settings(), state["settings"]
-        differing = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-        if differing:
-            changes = ", ".join(f"{key} {theirs.get(key)!r} (now {ours.get(key)!r})" for key in differing)
-            raise HamuError(f"the state was saved with other settings: {changes}; resume with the same")
+        check_same_settings(self._settings(), state["settings"])
         self._memory.load_state_dict(state["stopping"])
 
     def _settings(self) -> dict[str, Any]:
         method = self.method
-        own: dict[str, Any] = _plain(method) if is_dataclass(method) else {}
+        own: dict[str, Any] = plain_settings(method) if is_dataclass(method) else {}
         return own | {
             "method": method.name,
             "stopping": asdict(method.stopping_rule),
             "max_grad_norm": self.max_grad_norm,
-            "blocks": f"{len(self.block_names)} ({_digest((self.block_names, self.block_of))})",
+            "blocks": f"{len(self.block_names)} ({short_digest((self.block_names, self.block_of))})",
         }
 
     def _check_outside(self) -> None:
@@ -385,45 +326,52 @@ class PairedGradients:
         )
 
     def _read(
-        self, gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor], coarse: PairGram | None
-    ) -> tuple[bool, list[float], list[float], list[float], list[float]]:
-        """The one transfer of a step: all finite? Raw gradients' weights, the constraint, doubts of coarse sums."""
+        self,
+        gram: PairGram,
+        weights: Weights,
+        clip: tuple[Tensor, Tensor],
+        unscale: Tensor | None,
+        coarse: PairGram | None,
+    ) -> _Read:
+        """The one transfer of a step."""
         constraint = weights.constraint
-        figures = [gram.is_finite()]
-        if constraint is not None:
-            figures += [
-                constraint.feasible,
-                constraint.demand,
-                constraint.capacity,
-                constraint.granted,
-                constraint.sustainable,
-                constraint.conflict,
-            ]
-        packed = [torch.stack(figures), weights.retain * clip[0], weights.forget * clip[1]]
-        values = torch.cat(packed if coarse is None else packed + self._meter.doubts(coarse, gram.sin)).tolist()
+        figures = [] if constraint is None else [getattr(constraint, name) for name in _OF_CONSTRAINT]
         blocks = len(self.block_names)
-        a, b, rest = len(figures), len(figures) + blocks, len(figures) + 2 * blocks
-        return values[0] == 1.0, values[a:b], values[b:rest], values[1:a], values[rest:]
+        parts = [
+            torch.stack([gram.is_finite(), gram.dot.new_ones(()) if unscale is None else unscale, *figures]),
+            weights.retain * clip[0],
+            weights.forget * clip[1],
+            *([] if coarse is None else self._meter.doubts(coarse, gram.sin)),
+        ]
+        values = torch.cat(parts).tolist()
+        a = 2 + len(figures)
+        b, rest = a + blocks, a + 2 * blocks
+        constraint_figures = dict(zip(_OF_CONSTRAINT, values[2:a], strict=False))
+        return _Read(values[0] == 1.0, values[1], constraint_figures, values[a:b], values[b:rest], values[rest:])
 
-    def _decide(self, finite: bool, figures: list[float], a: list[float], b: list[float]) -> tuple[Decision, str]:
-        if not finite:
-            return "skip", "a gradient is not finite"
-        if not all(map(math.isfinite, (*a, *b))):
+    def _decide(self, read: _Read) -> tuple[Decision, Cause, str]:
+        """What to do, and if that is not the step why, as a word and in words."""
+        if not read.finite:
+            return "skip", "not finite", "a gradient is not finite"
+        multiples = [*read.retain_weights, *read.forget_weights]
+        if not all(map(math.isfinite, multiples)):
             raise HamuError(
                 f"{self.method.name} gave a weight that is not finite, for gradients that are; mend its weigh"
             )
-        if figures:
-            feasible, demand, capacity, granted, sustainable, conflict = figures
-            if not feasible and self.method.on_infeasible != "clamp":
-                return self.method.on_infeasible, _why_infeasible(demand, capacity)
-        largest = max(map(abs, (*a, *b)))
+        found = read.constraint
+        if found and not found["feasible"] and self.method.on_infeasible != "clamp":
+            return self.method.on_infeasible, "infeasible", _why_infeasible(found["demand"], found["capacity"])
+        largest = max(map(abs, multiples))
         if largest > self._largest:
-            return "skip", f"a gradient would be multiplied by {largest:.4g}, which is beyond the range of float32"
-        if not figures:
-            return "step", ""
-        if self._memory.update(sustainable / granted if granted > 0 else math.inf, bool(conflict)):
-            return "stop", f"the stopping criterion is met: {self._memory.explain(granted, sustainable)}"
-        return "step", ""
+            why = f"a gradient would be multiplied by {largest:.4g}, which is beyond the range of float32"
+            return "skip", "out of range", why
+        if not found:
+            return "step", "", ""
+        granted, sustainable = found["granted"], found["sustainable"]
+        if self._memory.update(sustainable / granted if granted > 0 else math.inf, bool(found["conflict"])):
+            explained = self._memory.explain(granted, sustainable)
+            return "stop", "criterion", f"the stopping criterion is met: {explained}"
+        return "step", "", ""
 
     def _write(
         self,
@@ -441,9 +389,9 @@ class PairedGradients:
         if len(keep) > 1:
             retain = [None if r is None else r.clone() for r in retain]
         sides = zip(self.layout.parts, self.layout.block_of, drained(retain), drained(forget), strict=True)
-        combine = self.stash.combine if self.stash.is_used else _combine
-        combined = [combine(r, f, a[block], b[block], part) for part, block, r, f in sides]
-        for parameter, grad in zip(self.parameters, self.layout.give(combined), strict=True):
+        combine = combined_with_waiting if self.stash.is_used else combined
+        written = [combine(r, f, a[block], b[block], part) for part, block, r, f in sides]
+        for parameter, grad in zip(self.parameters, self.layout.give(written), strict=True):
             parameter.grad = grad
 
 
@@ -471,55 +419,3 @@ def _check_apart(retain: list[Tensor | None], forget: list[Tensor | None]) -> No
 
 def _either(retain: list[Tensor | None], forget: list[Tensor | None]) -> list[Tensor | None]:
     return [r if r is not None else f for r, f in zip(retain, forget, strict=True)]
-
-
-def _combine(retain: Tensor | None, forget: Tensor | None, a: float, b: float, part: Tensor) -> Tensor | None:
-    """a·retain + b·forget, in the memory of one of them; rounded once, in the end, for half precisions."""
-    dtype = combine_dtype(part)
-    if retain is None or forget is None:
-        only, weight = (retain, a) if forget is None else (forget, b)
-        return None if only is None else only.mul_(weight)
-    if b == 0.0:
-        return retain if a == 1.0 else retain.mul_(a)
-    if retain.dtype == dtype and retain.is_contiguous() and forget.is_contiguous():
-        # The outer product with [1] is a·retain + b·forget in one pass over memory, which mul_ and add_ are not.
-        retain.view(-1, 1).addr_(forget.view(-1), _one(dtype, retain.device), beta=a, alpha=b)
-        return retain
-    if retain.dtype == dtype:
-        return retain.mul_(a).add_(forget, alpha=b)
-    pieces = [(retain, forget)]
-    if retain.is_contiguous() and forget.is_contiguous():
-        most = widened_at_once(retain.device)
-        pieces = list(zip(*(torch.split(g.view(-1), most) for g in (retain, forget)), strict=True))
-    for r, f in pieces:
-        r.copy_(r.to(dtype).mul_(a).add_(f, alpha=b))
-    return retain
-
-
-def widened_at_once(device: torch.device) -> int:
-    """Elements of half precision: on a CPU as many as stay in its cache, elsewhere so many that launches are few."""
-    return 1 << 18 if device.type == "cpu" else 1 << 24
-
-
-@lru_cache(maxsize=16)
-def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(1, dtype=dtype, device=device)
-
-
-def _plain(value: Any) -> Any:
-    """As it comes back from a file of JSON; what that cannot hold as its name, or in words without an address."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__qualname__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]

@@ -23,29 +23,24 @@ from hamu.errors import HamuError
 from hamu.folder_lock import lock
 from hamu.models.saving import save_model
 
+# The files of a run of unlearning, in the order in which it writes them; the last tells that it came to its end.
+CONFIG, INPUTS, HARDNESS = "config.yaml", "inputs.json", "hardness.json"
+STEPS, LAYERS, EVALUATION = "steps.jsonl", "layers.jsonl", "evaluation.json"
+READABLE_RECORD, RECORD = "record.md", "record.json"
+MODEL, MERGED = "model", "merged"  # folders
+# What other commands write into a folder of their own, or beside a run's files.
+REPORT, TRAJECTORIES, ANSWERS_PAGE, ANSWERS = "report.html", "trajectories.png", "answers.html", "answers.jsonl"
+ASSESSMENT, FRONTIER, SUMMARY = "assess.json", "frontier.png", "summary.json"
+COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
+COMPARISON_TABLES = ("comparison.csv", "comparison.md", "comparison.tex")
+
 _OWN = (
-    "model",
-    "merged",
-    "config.yaml",
-    "inputs.json",
-    "hardness.json",
-    "steps.jsonl",
-    "layers.jsonl",
-    "evaluation.json",
-    "record.json",
-    "record.md",
-    "report.html",
-    "answers.html",
-    "answers.jsonl",
-    "summary.json",
-    "trajectories.png",
-    "assess.json",
-    "frontier.png",
+    *(MODEL, MERGED, CONFIG, INPUTS, HARDNESS, STEPS, LAYERS, EVALUATION, RECORD, READABLE_RECORD),
+    *(REPORT, ANSWERS_PAGE, ANSWERS, SUMMARY, TRAJECTORIES, ASSESSMENT, FRONTIER),
     "runs",  # of tensorboard, as transformers names it
     "tensorboard",
 )
-
-_OF_COMPARISONS = ("comparison.json", "comparison.csv", "comparison.md", "comparison.tex", "comparison.png")
+_OF_COMPARISONS = (COMPARISON, *COMPARISON_TABLES, COMPARISON_PICTURE)
 _LEFT = (".checkpoint-", *(f".{name}." for name in (*_OWN, *_OF_COMPARISONS)))  # what an interrupted write leaves
 _OWN_PREFIXES = ("checkpoint-", *_LEFT)
 
@@ -114,7 +109,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = lock(self.path)
         stale = self._stale()  # as it is now: another run may have come and gone
-        for left in sorted(stale, key=lambda path: path.name != "config.yaml"):  # first: it says that this is a run
+        for left in sorted(stale, key=lambda path: path.name != CONFIG):  # first: it says that this is a run
             if left.is_dir():
                 shutil.rmtree(left)
             else:
@@ -191,15 +186,15 @@ class RunFolder:
 
     def begin(self, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Write what a run was asked and what it reads; the settings last, as they say that there is one to resume."""
-        self.write_json("inputs.json", inputs)
+        self.write_json(INPUTS, inputs)
         self.write_config(settings)
 
     def write_config(self, content: Mapping[str, Any]) -> Path:
         """Write the resolved settings as YAML, in a form that --config reads."""
         text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
-        return self.write_text("config.yaml", text, private="forget_filter" in content)  # it may name a person
+        return self.write_text(CONFIG, text, private="forget_filter" in content)  # it may name a person
 
-    def save_model(self, model: Any, *beside_it: Any, name: str = "model") -> Path:
+    def save_model(self, model: Any, *beside_it: Any, name: str = MODEL) -> Path:
         """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all."""
         target = self.prepare() / name
         beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}.")) if is_main() else self.path

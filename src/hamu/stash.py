@@ -9,13 +9,10 @@ from torch import Tensor
 
 from hamu.distributed.layout import drained
 from hamu.errors import HamuError
-from hamu.gram import combine_dtype
-
-_PIECE = 1 << 20  # elements that come back at once
 
 
 class Stash:
-    """Puts gradients away and adds them back a piece at a time.
+    """Puts gradients away, and takes them back whole; `combined_with_waiting` takes a piece at a time.
 
     Args:
         name: "none", "bf16" or "cpu".
@@ -56,21 +53,6 @@ class Stash:
             return grads
         self.wait()
         return [None if g is None else g.to(p.device, p.dtype) for g, p in zip(drained(grads), parameters, strict=True)]
-
-    def combine(self, retain: Tensor | None, forget: Tensor | None, a: float, b: float, part: Tensor) -> Tensor | None:
-        """a·retain + b·forget, in the memory of the one that has not been put away."""
-        waits = [g is not None and (g.dtype != part.dtype or g.device != part.device) for g in (retain, forget)]
-        whole, away, x, y = (forget, retain, b, a) if waits[0] else (retain, forget, a, b)
-        if whole is None:
-            return None if away is None else away.to(part.device, part.dtype).mul_(y)
-        if away is None:
-            return whole.mul_(x)
-        dtype = combine_dtype(part)
-        rows = whole.numel() if whole.dim() == 0 else max(1, _PIECE * whole.shape[0] // max(1, whole.numel()))
-        pairs = [(whole, away)] if whole.dim() == 0 else zip(whole.split(rows), away.split(rows), strict=True)
-        for w, s in pairs:
-            w.copy_(w.to(dtype).mul_(x).add_(s.to(w.device, dtype), alpha=y))
-        return whole
 
     def _put(self, grad: Tensor) -> Tensor:
         if self.name == "bf16":

@@ -10,7 +10,7 @@ import pytest
 from hamu import HamuError, HamuQ, UnlearnConfig
 from hamu.assess import assess
 from hamu.cli import main
-from hamu.training.auto import tuned
+from hamu.training.auto import apply_assessment
 from hamu.training.goal import Goal, Standing
 from hamu.training.original import collate
 from hamu.training.steering import Steering
@@ -21,7 +21,8 @@ def by_goal(trainer_of, model, problem, loss, budget, **settings):
     found = assess(model, problem.retain, problem.forget, collate=collate, method=HamuQ(0.5, "relative"),
                    conflicts=False, batch_size=256)  # fmt: skip
     args = {"auto": True, "target_forget_loss": loss, "max_retain_increase": budget} | settings
-    config = tuned(UnlearnConfig(output_dir="unused", **args), found)
+    config = UnlearnConfig(output_dir="unused", **args)
+    apply_assessment(config, found)
     chosen = ("learning_rate", "constraint", "constraint_mode", "stopping", "trust_region", "trust_region_growth")
     trainer = trainer_of(model, **args | {name: getattr(config, name) for name in chosen})
     trainer.train()
@@ -31,6 +32,7 @@ def by_goal(trainer_of, model, problem, loss, budget, **settings):
 def test_it_ends_at_the_target_within_the_budget(model, trainer_of, problem):
     trainer = by_goal(trainer_of, model, problem, 1.5, 0.05, max_steps=60, per_device_train_batch_size=128)
     assert "the goal is reached" in trainer.stop_reason
+    assert trainer.end.kind == "goal"
     after = trainer.evaluate()
     assert after["eval_forget_loss"] >= 1.5
     start = trainer.steering._start
@@ -77,7 +79,7 @@ def test_what_pays_is_carried_on_and_the_budget_holds_there_too(model, trainer_o
 def test_after_an_overspend_it_is_careful_by_the_step_that_cost_too_much(model, trainer_of, problem, monkeypatch):
     """And not by the next one, whose demand is set before the step is taken. Every look teaches, halfway too."""
     used, caps, taught = [], [], []
-    demand, careful, learn = Steering.demand, Steering._be_careful, Unseen.learn
+    demand, careful, learn = Steering.plan_from, Steering._be_careful, Unseen.learn
 
     def noting_demand(steering, *args):
         used.append(steering._method.constraint)
@@ -91,7 +93,7 @@ def test_after_an_overspend_it_is_careful_by_the_step_that_cost_too_much(model, 
         taught.append(measured)
         learn(unseen, change, measured)
 
-    monkeypatch.setattr(Steering, "demand", noting_demand)
+    monkeypatch.setattr(Steering, "plan_from", noting_demand)
     monkeypatch.setattr(Steering, "_be_careful", noting_care)
     monkeypatch.setattr(Unseen, "learn", noting_learn)
     trainer = by_goal(trainer_of, model, problem, 1e6, 0.05, max_steps=40, per_device_train_batch_size=128)
@@ -105,6 +107,7 @@ def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, pr
     trainer = by_goal(trainer_of, model, problem, 1e-9, 0.01)
     assert trainer.steps_taken == 0
     assert "at the start" in trainer.stop_reason
+    assert trainer.end.kind == "goal"
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
@@ -134,7 +137,7 @@ def test_without_the_curvature_there_is_no_learning_rate(model, problem):
     found = assess(model, problem.retain, problem.forget, collate=collate, method=HamuQ(0.5, "relative"),
                    most_batches=1, curvature_samples=0)  # fmt: skip
     with pytest.raises(HamuError, match="auto needs the curvature for the learning rate; assess with"):
-        tuned(UnlearnConfig(output_dir="unused"), found)
+        apply_assessment(UnlearnConfig(output_dir="unused"), found)
 
 
 def test_the_command(saved_model, tmp_path, capsys):

@@ -139,6 +139,7 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
         assert float(row["utility"]) == -new["retain"]["loss"]
         assert float(row["membership_auc"]) == new["membership_inference"]["auc"]
         assert (row["ended"], row["ended_because"]) == ("all steps", record["steps"]["ended_because"])
+        assert evaluation["ended_kind"] == row["ended"]
         assert row["environment"].startswith(f"cpu, hamu {record['environment']['versions']['hamu']}, ")
         assert row["promise_kept"] == ("" if name.startswith("gdiff") else str(record["promise"]["kept"]))
         settings = yaml.safe_load((runs / name / "config.yaml").read_text())

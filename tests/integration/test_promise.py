@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hamu import HamuError, HamuU, PairedGradients, UnlearnConfig
+from hamu.ends import End
 from hamu.training.promise import Outcome, PromiseRecord
 from hamu.training.trust_region import TrustRegion
 from hamu.training.watch import StepWatch, is_plain_descent
@@ -102,12 +103,20 @@ def test_the_log_does_not_call_a_step_taken_that_was_undone(model, trainer_of):
     assert sum(figures(trainer, "taken")) == trainer.steps_taken
 
 
+def test_a_run_ends_where_no_step_is_small_enough(model, trainer_of):
+    trainer = trainer_of(model, learning_rate=1e4, max_steps=3, trust_region=True)
+    trainer.watch.trust._least = 0.5
+    trainer.train()
+    assert (trainer.steps_taken, trainer.state.global_step) == (0, 1)
+    assert trainer.end == End("no small step", "no step is small enough to realise anything of its promise")
+
+
 def test_nothing_is_kept_between_steps(model, trainer_of):
     trainer = trainer_of(model, optim="adamw_torch", learning_rate=1e-4, guarantee="exact", method="hamu-u")
     trainer.train()
-    assert trainer._watch._guard._before == []
+    assert trainer.watch._guard._before == []
     assert trainer._step.kept == {}
-    assert trainer._watch._passes == []
+    assert len(trainer.watch.passes) == 0
 
 
 def test_an_optimizer_of_a_part_of_the_model_is_watched_too(model, trainer_of):
@@ -143,7 +152,7 @@ def descend(curvature, rate, steps):
         assert watch.is_due(step, 1)
         losses = {}
         for side in ("retain", "forget"):
-            watch.remember(side, {}, 1.0, 1)
+            watch.passes.remember(side, {}, 1.0, 1)
             with getattr(pair, side)():
                 loss = total(side, {})
                 loss.backward()

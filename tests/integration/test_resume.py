@@ -331,6 +331,17 @@ def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_mod
         again.train(resume_from_checkpoint=True)
 
 
+def test_an_optimizer_state_that_cannot_be_read_is_named_for_a_sharded_model_too(
+    trainer_of, saved_model, tmp_path, monkeypatch
+):
+    """The file can be what was written, and yet not be what a run would have written."""
+    trainer = trainer_of(load_classifier(str(saved_model)))
+    (tmp_path / "optimizer.pt").write_bytes(b"no archive")
+    monkeypatch.setattr("hamu.training.resumable.is_sharded", lambda model: True)
+    with pytest.raises(HamuError, match=r"the checkpoint .* cannot be restored: .*; resume from an older one"):
+        trainer._load_optimizer_and_scheduler(str(tmp_path))
+
+
 def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_of):
     class Own(torch.nn.Module):
         def __init__(self):

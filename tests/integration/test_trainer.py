@@ -46,7 +46,7 @@ def test_a_run_takes_the_steps_of_ones_own_loop(model, problem, trainer_of, name
 @pytest.fixture
 def float64_pixels(monkeypatch):
     """Lets the trainer feed models in float64."""
-    monkeypatch.setattr("hamu.training.trainer.predict_logits", lambda m, b: m(b["pixel_values"].double()).logits)
+    monkeypatch.setattr("hamu.training.side_losses.predict_logits", lambda m, b: m(b["pixel_values"].double()).logits)
 
 
 @pytest.mark.parametrize(("accumulation", "batch_size"), [(2, 150), (4, 80), (5, 64)])
@@ -149,13 +149,14 @@ def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, pro
     )
     trainer.train()
     assert "the stopping criterion is met: the constraint" in trainer.stop_reason
+    assert trainer.end.kind == "criterion"
     assert trainer.state.global_step == 1
     assert trainer.steps_taken == 0
     assert torch.equal(weights(model), start), "the step that must hurt is not taken"
 
 
 def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(model, trainer_of, problem, monkeypatch):
-    import hamu.training.trainer as module
+    import hamu.training.side_losses as module
 
     real = module.predict_logits
     poisoned = iter([False, False, True, True, False, False])
@@ -173,6 +174,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(mode
     trainer = trainer_of(model, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)
     trainer.train()
     assert trainer.state.global_step == 2
+    assert trainer.end.kind == "skips"
     assert trainer.stop_reason == (
         "2 steps in a row could not be taken: a gradient is not finite. The weights are those of the last step that "
         "was; lower the learning rate, or look for records with values that are not finite"
@@ -187,17 +189,18 @@ def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of,
     trainer = trainer_of(model, **settings, max_steps=12, eval_strategy="steps", eval_steps=4, save_strategy="steps",
                          save_steps=4, max_retain_loss=1e9)  # fmt: skip
     seen = iter([False] * 5 + [True])
-    reason = trainer._early_ends.reason
+    end = trainer._early_ends.end
 
     def diverging():
         if next(seen):
             monkeypatch.setattr(trainer._early_ends, "_max_retain", 1e-9)
-        return reason()
+        return end()
 
-    monkeypatch.setattr(trainer._early_ends, "reason", diverging)
+    monkeypatch.setattr(trainer._early_ends, "end", diverging)
     trainer.train()
     assert trainer.state.global_step == 6
     assert torch.equal(weights(model), weights(after_four))
+    assert trainer.end.kind == "retain loss"
     assert trainer.stop_reason.endswith("is above 1e-09; back to the weights of step 4")
 
 

@@ -5,26 +5,19 @@ import io
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
+from typing import get_args
 
 import pytest
-import torch
 
-import hamu
-from hamu import HamuError, PairedGradients
+from hamu import HamuError
 from hamu.compare import Cell, Comparison, cells
-from hamu.compare.ends import ended_by
 from hamu.compare.rows import failed_row, finished_row
 from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_page, markdown_page, notes, volumes_line
+from hamu.ends import ALL_DONE, EndKind
 from hamu.evaluation import Gains
-from hamu.methods import HamuQ, Method, StoppingRule, build_method, method_classes
-from hamu.methods.stopping import StoppingMemory
-from hamu.objectives import Scored
-from hamu.paired import _why_infeasible
+from hamu.methods import HamuQ, Method, build_method, method_classes
 from hamu.training import UnlearnConfig
 from hamu.training.config import unused_settings
-from hamu.training.early_ends import EarlyEnds
-from hamu.training.trainer import ALL_DONE
 
 UNMEASURED = ("retain_accuracy", "test_accuracy", "forget_probability", "retain_probability", "test_probability",
               "utility", "membership_auc")  # fmt: skip
@@ -33,7 +26,7 @@ UNMEASURED = ("retain_accuracy", "test_accuracy", "forget_probability", "retain_
 def row(method="gdiff", seed=42, *, forget=1.0, retain=0.5, constraint=None, **figures):
     cell = Cell(method, constraint, 0.1, seed)
     found = {"forget_gain": forget, "retain_gain": retain, "joint_gain": min(forget, retain), "forget_accuracy": 0.25,
-             "promise_kept": None, "ended": "all steps", "ended_because": ALL_DONE, "ended_at": 5, "steps": 5,
+             "promise_kept": None, "ended": "all steps", "ended_because": ALL_DONE.text, "ended_at": 5, "steps": 5,
              "seconds": 12.3, "failed": ""}  # fmt: skip
     named = {"run": cell.name, "setting": cell.setting, **vars(cell)}
     return named | dict.fromkeys(UNMEASURED) | found | figures
@@ -233,14 +226,14 @@ def test_hypervolumes_are_told_with_their_reference_the_largest_first():
     assert volumes_line(found) == "hypervolume over (0, -0.25): kl 0.5, ft 0"
 
 
-def finished(folder, *, probability=None, versions=None, device="cpu", reason=ALL_DONE):
+def finished(folder, *, probability=None, versions=None, device="cpu", reason=ALL_DONE.text, kind="all steps"):
     """The row of a run in a folder, of which only what a row is made of is there."""
     sides = {side: {"loss": 0.25, "accuracy": 0.5} for side in ("retain", "forget")}
     if probability is not None:
         sides["retain"]["probability"] = probability
     report = {**sides, "membership_inference": None}
     before = {**report, "retain": {"loss": 0.75, "accuracy": 0.5}}
-    (folder / "evaluation.json").write_text(json.dumps({"before": before, "after": report}))
+    (folder / "evaluation.json").write_text(json.dumps({"before": before, "after": report, "ended_kind": kind}))
     steps = {"taken": 3, "ended_at": 3, "ended_because": reason}
     environment = {"device": device, "processes": 1, "versions": versions or {"hamu": "0.1.0", "torch": "2.7.0"}}
     (folder / "record.json").write_text(json.dumps({"promise": None, "steps": steps, "environment": environment}))
@@ -249,7 +242,7 @@ def finished(folder, *, probability=None, versions=None, device="cpu", reason=AL
 
 def test_a_row_says_in_a_word_why_its_run_ended(tmp_path):
     assert finished(tmp_path)["ended"] == "all steps"
-    best = f"{ALL_DONE}; the weights are the best ones, of step 4"
+    best = f"{ALL_DONE.text}; the weights are the best ones, of step 4"
     row = finished(tmp_path, reason=best)
     assert (row["ended"], row["ended_because"]) == ("all steps", best)
     assert [failed(reason=reason)["ended"] for reason in ("it diverged", "interrupted by SIGTERM; step 3")] == [
@@ -257,54 +250,14 @@ def test_a_row_says_in_a_word_why_its_run_ended(tmp_path):
     ]  # fmt: skip
 
 
-def early_end(logits, **limits):
-    ends = EarlyEnds(**limits)
-    for side in ("retain", "forget"):
-        ends.add(side, Scored.of(torch.tensor([[logits, 0.0]]), torch.tensor([0])))
-    return ends.reason()
+@pytest.mark.parametrize("kind", get_args(EndKind))
+def test_a_row_has_the_kind_of_end_that_its_run_has_recorded_whatever_its_words(kind, tmp_path):
+    assert finished(tmp_path, reason="of the weather", kind=kind)["ended"] == kind
 
 
-def pair_end(retain, forget, **settings):
-    """Why a step of two parallel gradients is not to be taken."""
-    model = torch.nn.Linear(1, 1, bias=False)
-    pair = PairedGradients(model, HamuQ(0.5, **settings), max_grad_norm=None)
-    for side, length in (("retain", retain), ("forget", forget)):
-        with getattr(pair, side)():
-            (length * model.weight.sum()).backward()
-    return pair.combine().reason
-
-
-@pytest.mark.parametrize(
-    ("reason", "word"),
-    [
-        (lambda: pair_end(1.0, 1.0), "criterion"),
-        (lambda: pair_end(0.1, 0.1), "infeasible"),
-        (lambda: early_end(0.0, target_forget_loss=0.5), "target"),
-        (lambda: early_end(9.0, min_forget_loss=0.1), "no forgetting"),
-        (lambda: early_end(-9.0, max_retain_loss=0.4), "retain loss"),
-        (lambda: "the weather has changed since yesterday", "the weather has changed…"),
-    ],
-)
-def test_each_kind_of_end_has_its_word(reason, word):
-    assert ended_by(reason()) == word
-    assert ended_by(f"the stopping criterion is met: {StoppingMemory(StoppingRule()).explain(1, 0.5)}") == "criterion"
-    for demand, capacity in ((0.5, 0.2), (0.0, 0.0)):
-        assert ended_by(_why_infeasible(demand, capacity)) == "infeasible"
-
-
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        ("training/trainer.py", ["steps in a row could not be taken", "no step is small enough"]),
-        ("training/steering.py", ["the goal is reached", "the budget is spent", "the criterion says"]),
-    ],
-)
-def test_ends_that_take_long_to_reach_are_said_so_in_the_source(place, words):
-    source = (Path(hamu.__file__).parent / place).read_text()
-    for text, word in zip(words, ("skips", "no small step") if "trainer" in place else ("goal", "budget", "criterion"),
-                          strict=True):  # fmt: skip
-        assert text in source
-        assert ended_by(f"10 {text}" if "in a row" in text else f"{text}: it is so") == word
+@pytest.mark.parametrize("kind", [None, "a kind of tomorrow", ["criterion"]])
+def test_of_results_that_name_no_known_kind_the_end_is_another(kind, tmp_path):
+    assert finished(tmp_path, reason="the stopping criterion is met", kind=kind)["ended"] == "other"
 
 
 def test_ends_are_counted_over_seeds():

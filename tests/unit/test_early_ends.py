@@ -1,8 +1,10 @@
 """Ends of a run that its losses call for."""
 
+import pytest
 import torch
 from torch.nn import functional as F
 
+from hamu.ends import End
 from hamu.objectives import Scored
 from hamu.training.early_ends import EarlyEnds
 
@@ -19,15 +21,15 @@ def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(m
         monkeypatch.setattr("hamu.training.early_ends.summed", lambda values, side=side: sent.setdefault(side, values))
         alone = EarlyEnds(max_retain_loss=9.0)
         alone.add(side, scored[side])
-        alone.reason()
+        alone.end()
     monkeypatch.setattr("hamu.training.early_ends.summed", lambda values: sent["retain"] + sent["forget"])
     for side in scored:
         ends = EarlyEnds(target_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])
-        assert ends.reason().startswith(f"the forget loss of a step, {loss['forget']:.4g}, has reached the target")
+        assert ends.end().text.startswith(f"the forget loss of a step, {loss['forget']:.4g}, has reached the target")
         ends = EarlyEnds(max_retain_loss=loss["retain"] + 0.01, min_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])
-        assert ends.reason() == ""
+        assert ends.end() is None
 
 
 def test_a_record_that_is_read_for_its_shape_alone_counts_for_nothing():
@@ -37,4 +39,19 @@ def test_a_record_that_is_read_for_its_shape_alone_counts_for_nothing():
     ends.add("retain", Scored.of(scored.logits[1:], scored.labels[1:]), 0.0)
     ends.add("forget", Scored.of(scored.logits[:1], scored.labels[:1]))
     ends.add("forget", Scored.of(scored.logits[1:], scored.labels[1:]), 0.0)
-    assert ends.reason() == "the forget loss of a step, 0.6931, has reached the target 0.6"
+    assert ends.end() == End("target", "the forget loss of a step, 0.6931, has reached the target 0.6")
+
+
+@pytest.mark.parametrize(
+    ("logit", "limits", "kind"),
+    [
+        (0.0, {"target_forget_loss": 0.5}, "target"),
+        (9.0, {"min_forget_loss": 0.1}, "no forgetting"),
+        (-9.0, {"max_retain_loss": 0.4}, "retain loss"),
+    ],
+)
+def test_each_limit_has_its_kind_of_end(logit, limits, kind):
+    ends = EarlyEnds(**limits)
+    for side in ("retain", "forget"):
+        ends.add(side, Scored.of(torch.tensor([[logit, 0.0]]), torch.tensor([0])))
+    assert ends.end().kind == kind

@@ -82,6 +82,15 @@ def test_combine_reads_from_the_device_once(reads, method, settings, decision):
     assert dispatched.reads == 0
 
 
+def test_the_scale_of_a_loss_scaler_comes_with_the_one_read(reads):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    pair = prepared(build_method("hamu-q", constraint=0.3, constraint_mode="relative"))
+    del reads[:]
+    step = pair.combine(scaler)
+    assert reads == ["tolist"]
+    assert step.unscale == 1 / 8
+
+
 def test_a_side_that_is_not_used_raises_no_doubt(reads):
     pair = prepared(build_method("gdiff"))
     pair._grads["forget"] = [None if g.numel() > 9 else g for g in pair._grads["forget"]]

@@ -58,6 +58,7 @@ def test_a_non_finite_gradient_skips_the_step_and_nothing_moves(name, max_grad_n
     assert step.decision == "skip"
     assert not step.should_stop
     assert step.reason == "a gradient is not finite"
+    assert step.cause == "not finite"
     assert all(p.grad is None for p in pair.parameters)
     assert flat(before[0]).norm() > 0, "the good step before moved the weights"
     assert_unmoved(pair, optimizer, before)
@@ -160,6 +161,7 @@ def test_a_share_of_what_is_possible_is_feasible_however_it_is_divided(distribut
         assert constraint.fraction.max() == pytest.approx(share)
     step, _ = combine(HamuQ(0.5, distribution=distribution, **OFF), retain, forget, max_grad_norm=None)
     assert f"allow at most {most:.4g}" in step.reason
+    assert step.cause == "infeasible"
 
 
 def test_a_demand_of_exactly_the_reach_is_feasible():
@@ -258,6 +260,7 @@ def test_a_weight_beyond_the_range_of_its_gradient_skips_the_step():
     assert step.decision == "skip"
     assert step.finite
     assert "which is beyond the range of float32" in step.reason
+    assert step.cause == "out of range"
     assert grads == [None, None]
     assert combine(Own(1e39), *vectors(), max_grad_norm=None)[0].decision == "step"  # these are float64
 

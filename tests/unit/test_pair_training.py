@@ -254,7 +254,7 @@ def test_a_scaler_at_one_still_sees_an_overflow():
 
 @pytest.mark.parametrize("piece", [7, 1 << 18])
 def test_half_precision_parameters_get_half_precision_gradients_rounded_once(monkeypatch, piece):
-    monkeypatch.setattr("hamu.paired.widened_at_once", lambda device: piece)
+    monkeypatch.setattr("hamu.combining.widened_at_once", lambda device: piece)
     model = make_model(torch.bfloat16)
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
     sides = [torch.autograd.grad(loss(model, s, torch.bfloat16), list(model.parameters())) for s in (0, 1)]

@@ -45,8 +45,38 @@ def test_the_order_does_not_depend_on_the_batch_size(batch_size):
 def test_the_order_is_new_each_epoch_and_fixed_when_shuffled_once():
     fresh, once = PairedDataset(RETAIN, FORGET), PairedDataset(RETAIN, FORGET, shuffle="once")
     assert epoch(fresh, 0)[0] != epoch(fresh, 1)[0]
-    assert epoch(once, 0) == epoch(once, 1)
+    assert epoch(once, 0)[0] == epoch(once, 1)[0]
     assert epoch(once, 0)[0] != RETAIN, "once still means shuffled"
+
+
+def test_shuffled_once_every_forget_record_has_its_turn():
+    """A forget set that is larger than the retain set goes on where the last epoch ended, in the one order."""
+    pairs = PairedDataset(FORGET, RETAIN, shuffle="once")
+    drawn = [f for number in range(5) for f in epoch(pairs, number)[1]]
+    assert sorted(drawn[:10]) == RETAIN
+    assert drawn[10:20] == drawn[:10]
+
+
+def test_shuffled_once_all_epochs_have_the_same_pairs_where_the_sizes_divide():
+    pairs = PairedDataset(RETAIN, [*FORGET, 104], shuffle="once")
+    assert epoch(pairs, 0) == epoch(pairs, 1) == epoch(pairs, 7)
+    assert epoch(pairs, 0) == epoch(PairedDataset(RETAIN, [*FORGET, 104]), 0), "the first epoch is like any other's"
+
+
+def test_shuffled_once_a_part_of_a_round_is_not_begun_anew_with_each_epoch():
+    pairs = PairedDataset(RETAIN, FORGET, shuffle="once")
+    drawn = [f for number in range(6) for f in epoch(pairs, number)[1]]
+    rounds = [drawn[i : i + len(FORGET)] for i in range(0, len(drawn), len(FORGET))]
+    assert all(sorted(one) == FORGET for one in rounds)
+    assert rounds[:3] == rounds[3:6], "the orders are those of the first epoch"
+
+
+@pytest.mark.parametrize("shuffle", ["epoch", "once"])
+def test_of_the_orders_of_many_rounds_only_the_latest_are_kept(shuffle):
+    """A forget set of one record has as many rounds as there are retain records."""
+    pairs = PairedDataset(list(range(1000)), [7], shuffle=shuffle)
+    assert epoch(pairs, 0)[1] == [7] * 1000
+    assert sum(len(orders) for orders in pairs._orders.values()) <= 4
 
 
 def test_the_seed_decides():

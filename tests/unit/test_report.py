@@ -283,8 +283,9 @@ def test_the_stop_is_marked_where_a_run_was_stopped(tmp_path):
     run = example_run(tmp_path)
     losses = steps_section(run).charts[0]
     assert losses.spec["marks"] == [{"x": 20, "label": "stop"}]
-    run.evaluation["ended"] = "all its steps are done"
-    assert steps_section(run).charts[0].spec["marks"] == []
+    for kind in ("all steps", None):  # None: of a run that recorded none it is not known
+        run.evaluation["ended_kind"] = kind
+        assert steps_section(run).charts[0].spec["marks"] == []
 
 
 @pytest.mark.parametrize(

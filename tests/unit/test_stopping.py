@@ -101,6 +101,7 @@ def test_the_criterion_decides_whether_the_step_is_taken(criterion, decision):
 def test_the_reason_names_the_criterion_and_both_figures():
     [step] = run(HamuQ(0.5, constraint_mode="absolute"), [0.95])
     assert step.should_stop
+    assert step.cause == "criterion"
     assert step.reason.startswith("the stopping criterion is met: the constraint 0.5 exceeds 0.3122")
     assert "(aggregate)" in step.reason
 

@@ -11,7 +11,7 @@ from hamu.assess import Assessment, assess
 from hamu.data import UnlearningData
 from hamu.methods import HamuQ
 from hamu.training import UnlearnConfig
-from hamu.training.auto import tuned
+from hamu.training.auto import apply_assessment
 
 _CURVATURE_SAMPLES = 64
 _BATCHES = 10  # of each side
@@ -39,7 +39,7 @@ def tune(
         curvature_samples=_CURVATURE_SAMPLES,
         seed=args.seed,
     )
-    tuned(args, found)
+    apply_assessment(args, found)
     console.print(
         f"{found.verdict.headline} (κ {found.hamu_q.kappa:+.3g}, cosθ {found.hamu_q.cos:+.3f}); starting with learning "
         f"rate {args.learning_rate:.3g} and a demand of {args.constraint:.0%} of what is possible"

@@ -7,7 +7,6 @@ from typing import Any
 
 from hamu.training import UnlearnTrainer
 from hamu.training.promise import describe
-from hamu.training.trainer import ALL_DONE
 
 
 def history(trainer: UnlearnTrainer) -> dict[str, Any]:
@@ -19,7 +18,8 @@ def history(trainer: UnlearnTrainer) -> dict[str, Any]:
         "steps_in_model": trainer.steps_in_model,
         "promise": trainer.promise,
         "steering": None if trainer.steering is None else trainer.steering.history,
-        "ended": trainer.stop_reason or ALL_DONE,
+        "ended": trainer.end.text,
+        "ended_kind": trainer.end.kind,
     }
 
 
@@ -27,7 +27,7 @@ def outcome(trainer: UnlearnTrainer) -> list[str]:
     """The same for the screen, a line each."""
     return [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
-        f"{trainer.state.global_step} because {trainer.stop_reason or ALL_DONE}",
+        f"{trainer.state.global_step} because {trainer.end.text}",
         _best(trainer) if trainer.steering is None else trainer.steering.outcome,
         *([] if trainer.promise is None else [describe(trainer.promise)]),
     ]

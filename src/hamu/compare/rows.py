@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol
 
-from hamu.compare.ends import ended_by, failed_by
+from hamu.compare.ends import failed_by
 from hamu.compare.environments import written_environment
+from hamu.ends import kind_in
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains, hypervolume_reference
 from hamu.evaluation.membership import auc_of
@@ -58,7 +59,7 @@ def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": record["steps"]["taken"],
         "ended_at": record["steps"]["ended_at"],
-        "ended": ended_by(record["steps"]["ended_because"]),
+        "ended": kind_in(evaluation),
         "ended_because": record["steps"]["ended_because"],
         "environment": written_environment(record["environment"]),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hamu.compare.environments import differing_environments
 from hamu.compare.rows import Comparison, Row
-from hamu.training.trainer import ALL_DONE
+from hamu.ends import ALL_DONE
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def notes(comparison: Comparison) -> list[str]:
     ended = [
         f"{row['run']} ended at step {row['ended_at']} because {row['ended_because']}"
         for row in comparison.rows
-        if not row["failed"] and row["ended_because"] != ALL_DONE
+        if not row["failed"] and row["ended_because"] != ALL_DONE.text
     ]
     differing = differing_environments({row["run"]: row.get("environment") for row in comparison.rows})
     return failed + ended + [f"not all were computed alike: {differing}"] * bool(differing)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from hamu.gram import PairGram
+from hamu.gram import SIDES, PairGram
 
 Grads = list[Tensor | None]
 
@@ -67,7 +67,7 @@ def drained(grads: Grads) -> Iterator[Tensor | None]:
 class Replicated:
     """Everything is here."""
 
-    sides: tuple[str, ...] = ("retain", "forget")
+    sides: tuple[str, ...] = SIDES
     is_whole = True
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:

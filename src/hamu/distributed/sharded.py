@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from hamu.distributed.layout import Grads
 from hamu.errors import HamuError
-from hamu.gram import PairGram
+from hamu.gram import SIDES, PairGram
 
 
 class Sharded:
@@ -25,7 +25,7 @@ class Sharded:
         HamuError: if only some of them are cut, or not all over the same processes.
     """
 
-    sides: tuple[str, ...] = ("retain", "forget")
+    sides: tuple[str, ...] = SIDES
     is_whole = False
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class Sharded:
 
     def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
         """The local shards."""
-        retain, forget = ([None if g is None else _local(g) for g in grads[side]] for side in ("retain", "forget"))
+        retain, forget = ([None if g is None else _local(g) for g in grads[side]] for side in SIDES)
         return retain, forget
 
     def total(self, gram: PairGram) -> PairGram:

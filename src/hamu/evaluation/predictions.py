@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from hamu.modes import evaluating
 from hamu.objectives import Scored, predict_logits
 
 
@@ -164,15 +164,3 @@ def _batches(model: nn.Module, loader: DataLoader[Any]) -> Iterator[tuple[Mappin
     with evaluating(model):
         for batch in loader:
             yield batch, {key: value.to(device) for key, value in batch.items()}
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; the mode of each module is restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -129,8 +129,7 @@ def longest(
             longer = [
                 other
                 for other in {*at_hand, *wanted, run}
-                if (other == run or other not in failed)
-                and (other.setting, other.epochs >= run.epochs) == (run.setting, True)
+                if (other == run or other not in failed) and other.setting == run.setting and other.epochs >= run.epochs
             ]
         done = [other for other in longer if other in at_hand]
         found[run] = min(done, key=lambda r: r.epochs) if done else max(longer, key=lambda r: r.epochs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hamu.ends import ALL_DONE
 from hamu.reporting.elements import (
     BUCKETS,
     FORGET,
@@ -25,7 +26,6 @@ from hamu.reporting.objectives import is_loss, name_of, objective_of
 from hamu.reporting.run import Run
 from hamu.reporting.trajectories import drawn_entries, label_of, limits_of
 
-ALL_DONE = "all its steps are done"
 _DIRECT, _RECTIFIED = "#009E73", "#E69F00"
 _DASHED = "6 4"
 
@@ -240,7 +240,7 @@ def over_steps(series: list[dict[str, Any]], unit: str, run: Run | None = None) 
 
 
 def _was_stopped(run: Run) -> bool:
-    return bool(run.ended) and not run.ended.startswith(ALL_DONE)
+    return run.ended_kind not in (None, ALL_DONE.kind, "other")  # of an older run it is not known
 
 
 def _stop_in_words(run: Run) -> str:

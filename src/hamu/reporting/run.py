@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from hamu.ends import EndKind, kind_in
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.record.inputs import INPUTS, Inputs, read_inputs
@@ -132,6 +133,11 @@ class Run:
     def ended(self) -> str:
         """Why it ended, "" while it has not."""
         return "" if self.evaluation is None else str(self.evaluation.get("ended", ""))
+
+    @property
+    def ended_kind(self) -> EndKind | None:
+        """The same as a kind, None while it has not."""
+        return None if self.evaluation is None else kind_in(self.evaluation)
 
 
 def _same(one: float | None, other: float | None) -> bool:

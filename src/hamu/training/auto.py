@@ -20,8 +20,9 @@ TUNED = (
 )  # fmt: skip
 
 
-def tuned(args: UnlearnConfig, found: Assessment) -> UnlearnConfig:
-    """The settings of a run by goal: learning rate and first constraint from the assessment, the trust region on.
+def apply_assessment(args: UnlearnConfig, found: Assessment) -> None:
+    """Change the settings to those of a run by goal: learning rate and first constraint from the assessment, the trust
+    region on.
 
     Raises:
         HamuError: if the curvature was not measured.
@@ -33,4 +34,3 @@ def tuned(args: UnlearnConfig, found: Assessment) -> UnlearnConfig:
     args.method, args.constraint_mode, args.constraint = "hamu-q", "relative", max(0.05, found.verdict.constraint)
     args.stopping, args.lr_scheduler_type = "off", "constant"  # the steering decides when to stop
     args.trust_region, args.trust_region_growth = True, MOST_GROWTH
-    return args

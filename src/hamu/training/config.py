@@ -19,20 +19,19 @@ from hamu.stash import Stash
 from hamu.training.trackers import named_trackers
 from hamu.training.trust_region import TrustRegion
 
-# settings that only methods with a pass over that side have a use for
+# Settings that have no effect with some methods: for these a method needs a pass over the side,
 _OF_A_SIDE = {
     "forget_objective": "forget",
     "min_forget_loss": "forget",
     "target_forget_loss": "forget",
     "max_retain_loss": "retain",
 }
-_LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
-# and those that only methods have a use for that declare the field
+# for these a field of its own: a constraint and what belongs to it, or a stopping rule.
 _OF_A_FIELD = {name: name for name in ("constraint", "constraint_mode", "distribution", "radius", "on_infeasible")}
 _OF_A_FIELD |= dict.fromkeys(("stopping", "stopping_margin", "stopping_patience", "stopping_window"), "stopping")
+_LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
 
-
-# what transformers has, and a step or an evaluation of unlearning has no place for
+# Settings of transformers that a step or an evaluation of unlearning has no place for, and why.
 _WITHOUT_EFFECT = {
     "label_smoothing_factor": "losses are those of the objectives",
     "dataloader_drop_last": "an epoch is all of the retain set",
@@ -83,7 +82,13 @@ class TrainConfig(TrainingArguments):
     logging_nan_inf_filter: bool = _option(False, "Hide non-finite losses from the logs.")
 
     def __post_init__(self) -> None:
-        """Where there is no accelerator, say so to transformers: it refuses bf16 otherwise."""
+        """Check the ranges of what transformers leaves unchecked, and keep it from choosing trackers by itself.
+
+        Where there is no accelerator it is told so, as it refuses bf16 otherwise.
+
+        Raises:
+            HamuError: if a value is out of range, or the best state is to be saved and nothing says which that is.
+        """
         for name in (*_POSITIVE, *_NOT_NEGATIVE):
             value, zero = getattr(self, name), name in _NOT_NEGATIVE
             if value is None or 0 < value <= _LARGEST or (zero and value == 0):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from hamu.distributed import summed
+from hamu.ends import End
+from hamu.gram import SIDES
 from hamu.objectives import CrossEntropy, Scored
-
-_SIDES = ("retain", "forget")
 
 
 class EarlyEnds:
@@ -18,9 +18,6 @@ class EarlyEnds:
         min_forget_loss: end when the forget loss is below it: the run does not unlearn (the paper: 0.1).
         max_retain_loss: end when the retain loss is above it: the run unlearns too much (the paper: 0.4).
         target_forget_loss: end when the forget loss has reached it.
-
-    Attributes:
-        diverged: whether it was the retain loss that ended the run.
     """
 
     def __init__(
@@ -32,7 +29,6 @@ class EarlyEnds:
         self._min_forget, self._max_retain, self._target = min_forget_loss, max_retain_loss, target_forget_loss
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
-        self.diverged = False
 
     def __bool__(self) -> bool:
         """Whether anything is watched at all."""
@@ -44,22 +40,21 @@ class EarlyEnds:
         self._sums[side] = self._sums.get(side, 0.0) + weight * total
         self._counts[side] = self._counts.get(side, 0.0) + weight * len(scored.labels)
 
-    def reason(self) -> str:
-        """Why the run is to end before the step whose batches were added, "" if it is not; starts anew."""
+    def end(self) -> End | None:
+        """The end of the run before the step whose batches were added, None if it goes on; starts anew."""
         some = next(iter(self._sums.values()))
-        values = [(self._sums.get(side, 0.0), self._counts.get(side, 0)) for side in _SIDES]
+        values = [(self._sums.get(side, 0.0), self._counts.get(side, 0)) for side in SIDES]
         # both sides in every process, as with split pairing each has seen one
         sums = torch.stack([torch.as_tensor(v, dtype=some.dtype, device=some.device) for pair in values for v in pair])
-        totals, counts = summed(sums).reshape(len(_SIDES), 2).T.tolist()
-        losses = {side: t / n for side, t, n in zip(_SIDES, totals, counts, strict=True) if n}
+        totals, counts = summed(sums).reshape(len(SIDES), 2).T.tolist()
+        losses = {side: t / n for side, t, n in zip(SIDES, totals, counts, strict=True) if n}
         self._sums.clear()
         self._counts.clear()
         forget, retain = losses.get("forget"), losses.get("retain")
         if forget is not None and self._target is not None and forget >= self._target:
-            return f"the forget loss of a step, {forget:.4g}, has reached the target {self._target:g}"
+            return End("target", f"the forget loss of a step, {forget:.4g}, has reached the target {self._target:g}")
         if forget is not None and self._min_forget is not None and forget < self._min_forget:
-            return f"the forget loss of a step, {forget:.4g}, is below {self._min_forget:g}"
+            return End("no forgetting", f"the forget loss of a step, {forget:.4g}, is below {self._min_forget:g}")
         if retain is not None and self._max_retain is not None and retain > self._max_retain:
-            self.diverged = True
-            return f"the retain loss of a step, {retain:.4g}, is above {self._max_retain:g}"
-        return ""
+            return End("retain loss", f"the retain loss of a step, {retain:.4g}, is above {self._max_retain:g}")
+        return None

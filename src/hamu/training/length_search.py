@@ -14,8 +14,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from hamu.gram import SIDES
 from hamu.training.promise import Outcome
-from hamu.training.unseen import SIDES, Change, Unseen
+from hamu.training.unseen import Change, Unseen
 
 TRIALS = 4  # lengths of one step that are measured after its own
 _FACTORS = tuple(2.0**k for k in range(-3, 4))
@@ -78,7 +79,7 @@ class LengthSearch:
 
     def on_data(self, changes: dict[str, Change]) -> tuple[float, float]:
         """The forget loss gained and the retain loss paid that the data are likely to see."""
-        gained, paid = (self.unseen[side].on_data(changes[side]) for side in SIDES)
+        gained, paid = (self.unseen[side].on_data(changes[side]) for side in ("forget", "retain"))
         return gained, paid
 
     def take(self, outcome: Outcome, scale: float) -> None:

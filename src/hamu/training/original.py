@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, PreTrainedModel, TrainerCallback, default_data_collator
 from transformers.trainer_callback import PrinterCallback
@@ -15,6 +14,8 @@ from transformers.trainer_callback import PrinterCallback
 from hamu.errors import HamuError
 from hamu.models import first_not_finite
 from hamu.training.config import TrainConfig, checkpoints_activations
+from hamu.training.measuring import check_is_measured
+from hamu.training.preparation import let_gradients_through, to_channels_last
 from hamu.training.resumable import ResumableTrainer
 
 
@@ -80,34 +81,6 @@ def train_original(
 
 def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
-
-
-def to_channels_last(model: nn.Module) -> None:
-    """Put two-dimensional convolutions in channels-last order; a model with higher dimensions stays as it is."""
-    if all(p.dim() <= 4 for p in model.parameters()):
-        model.to(memory_format=torch.channels_last)
-
-
-def check_is_measured(metric: str, measured: Collection[str]) -> None:
-    """Check the figure that decides which state of a model is best.
-
-    Raises:
-        HamuError: if no evaluation measures it.
-    """
-    if metric.removeprefix("eval_") not in measured:
-        raise HamuError(f"metric_for_best_model {metric!r} is not measured; choose one of {', '.join(measured)}")
-
-
-def let_gradients_through(model: nn.Module) -> None:
-    """With an adapter, let gradients pass checkpointed layers: else they end at the frozen embeddings, silently.
-
-    Raises:
-        HamuError: if the model has no layers that can be checkpointed.
-    """
-    if not getattr(model, "supports_gradient_checkpointing", True):
-        raise HamuError(f"{type(model).__name__} cannot recompute activations; leave out --gradient_checkpointing")
-    if hasattr(model, "peft_config"):
-        model.enable_input_require_grads()
 
 
 def collate(items: Any) -> Mapping[str, torch.Tensor]:

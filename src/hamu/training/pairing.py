@@ -1,8 +1,9 @@
 """Pairs of one retain and one forget record, made in the data set so that samplers and loaders need not know.
 
 One epoch is one pass over the retain data. The forget data are drawn round and round, each round in a new order, and
-go on where the last epoch ended. Which record stands where depends on the seed alone: not on the batch size, the
-number of processes, or whether the run was resumed.
+go on where the last epoch ended; shuffled once, the rounds that begin in the first epoch lend their orders to all that
+follow. Which record stands where depends on the seed alone: not on the batch size, the number of processes, or whether
+the run was resumed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from hamu.errors import HamuError
+from hamu.gram import SIDES
 
 Shuffle = Literal["epoch", "once"]
 WEIGHT = "weight"  # of a batch of pairs, 1 if it is not there
+_KEPT = 2  # orders of a side: a batch may reach from one round into the next
 
 
 class PairedDataset(Dataset[dict[str, Any]]):
@@ -29,7 +32,8 @@ class PairedDataset(Dataset[dict[str, Any]]):
         sides: which of "retain" and "forget" a method needs. The length is the same for all, so that every method
             takes the same number of steps in an epoch.
         seed: seed of every order.
-        shuffle: "epoch" for a new order each epoch, "once" for one order kept for the whole run (the paper).
+        shuffle: "epoch" for a new order each epoch, "once" for the first epoch's orders in the whole run (the paper):
+            where the forget records fit into an epoch a whole number of times, all epochs have the same pairs.
 
     Raises:
         HamuError: if either side is empty.
@@ -40,7 +44,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
         retain: Dataset[Any],
         forget: Dataset[Any],
         *,
-        sides: Sequence[str] = ("retain", "forget"),
+        sides: Sequence[str] = SIDES,
         seed: int = 42,
         shuffle: Shuffle = "epoch",
     ) -> None:
@@ -52,16 +56,15 @@ class PairedDataset(Dataset[dict[str, Any]]):
         self._sides = tuple(sides)
         self._seed = seed
         self._shuffle = shuffle
-        self._orders: dict[tuple[str, int], Tensor] = {}
-        self.set_epoch(0)
+        self._orders: dict[str, dict[int, Tensor]] = {side: {} for side in self._data}
+        self._epoch = 0
 
     def __len__(self) -> int:
         return self._lengths["retain"]
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose pairs are given out; data loaders call this."""
-        self._epoch = 0 if self._shuffle == "once" else epoch
-        self._orders.clear()
+        self._epoch = epoch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {side: self._data[side][self._position(side, index)] for side in self._sides}
@@ -82,15 +85,18 @@ class PairedDataset(Dataset[dict[str, Any]]):
     def _position(self, side: str, index: int) -> int:
         length = self._lengths[side]
         turn, place = divmod(self._epoch * len(self) + index, length)
+        if self._shuffle == "once":
+            turn %= -(-len(self) // length)  # the rounds that begin in the first epoch
         return int(self._order(side, turn, length)[place])
 
     def _order(self, side: str, turn: int, length: int) -> Tensor:
-        key = (side, turn)
-        if key not in self._orders:
-            sides = ("retain", "forget")
-            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + turn) * 2 + sides.index(side))
-            self._orders[key] = torch.randperm(length, generator=generator)
-        return self._orders[key]
+        orders = self._orders[side]
+        if turn not in orders:
+            if len(orders) == _KEPT:
+                del orders[next(iter(orders))]
+            generator = torch.Generator().manual_seed((self._seed * 1_000_003 + turn) * 2 + SIDES.index(side))
+            orders[turn] = torch.randperm(length, generator=generator)
+        return orders[turn]
 
 
 class PairCollator:

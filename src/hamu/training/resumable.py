@@ -197,15 +197,19 @@ class ResumableTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and is_sharded(self.model):
-            from hamu.distributed.shards import cut_optimizer_state
-
-            state = torch.load(Path(checkpoint) / _OPTIMIZER, map_location="cpu", weights_only=True)
-            self.optimizer.load_state_dict(cut_optimizer_state(self.optimizer, state))
-            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / _SCHEDULER, weights_only=True))
-            return
         with restoring(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
+            if checkpoint is not None and is_sharded(self.model):
+                self._load_cut(Path(checkpoint))
+            else:
+                super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_cut(self, checkpoint: Path) -> None:
+        """Optimizer and schedule; of the optimizer's state each process takes its part."""
+        from hamu.distributed.shards import cut_optimizer_state
+
+        state = torch.load(checkpoint / _OPTIMIZER, map_location="cpu", weights_only=True)
+        self.optimizer.load_state_dict(cut_optimizer_state(self.optimizer, state))
+        self.lr_scheduler.load_state_dict(torch.load(checkpoint / _SCHEDULER, weights_only=True))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         with restoring(checkpoint):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,82 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 
+from hamu.ends import End, EndKind, kind_in
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.training.checkpoints import STATE, restoring
 
 if TYPE_CHECKING:
+    from hamu.training.steering import Steering
     from hamu.training.trainer import UnlearnTrainer
 
 _START, _STEERING = "start.safetensors", "steering.safetensors"
+_AnyPredictions = Predictions | TokenPredictions
+
+
+@dataclass
+class RunMemory:
+    """What a run has counted and found so far.
+
+    Attributes:
+        taken: steps in which the weights were updated.
+        skipped: steps that could not be taken, or that the trust region undid.
+        skips_in_a_row: those since the last that was taken.
+        start: figures of the first evaluation by name, to which changes are relative; empty before it.
+        evaluated: the step after which the last evaluation was, -1 before the first.
+        end: why the run ended before its last epoch, None if it did not.
+    """
+
+    taken: int = 0
+    skipped: int = 0
+    skips_in_a_row: int = 0
+    start: dict[str, float] = field(default_factory=dict)
+    evaluated: int = -1
+    end: End | None = None
+
+    def take(self) -> None:
+        """Count a step that is taken."""
+        self.taken += 1
+        self.skips_in_a_row = 0
+
+    def skip(self) -> None:
+        """Count one that is not."""
+        self.skipped += 1
+        self.skips_in_a_row += 1
+
+    def undo(self) -> None:
+        """A step that was counted as taken was undone."""
+        self.taken -= 1
+        self.skipped += 1
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it was the retain loss that ended the run."""
+        return self.end is not None and self.end.kind == "retain loss"
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {
+            "taken": self.taken,
+            "skipped": self.skipped,
+            "skips_in_a_row": self.skips_in_a_row,
+            "start": self.start,
+            "diverged": self.diverged,
+            "stop_reason": "" if self.end is None else self.end.text,
+            "ended_kind": None if self.end is None else self.end.kind,
+            "evaluated": self.evaluated,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.taken, self.skipped = state["taken"], state["skipped"]
+        self.skips_in_a_row, self.start = state["skips_in_a_row"], state["start"]
+        kind: EndKind = "retain loss" if state["diverged"] else kind_in(state)
+        self.end = End(kind, state["stop_reason"]) if state["stop_reason"] else None
+        self.evaluated = state["evaluated"]
 
 
 class RunState(TrainerCallback, ExportableState):
-    """Empties the loss sums after each step, and carries the trainer's memory through checkpoints."""
+    """Tells the trainer of the parts of a step, and carries its memory through checkpoints."""
 
     def __init__(self, trainer: UnlearnTrainer | None = None, **saved: Any) -> None:
         self._trainer = trainer
@@ -30,17 +96,17 @@ class RunState(TrainerCallback, ExportableState):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Nothing is summed yet."""
         if self._trainer is not None:
-            self._trainer._losses.clear()
+            self._trainer.begin_step()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The trainer looks at the step before,"""
         if self._trainer is not None:
-            self._trainer._begin_optimizer_step()
+            self._trainer.begin_optimizer_step()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """And after."""
         if self._trainer is not None:
-            self._trainer._end_optimizer_step()
+            self._trainer.end_optimizer_step()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore; a run that had come to its end before it was saved stays there."""
@@ -49,42 +115,26 @@ class RunState(TrainerCallback, ExportableState):
         if not saved or trainer is None:
             return
         with restoring(trainer.resumed_from):
-            _restore(trainer, saved["attributes"])
-        trainer._starts = args.eval_on_start
-        control.should_training_stop = bool(trainer.stop_reason)
+            found = saved["attributes"]
+            for name, part in _parts(trainer).items():
+                part.load_state_dict(found[name])
+            trainer.memory.load_state_dict(found)
+        trainer.was_measured = args.eval_on_start
+        control.should_training_stop = trainer.memory.end is not None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         trainer = self._trainer
         if trainer is None:
             return {"args": {}, "attributes": {}}
-        return {
-            "args": {},
-            "attributes": {
-                "pair": trainer.pair.state_dict(),
-                "taken": trainer.steps_taken,
-                "skipped": trainer.steps_skipped,
-                "skips_in_a_row": trainer._skips_in_a_row,
-                "start": trainer._start,
-                "watch": trainer._watch.state_dict(),
-                "diverged": trainer._early_ends.diverged,
-                "stop_reason": trainer.stop_reason,
-                "evaluated": trainer.evaluated_step,
-                "steering": None if trainer.steering is None else trainer.steering.state_dict(),
-            },
-        }
+        parts = {name: part.state_dict() for name, part in _parts(trainer).items()}
+        return {"args": {}, "attributes": {"steering": None} | trainer.memory.state_dict() | parts}
 
 
-def _restore(trainer: UnlearnTrainer, memory: dict[str, Any]) -> None:
-    """What `RunState.state` has kept."""
-    if trainer.steering is not None:
-        trainer.steering.load_state_dict(memory["steering"])
-    trainer.pair.load_state_dict(memory["pair"])
-    trainer.steps_taken, trainer.steps_skipped = memory["taken"], memory["skipped"]
-    trainer._skips_in_a_row, trainer._start = memory["skips_in_a_row"], memory["start"]
-    trainer._watch.load_state_dict(memory["watch"])
-    trainer._early_ends.diverged = memory["diverged"]
-    trainer.stop_reason, trainer.evaluated_step = memory["stop_reason"], memory["evaluated"]
+def _parts(trainer: UnlearnTrainer) -> dict[str, Any]:
+    """What remembers something of its own, beside the trainer."""
+    parts: dict[str, Any] = {"pair": trainer.pair, "watch": trainer.watch}
+    return parts if trainer.steering is None else {"steering": trainer.steering} | parts
 
 
 def steps_taken_in(checkpoint: Path) -> int:
@@ -93,36 +143,38 @@ def steps_taken_in(checkpoint: Path) -> int:
     return int(saved["attributes"]["taken"])
 
 
-def save_tensors(trainer: UnlearnTrainer, folder: Path) -> None:
-    """What the start model predicted, and the state that a run by goal would go back to."""
+def save_tensors(folder: Path, start: Mapping[str, _AnyPredictions], steering: Steering | None) -> None:
+    """Write what the start model predicted, and the state that a run by goal would go back to."""
     found = {
-        f"{kind}/{type(predictions).__name__}/{field.name}": torch.as_tensor(getattr(predictions, field.name))
-        for kind, predictions in trainer.start_predictions.items()
-        for field in fields(predictions)
+        f"{kind}/{type(predictions).__name__}/{one.name}": torch.as_tensor(getattr(predictions, one.name))
+        for kind, predictions in start.items()
+        for one in fields(predictions)
     }
     if found:
         save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / _START)
-    if trainer.steering is not None:
-        save_file(trainer.steering.tensors(), folder / _STEERING)
+    if steering is not None:
+        save_file(steering.tensors(), folder / _STEERING)
 
 
-def load_saved_tensors(trainer: UnlearnTrainer, folder: Path) -> None:
-    """Restore what `save_tensors` has written."""
-    if (folder / _START).is_file():
-        found: dict[tuple[str, str], dict[str, Any]] = {}
-        for name, tensor in load_file(folder / _START).items():
-            kind, cls, field = name.split("/")
-            found.setdefault((kind, cls), {})[field] = tensor
-        order = list(trainer._eval_sets)
-        trainer.start_predictions = {
-            kind: _predictions(cls, values)
-            for (kind, cls), values in sorted(found.items(), key=lambda item: order.index(item[0][0]))
-        }
-    if trainer.steering is not None and (folder / _STEERING).is_file():
-        trainer.steering.load_tensors(load_file(folder / _STEERING))
+def load_start(folder: Path, order: Sequence[str]) -> dict[str, _AnyPredictions]:
+    """What the start model predicted, by set in this order; nothing if it was not measured."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, tensor in load_file(folder / _START).items() if (folder / _START).is_file() else ():
+        kind, cls, part = name.split("/")
+        found.setdefault((kind, cls), {})[part] = tensor
+    return {
+        kind: _predictions(cls, values)
+        for (kind, cls), values in sorted(found.items(), key=lambda item: order.index(item[0][0]))
+    }
 
 
-def _predictions(cls: str, values: dict[str, Tensor]) -> Predictions | TokenPredictions:
+def load_steering(folder: Path, steering: Steering) -> None:
+    """Restore the state that a run by goal would go back to."""
+    if (folder / _STEERING).is_file():
+        steering.load_tensors(load_file(folder / _STEERING))
+
+
+def _predictions(cls: str, values: dict[str, Tensor]) -> _AnyPredictions:
     if cls == Predictions.__name__:
         return Predictions(**values)
     return TokenPredictions(**{**values, "records": int(values["records"])})

@@ -9,7 +9,7 @@ the next steps are more careful.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,16 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hamu.gram import PairGram
+from hamu.ends import End
+from hamu.gram import SIDES, PairGram
 from hamu.methods import HamuQ, StoppingRule, Weights
-from hamu.paired import PairedGradients, PairStep
+from hamu.pair_step import PairStep
+from hamu.paired import PairedGradients
 from hamu.training.data_search import HALVINGS, DataSearch
 from hamu.training.goal import Goal, Standing
 from hamu.training.length_search import LengthSearch
 from hamu.training.trust_region import TrustRegion
-from hamu.training.unseen import SIDES, Change
+from hamu.training.unseen import Change
 
 MOST_GROWTH = 2.0**12  # how far the learning rate at the start may be left
 # of what is possible; at 0.75 two thirds of the radius still go to the retain loss, and 0.98 would leave a fifth of it
@@ -44,11 +46,11 @@ class Steering(TrainerCallback):
         pair: whose method's constraint is set.
         goal: where to.
         measure: how the model stands; called every few steps.
-        end: called once with the reason.
+        end: called once, with the end of the run.
     """
 
     def __init__(
-        self, pair: PairedGradients, goal: Goal, measure: Callable[[], Standing], end: Callable[[str], None]
+        self, pair: PairedGradients, goal: Goal, measure: Callable[[], Standing], end: Callable[[End], None]
     ) -> None:
         self._pair, self._goal, self._measure, self._end = pair, goal, measure, end
         self.trust: TrustRegion | None = None
@@ -72,15 +74,14 @@ class Steering(TrainerCallback):
         self._start = self._now = self._measure()
         self._move.keep()
         if self._goal.reached(self._now):
-            self._finish(f"the goal is reached at the start: {self._words(self._now)}")
+            self._finish(End("goal", f"the goal is reached at the start: {self._words(self._now)}"))
 
-    def demand(self, step: PairStep, rate: float) -> None:
-        """After a step was weighed: learn from its Gram, and set the demand of the next."""
+    def plan_from(self, step: PairStep, rate: float) -> None:
+        """After a step was weighed: learn from its Gram, aim its length, and set the demand of the next."""
         self.search.taken = {side: Change() for side in SIDES}
         self._share = self._method.constraint
-        raw = [step.gram.retain_sq / step.clip[0] ** 2, step.gram.forget_sq / step.clip[1] ** 2]
-        values = [v.detach().cpu() for v in (*raw, step.gram.dot / (step.clip[0] * step.clip[1]))]
         self._eps = step.gram.eps
+        values, own = _unclipped(step)
         if not all(torch.isfinite(v).all() for v in values):
             return
         old = self._mean or values
@@ -90,10 +91,7 @@ class Steering(TrainerCallback):
         self.search.aim(
             max(missing - gained, _LEAST_MISSING * missing),
             _PAID_AT_ONCE * max(0.0, self._left - max(0.0, paid)),
-            {
-                "forget": -rate * ((step.weights.forget * step.gram.forget_sq).sum() / step.clip[1]).item(),
-                "retain": -rate * ((step.weights.retain * step.gram.retain_sq).sum() / step.clip[0]).item(),
-            },
+            {side: -rate * value for side, value in own.items()},
         )
         self._set_demand()
 
@@ -103,10 +101,11 @@ class Steering(TrainerCallback):
             return
         share, price = self._choose()
         if self._goal.max_retain_increase <= 0 and price > 0:
-            self._finish(
+            why = (
                 f"the criterion says that every further step must hurt: even a demand of {_LEAST_SHARE:.0%} of what is "
                 f"possible costs {price:.3g} retain loss per 1 of forget loss"
             )
+            self._finish(End("criterion", why))
         self._pair.method = replace(self._method, constraint=share)
 
     @property
@@ -130,10 +129,10 @@ class Steering(TrainerCallback):
         gram = gram.scaled(*clip)
         left, missing = self._left, self._goal.missing(self._now)
         chosen, least_price = _LEAST_SHARE, 0.0
-        seen = tuple(1.0 - self.search.unseen[side].noise for side in SIDES)
+        seen = {side: 1.0 - self.search.unseen[side].noise for side in SIDES}
         for share in _SHARES:
             weights = HamuQ(share, "relative", stopping=StoppingRule("off")).weigh(gram)
-            shown, real = (_price(gram, weights, clip, *parts) for parts in ((1.0, 1.0), seen))
+            shown, real = (_price(gram, weights, clip, parts) for parts in (dict.fromkeys(SIDES, 1.0), seen))
             if share == _LEAST_SHARE:
                 least_price = shown
             if share <= self._cap and max(0.0, real) * missing <= _PAID_AT_ONCE * left:
@@ -182,10 +181,11 @@ class Steering(TrainerCallback):
             return
         self._taken_back += 1
         if self._taken_back >= _PATIENCE:
-            self._finish(
+            why = (
                 f"the budget is spent: {_PATIENCE} times in a row further steps raised the retain loss by more than "
                 f"{self._goal.max_retain_increase:g} and were taken back; {self._words(self._now)}"
             )
+            self._finish(End("budget", why))
 
     def _look_along(self, length: float) -> Standing:
         """Of what was done since the last time, at this share of it."""
@@ -237,7 +237,7 @@ class Steering(TrainerCallback):
         self._now = now
         self._move.keep()
         if self._goal.reached(now):
-            self._finish(f"the goal is reached: {self._words(now)}")
+            self._finish(End("goal", f"the goal is reached: {self._words(now)}"))
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; see also `tensors`."""
@@ -296,10 +296,10 @@ class Steering(TrainerCallback):
             f"{now.retain_loss - self._start.retain_loss:+.4g}"
         )
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, end: End) -> None:
         if not self.ended:
             self.ended = True
-            self._end(reason)
+            self._end(end)
 
 
 class _Due:
@@ -313,13 +313,22 @@ class _Due:
         self.taken = {side: self.taken[side] + taken[side] for side in SIDES}
 
 
-def _price(
-    gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor], forget_seen: float, retain_seen: float
-) -> float:
-    """Retain loss per 1 of forget loss, to first order, if the data see these shares of what batches do for themselves;
-    infinite where no forget loss is gained.
+def _unclipped(step: PairStep) -> tuple[list[Tensor], dict[str, float]]:
+    """The Gram of the gradients as they were before clipping, three times [L] on the host, and by side a_i ‖g_i‖²
+    summed over the blocks, of the losses as they are; one transfer.
+    """
+    gram, (retain, forget) = step.gram, step.clip
+    blocks = [gram.retain_sq / retain**2, gram.forget_sq / forget**2, gram.dot / (retain * forget)]
+    own = [(step.weights.retain * gram.retain_sq).sum() / retain, (step.weights.forget * gram.forget_sq).sum() / forget]
+    read = torch.cat([*blocks, torch.stack(own)]).detach().cpu()
+    return list(read[: -len(SIDES)].chunk(3)), dict(zip(SIDES, read[-len(SIDES) :].tolist(), strict=True))
+
+
+def _price(gram: PairGram, weights: Weights, clip: tuple[Tensor, Tensor], seen: Mapping[str, float]) -> float:
+    """Retain loss per 1 of forget loss, to first order, if the data see these shares, by side, of what batches do for
+    themselves; infinite where no forget loss is gained.
     """
     a, b = weights.retain, weights.forget
-    forget = -(a * gram.dot + forget_seen * b * gram.forget_sq).sum() / clip[1]
-    retain = -(retain_seen * a * gram.retain_sq + b * gram.dot).sum() / clip[0]
+    forget = -(a * gram.dot + seen["forget"] * b * gram.forget_sq).sum() / clip[1]
+    retain = -(seen["retain"] * a * gram.retain_sq + b * gram.dot).sum() / clip[0]
     return (retain / forget).item() if forget > 0 else math.inf

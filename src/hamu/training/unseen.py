@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-SIDES = ("forget", "retain")
 _NOISE = 0.5  # until anything is known
 _MEMORY = 0.8  # of what was learned before, at each measurement
 _ALIKE = 0.1  # how firmly the two shares are held together until several measurements tell them apart

@@ -1,0 +1,95 @@
+"""What an evaluation measures: loss and accuracy of each set, and how far they are from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from hamu.errors import HamuError
+from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.evaluation.sharing import predict_shared
+from hamu.gram import SIDES
+from hamu.modes import without_autocast
+from hamu.training.config import UnlearnConfig
+from hamu.training.goal import Standing
+from hamu.training.pairing import subset
+
+_STEERED_BY = 1000  # records of each side that a run by goal is measured on
+
+
+class Evaluations:
+    """Looks at a model through some records of each set.
+
+    Args:
+        model: as it will be when it is looked at.
+        args: max_eval_samples, full_precision_eval, per_device_eval_batch_size.
+        sets: by name, those of `eval_sets`.
+        collate: makes a batch of items.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: UnlearnConfig,
+        sets: Mapping[str, Dataset[Any]],
+        collate: Callable[[list[Any]], Mapping[str, Tensor]],
+    ) -> None:
+        self._model, self._args, self.sets, self._collate = model, args, sets, collate
+        self._is_text = "input_ids" in sets["retain"][0]
+
+    def predictions(self) -> dict[str, Predictions | TokenPredictions]:
+        """By set, of all its records."""
+        return {name: self._predict(data) for name, data in self.sets.items()}
+
+    def standing(self) -> Standing:
+        """Where a run by goal stands, by some of the records to retain and to forget."""
+        found = {side: self._predict(subset(self.sets[side], _STEERED_BY, self._args.seed)) for side in SIDES}
+        loss = {side: predictions.losses.mean().item() for side, predictions in found.items()}
+        return Standing(loss["forget"], loss["retain"], found["forget"].correct.double().mean().item())
+
+    def _predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
+        args = self._args
+        with without_autocast(self._model) if args.full_precision_eval else nullcontext():
+            return predict_shared(self._model, data, args.eval_batch_size, self._collate, is_text=self._is_text)
+
+
+def eval_sets(args: UnlearnConfig, **data: Dataset[Any] | None) -> dict[str, Dataset[Any]]:
+    """What is evaluated of each set that there is.
+
+    Raises:
+        HamuError: if the figure that decides which state is best is not measured on them.
+    """
+    found = {name: subset(one, args.max_eval_samples, args.seed) for name, one in data.items() if one is not None}
+    if args.metric_for_best_model is not None:
+        measured = [f"{name}_{figure}" for name in found for figure in ("loss", "accuracy")]
+        check_is_measured(args.metric_for_best_model, [*measured, "forget_gain", "retain_gain", "joint_gain"])
+    return found
+
+
+def set_figures(predictions: Mapping[str, Predictions | TokenPredictions]) -> dict[str, float]:
+    """Loss and accuracy of each set: means over images, or over the scored tokens of all texts."""
+    figures: dict[str, float] = {}
+    for name, found in predictions.items():
+        figures[f"{name}_loss"] = found.losses.mean().item()
+        figures[f"{name}_accuracy"] = found.correct.double().mean().item()
+    return figures
+
+
+def gains(now: Mapping[str, float], start: Mapping[str, float]) -> dict[str, float]:
+    """What was gained since the start in forgetting, in retaining, and in the worse of both."""
+    forget, retain = now["forget_loss"] - start["forget_loss"], start["retain_loss"] - now["retain_loss"]
+    return {"forget_gain": forget, "retain_gain": retain, "joint_gain": min(forget, retain)}
+
+
+def check_is_measured(metric: str, measured: Collection[str]) -> None:
+    """Check the figure that decides which state of a model is best.
+
+    Raises:
+        HamuError: if no evaluation measures it.
+    """
+    if metric.removeprefix("eval_") not in measured:
+        raise HamuError(f"metric_for_best_model {metric!r} is not measured; choose one of {', '.join(measured)}")

@@ -1,0 +1,59 @@
+"""What the backward passes of a step are taken of: the objective of each side, summed over a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hamu.distributed import processes, summed
+from hamu.methods import Method
+from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
+from hamu.training.config import UnlearnConfig
+from hamu.training.pairing import WEIGHT
+
+
+class SideLosses:
+    """The objectives of a method, or of the settings in their place.
+
+    Args:
+        model: before its first step; where an objective compares with it, its trainable tensors are kept.
+        method: whose objectives these are.
+        args: forget_objective.
+        sides: those that the method uses.
+
+    Attributes:
+        original: the model before its first step, None where nothing compares with it.
+    """
+
+    def __init__(self, model: nn.Module, method: Method, args: UnlearnConfig, sides: Sequence[str]) -> None:
+        names = {"retain": method.retain_objective, "forget": args.forget_objective or method.forget_objective}
+        self._objectives = {side: build_objective(names[side]) for side in sides}
+        needs_original = any(objective.needs_original for objective in self._objectives.values())
+        self.original = OriginalModel(model) if needs_original else None
+
+    def total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor]) -> tuple[Tensor, Scored]:
+        """The objective of a side's batch, summed, 0-dim; and the predictions that it was taken of."""
+        objective, labels = self._objectives[side], batch["labels"]
+        original = None
+        if objective.needs_original and self.original is not None:
+            original = Scored.of(self.original.logits(batch), labels).logits
+        scored = Scored.of(predict_logits(model, batch), labels)
+        return objective.total(scored, original), scored
+
+    def count(self, side: str, batch: Mapping[str, Tensor]) -> Tensor | int:
+        """Images or scored tokens of a batch, or whatever the side's objective is a mean over."""
+        return self._objectives[side].count(batch["labels"])
+
+    def counts(self, batches: Sequence[Mapping[str, Any]], device: torch.device) -> dict[str, Tensor | int]:
+        """By side, the same of a whole step: over all its accumulated batches and all processes."""
+        counts = {
+            side: sum(self.count(side, batch[side]) * batch.get(WEIGHT, 1.0) for batch in batches if side in batch)
+            for side in self._objectives
+        }
+        if processes() == 1:
+            return counts
+        both = summed(torch.stack([torch.as_tensor(c, dtype=torch.float64) for c in counts.values()]).to(device))
+        return dict(zip(counts, both, strict=True))
