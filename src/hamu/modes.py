@@ -6,16 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """All modules in evaluation mode; then each has its own mode again, a part that was left in it included."""
+    """All modules in evaluation mode; then each has its own mode again, a part that was left in it included.
+
+    The CPU's random state is left alone: every loader of data draws from it, and what is trained after an evaluation
+    must not depend on whether there was one.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         for module, training in modes:
             module.training = training

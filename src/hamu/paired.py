@@ -257,7 +257,7 @@ class PairedGradients:
             unsure = self._meter.unsure(read.doubts, retain, forget, read.finite)
             if not unsure:
                 break
-            raw, exact = self._meter.refined(raw, unsure, retain, forget), True
+            raw, exact = self.layout.total(self._meter.refined(raw, unsure, retain, forget)), True
         decision, cause, reason = self._decide(read)
         kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":

@@ -95,7 +95,7 @@ class Problem:
         for parameter, _ in grads:
             parameter.grad = None
         try:
-            with evaluating(self.model), torch.random.fork_rng():  # loaders draw from it
+            with evaluating(self.model):
                 yield
         finally:
             for parameter, grad in grads:

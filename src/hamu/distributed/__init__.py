@@ -1,10 +1,21 @@
 """Who holds which gradient: the processes of a run, and sums over them."""
 
-from hamu.distributed.layout import Layout, Replicated, is_sharded
-from hamu.distributed.processes import check_equal, from_main, is_main, leave, processes, rank, summed, wait_for_all
+from hamu.distributed.layout import Agreed, Layout, Replicated, is_sharded
+from hamu.distributed.processes import (
+    check_equal,
+    from_main,
+    is_main,
+    leave,
+    processes,
+    rank,
+    spread,
+    summed,
+    wait_for_all,
+)
 from hamu.distributed.split import SplitPairing
 
 __all__ = [
+    "Agreed",
     "Layout",
     "Replicated",
     "SplitPairing",
@@ -15,6 +26,7 @@ __all__ = [
     "leave",
     "processes",
     "rank",
+    "spread",
     "summed",
     "wait_for_all",
 ]

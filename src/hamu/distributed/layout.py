@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from hamu.gram import SIDES, PairGram
@@ -84,3 +87,17 @@ class Replicated:
     def give(self, combined: Grads) -> Grads:
         """As they are."""
         return combined
+
+
+class Agreed(Replicated):
+    """Everything is here and in every other process; the first one's sums are taken by all.
+
+    Other processors, or another number of threads, round sums otherwise. A step that is taken, clipped or ended by a
+    hair in one process alone would part them.
+    """
+
+    def total(self, gram: PairGram) -> PairGram:
+        """That of the first process."""
+        sums = torch.stack([gram.retain_sq, gram.forget_sq, gram.dot])
+        dist.broadcast(sums, src=0)
+        return replace(gram, retain_sq=sums[0], forget_sq=sums[1], dot=sums[2])

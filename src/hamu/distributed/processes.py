@@ -76,6 +76,14 @@ def from_main(find: Callable[[], T]) -> T:
     return cast(T, found[0])
 
 
+def spread(tensors: Sequence[Tensor]) -> None:
+    """Give every process the main one's values, in place."""
+    if not _is_on() or dist.get_world_size() == 1:
+        return
+    for tensor in tensors:
+        dist.broadcast(tensor, src=0)
+
+
 def check_equal(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
     """Compare tensors over all processes, bit by bit, by a sum of their bits.
 
@@ -84,7 +92,7 @@ def check_equal(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
     """
     if not _is_on() or dist.get_world_size() == 1:
         return
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     sums = torch.stack(
         [t.detach().contiguous().view(integers[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hamu.distributed import SplitPairing
+from hamu.distributed import Agreed, SplitPairing, processes
 from hamu.errors import HamuError
 from hamu.methods import Method
 from hamu.paired import PairedGradients
@@ -32,10 +32,11 @@ def prepare_model(model: nn.Module, args: UnlearnConfig) -> None:
 
 def new_pair(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGradients:
     """The two gradients of a model that has been prepared."""
-    most = args.max_grad_norm if args.max_grad_norm > 0 else None
-    pair = PairedGradients(model, method, blocks=args.blocks, max_grad_norm=most, stash=args.stash)
+    pair = PairedGradients(model, method, blocks=args.blocks, max_grad_norm=args.clip_norm, stash=args.stash)
     if args.pairing == "split":
         pair.use(SplitPairing(pair.parameters, pair.block_of))
+    elif processes() > 1 and not args.shard:
+        pair.use(Agreed(pair.parameters, pair.block_of))
     return pair
 
 

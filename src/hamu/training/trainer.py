@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
-from hamu.distributed import check_equal, is_main, processes, rank, summed
+from hamu.distributed import check_equal, is_main, processes, rank, spread, summed
 from hamu.ends import ALL_DONE, End
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
@@ -101,6 +101,11 @@ class UnlearnTrainer(ResumableTrainer):
         self.pair = new_pair(model, method, args)
         self.side_losses = SideLosses(model, method, args, self.sides)
         self._batchnorms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if self._is_split and self._batchnorms and not args.freeze_batchnorm:
+            raise HamuError(
+                "with split pairing a process sees one side alone, and its BatchNorm statistics would be of that side; "
+                "leave freeze_batchnorm on, or pairing at sequential"
+            )
         sets = eval_sets(args, retain=retain_dataset, forget=forget_dataset, test=test_dataset)
         self.evaluations = Evaluations(model, args, sets, data_collator)
         target = None if args.auto else args.target_forget_loss
@@ -269,7 +274,7 @@ class UnlearnTrainer(ResumableTrainer):
         if self.steering is not None and self.steering.ended:
             end = self.end
         if end is None:
-            if self._is_split and self.state.global_step % _COMPARED_EVERY == 0:
+            if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
                 check_equal(self.pair.names, self.pair.parameters)
             keep = self.watch.keep(self.optimizer)
             self._settle(self.pair.combine(self.accelerator.scaler, keep=keep))
@@ -386,6 +391,8 @@ class UnlearnTrainer(ResumableTrainer):
         evaluated = [entry["step"] for entry in self.state.log_history if f"{metric_key_prefix}_forget_gain" in entry]
         # evaluated before the run was resumed; or those of other weights, which are not the last step's
         known = self.state.global_step in evaluated or self._is_back
+        if not self.args.freeze_batchnorm:  # each process has those of its own records; the first one's are saved
+            spread([statistics for module in self._batchnorms for statistics in module.buffers()])
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
         self.memory.evaluated = self.state.global_step
