@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import Holder, collect, gram_at
+from helpers import Holder, collect, gram_at, random_gram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,6 +122,32 @@ def test_while_kappa_is_not_positive_it_never_stops(method, criterion, margin, c
     [step] = run(method(share, constraint_mode="relative", stopping=rule), cosines)
     assert step.kappa <= 0
     assert step.decision == "step", step.reason
+
+
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+def test_a_step_that_gains_on_both_sides_is_taken_whatever_the_sum_of_sines(method):
+    """One block in full conflict, one opposed: the sines of both are small, but the step still gains."""
+    norms = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0])
+    weights = method(0.5).weigh(gram_at(*norms, [0.99, -0.98]))
+    gain = weights.retain + weights.forget * torch.tensor([0.99, -0.98])
+    if method is HamuU:
+        gain = -(weights.retain * torch.tensor([0.99, -0.98]) + weights.forget)
+    status = weights.constraint
+    assert gain.sum() > 0
+    assert status.kappa > 0
+    assert status.granted > status.sustainable, "by the sum alone it would be over"
+    assert not status.conflict
+
+
+@given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.sampled_from([0.0, 0.3]))
+@settings(deadline=None, max_examples=60)
+def test_where_the_aggregate_criterion_ends_a_run_the_step_has_a_price(seed, share, margin):
+    gram = random_gram(seed)
+    rule = StoppingRule(margin=margin)
+    status = HamuQ(share, "relative", stopping=rule).weigh(gram).constraint
+    if StoppingMemory(rule).update((status.sustainable / status.granted).item(), bool(status.conflict)):
+        asked = HamuQ(min(1.0, share * (1 + margin)), "relative").weigh(gram)
+        assert (asked.retain * gram.retain_sq + asked.forget * gram.dot).sum() < 0
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])

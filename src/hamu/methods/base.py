@@ -37,9 +37,9 @@ class ConstraintStatus:
         capacity: 0-dim, the largest demand that the gradients allow: Σ R_i/η ‖g_c,i‖ if it is divided by what each
             block can reach, less if it is divided otherwise.
         sustainable: 0-dim, the largest demand that costs the other objective nothing, by the stopping
-            criterion in use (the right-hand side in App. C); beyond it every step must hurt.
-        conflict: 0-dim bool, whether the objectives are in conflict: κ > 0. If not, whatever is feasible costs
-            nothing (App. B.4), and the criterion cannot be met.
+            criterion in use (the right-hand side in App. C).
+        conflict: 0-dim bool, whether the objectives are in conflict: κ > 0, and for the aggregate criterion also that
+            a step that keeps the promise has a price, by the sum of all blocks. If not, the criterion cannot be met.
         feasible: 0-dim bool, whether every block can meet its share, and any change can be demanded at all.
         gram: the Gram it was computed from.
         radius: R_i/η, [L].

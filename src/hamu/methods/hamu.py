@@ -87,8 +87,24 @@ class _Hamu(Method):
         reach = radius * constrained_norm
         demand, capacity = self._distribute(reach)
         fraction = (demand / reach).masked_fill(demand == 0, 0.0)
-        phi = fraction.clamp(max=1.0)
+        objective, constrained, direct = self._step(gram, objective_norm, constrained_norm, radius, fraction)
+        retain, forget = (constrained.neg(), objective.neg()) if self._swapped else (objective, constrained)
 
+        margin = self.stopping_rule.margin
+        if margin:  # the criterion is asked of a larger demand
+            objective, constrained, _ = self._step(
+                gram, objective_norm, constrained_norm, radius, fraction * (1.0 + margin)
+            )
+        gain = (objective * objective_norm.square() + constrained * gram.dot).sum()
+        status = self._status(gram, radius, reach, demand, capacity, fraction, direct, gain < 0)
+        return Weights(retain, forget, status)
+
+    @staticmethod
+    def _step(
+        gram: PairGram, objective_norm: Tensor, constrained_norm: Tensor, radius: Tensor, fraction: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights of g_o and g_c, and which blocks are direct, [L] each; what is beyond reach is not demanded."""
+        phi = fraction.clamp(max=1.0)
         cos, sin = gram.cos, gram.sin
         direct = (cos <= -phi) | (constrained_norm == 0)
         # Below this sine the perpendicular direction is rounding noise: it must not be normalised into a full
@@ -102,9 +118,7 @@ class _Hamu(Method):
         if radius is not objective_norm:
             objective = _ratio(radius, objective_norm) * objective
         constrained = (_ratio(radius, constrained_norm) * torch.addcmul(phi, perpendicular, cos)).neg()
-        constrained = constrained.masked_fill(direct, 0.0)
-        retain, forget = (constrained.neg(), objective.neg()) if self._swapped else (objective, constrained)
-        return Weights(retain, forget, self._status(gram, radius, reach, demand, capacity, fraction, direct))
+        return objective, constrained.masked_fill(direct, 0.0), direct
 
     def _distribute(self, reach: Tensor) -> tuple[Tensor, Tensor]:
         """q_i: the demand on each block, [L]; and the largest demand that can be met so divided, 0-dim."""
@@ -136,6 +150,7 @@ class _Hamu(Method):
         capacity: Tensor,
         fraction: Tensor,
         direct: Tensor,
+        hurts: Tensor,
     ) -> ConstraintStatus:
         granted = torch.minimum(demand, reach)
         criterion = self.stopping_rule.criterion
@@ -149,15 +164,20 @@ class _Hamu(Method):
             sustainable = tightest * granted.sum()
         else:
             sustainable = (reach * gram.sin).sum()
-        # The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4).
+        # The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4). Its sum over
+        # blocks takes the sines of opposed ones too, which are no limit, and can be met by a step that gains on both
+        # sides: so that step is looked at. Of one block it says the same.
         conflict = (gram.cos > 0).any() if criterion == "any" else gram.dot.sum() > 0
+        sustainable = torch.where(conflict, sustainable, capacity)
+        if criterion in ("aggregate", "off"):
+            conflict = conflict & hurts
         return ConstraintStatus(
             fraction=fraction,
             direct=direct,
             demand=demand.sum(),
             granted=granted.sum(),
             capacity=capacity,
-            sustainable=torch.where(conflict, sustainable, capacity),
+            sustainable=sustainable,
             conflict=conflict,
             feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all() & (capacity > 0),  # a share of nothing promises nothing
             gram=gram,
