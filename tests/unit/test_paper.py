@@ -176,9 +176,26 @@ def test_lines_correlations_and_volumes_of_known_points():
     volumes = volumes_of({"hamu-q": [(0, 0), (2, 3)], "ga": [(0, 0), (-0.5, 9)]})
     assert (volumes["start"]["hamu-q"], volumes["start"]["ga"]) == (6, 0)
     assert (volumes["worst"]["hamu-q"], volumes["worst"]["reference"]) == (3 * 2.5, (0, -0.5))
-    points = [{"epoch": e, "forget_loss": loss, "retain_gain": -e} for e, loss in ((0, 0.2), (1, 0.7), (1.5, 0.99))]
-    assert reached(points, 1.0) == {"epoch": 1.5, "retain_gain": -1.5}
-    assert reached(points[:2], 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "ended", "epoch"),
+    [
+        ((0.2, 0.7, 0.985), "all steps", 2.0),
+        ((0.2, 0.7, 0.97), "all steps", None),
+        ((0.2, 0.7, 0.97), "target", 2.0),  # the batch that ended it was there, the whole set is not quite
+        ((0.2, 0.7, 0.8, 0.97), "target", None),  # it ended later than is looked at
+    ],
+)
+def test_a_run_is_at_its_target_by_its_own_end_or_by_the_whole_set(tmp_path, losses, ended, epoch):
+    trajectory = [
+        {"step": 9 * number, "eval_forget_loss": loss, "eval_forget_gain": loss - 0.2, "eval_retain_gain": -number}
+        for number, loss in enumerate(losses)
+    ]
+    content = {"trajectory": trajectory, "ended_kind": ended}
+    (tmp_path / "evaluation.json").write_text(json.dumps(content))
+    found = reached(FinishedRun(tmp_path, 2, Batches(5, 1, 9)), 1.0)
+    assert found == (None if epoch is None else {"epoch": epoch, "retain_gain": -2.0, "forget_loss": losses[2]})
 
 
 def fit_figures(gains):

@@ -42,6 +42,11 @@ class FinishedRun:
         found: dict[str, Any] = read_json(self.folder / "evaluation.json", remove=self.folder)
         return found
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the run ended within the epochs that are looked at."""
+        return bool(self.evaluation["trajectory"][-1]["step"] <= self.steps)
+
     @cached_property
     def points(self) -> list[Evaluated]:
         """Each evaluation from the start on: epoch, gains, losses, accuracies; without those that are not finite."""
