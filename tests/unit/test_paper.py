@@ -285,7 +285,12 @@ def random_run(generator, wanted):
         side: dict(zip(("loss", "accuracy", "probability"), generator.normal(size=3), strict=True)) for side in before
     }
     after["membership_inference"] = {"auc": generator.random()}
-    vars(one).update(points=points, log=log, evaluation={"before": before, "after": after})
+    vars(one).update(
+        points=points,
+        log=log,
+        evaluation={"before": before, "after": after},
+        inputs={"original model": {"sha256": str(wanted.similar)}},
+    )
     return one
 
 

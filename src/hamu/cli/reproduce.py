@@ -195,7 +195,11 @@ def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], consol
     console.print(f"together, each run made once: {len(everything)} runs, {steps} steps of both sides at most")
     for stage in stages.values():
         if stage.model is None:
-            console.print(f"and an original model, trained by the settings {stage.scale.recipe}; --model gives one")
+            kinds = Order(stage, [one for one in chosen if stages.get(one.task) is stage]).settings_of_data
+            models = (
+                "two original models, one of them on the paraphrases too" if len(kinds) > 1 else "an original model"
+            )
+            console.print(f"and {models}, trained by the settings {stage.scale.recipe}; --model gives one")
 
 
 def _run_stage(
@@ -207,11 +211,13 @@ def _run_stage(
 ) -> None:
     scale = stage.scale
     with RunFolder(stage.runs, resume=True) as folder, TemporaryDirectory(prefix="hamu-") as place:
-        training = stage.training(Path(place))
-        if training is not None:
-            console.print(f"training the original model by the settings {scale.recipe}")
-            _train(training, children)
         order = Order(stage, experiments)
+        for similar in order.settings_of_data:
+            training = stage.training(Path(place), similar)
+            if training is not None:
+                of = ", on the paraphrases too" if similar else ""
+                console.print(f"training the original model by the settings {scale.recipe}{of}")
+                _train(training, children)
         console.print(
             f"settings {scale.recipe}, {scale.fraction:g} of the data, {stage.sample.retain} records to retain"
         )
@@ -226,7 +232,8 @@ def _run_stage(
                 run_waiting(runs, children, console, one.name)
                 rows |= {row["run"]: row for row in runs.rows}
                 finished |= runs.folders()
-                check_same_inputs(finished, of=("original model",))
+                for runs_of_one in order.by_model(finished):
+                    check_same_inputs(runs_of_one, of=("original model",))
                 order.pass_over(rows)
             _write(one, order.result(one, rows), output, console)
 

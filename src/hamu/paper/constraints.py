@@ -304,7 +304,7 @@ def _compared(one: float, other: float) -> str:
 def reached(one: FinishedRun, target: float) -> dict[str, float] | None:
     """Epoch, retain gain and forget loss where a run reached its target, by its own end or at an evaluation."""
     there = next((point for point in one.points if point["forget_loss"] >= 0.98 * target), None)
-    if there is None and one.is_whole and kind_in(one.evaluation) == "target":
+    if there is None and kind_in(one.evaluation) == "target" and one.is_whole:
         there = one.last
     return None if there is None else {key: there[key] for key in ("epoch", "retain_gain", "forget_loss")}
 

@@ -13,6 +13,7 @@ from typing import Any
 from hamu.evaluation.gains import Gains
 from hamu.json_files import read_json
 from hamu.paper.batches import Batches
+from hamu.record.inputs import Inputs, read_inputs
 
 Evaluated = dict[str, float]  # figures of an evaluation, and its epoch
 
@@ -41,6 +42,11 @@ class FinishedRun:
         """The run's evaluation.json."""
         found: dict[str, Any] = read_json(self.folder / "evaluation.json", remove=self.folder)
         return found
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What the run has read."""
+        return read_inputs(self.folder)
 
     @property
     def is_whole(self) -> bool:

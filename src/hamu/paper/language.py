@@ -45,6 +45,15 @@ _NOT_ITS_DATA = (
 )
 
 
+def _have_own_originals(finished: Mapping[str, FinishedRun]) -> bool:
+    """Whether the runs of the two settings have started from different models."""
+    models = [
+        {str(one.inputs["original model"]) for key, one in finished.items() if key.endswith(f" {name}")}
+        for name in _SETTINGS
+    ]
+    return all(models) and not set.intersection(*models)
+
+
 class Language(Experiment):
     """All methods, with and without the forget data said again in the retain data."""
 
@@ -54,7 +63,9 @@ class Language(Experiment):
     task = "text"
     settings = (
         "Similar: paraphrases of the records to forget are among those to retain. With TOFU these are the "
-        "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates."
+        "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates. An original "
+        "model is trained for each setting, on its own data; one that is given serves both, and has not seen the "
+        "paraphrases, so that the two settings' κ do not compare."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -68,7 +79,7 @@ class Language(Experiment):
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Trajectories and κ by setting and method."""
-        found: dict[str, Any] = {"trajectories": {}, "kappa": {}}
+        found: dict[str, Any] = {"trajectories": {}, "kappa": {}, "own_originals": _have_own_originals(finished)}
         for name in _SETTINGS:
             there = {m: finished[f"{m} {name}"] for m in METHODS if f"{m} {name}" in finished}
             if there:
@@ -84,9 +95,10 @@ class Language(Experiment):
             Claim(
                 "κ of HAMU-Q, mean over the run, is higher where the data are similar",
                 " and ".join(f"{kappa[n]:.2g} ({n})" for n in _SETTINGS) if known else None,
-                kappa["similar"] > kappa["dissimilar"] if known else None,
+                kappa["similar"] > kappa["dissimilar"] if known and figures.get("own_originals") else None,
                 " and ".join(f"{value:.2g} ({name})" for name, value in _PAPER_KAPPA.items()),
-                "κ is a mean over a trajectory, and the trajectories part.",
+                "κ is a mean over a trajectory, and the trajectories part. Where one original model serves both settings "
+                "it has not been trained on the paraphrases, and the two do not compare.",
             )
         ]
         for name in _SETTINGS:

@@ -66,11 +66,11 @@ class Stage:
     def _place_of(self, key: str) -> str:
         return place_of(self.scale.base, key, self._bundled)
 
-    @property
-    def _original(self) -> Path:
+    def _original(self, similar: bool) -> Path:
+        """Trained on all data of its setting: on the paraphrases too where they are retained."""
         scale = self.scale
-        precision = "-bf16" if "bf16" in self.device else ""
-        return self.work / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}{precision}"
+        kind = ("-bf16" if "bf16" in self.device else "") + ("-similar" if similar else "")
+        return self.work / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}{kind}"
 
     @cached_property
     def sample(self) -> Sample:
@@ -107,25 +107,27 @@ class Stage:
             if source is not None and is_local(source, self._bundled) and not Path(source).exists():
                 raise HamuError(f"the data {source} are not there; say with --data_dir where they are")
 
-    def training(self, place: Path) -> Call | None:
-        """How the original model is trained by the recipe on the fraction of the data; None if it is there.
+    def training(self, place: Path, similar: bool = False) -> Call | None:
+        """How an original model is trained by the recipe on the fraction of the data; None if it is there.
 
         Args:
             place: a folder for the settings.
+            similar: whether it is that of the data with paraphrases.
         """
-        if self.model is not None or (self._original / "evaluation.json").is_file():
+        folder, sample = self._original(similar), self.similar if similar else self.sample
+        if self.model is not None or (folder / "evaluation.json").is_file():
             return None
         device = {key: value for key, value in self.device.items() if key != "full_precision_eval"}
-        settings = {k: v for k, v in self.train.items() if k not in _OF_DATA} | dict(self.sample.settings) | device
+        settings = {k: v for k, v in self.train.items() if k not in _OF_DATA} | dict(sample.settings) | device
         if "test_data" in self.scale.base:  # the recipe may let it decide which state is the original
             settings.setdefault("test_data", self._place_of("test_data"))
         batch = int(settings.get("per_device_train_batch_size", 128))
         settings["per_device_train_batch_size"] = max(1, round(batch * self.scale.fraction))
-        path = place / "train.yaml"
+        path = place / f"{folder.name}-train.yaml"
         path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        begun = (self._original / "config.yaml").is_file()
+        begun = (folder / "config.yaml").is_file()
         how = ("--resume",) if begun else ("--config", str(path), "--overwrite")
-        return Call("the original model", ("train", *how, "--output_dir", str(self._original)))
+        return Call("the original model", ("train", *how, "--output_dir", str(folder)))
 
     @cached_property
     def inputs(self) -> Inputs:
@@ -137,7 +139,7 @@ class Stage:
 
     def settings(self, wanted: Wanted) -> dict[str, Any]:
         """All settings of a run."""
-        model = resolved(self.model or str(self._original / "model"))
+        model = resolved(self.model or str(self._original(wanted.similar) / "model"))
         return settings_of(wanted, self.scale.base, self._sample_of(wanted), model, self.scale.seed, self.device)
 
     def batches(self, wanted: Wanted) -> Batches:
@@ -201,6 +203,20 @@ class Order:
         }
         self._finished, self._failed = _finished(stage.runs), set[PaperRun]()
         self._made = longest(self._asked, self._finished, self._whole)
+
+    @property
+    def settings_of_data(self) -> list[bool]:
+        """Whether the data have paraphrases, for each kind of data that is wanted."""
+        return sorted({wanted.similar for runs in self._wanted.values() for wanted in runs.values()})
+
+    def by_model(self, finished: Mapping[str, Path]) -> list[dict[str, Path]]:
+        """Folders of runs by their names, apart for each original model that they were to start from."""
+        models: dict[str, dict[str, Path]] = {}
+        for run, settings in self._asked.items():
+            name = self._made[run].name
+            if name in finished:
+                models.setdefault(str(settings["model"]), {})[name] = finished[name]
+        return list(models.values())
 
     def pass_over(self, rows: Mapping[str, Row]) -> None:
         """Have what a longer run that has failed was to serve made by shorter ones.
