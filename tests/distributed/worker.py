@@ -15,7 +15,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.trainer_callback import PrinterCallback
 
-import hamu.training.trainer
+import hamu.training.preparation
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.distributed import SplitPairing, leave, processes, rank
@@ -110,7 +110,7 @@ def run(case, folder, steps):
     small = pairing == ["small"]
     if small:  # buckets of a few numbers: every tensor is cut over several
         args.pairing = "split"
-        hamu.training.trainer.SplitPairing = partial(SplitPairing, bucket=50)
+        hamu.training.preparation.SplitPairing = partial(SplitPairing, bucket=50)
     if pairing == ["unequal"]:
         args.pairing = "split"
         with torch.no_grad():

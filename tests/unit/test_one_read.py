@@ -8,11 +8,14 @@ from helpers import Holder, collect, pair_at_angle
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
-from hamu import HamuQ, HamuU, PairedGradients, build_method
+from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
 from hamu.assess import influences
 from hamu.assess.gradients import PartedGram, parted_gradient
 from hamu.assess.problem import Problem
+from hamu.gram import SIDES
 from hamu.methods import method_classes
+from hamu.training.step_figures import layer_figures, step_figures
+from hamu.training.watch import StepWatch
 
 READS = ["item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "__array__", "nonzero"]
 
@@ -89,6 +92,38 @@ def test_the_scale_of_a_loss_scaler_comes_with_the_one_read(reads):
     step = pair.combine(scaler)
     assert reads == ["tolist"]
     assert step.unscale == 1 / 8
+
+
+def test_the_figures_of_a_step_come_in_one_read_and_those_of_its_blocks_in_another(reads):
+    step = prepared(HamuQ(0.3, constraint_mode="relative")).combine()
+    losses = {side: torch.ones(()) for side in SIDES}
+    del reads[:]
+    found = step_figures(step, losses, SIDES)
+    assert reads == ["tolist"]
+    blocks = layer_figures(step, step.combined_sq.sqrt(), SIDES)
+    assert reads == ["tolist"] * 2
+    assert found["kappa"] == pytest.approx(step.gram.dot.sum().item())
+    assert found["direct_share"] == step.direct_share.item()
+    assert blocks["cos"] == step.gram.cos.tolist()
+
+
+def test_what_a_checked_step_did_comes_in_one_read(reads):
+    pair = prepared(HamuQ(0.3, constraint_mode="relative"))
+    optimizer = torch.optim.SGD(pair.parameters, lr=0.1)
+    args = UnlearnConfig(output_dir="unused", check_steps=1)
+    watch = StepWatch(pair, args, lambda side, batch: sum(p.sum() for p in pair.parameters),
+                      torch.nn.ParameterList(pair.parameters))  # fmt: skip
+    for side in SIDES:
+        watch.passes.remember(side, {}, 1.0, 1)
+    step = pair.combine(keep=watch.keep(optimizer))
+    watch.before(step, optimizer, {side: torch.zeros(()) for side in SIDES})
+    optimizer.step()
+    del reads[:]
+    watch.after()
+    assert reads == ["tolist"]
+    assert watch.figures["first_order_forget_change"] == pytest.approx(
+        0.1 * (step.promised_forget_change / step.clip[1]).item()
+    )
 
 
 def test_a_side_that_is_not_used_raises_no_doubt(reads):
