@@ -195,11 +195,11 @@ def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], consol
     console.print(f"together, each run made once: {len(everything)} runs, {steps} steps of both sides at most")
     for stage in stages.values():
         if stage.model is None:
-            kinds = Order(stage, [one for one in chosen if stages.get(one.task) is stage]).settings_of_data
-            models = (
-                "two original models, one of them on the paraphrases too" if len(kinds) > 1 else "an original model"
+            runs = [w for one in chosen if stages.get(one.task) is stage for w in one.runs(stage.scale).values()]
+            both = ", and one on the paraphrases too" if any(w.similar for w in runs) else ""
+            console.print(
+                f"and an original model{both}, trained by the settings {stage.scale.recipe}; --model gives one"
             )
-            console.print(f"and {models}, trained by the settings {stage.scale.recipe}; --model gives one")
 
 
 def _run_stage(

@@ -63,9 +63,9 @@ class Language(Experiment):
     task = "text"
     settings = (
         "Similar: paraphrases of the records to forget are among those to retain. With TOFU these are the "
-        "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates. An original "
-        "model is trained for each setting, on its own data; one that is given serves both, and has not seen the "
-        "paraphrases, so that the two settings' κ do not compare."
+        "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates. An "
+        "original model is trained for each setting, on its own data; one that is given serves both, and has not seen "
+        "the paraphrases, so that the two settings' κ do not compare."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -97,8 +97,8 @@ class Language(Experiment):
                 " and ".join(f"{kappa[n]:.2g} ({n})" for n in _SETTINGS) if known else None,
                 kappa["similar"] > kappa["dissimilar"] if known and figures.get("own_originals") else None,
                 " and ".join(f"{value:.2g} ({name})" for name, value in _PAPER_KAPPA.items()),
-                "κ is a mean over a trajectory, and the trajectories part. Where one original model serves both settings "
-                "it has not been trained on the paraphrases, and the two do not compare.",
+                "κ is a mean over a trajectory, and the trajectories part. Where one original model serves both "
+                "settings it has not been trained on the paraphrases, and the two do not compare.",
             )
         ]
         for name in _SETTINGS:
