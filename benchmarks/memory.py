@@ -40,13 +40,13 @@ from _report import print_report
 from torch import Tensor, nn
 
 from hamu import Method, PairedGradients, build_method
+from hamu.combining import widened_at_once
 from hamu.distributed import SplitPairing
 from hamu.distributed import split as exchange
 from hamu.gram import bucket_bytes
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, with_adapter
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
-from hamu.combining import widened_at_once
 
 Batch = dict[str, Tensor]
 STEPS = 3

@@ -20,9 +20,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import gram
+from hamu.combining import widened_at_once
 from hamu.distributed.split import BUCKET
 from hamu.models.language import AdapterSettings, with_adapter
-from hamu.combining import widened_at_once
 
 GPU = torch.device("cuda")
 # One of the H100 class, by its maker's figures.

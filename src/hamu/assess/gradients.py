@@ -23,7 +23,8 @@ class PartedGradient:
     """The gradient of a side's mean loss as the sum of m parts, each of some randomly chosen batches.
 
     Attributes:
-        parts: [m] lists of a tensor (None for zero) per parameter; they sum to the mean gradient.
+        parts: [m] lists of a tensor (None for zero) per parameter; they sum to the mean gradient. Those of half
+            precision parameters are float32.
         shares: each part's share of the predictions, [m] float64; they sum to 1.
     """
 
@@ -57,12 +58,14 @@ def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = 
     counts: list[int] = []
     for chunk in positions.tensor_split(parts):
         count = 0
+        sums: list[Tensor | None] = [None] * len(problem.parameters)
         for batch in problem.batches(side, chunk):
             scored = problem.score(batch)
             problem.total(scored).backward()
+            sums = [_added(one, p) for one, p in zip(sums, problem.parameters, strict=True)]
             count += len(scored.labels)
             problem.advance(float(scored.records))
-        kept.append([p.grad for p in problem.parameters])
+        kept.append([p.grad if one is None else one for one, p in zip(sums, problem.parameters, strict=True)])
         counts.append(count)
         for parameter in problem.parameters:
             parameter.grad = None
@@ -79,6 +82,14 @@ def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = 
             f"the gradient of the {side} loss is zero: it reaches no trainable parameter, or the loss has nowhere to go"
         )
     return PartedGradient(kept, shares / shares.sum())
+
+
+def _added(total: Tensor | None, parameter: Tensor) -> Tensor | None:
+    """A batch's gradient of half precision, summed in float32: in its own what is small would be lost. Else None."""
+    if parameter.grad is None or parameter.dtype not in (torch.bfloat16, torch.float16):
+        return total
+    one, parameter.grad = parameter.grad, None
+    return one.float() if total is None else total.add_(one)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import Any
 from hamu.training import UnlearnTrainer
 from hamu.training.promise import describe
 
+_HARDLY = 0.05  # a probability that is 5% lower or higher
+
 
 def history(trainer: UnlearnTrainer) -> dict[str, Any]:
     """What happened, for evaluation.json."""
@@ -28,8 +30,23 @@ def outcome(trainer: UnlearnTrainer) -> list[str]:
     return [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
         f"{trainer.state.global_step} because {trainer.end.text}",
+        *_warning(trainer),
         _best(trainer) if trainer.steering is None else trainer.steering.outcome,
         *([] if trainer.promise is None else [describe(trainer.promise)]),
+    ]
+
+
+def _warning(trainer: UnlearnTrainer) -> list[str]:
+    """That a run has changed next to nothing, which nobody else would say of one that has taken all its steps."""
+    evaluations = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
+    if trainer.end.kind != "all steps" or trainer.steering is not None or "forget" not in trainer.sides:
+        return []
+    first, last = evaluations[0]["eval_forget_loss"], evaluations[-1]["eval_forget_loss"]
+    if not abs(last - first) < _HARDLY:
+        return []
+    return [
+        f"the forget loss has hardly moved, from {first:.4f} to {last:.4f}, at learning rate "
+        f"{trainer.args.learning_rate:g}; `hamu assess` suggests a rate, and --auto finds one"
     ]
 
 

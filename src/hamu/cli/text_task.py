@@ -178,8 +178,9 @@ class TextTask(Task):
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
     ) -> dict[str, Any]:
         """See `text_report`; with a retain model its own figures beside ours, and PrivLeak."""
+        whole = self.data_options.loss_on == "all"  # then the prompt is scored too
         texts = {
-            name: [record.answer.strip() for record in evaluated(data, args).records]
+            name: [((r.prompt if whole else "") + r.answer).strip() for r in evaluated(data, args).records]
             for name, data in problem.sets().items()
         }
         report = text_report(predictions, texts=texts)

@@ -66,6 +66,9 @@ def run(argv: list[str], console: Console) -> int:
         )
         hardness = read_json(folder.path / HARDNESS) if resume and folder.has(HARDNESS) else None
         if args.auto and not resume:
+            unused = [f"--{name}" for name in TUNED if name in resolved]
+            if unused:
+                console.print(f"--auto finds {', '.join(unused)} itself; what was given is not used")
             hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
             resolved |= {name: getattr(args, name) for name in TUNED}
         log = StepLog(folder, resolved, inputs, resume, hardness)

@@ -32,7 +32,7 @@ def text_membership(
     Args:
         forget: predictions for the forget set.
         holdout: predictions for data that was never trained on.
-        forget_texts, holdout_texts: the answers' texts, for zlib.
+        forget_texts, holdout_texts: the texts that are scored, for zlib: the answers, or with their prompts.
         k: the share of least likely tokens that Min-K% looks at.
 
     Returns:
@@ -55,7 +55,7 @@ def membership_scores(predictions: TokenPredictions, texts: Sequence[str], k: fl
     """Four scores of each record, [records] float64, over its n scored tokens.
 
     - `loss`: -NLL, the mean log p per token (Yeom et al. 2018).
-    - `zlib`: -NLL / (bytes of the zlib-compressed answer) (Carlini et al. 2021). Their ratio takes the logarithm of the
+    - `zlib`: -NLL / (bytes of the zlib-compressed text) (Carlini et al. 2021). Their ratio takes the logarithm of the
       perplexity, which is the mean per token and not the total; so does this.
     - `min_k`: the mean log p of the max(1, ⌊n·k⌋) least likely tokens (Min-K% Prob, Shi et al. 2024).
     - `min_k_plus_plus`: the mean of the max(1, ⌊n·k⌋) lowest (log p - μ)/σ, μ and σ being mean and standard deviation
@@ -63,7 +63,7 @@ def membership_scores(predictions: TokenPredictions, texts: Sequence[str], k: fl
 
     Args:
         predictions: of the records.
-        texts: the answers' texts.
+        texts: what is scored of each record, as text.
         k: the share of tokens for the last two.
 
     Raises:
