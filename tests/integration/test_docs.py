@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from doc_blocks import FENCE, ROOT, blocks_of
 from PIL import Image
+from small_models import save_fine_tuned
 
 from hamu.cli import COMMANDS, main, options
 from hamu.data import read_text
-from hamu.models.language import new_language_model, new_tokenizer
 
 READ = ("math", "text")  # nothing to run
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -124,9 +124,7 @@ def place(tmp_path, monkeypatch):
     for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 400)
-    for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
-        part.save_pretrained(tmp_path / "my-model")
+    save_fine_tuned("my-model", texts.records[:48])
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_unlearning"]:
         del sys.modules[name]
