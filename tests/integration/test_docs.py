@@ -18,6 +18,8 @@ from PIL import Image
 from small_models import save_fine_tuned
 
 from hamu.cli import COMMANDS, main, options
+from hamu.cli.demo_digits import Digits
+from hamu.cli.demo_text import FictitiousAuthors
 from hamu.data import read_text
 
 READ = ("math", "text")  # nothing to run
@@ -107,6 +109,15 @@ def read_options(argv, processes="1"):
 def test_a_wrong_option_is_noticed():
     for argv in (["unlearn", "--no_such_option", "1"], ["verify"], ["compare", "--jobs", "many"]):
         with pytest.raises(ValueError, match=r"argument|required"):
+            read_options(argv)
+
+
+def test_the_commands_that_the_demos_end_with_are_understood():
+    for scenario in (Digits, FictitiousAuthors):
+        lines = scenario.next.replace("\\\n", " ").splitlines()
+        commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
+        assert any("--auto" in argv for argv in commands)
+        for argv in commands:
             read_options(argv)
 
 
