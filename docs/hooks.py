@@ -1,10 +1,16 @@
-"""What the site needs beyond mkdocs: formulas without a script, tables of options, linked files, no other host."""
+"""What the site needs beyond mkdocs: formulas without a script, tables of options, linked files, no other host.
+
+The API's tables of options are read from the source; those of the commands are what `--help` prints.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import html
+import io
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,11 @@ _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL
 _BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
 _ROW_SPACE = re.compile(r"\\\\\[\w+\]")  # the converter would print it
 _OPTIONS = re.compile(r"^\[options of (\w+)\]$", re.MULTILINE)
+_OF_A_COMMAND = re.compile(r"^\[options of hamu (\w+)\]$", re.MULTILINE)
+_OF_COMMANDS = "[options of the commands]"
+_INHERITED = "[inherited options]"
+_COMMANDS = ("train", "unlearn", "assess", "compare", "evaluate")
+_HELP = re.compile(r"^  (--\w+|[\w ]+?)(?: ([A-Za-z][\w:/.]*))?(?: \[(.*)\])?\n {8}(.*)$", re.MULTILINE)
 _LOADED = re.compile(r'<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)="(?:https?:)?//[^"]*"')
 
 
@@ -34,7 +45,55 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
     up = "../" * page.file.src_uri.count("/")
     for name in LINKED:
         markdown = markdown.replace(f"](../{up}{name})", f"]({up}repository/{Path(name).name}.txt)")
+    if _OF_COMMANDS in markdown:
+        markdown = markdown.replace(_OF_COMMANDS, _shared_options())
+    if _INHERITED in markdown:
+        shown = {option[0] for command in _COMMANDS for option in _help(command, "--help")}
+        rest = [option for option in _help("unlearn", "--help-all") if option[0] not in shown]
+        markdown = markdown.replace(_INHERITED, _table(rest))
+    markdown = _OF_A_COMMAND.sub(lambda found: _table(_help(found[1], "--help")), markdown)
     return _OPTIONS.sub(lambda found: _options(found[1]), markdown)
+
+
+@cache
+def _help(command: str, flag: str) -> list[tuple[str, str, str]]:
+    """Each option that a command prints: its name, its default, and what it is."""
+    from hamu.cli import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([command, flag])
+    found = [(name, default, text) for name, _, default, text in _HELP.findall(printed.getvalue())]
+    if not found:
+        raise PluginError(f"hamu {command} {flag} prints no options")
+    return found
+
+
+def _shared_options() -> str:
+    """Of the commands that take many options in common: a table for each set of commands."""
+    takers: dict[tuple[str, str, str], list[str]] = {}
+    for command in _COMMANDS:
+        for name, default, text in _help(command, "--help"):
+            default = default.replace(f"runs/{command}", "runs/COMMAND")
+            takers.setdefault((name, default, text), []).append(command)
+    groups: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
+    for option, commands in takers.items():
+        groups.setdefault(tuple(commands), []).append(option)
+    sections = [
+        f"**{', '.join(f'`{command}`' for command in commands)}**\n\n{_table(options)}"
+        for commands, options in sorted(groups.items(), key=lambda group: -len(group[0]))
+    ]
+    return "\n\n".join(sections)
+
+
+def _table(options: list[tuple[str, str, str]]) -> str:
+    """Of names, defaults and texts, which are no Markdown but for their backticks."""
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for name, default, text in options:
+        parts = [part if part.startswith("`") else html.escape(part, False) for part in re.split(r"(`[^`]*`)", text)]
+        meaning = "".join(parts).replace("|", "\\|")
+        rows.append(f"| `{name}` | {f'`{default}`' if default else ''} | {meaning} |")
+    return "\n".join(rows)
 
 
 def _options(name: str) -> str:

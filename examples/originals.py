@@ -5,8 +5,8 @@
     python examples/originals.py --data_dir DIR --row "after 20 epochs" runs/original/checkpoint-200 runs/after-20
 
 DIR holds train.parquet and test.parquet of CIFAR-10. --row has a name, an original model and what `hamu reproduce`
-made of it; it may be given several times; figures 3 and 4
-may be missing. Adds to originals.json; writes originals-tables.md.
+made of it; it may be given several times. Figures 3 and 4 may be missing. Adds to originals.json; writes
+originals-tables.md.
 """
 
 from __future__ import annotations

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 from doc_blocks import FENCE, ROOT, blocks_of
 from PIL import Image
+from small_models import save_fine_tuned
 
 from hamu import plugins
 from hamu.cli import COMMANDS, main
+from hamu.cli.demo_digits import Digits
+from hamu.cli.demo_text import FictitiousAuthors
 from hamu.cli.parser import Parser
 from hamu.data import read_text
-from hamu.models.language import new_language_model, new_tokenizer
 
 READ = ("math", "text")  # nothing to run
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -112,6 +114,15 @@ def test_a_wrong_option_is_noticed():
             read_options(argv)
 
 
+def test_the_commands_that_the_demos_end_with_are_understood():
+    for scenario in (Digits, FictitiousAuthors):
+        lines = scenario.next.replace("\\\n", " ").splitlines()
+        commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
+        assert any("--auto" in argv for argv in commands)
+        for argv in commands:
+            read_options(argv)
+
+
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A folder with what the pages say that a reader has: images, records, a model."""
@@ -126,9 +137,7 @@ def place(tmp_path, monkeypatch):
     for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 400)
-    for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
-        part.save_pretrained(tmp_path / "my-model")
+    save_fine_tuned("my-model", texts.records[:48])
     yield tmp_path
     plugins.points_of.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_unlearning"]:

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from doc_blocks import ROOT, blocks_of
 from PIL import Image
+from small_models import save_fine_tuned
 
 from hamu.cli import main
 from hamu.data import read_text
-from hamu.models.language import new_language_model, new_tokenizer
 
 README = ROOT / "README.md"
 
 
 def blocks(language):
-    return [block.text for block in blocks_of(README) if block.language == language and block.is_run]
+    return [block for block in blocks_of(README) if block.language == language and block.is_run]
 
 
 def test_the_loop_unlearns():
@@ -34,7 +34,7 @@ def test_the_loop_unlearns():
     }
     before = loss(model(x[30:]), y[30:]).item()
     [block] = blocks("python")
-    exec(block, names)
+    exec(block.text, names)
     assert names["step"].decision == "step"
     assert loss(model(x[30:]), y[30:]).item() > before
 
@@ -47,7 +47,7 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, f
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
     assert len(blocks("sh")) == 5, "each is run by a test of this file"
-    for line in "".join(blocks("sh")[n] for n in (0, 2, 3, 4)).strip().splitlines():
+    for line in (line for block in blocks("sh")[1:] for line in block.commands):
         program, *argv = shlex.split(line)
         assert program == "hamu"
         as_it_is = argv[0] in ("evaluate", "report", "verify") or "--resume" in argv
@@ -56,7 +56,7 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, f
         assert main([*argv, *shorter]) in expected, capsys.readouterr().err
     assert (tmp_path / "runs/check/evaluation.json").is_file()
     assert (tmp_path / "runs/assess/frontier.png").is_file()
-    assert (tmp_path / "runs/by-goal/model/model.safetensors").is_file()
+    assert (tmp_path / "runs/unlearned/model/model.safetensors").is_file()
     assert len(list((tmp_path / "runs/compare").glob("*/record.json"))) == 3
 
 
@@ -66,10 +66,8 @@ def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys):
     for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 400)
-    for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
-        part.save_pretrained(tmp_path / "my-model")
-    for line in blocks("sh")[1].strip().splitlines():
+    save_fine_tuned("my-model", texts.records[:48])
+    for line in blocks("sh")[0].commands:
         program, *argv = shlex.split(line)
         assert program == "hamu"
         shorter = ["--generate", "4"] if argv[0] == "evaluate" else ["--max_steps", "2"]

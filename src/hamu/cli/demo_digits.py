@@ -38,14 +38,22 @@ class Digits(Scenario):
     next = """\
 What next, on your own data:
   hamu train    --data IMAGES/ --model resnet20 --output_dir runs/original
-  hamu assess   --data IMAGES/ --model runs/original/model --forget_class NAME --constraint_mode relative \\
-                --output_dir runs/assess
-  hamu unlearn  --data IMAGES/ --model runs/original/model --forget_class NAME --constraint_mode relative \\
-                --output_dir runs/unlearned
-  hamu evaluate --data IMAGES/ --model runs/unlearned/model --forget_class NAME --output_dir runs/check
-IMAGES/ has one subfolder of images per class; .parquet, .npz and hub:OWNER/NAME do as well. To forget single
-records, use --forget_rows 3,17,25. Language models: `hamu demo --task text`. `hamu unlearn --help` shows the settings,
-`hamu methods` the methods."""
+  hamu evaluate --data IMAGES/ --model runs/original/model \\
+                --forget_class NAME --output_dir runs/today
+  hamu unlearn  --data IMAGES/ --model runs/original/model \\
+                --forget_class NAME --auto --target_forget_loss 2.0 \\
+                --max_retain_increase 0.01 --output_dir runs/unlearned
+  hamu evaluate --data IMAGES/ --model runs/unlearned/model \\
+                --forget_class NAME --output_dir runs/check
+--auto finds the learning rate and the size of each step. --target_forget_loss
+is the loss on the forget set at which to stop: choose it above today's, which
+the first `hamu evaluate` prints. --max_retain_increase is what that may cost.
+Without --auto choose --learning_rate yourself (`hamu assess` suggests one):
+most models hardly change at the default.
+IMAGES/ has one subfolder of images per class; .parquet, .npz and
+hub:OWNER/NAME work too. To forget single images, use --forget_rows 3,17,25.
+Language models: `hamu demo --task text`. `hamu unlearn --help` shows the
+settings, `hamu methods` the methods."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

@@ -41,13 +41,24 @@ class FictitiousAuthors(Scenario):
         "stopping": "off",
     }
     next = """\
-What next, on your own records (JSON lines with question and answer, prompt and completion, messages, or text):
-  hamu unlearn  --data RECORDS.jsonl --forget_data GONE.jsonl --model MODEL/ --lora --bf16 --constraint_mode relative \\
-                --output_dir runs/unlearned
-  hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl --model runs/unlearned/model --original_model MODEL/ \\
+What next, on your own records (JSON lines with question and answer, prompt and
+completion, messages, or text):
+  hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl \\
+                --model MODEL/ --generate 0 --output_dir runs/today
+  hamu unlearn  --data RECORDS.jsonl --forget_data GONE.jsonl \\
+                --model MODEL/ --lora --auto --target_forget_loss 2.0 \\
+                --max_retain_increase 0.05 --output_dir runs/unlearned
+  hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl \\
+                --model runs/unlearned/model --original_model MODEL/ \\
                 --output_dir runs/check
-MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME does as well. To name the records otherwise:
---forget_rows 3,17,25 or --forget_filter "user_id=4711". `--dry_run` says beforehand what a run needs."""
+--auto finds the learning rate and the size of each step. --target_forget_loss
+is the loss on the forget set at which to stop: choose it above today's, which
+the first `hamu evaluate` prints. --max_retain_increase is what that may cost.
+Without --auto choose --learning_rate yourself (`hamu assess` suggests one):
+most models hardly change at the default.
+MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME works too.
+To name the records otherwise: --forget_rows 3,17,25 or
+--forget_filter "user_id=4711". `--dry_run` says beforehand what a run needs."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
