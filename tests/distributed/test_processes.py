@@ -122,6 +122,22 @@ def test_all_processes_judge_a_model_in_half_precision_alike(tmp_path):
         assert torch.equal(weight, other["weights"][name]), name
 
 
+def test_processes_that_round_otherwise_take_the_same_steps(tmp_path):
+    one, other = launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/rounded"])["conv/hamu-q/1/sgd/rounded"]
+    for name, weight in one["weights"].items():
+        assert torch.equal(weight, other["weights"][name]), name
+
+
+def test_an_evaluation_is_of_the_model_that_is_saved(tmp_path):
+    """Where BatchNorm's statistics go along, each process has those of its own records; the first one saves."""
+    case = "batchnorm/hamu-q/1/sgd"
+    one, other = launch(2, tmp_path / "run", [case], steps=3)[case]
+    torch.testing.assert_close(one["losses"]["retain"], one["own losses"], rtol=0, atol=1e-12)
+    assert torch.equal(one["losses"]["retain"], other["losses"]["retain"])
+    with pytest.raises(RuntimeError, match="with split pairing a process sees one side alone, and its BatchNorm"):
+        launch(2, tmp_path / "split", [f"{case}/split"], steps=1)
+
+
 def test_the_runs_differ_from_case_to_case(alone):
     """Else the comparison above could not fail."""
     ends = [alone[case][0]["weights"] for case in CASES if case.startswith("conv") and "/1/" in case]

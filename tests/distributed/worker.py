@@ -19,6 +19,8 @@ import hamu.training.preparation
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.distributed import SplitPairing, leave, processes, rank
+from hamu.evaluation import predict
+from hamu.gram import GramMeter
 from hamu.models.language import AdapterSettings, with_adapter
 
 transformers.utils.logging.set_verbosity_error()
@@ -28,10 +30,10 @@ GLOBAL_BATCH = 12
 class ConvNet(nn.Module):
     """A small float64 classifier."""
 
-    def __init__(self):
+    def __init__(self, norm=None):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3, padding=1)
-        self.norm = nn.GroupNorm(2, 4)
+        self.norm = norm or nn.GroupNorm(2, 4)
         self.head = nn.Linear(4 * 16, 3)
         self.unused = nn.Parameter(torch.ones(3))
 
@@ -76,6 +78,8 @@ def problem(kind):
     torch.manual_seed(0)
     if kind == "conv":
         return ConvNet().double(), images(31, 1), images(10, 2), stacked
+    if kind == "batchnorm":
+        return ConvNet(nn.BatchNorm2d(4)).double(), images(31, 1), images(10, 2), stacked
     config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
                          num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
     model = LlamaForCausalLM(config)
@@ -93,7 +97,7 @@ def run(case, folder, steps):
     spoiled = pairing[:1] and pairing[0].startswith("spoiled")
     if spoiled:
         pairing = pairing[0].split("-")[1:]
-    sharing = processes() if pairing in ([], ["shard"]) else processes() // 2
+    sharing = processes() if pairing in ([], ["shard"], ["rounded"]) else processes() // 2
     each = GLOBAL_BATCH // sharing // int(accumulation)
     saves, resumed = os.environ.get("HAMU_SAVE"), os.environ.get("HAMU_RESUME")
     start = "-".join((kind, method, accumulation, optimizer))
@@ -105,12 +109,15 @@ def run(case, folder, steps):
         disable_tqdm=True, min_forget_loss=1e-9,
         target_forget_loss=float(os.environ["HAMU_TARGET"]) if "HAMU_TARGET" in os.environ else None,
         pairing="split" if pairing == ["split"] else "sequential", shard=pairing == ["shard"],
-        trust_region=kind == "rough",
+        trust_region=kind == "rough", freeze_batchnorm=kind != "batchnorm",
     )  # fmt: skip
     small = pairing == ["small"]
     if small:  # buckets of a few numbers: every tensor is cut over several
         args.pairing = "split"
         hamu.training.preparation.SplitPairing = partial(SplitPairing, bucket=50)
+    if pairing == ["rounded"]:  # as another processor would
+        measure = GramMeter.measure
+        GramMeter.measure = lambda *given, **how: measure(*given, **how).scaled(1 + 1e-9 * rank(), 1)
     if pairing == ["unequal"]:
         args.pairing = "split"
         with torch.no_grad():
@@ -130,6 +137,7 @@ def run(case, folder, steps):
             "promise": trainer.promise,
             "ended": trainer.stop_reason,
             "losses": {name: one.losses for name, one in trainer.predictions.items()},
+            "own losses": predict(model, retain, 8, collate).losses if kind == "batchnorm" else None,
         },
         folder / f"{case.replace('/', '-')}-{rank()}.pt",
     )
