@@ -142,10 +142,12 @@ def test_without_the_curvature_there_is_no_learning_rate(model, problem):
 
 def test_the_command(saved_model, tmp_path, capsys):
     flags = ["--recipe", "digits", "--model", str(saved_model), "--auto", "--target_forget_accuracy", "0.6",
-             "--max_retain_increase", "0.1", "--output_dir", str(tmp_path / "out")]  # fmt: skip
+             "--max_retain_increase", "0.1", "--learning_rate", "5", "--stopping", "any",
+             "--output_dir", str(tmp_path / "out")]  # fmt: skip
     assert main(["unlearn", *flags]) == 0
     screen = " ".join(capsys.readouterr().out.split())
     assert "the goal is reached" in screen
+    assert "--stopping" in screen.partition("itself; what was given is not used")[0]
     assert "starting with learning rate" in screen
     report = json.loads((tmp_path / "out/evaluation.json").read_text())
     assert report["after"]["forget"]["accuracy"] <= 0.6

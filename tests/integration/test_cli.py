@@ -90,6 +90,15 @@ def test_flags_win_over_the_config_and_the_config_over_the_recipe(cli, tmp_path,
     assert line["demand"] == pytest.approx(0.25 * line["capacity"])
 
 
+def test_a_run_that_changes_next_to_nothing_says_so(cli, saved_model):
+    run = ("unlearn", "--recipe", "digits", "--model", saved_model, "--max_steps", 2)
+    code, out, _ = cli(*run, "--learning_rate", 1e-6, "--output_dir", "slow")
+    assert code == 0
+    assert "the forget loss has hardly moved" in out
+    assert "at learning rate 1e-06; `hamu assess` suggests a rate, and --auto finds one" in out
+    assert "hardly moved" not in cli(*run, "--learning_rate", 0.5, "--output_dir", "fast")[1]
+
+
 def test_null_takes_back_what_the_recipe_sets(tmp_path):
     (tmp_path / "run.yaml").write_text("test_data: null\n")
     words = ["--recipe", "cifar10-resnet20", "--config", str(tmp_path / "run.yaml")]

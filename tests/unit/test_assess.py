@@ -1,5 +1,7 @@
 """What is known before a run: the frontier, the curvature, the records in conflict, each against the direct way."""
 
+import math
+
 import pytest
 import torch
 from helpers import gram_at, random_gram
@@ -8,6 +10,8 @@ from torch import nn
 
 from hamu import HamuError
 from hamu.assess import curvature, frontier, hessian_product, influences, share_of_top
+from hamu.assess.gradients import parted_gradient
+from hamu.assess.problem import Problem
 
 
 def network(dtype=torch.float64):
@@ -129,3 +133,17 @@ def test_no_demand_beyond_the_free_limit_is_free(variant):
     assert (cost[~free] > 0).all()
     assert free.any()
     assert (~free).any()
+
+
+def test_small_gradients_of_half_precision_add_up():
+    """One after the other into a bfloat16 sum, what is below its last digit would be lost."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        x = (torch.ones(800, 16) + 0.1 * torch.randn(800, 16)).to(dtype)
+        records = [{"pixel_values": one, "labels": torch.tensor(0)} for one in x]
+        problem = Problem(nn.Linear(16, 3).to(dtype), records, records, torch.utils.data.default_collate, 4)
+        gradient = parted_gradient(problem, "retain", 1)
+        assert {g.dtype for g in gradient.parts[0]} == {torch.float32}
+        found[dtype] = math.sqrt(sum(g.double().square().sum().item() for g in gradient.total()))
+    assert found[torch.bfloat16] == pytest.approx(found[torch.float32], rel=0.01)

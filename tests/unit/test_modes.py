@@ -67,3 +67,14 @@ def test_the_forward_that_has_autocast_is_back_afterwards():
         assert model(torch.ones(())) == 2
     assert model.forward is wrapped
     assert model(torch.ones(())) == -2
+
+
+def test_an_evaluation_draws_nothing_from_the_random_state():
+    """Else what is trained after it would depend on whether there was one: dropout draws from it."""
+    model = model_with_a_frozen_part()
+    images = [{"pixel_values": torch.ones(4), "labels": torch.tensor(1)} for _ in range(3)]
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    predict(model, images, 2, torch.utils.data.default_collate)
+    assert torch.equal(torch.rand(2), expected)

@@ -11,6 +11,7 @@ from nltk.stem.porter import PorterStemmer
 from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
 
+from hamu.cli.text_task import scored_texts
 from hamu.data import TextCollator, TextRecord, TextRecords, encode
 from hamu.errors import HamuError
 from hamu.evaluation import (
@@ -588,3 +589,9 @@ def test_the_tofu_report_names_records_that_lack_an_answer(model, tokenizer):
     two = TextRecord("Q", " A", {"perturbed_answer": ["B"], "paraphrased_answer": ["C", "D"]})
     with pytest.raises(HamuError, match="2 paraphrased answers for 1 records"):
         tofu_report(model, tokenizer, TofuSets(retain=texts([two])))
+
+
+def test_what_is_compressed_is_what_is_scored():
+    one = texts([TextRecord("Question: Who?\nAnswer:", " Ada.", {})])
+    assert scored_texts(one, "answer") == ["Ada."]
+    assert scored_texts(one, "all") == ["Question: Who?\nAnswer: Ada."]

@@ -24,7 +24,8 @@ class Frontier:
         free_limit: the largest demand that costs the other side nothing to first order, where the price turns from
             gain to loss; for one block it is n_r n_f sinθ where κ > 0, else all that is feasible (App. B.4).
         criterion_limit: the demand at which the aggregate stopping criterion is met, Σ n_r,i n_f,i sinθ_i (App. C);
-            with several blocks of different angles it is near the free limit, on either side of it.
+            with several blocks of different angles it may be on either side of the free limit, and far below it where
+            some are opposed.
     """
 
     demand: Tensor

@@ -21,6 +21,11 @@ SHOWN = {
     "gradient_checkpointing",
 }  # fmt: skip
 
+# what transformers says of them is about its own versions
+_OWN_WORDS = {
+    "gradient_checkpointing": "Compute activations again in the backward pass: less memory, about a third more time."
+}
+
 
 def print_help(command: str, parser: argparse.ArgumentParser, everything: bool) -> NoReturn:
     """Print the options of a command and leave.
@@ -55,4 +60,4 @@ def described(action: argparse.Action) -> str:
     value = f" {action.metavar}" if action.option_strings and isinstance(action.metavar, str) else ""
     shown = str(action.default).replace("\n", "\\n")
     default = "" if action.default in (None, argparse.SUPPRESS, False, []) else f" [{shown}]"
-    return f"  {name}{value}{default}\n        {' '.join((action.help or '').split())}"
+    return f"  {name}{value}{default}\n        {' '.join(_OWN_WORDS.get(action.dest, action.help or '').split())}"

@@ -178,9 +178,8 @@ class TextTask(Task):
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
     ) -> dict[str, Any]:
         """See `text_report`; with a retain model its own figures beside ours, and PrivLeak."""
-        whole = self.data_options.loss_on == "all"  # then the prompt is scored too
         texts = {
-            name: [((r.prompt if whole else "") + r.answer).strip() for r in evaluated(data, args).records]
+            name: scored_texts(evaluated(data, args), self.data_options.loss_on)
             for name, data in problem.sets().items()
         }
         report = text_report(predictions, texts=texts)
@@ -291,6 +290,11 @@ def _privleak(report: Mapping[str, Any]) -> float | None:
     if ours is None or theirs is None or theirs["min_k"] == 1:
         return None
     return privleak(1 - ours["min_k"], 1 - theirs["min_k"])
+
+
+def scored_texts(data: TextRecords, loss_on: str) -> list[str]:
+    """What the loss is taken of, of each record: its answer, or all of it."""
+    return [((r.prompt if loss_on == "all" else "") + r.answer).strip() for r in data.records]
 
 
 def evaluated(data: TextData | TextRecords, args: TrainConfig) -> TextRecords:
