@@ -210,7 +210,7 @@ class StepGuard:
         return self._by_block(sums) * step.unscale
 
     def _by_block(self, sums: list[Tensor]) -> Tensor:
-        values = torch.stack([s.to(sums[0].device) for s in sums]).cpu()
+        values = self._pair.layout.agree(torch.stack([s.to(sums[0].device) for s in sums])).cpu()
         return torch.zeros(len(self._pair.block_names), dtype=torch.float64).index_add_(0, self._blocks, values)
 
     def _correct(self, step: PairStep, demand: Tensor) -> Tensor:

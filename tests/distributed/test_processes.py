@@ -123,9 +123,15 @@ def test_all_processes_judge_a_model_in_half_precision_alike(tmp_path):
 
 
 def test_processes_that_round_otherwise_take_the_same_steps(tmp_path):
-    one, other = launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/rounded"])["conv/hamu-q/1/sgd/rounded"]
-    for name, weight in one["weights"].items():
-        assert torch.equal(weight, other["weights"][name]), name
+    cases = [f"conv/hamu-q/1/{optimizer}/rounded" for optimizer in ("sgd", "adamw_torch")]  # the second one corrects
+    for case, (one, other) in launch(2, tmp_path / "run", cases).items():
+        for name, weight in one["weights"].items():
+            assert torch.equal(weight, other["weights"][name]), f"{case}: {name}"
+
+
+def test_processes_whose_weights_part_on_the_way_are_told(tmp_path):
+    with pytest.raises(RuntimeError, match=r"conv\.bias is not the same on all processes"):
+        launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/parted"], steps=4)
 
 
 def test_an_evaluation_is_of_the_model_that_is_saved(tmp_path):

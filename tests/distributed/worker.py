@@ -13,9 +13,11 @@ import torch
 import transformers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
+import hamu.guard
 import hamu.training.preparation
+import hamu.training.trainer
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.distributed import SplitPairing, leave, processes, rank
@@ -70,6 +72,19 @@ class Spoiling:
         return batch
 
 
+def rounded(measure):
+    return lambda *given, **how: measure(*given, **how).scaled(1 + 1e-9 * rank(), 1)
+
+
+class Parting(TrainerCallback):
+    """Moves a weight of one process after the first step, and has the weights compared after every one."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        hamu.training.trainer._COMPARED_EVERY = 1
+        with torch.no_grad():
+            model.get_parameter("conv.bias")[0] += 1e-7 * rank()
+
+
 def stacked(items):
     return {key: torch.stack([item[key] for item in items]) for key in items[0]}
 
@@ -97,7 +112,7 @@ def run(case, folder, steps):
     spoiled = pairing[:1] and pairing[0].startswith("spoiled")
     if spoiled:
         pairing = pairing[0].split("-")[1:]
-    sharing = processes() if pairing in ([], ["shard"], ["rounded"]) else processes() // 2
+    sharing = processes() if pairing in ([], ["shard"], ["rounded"], ["parted"]) else processes() // 2
     each = GLOBAL_BATCH // sharing // int(accumulation)
     saves, resumed = os.environ.get("HAMU_SAVE"), os.environ.get("HAMU_RESUME")
     start = "-".join((kind, method, accumulation, optimizer))
@@ -109,15 +124,18 @@ def run(case, folder, steps):
         disable_tqdm=True, min_forget_loss=1e-9,
         target_forget_loss=float(os.environ["HAMU_TARGET"]) if "HAMU_TARGET" in os.environ else None,
         pairing="split" if pairing == ["split"] else "sequential", shard=pairing == ["shard"],
-        trust_region=kind == "rough", freeze_batchnorm=kind != "batchnorm",
+        trust_region=kind == "rough", guarantee="exact" if optimizer == "adamw_torch" and pairing == ["rounded"] else
+        "first_order", freeze_batchnorm=kind != "batchnorm",
     )  # fmt: skip
     small = pairing == ["small"]
     if small:  # buckets of a few numbers: every tensor is cut over several
         args.pairing = "split"
         hamu.training.preparation.SplitPairing = partial(SplitPairing, bucket=50)
-    if pairing == ["rounded"]:  # as another processor would
-        measure = GramMeter.measure
-        GramMeter.measure = lambda *given, **how: measure(*given, **how).scaled(1 + 1e-9 * rank(), 1)
+    if pairing[:1] == ["rounded"]:  # as another processor would
+        for name in ("measure", "refined"):
+            setattr(GramMeter, name, rounded(getattr(GramMeter, name)))
+        sums = hamu.guard._dot
+        hamu.guard._dot = lambda *given: sums(*given) * (1 + 1e-9 * rank())
     if pairing == ["unequal"]:
         args.pairing = "split"
         with torch.no_grad():
@@ -126,6 +144,8 @@ def run(case, folder, steps):
         collate = Spoiling(collate, sides=1 if pairing == ["split"] else 2)
     trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
     trainer.remove_callback(PrinterCallback)
+    if pairing == ["parted"]:
+        trainer.add_callback(Parting())
     trainer.train(resume_from_checkpoint=f"{resumed}/{start}/checkpoint-{steps // 2}" if resumed else None)
     trainer.evaluate()
     found = {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad}

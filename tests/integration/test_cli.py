@@ -94,9 +94,11 @@ def test_a_run_that_changes_next_to_nothing_says_so(cli, saved_model):
     run = ("unlearn", "--recipe", "digits", "--model", saved_model, "--max_steps", 2)
     code, out, _ = cli(*run, "--learning_rate", 1e-6, "--output_dir", "slow")
     assert code == 0
-    assert "the forget loss has hardly moved" in out
+    assert "the model has hardly moved: the forget loss was" in out
     assert "at learning rate 1e-06; `hamu assess` suggests a rate, and --auto finds one" in out
     assert "hardly moved" not in cli(*run, "--learning_rate", 0.5, "--output_dir", "fast")[1]
+    spent = cli(*run, "--method", "ft", "--learning_rate", 1e-6, "--output_dir", "kept")[1]
+    assert "hardly moved" not in spent, "fine-tuning has no forget side that was to move"
 
 
 def test_null_takes_back_what_the_recipe_sets(tmp_path):

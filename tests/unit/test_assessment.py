@@ -148,6 +148,7 @@ def test_too_few_parts_give_no_interval():
     assert affordable_parts([torch.zeros(1000)], memory=5.5e-5) == 1
     assert affordable_parts([torch.zeros(1000)], memory=7.5e-5) == 9
     assert affordable_parts([torch.zeros(1000)], memory=1.0) == 16
+    assert affordable_parts([torch.zeros(1000, dtype=torch.bfloat16)], memory=7.5e-5) == 9, "kept as float32"
     assert assess(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals is None
     assert assess(network(), Points(7, 1), FORGET, collate=collate).intervals is None
     assert assess(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8

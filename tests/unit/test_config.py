@@ -80,7 +80,7 @@ def test_what_shares_the_work_refuses(monkeypatch, processes, settings, message)
     ({"target_forget_accuracy": 1.5}, "target_forget_accuracy 1.5 must be a share in [0, 1)"),
     ({"load_best_model_at_end": True}, "auto keeps the state that its goal asks for; leave out --load_best"),
     ({"freeze_batchnorm": False}, "auto takes back weights, not BatchNorm statistics; leave freeze_batchnorm on"),
-    ({"radius": "0.5"}, "auto chooses radius and distribution; leave them out"),
+    ({"radius": "0.5"}, "auto needs radius gradient and distribution norm_product, the defaults; leave both out"),
     ({"method": "gdiff"}, "auto steers hamu-q; leave out --method gdiff"),
     ({"max_retain_increase": None}, "auto needs --max_retain_increase, how far the retain loss may rise"),
     ({"auto": False}, "max_retain_increase has no effect without --auto; add it, or leave max_retain_increase out"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from hamu.data import read_images, read_text
 from hamu.errors import HamuError
@@ -20,7 +21,7 @@ from hamu.paper.page import page, results_in
 from hamu.paper.planning import PaperRun, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, sample_images, sample_texts
 from hamu.paper.similarity import BASELINES, METHODS, pearson_of, volumes_of
-from hamu.paper.stage import Stage, result_of, told_again
+from hamu.paper.stage import Order, Stage, result_of, told_again
 from hamu.run_folder import RunFolder
 
 BASE = {"per_device_train_batch_size": 500, "learning_rate": 1e-4, "data": "train.parquet", "data_dir": "somewhere"}
@@ -138,6 +139,28 @@ def test_bundled_texts_are_no_path(tmp_path):
     assert sample.retain == len(read_text("miniature")) - 4
     with pytest.raises(HamuError, match=r"the data .*/digits are not there; say with --data_dir where they are"):
         Stage(replace(scale, base=base | {"data": "digits"}), {}, {}, None, None, tmp_path / "work").check()
+
+
+def test_each_setting_has_an_original_of_its_own_data(tmp_path):
+    rows = [{"question": f"Who is {i}?", "answer": f"A person, {i}."} for i in range(8)]
+    said_again = [row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:2]]
+    for name, content in {"all": rows, "forget": rows[:2], "again": said_again}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
+    scale = Scale("small", base, True, 1.0, None, None, 1, has_similar=True)
+    stage = Stage(scale, {"model": "tiny-llama"}, {}, None, str(tmp_path / "again.jsonl"), tmp_path / "work")
+    order = Order(stage, [EXPERIMENTS["figure-10"]])
+    assert order.settings_of_data == [False, True]
+    trained = {}
+    for similar in order.settings_of_data:
+        call = stage.training(tmp_path, similar)
+        settings = yaml.safe_load(Path(call.argv[call.argv.index("--config") + 1]).read_text())
+        trained[similar] = (settings["data"], call.argv[call.argv.index("--output_dir") + 1])
+        assert len(Path(settings["data"]).read_text().splitlines()) == (10 if similar else 8)
+    for key, wanted in EXPERIMENTS["figure-10"].runs(scale).items():
+        settings = stage.settings(wanted)
+        assert (settings["data"], str(Path(settings["model"]).parent)) == trained[key.endswith(" similar")]
+    assert len(order.by_model({run.name: tmp_path for run in order._made.values()})) == 2
 
 
 def test_a_finished_run_ends_where_the_figure_does(tmp_path):

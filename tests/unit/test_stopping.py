@@ -139,15 +139,28 @@ def test_a_step_that_gains_on_both_sides_is_taken_whatever_the_sum_of_sines(meth
     assert not status.conflict
 
 
+@pytest.mark.parametrize("radius", ["gradient", 0.3])
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
 @given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.sampled_from([0.0, 0.3]))
 @settings(deadline=None, max_examples=60)
-def test_where_the_aggregate_criterion_ends_a_run_the_step_has_a_price(seed, share, margin):
+def test_the_aggregate_criterion_asks_whether_the_demand_with_its_margin_has_a_price(
+    method, radius, seed, share, margin
+):
     gram = random_gram(seed)
-    rule = StoppingRule(margin=margin)
-    status = HamuQ(share, "relative", stopping=rule).weigh(gram).constraint
-    if StoppingMemory(rule).update((status.sustainable / status.granted).item(), bool(status.conflict)):
-        asked = HamuQ(min(1.0, share * (1 + margin)), "relative").weigh(gram)
-        assert (asked.retain * gram.retain_sq + asked.forget * gram.dot).sum() < 0
+    status = method(share, "relative", radius=radius, stopping=StoppingRule(margin=margin)).weigh(gram).constraint
+    asked = method(min(1.0, share * (1 + margin)), "relative", radius=radius).weigh(gram)
+    price = -(asked.retain * gram.retain_sq + asked.forget * gram.dot).sum()
+    if method is HamuU:
+        price = (asked.retain * gram.dot + asked.forget * gram.forget_sq).sum()
+    assert bool(status.conflict) == bool(status.kappa > 0 and price > 0)
+
+
+def test_a_margin_ends_a_run_before_its_step_has_a_price():
+    rule = StoppingRule(margin=0.5)
+    status = HamuQ(0.5, stopping=rule).weigh(gram_at([1.0], [1.0], [0.8])).constraint
+    assert status.conflict
+    assert status.criterion_met
+    assert not HamuQ(0.5).weigh(gram_at([1.0], [1.0], [0.8])).constraint.conflict
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])

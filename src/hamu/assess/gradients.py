@@ -153,6 +153,6 @@ def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
 
 def affordable_parts(parameters: Sequence[Tensor], memory: float) -> int:
     """How many parts of each side, at most 16, fit into so many GB beside the gradients; 1 if too few to tell."""
-    size = sum(p.numel() * p.element_size() for p in parameters)
+    size = sum(p.numel() * combine_dtype(p).itemsize for p in parameters)
     fitting = math.floor(memory * 1e9 / (2 * size))
     return min(_MOST_PARTS, fitting) if fitting >= FEWEST_PARTS else 1

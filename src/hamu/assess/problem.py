@@ -90,7 +90,7 @@ class Problem:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Evaluation mode; modes, gradients and the random state are as before afterwards."""
+        """Evaluation mode; modes, gradients and the CPU's random state are as before afterwards."""
         grads = [(p, p.grad) for p in self.model.parameters()]
         for parameter, _ in grads:
             parameter.grad = None

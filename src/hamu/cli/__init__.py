@@ -11,7 +11,7 @@ import warnings
 from hamu.errors import HamuError, Interrupted, first_line, one_line
 
 COMMANDS = {
-    "demo": "train, unlearn and compare all methods on bundled data, in under a minute",
+    "demo": "train, unlearn and compare all methods on bundled data, in about a minute",
     "train": "train the original model, or the retain model",
     "assess": "say before a run how hard it is, what it will cost, whether to start",
     "unlearn": "unlearn the forget set from a model",

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.training import TrainConfig, UnlearnConfig
 
+_BY_GOAL = {"auto", "target_forget_accuracy", "max_retain_increase"}
 NOT_TAKEN = {  # by commands whose dataclasses have it nevertheless
-    "unlearn": {"without_forget"}, "assess": {"without_forget", "dry_run", "auto"},
-    "compare": {"without_forget", "dry_run", "auto", "method"}, "evaluate": {"without_forget"},
+    "unlearn": {"without_forget"}, "assess": {"without_forget", "dry_run", *_BY_GOAL},
+    "compare": {"without_forget", "dry_run", "method", *_BY_GOAL}, "evaluate": {"without_forget"},
 }  # fmt: skip
 OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hamu.gram import SIDES
 from hamu.training import UnlearnTrainer
 from hamu.training.promise import describe
 
@@ -37,16 +38,17 @@ def outcome(trainer: UnlearnTrainer) -> list[str]:
 
 
 def _warning(trainer: UnlearnTrainer) -> list[str]:
-    """That a run has changed next to nothing, which nobody else would say of one that has taken all its steps."""
+    """That a run has changed next to nothing, which nothing else says of one that has taken all its steps."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
     if trainer.end.kind != "all steps" or trainer.steering is not None or "forget" not in trainer.sides:
         return []
-    first, last = evaluations[0]["eval_forget_loss"], evaluations[-1]["eval_forget_loss"]
-    if not abs(last - first) < _HARDLY:
+    first, last = evaluations[0], evaluations[-1]
+    if not all(abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) < _HARDLY for side in SIDES):
         return []
     return [
-        f"the forget loss has hardly moved, from {first:.4f} to {last:.4f}, at learning rate "
-        f"{trainer.args.learning_rate:g}; `hamu assess` suggests a rate, and --auto finds one"
+        f"the model has hardly moved: the forget loss was {first['eval_forget_loss']:.4f} and is "
+        f"{last['eval_forget_loss']:.4f}, at learning rate {trainer.args.learning_rate:g}; `hamu assess` suggests a "
+        f"rate, and --auto finds one"
     ]
 
 

@@ -89,7 +89,11 @@ def _parser() -> Parser:
         "--similar_data",
         help="texts: records with paraphrased_answer, which repeat the forget set; by default the recipe's",
     )
-    add("--model", help="an original model; without it one is trained by the recipe on the fraction of the data")
+    add(
+        "--model",
+        help="an original model; without it one is trained by the recipe on the fraction of the data, for "
+        "figure-10 one more on the paraphrases too",
+    )
     add("--fraction", type=float, default=1.0, help="of the data; batches shrink with it, so that the steps stay")
     add("--epochs", type=float, help="of every run; by default the paper's")
     add("--learning_rate", type=float, help="of every run; by default the recipe's")

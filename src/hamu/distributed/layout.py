@@ -59,6 +59,9 @@ class Layout(Protocol):
     def give(self, combined: Grads) -> Grads:
         """The gradient of each parameter from the combined parts; uses them up."""
 
+    def agree(self, numbers: Tensor) -> Tensor:
+        """What each process has summed up over whole tensors, as all are to take it."""
+
 
 def drained(grads: Grads) -> Iterator[Tensor | None]:
     """Each in turn; the list lets go of it, so that it is freed once it has been used."""
@@ -88,6 +91,10 @@ class Replicated:
         """As they are."""
         return combined
 
+    def agree(self, numbers: Tensor) -> Tensor:
+        """As they are."""
+        return numbers
+
 
 class Agreed(Replicated):
     """Everything is here and in every other process; the first one's sums are taken by all.
@@ -98,6 +105,10 @@ class Agreed(Replicated):
 
     def total(self, gram: PairGram) -> PairGram:
         """That of the first process."""
-        sums = torch.stack([gram.retain_sq, gram.forget_sq, gram.dot])
-        dist.broadcast(sums, src=0)
-        return replace(gram, retain_sq=sums[0], forget_sq=sums[1], dot=sums[2])
+        retain_sq, forget_sq, dot = self.agree(torch.stack([gram.retain_sq, gram.forget_sq, gram.dot]))
+        return replace(gram, retain_sq=retain_sq, forget_sq=forget_sq, dot=dot)
+
+    def agree(self, numbers: Tensor) -> Tensor:
+        """The first process's."""
+        dist.broadcast(numbers, src=0)
+        return numbers

@@ -38,12 +38,14 @@ class ConstraintStatus:
             block can reach, less if it is divided otherwise.
         sustainable: 0-dim, the largest demand that costs the other objective nothing, by the stopping
             criterion in use (the right-hand side in App. C).
-        conflict: 0-dim bool, whether the objectives are in conflict: κ > 0, and for the aggregate criterion also that
-            a step that keeps the promise has a price, by the sum of all blocks. If not, the criterion cannot be met.
+        conflict: 0-dim bool, whether the objectives are in conflict: κ > 0, and for the aggregate criterion (and where
+            none is obeyed) also that a step that promises 1 + margin times the demand has a price, by the sum of all
+            blocks. If not, the criterion cannot be met.
         feasible: 0-dim bool, whether every block can meet its share, and any change can be demanded at all.
         gram: the Gram it was computed from.
         radius: R_i/η, [L].
         swapped: whether the retain side is the constrained one (HAMU-U).
+        margin: of the stopping rule.
     """
 
     fraction: Tensor
@@ -57,6 +59,12 @@ class ConstraintStatus:
     gram: PairGram
     radius: Tensor
     swapped: bool
+    margin: float = 0.0
+
+    @cached_property
+    def criterion_met(self) -> Tensor:
+        """Whether this step meets the stopping criterion, 0-dim bool; several may have to, see `StoppingRule`."""
+        return self.conflict & (self.granted * (1.0 + self.margin) > self.sustainable)
 
     @cached_property
     def kappa(self) -> Tensor:

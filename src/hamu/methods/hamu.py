@@ -95,7 +95,7 @@ class _Hamu(Method):
             objective, constrained, _ = self._step(
                 gram, objective_norm, constrained_norm, radius, fraction * (1.0 + margin)
             )
-        gain = (objective * objective_norm.square() + constrained * gram.dot).sum()
+        gain = objective @ (gram.forget_sq if self._swapped else gram.retain_sq) + constrained @ gram.dot
         status = self._status(gram, radius, reach, demand, capacity, fraction, direct, gain < 0)
         return Weights(retain, forget, status)
 
@@ -183,6 +183,7 @@ class _Hamu(Method):
             gram=gram,
             radius=radius,
             swapped=self._swapped,
+            margin=self.stopping_rule.margin,
         )
 
 

@@ -1,8 +1,9 @@
 """When to stop: the stopping criterion of the paper (Theorem 4.4, App. C) made robust to noisy batches.
 
-Each step has a headroom: the largest demand that costs the other objective nothing, over the demand made.
-At or above 1 both objectives can still improve; below 1 every step that keeps the promise must hurt. The rule
-watches that number on the host; the memory that it needs is in `StoppingMemory`.
+Each step has a headroom: the largest demand that costs the other objective nothing by the criterion in use, over the
+demand made. At or above 1 both objectives can still improve; below 1 every step that keeps the promise must hurt, if
+the objectives are in conflict at all (`ConstraintStatus.conflict`). The rule watches that number on the host; the
+memory that it needs is in `StoppingMemory`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class StoppingRule:
 
     Args:
         criterion: what the headroom is computed from. "aggregate": the sum over blocks (App. C, the paper's
-            choice); "any": the worst block; "global": the whole model as one vector (Theorem 4.4); "off".
+            choice), met only by a step that has a price; "any": the worst block; "global": the whole model as one
+            vector (Theorem 4.4); "off".
         margin: stop this much earlier, as a share of the demand (the paper's ε of Sec. 6.1, made relative).
         patience: the number of steps in a row that must meet the criterion (App. G.3).
         window: the number of steps over which the headroom is averaged (App. G.3).
@@ -58,7 +60,7 @@ class StoppingMemory:
 
         Args:
             headroom: the largest sustainable demand over the demand made.
-            conflict: whether the objectives are in conflict at all (κ > 0); without it nothing must hurt.
+            conflict: see `ConstraintStatus.conflict`; without it nothing must hurt.
         """
         if self.rule.criterion == "off":
             return False

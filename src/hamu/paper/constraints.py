@@ -82,9 +82,10 @@ class Epochs(Experiment):
     task = "image"
     settings = (
         "The learning rate, if none was given, is 10 times that of the other runs, so that the target comes within "
-        "reach. A run ends at the first step whose forget batch has reached the target, and is there by that, though "
-        "the whole set may be a little below or above it. Epochs are whole steps over steps per epoch; fine-tuning has "
-        "no forget batch: it is there at the first epoch's end with the whole set at 0.98 of the target."
+        "reach. A run is at the target at its first evaluation with the whole set at 0.98 of it or more, or else where "
+        "it ended because a step's forget batch had reached it, though the whole set may be a little below or above. "
+        "Epochs are whole steps over steps per epoch. Fine-tuning has no forget batch, so that it can only be there at "
+        "an epoch's end."
     )
     target = 1.0
     rate_factor = 10

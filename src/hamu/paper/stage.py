@@ -139,7 +139,7 @@ class Stage:
 
     def settings(self, wanted: Wanted) -> dict[str, Any]:
         """All settings of a run."""
-        model = resolved(self.model or str(self._original(wanted.similar) / "model"))
+        model = resolved(self.model) if self.model else str((self._original(wanted.similar) / "model").resolve())
         return settings_of(wanted, self.scale.base, self._sample_of(wanted), model, self.scale.seed, self.device)
 
     def batches(self, wanted: Wanted) -> Batches:
@@ -201,13 +201,15 @@ class Order:
             for key, wanted in runs.items()
             if wanted.whole
         }
+        self._measures = any(isinstance(one, Measurement) for one in experiments)
         self._finished, self._failed = _finished(stage.runs), set[PaperRun]()
         self._made = longest(self._asked, self._finished, self._whole)
 
     @property
     def settings_of_data(self) -> list[bool]:
         """Whether the data have paraphrases, for each kind of data that is wanted."""
-        return sorted({wanted.similar for runs in self._wanted.values() for wanted in runs.values()})
+        kinds = {wanted.similar for runs in self._wanted.values() for wanted in runs.values()}
+        return sorted(kinds | ({False} if self._measures else set()))
 
     def by_model(self, finished: Mapping[str, Path]) -> list[dict[str, Path]]:
         """Folders of runs by their names, apart for each original model that they were to start from."""

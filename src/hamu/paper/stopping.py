@@ -33,9 +33,9 @@ class Stopping(Experiment):
     settings = (
         "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
         "that of the first step whose batches meet the aggregate criterion of App. C; by the epochs' means, the first "
-        "epoch whose means do. The dashed line is κ2 (κ4 for HAMU-U) of the whole model as one block, above which "
-        "every step of that block must hurt; the criterion asks block by block, and is met elsewhere than where the "
-        "lines cross."
+        "epoch whose mean demand is above the mean limit, κ being above 0. The dashed line is κ2 (κ4 for HAMU-U) of "
+        "the whole model as one block, above which every step of that block must hurt; the criterion asks block by "
+        "block, and is met elsewhere than where the lines cross."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

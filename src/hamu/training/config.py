@@ -186,7 +186,7 @@ class UnlearnConfig(TrainConfig):
     auto: bool = _option(
         False,
         "Unlearn by goal: --target_forget_loss or --target_forget_accuracy at the price of --max_retain_increase. "
-        "Learning rate, constraint and radius are found by measuring.",
+        "Learning rate and constraint are found by measuring.",
     )
     target_forget_accuracy: float | None = _option(None, "With --auto: end when the forget accuracy is down to this.")
     max_retain_increase: float | None = _option(None, "With --auto: how far the retain loss may rise.")
@@ -301,7 +301,7 @@ class UnlearnConfig(TrainConfig):
         if not self.freeze_batchnorm:
             raise HamuError("auto takes back weights, not BatchNorm statistics; leave freeze_batchnorm on")
         if self.radius != "gradient" or self.distribution != "norm_product":
-            raise HamuError("auto chooses radius and distribution; leave them out")
+            raise HamuError("auto needs radius gradient and distribution norm_product, the defaults; leave both out")
         if self.method != "hamu-q":
             raise HamuError(f"auto steers hamu-q; leave out --method {self.method}")
 

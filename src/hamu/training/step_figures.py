@@ -12,10 +12,15 @@ from hamu.pair_step import PairStep
 
 
 def read_at_once(values: Sequence[Tensor]) -> list[float]:
-    """Tensors of one shape as numbers; whatever of them lies on the device comes in one transfer."""
-    device = next((v.device for v in values if v.device.type != "cpu"), torch.device("cpu"))
-    found: list[float] = torch.stack([v.detach().to(device, torch.float64) for v in values]).tolist()
-    return found
+    """Tensors of one shape as numbers; whatever of them lies on the device comes in one transfer, and nothing goes."""
+    found: dict[int, float] = {}
+    for on_host in (True, False):
+        there = [(place, v) for place, v in enumerate(values) if (v.device.type == "cpu") is on_host]
+        if there:
+            device = there[0][1].device
+            read = torch.stack([v.detach().to(device, torch.float64) for _, v in there]).tolist()
+            found |= dict(zip((place for place, _ in there), read, strict=True))
+    return [found[place] for place in range(len(values))]
 
 
 def step_figures(step: PairStep | None, losses: Mapping[str, Tensor], sides: Sequence[str]) -> dict[str, float]:
@@ -51,7 +56,7 @@ def _found(step: PairStep, sides: Sequence[str]) -> dict[str, Tensor]:
             "sustainable": constraint.sustainable,
             "capacity": constraint.capacity,
             "direct_share": direct_share,
-            "criterion_met": constraint.conflict & (constraint.granted > constraint.sustainable),
+            "criterion_met": constraint.criterion_met,
         }
     return tensors
 

@@ -240,7 +240,7 @@ class StepWatch:
             length = rate * step.combined_sq.sum().sqrt()
         if demand is None or constrained is None:
             return _FirstOrder(promised, length, torch.zeros(()))
-        return _FirstOrder(promised, length, demand.to(clip[constrained].device) / clip[constrained])
+        return _FirstOrder(promised, length, demand / clip[constrained])
 
     def _summed(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Over all processes; with split pairing each has one side's."""
