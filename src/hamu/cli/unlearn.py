@@ -68,9 +68,8 @@ def run(argv: list[str], console: Console) -> int:
         if args.auto and not resume:
             unused = [f"--{name}" for name in TUNED if name in resolved]
             if unused:
-                console.print(
-                    f"--auto finds {', '.join(unused)} itself; what flags, --config or the recipe say of them is not used"
-                )
+                names = ", ".join(unused)
+                console.print(f"--auto finds {names} itself; what flags, --config or the recipe say of them is not used")
             hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
             resolved |= {name: getattr(args, name) for name in TUNED}
         log = StepLog(folder, resolved, inputs, resume, hardness)
