@@ -147,7 +147,7 @@ def test_the_command(saved_model, tmp_path, capsys):
     assert main(["unlearn", *flags]) == 0
     screen = " ".join(capsys.readouterr().out.split())
     assert "the goal is reached" in screen
-    assert "--stopping" in screen.partition("itself; what flags, --config or the recipe say")[0]
+    assert "--stopping" in screen.partition("itself; what flags, --config or recipe say")[0]
     assert "starting with learning rate" in screen
     report = json.loads((tmp_path / "out/evaluation.json").read_text())
     assert report["after"]["forget"]["accuracy"] <= 0.6

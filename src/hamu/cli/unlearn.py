@@ -69,7 +69,7 @@ def run(argv: list[str], console: Console) -> int:
             unused = [f"--{name}" for name in TUNED if name in resolved]
             if unused:
                 names = ", ".join(unused)
-                console.print(f"--auto finds {names} itself; what flags, --config or the recipe say of them is not used")
+                console.print(f"--auto finds {names} itself; what flags, --config or recipe say of them is not used")
             hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
             resolved |= {name: getattr(args, name) for name in TUNED}
         log = StepLog(folder, resolved, inputs, resume, hardness)
