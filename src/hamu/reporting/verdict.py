@@ -57,6 +57,8 @@ def verdict(run: Run) -> RunVerdict:
     retain = after["retain"]["loss"] - before["retain"]["loss"]
     if math.isfinite(forget) and math.isfinite(retain):
         headline, tone = _headline(run, forget, retain)
+        if tone != "bad" and _misses_its_goal(run):
+            headline, tone = f"{headline}; its goal is not reached", "mixed"
     else:
         headline, tone = "The model's losses are not finite", "bad"
     return RunVerdict(headline, tone, tuple(_sentences(run, forget, retain)), tuple(_tiles(before, after)))
@@ -92,6 +94,12 @@ def _headline(run: Run, forget: float, retain: float) -> tuple[str, Tone]:
     if loss < 0:
         return "It forgot, and does better on what is to stay", "good"
     return "It forgot, and what is to stay has stayed", "good"
+
+
+def _misses_its_goal(run: Run) -> bool:
+    """Whether it was a run by goal that ended elsewhere."""
+    by_goal = run.evaluation is not None and run.evaluation.get("steering") is not None
+    return by_goal and run.ended_kind not in (None, "goal", "other")
 
 
 def _told(run: Run, side: str, figure: str) -> int:
