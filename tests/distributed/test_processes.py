@@ -123,7 +123,8 @@ def test_all_processes_judge_a_model_in_half_precision_alike(tmp_path):
 
 
 def test_processes_that_round_otherwise_take_the_same_steps(tmp_path):
-    cases = [f"conv/hamu-q/1/{optimizer}/rounded" for optimizer in ("sgd", "adamw_torch")]  # the second one corrects
+    # the second one corrects its steps, the third one measures twice
+    cases = [f"{case}/rounded" for case in ("conv/hamu-q/1/sgd", "conv/hamu-q/1/adamw_torch", "alike/hamu-q/1/sgd")]
     for case, (one, other) in launch(2, tmp_path / "run", cases).items():
         for name, weight in one["weights"].items():
             assert torch.equal(weight, other["weights"][name]), f"{case}: {name}"
