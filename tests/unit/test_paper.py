@@ -18,7 +18,7 @@ from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
 from hamu.paper.cost import median_interval
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.page import page, results_in
-from hamu.paper.planning import PaperRun, longest, run_of, settings_of
+from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, sample_images, sample_texts
 from hamu.paper.similarity import BASELINES, METHODS, pearson_of, volumes_of
 from hamu.paper.stage import Order, Stage, result_of, told_again
@@ -29,7 +29,8 @@ SCALE = Scale("cifar10-resnet20", BASE, False, 0.1, None, None, 42)
 
 
 def settings(wanted, retain=4500):
-    return settings_of(wanted, BASE, Sample({"data": "sample.npz"}, retain), "model", 42, {})
+    sample = Sample({"data": "sample.npz"}, retain)
+    return settings_of(wanted, BASE, sample, batches_of(wanted, BASE, retain), "model", 42, {})
 
 
 @pytest.mark.parametrize("retain", [45_000, 4_500, 1_307, 261, 100])
@@ -141,14 +142,31 @@ def test_bundled_texts_are_no_path(tmp_path):
         Stage(replace(scale, base=base | {"data": "digits"}), {}, {}, None, None, tmp_path / "work").check()
 
 
-def test_each_setting_has_an_original_of_its_own_data(tmp_path):
-    rows = [{"question": f"Who is {i}?", "answer": f"A person, {i}."} for i in range(8)]
-    said_again = [row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:2]]
-    for name, content in {"all": rows, "forget": rows[:2], "again": said_again}.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
+def texts_stage(folder, records, forget):
+    """A stage of so many records, of which some are to be forgotten and stand in other words elsewhere."""
+    rows = [{"question": f"Who is {i}?", "answer": f"A person, {i}."} for i in range(records)]
+    said_again = [row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:forget]]
+    for name, content in {"all": rows, "forget": rows[:forget], "again": said_again}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(folder)}
     scale = Scale("small", base, True, 1.0, None, None, 1, has_similar=True)
-    stage = Stage(scale, {"model": "tiny-llama"}, {}, None, str(tmp_path / "again.jsonl"), tmp_path / "work")
+    return Stage(scale, {"model": "tiny-llama"}, {}, None, str(folder / "again.jsonl"), folder / "work")
+
+
+@pytest.mark.parametrize(("forget", "batch", "epoch"), [(40, 5, 80), (200, 3, 134)])  # as in TOFU, and half of all
+def test_paraphrases_make_an_epoch_longer_and_not_its_batches_larger(tmp_path, forget, batch, epoch):
+    stage = texts_stage(tmp_path, 400, forget)
+    runs = EXPERIMENTS["figure-10"].runs(stage.scale)
+    found = {name: stage.batches(runs[f"gdiff {name}"]) for name in ("dissimilar", "similar")}
+    assert [batches.records for batches in found.values()] == [batch, batch]
+    assert found["similar"].steps == epoch
+    assert [runs[f"gdiff {name}"].paper_epochs for name in found] == [10, 9]
+    assert [runs[f"gdiff {name}"].steps for name in found] == [720, 720]
+
+
+def test_each_setting_has_an_original_of_its_own_data(tmp_path):
+    stage = texts_stage(tmp_path, 8, 2)
+    scale = stage.scale
     order = Order(stage, [EXPERIMENTS["figure-10"]])
     assert order.settings_of_data == [False, True]
     trained = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,7 @@ class Batches:
         passes = math.ceil(whole / most)
         size = math.ceil(whole / passes)
         return cls(size, passes, math.ceil(retain / (size * passes)))
+
+    def over(self, retain: int) -> Batches:
+        """Batches of this size over so many records to retain."""
+        return replace(self, steps=math.ceil(retain / self.records))

@@ -14,6 +14,7 @@ from hamu.paper.finished_run import FinishedRun
 Figures = dict[str, Any]  # as JSON holds them
 IMAGE_STEPS = 9  # steps per epoch of the paper: 45,000 images to retain in batches of 5,000 (App. E.3)
 TEXT_STEPS = 72  # 3,600 records to retain in batches of 50 (App. F.3)
+SIMILAR_STEPS = 80  # 4,000 with the paraphrases, in the same batches (App. F.1)
 LEARNING_RATE = 1e-4  # where neither the recipe nor the user says otherwise
 
 
@@ -61,7 +62,7 @@ class Wanted:
         method: its name.
         epochs: how many; figures are taken from these even if a longer run is at hand.
         changes: settings of `hamu unlearn` beyond those of the recipe.
-        steps_per_epoch: the paper's, which say how large its batches are.
+        steps_per_epoch: the paper's over the data without paraphrases, which say how large its batches are.
         similar: whether the retain data repeat the forget set in other words.
         whole: whether it must end there, because its last report is looked at; no longer run does then.
         paper_epochs: the paper's.
@@ -78,7 +79,12 @@ class Wanted:
     @property
     def steps(self) -> int:
         """How many it takes, unless something ends it before, if its batches can have the size that is wanted."""
-        return math.ceil(self.epochs * self.steps_per_epoch)
+        return math.ceil(self.epochs * self.paper_steps_per_epoch)
+
+    @property
+    def paper_steps_per_epoch(self) -> int:
+        """The paper's: paraphrases make an epoch longer, and not its batches larger."""
+        return SIMILAR_STEPS if self.similar else self.steps_per_epoch
 
 
 @dataclass(frozen=True)

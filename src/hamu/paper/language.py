@@ -13,14 +13,15 @@ from scipy.stats import spearmanr
 
 from hamu.evaluation.gains import Gains
 from hamu.evaluation.membership import auc_of
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.experiment import SIMILAR_STEPS, TEXT_STEPS, Claim, Experiment, Figures, Scale, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_methods, panels, save_panels
 from hamu.paper.similarity import METHODS
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES, gains_of
 
-_SETTINGS = {"dissimilar": False, "similar": True}
+_SETTINGS = ("dissimilar", "similar")
+_EPOCHS = 10  # of the paper, 720 steps; with the paraphrases 9
 _PAPER_KAPPA = {"dissimilar": 4.0e-4, "similar": 6.1e-4}
 _ADAM_RATE = 1e-5  # of the paper's Table 3
 _ORDERED = 0.8  # Spearman's coefficient from which on one column follows another
@@ -65,17 +66,23 @@ class Language(Experiment):
         "Similar: paraphrases of the records to forget are among those to retain. With TOFU these are the "
         "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates. An "
         "original model is trained for each setting, on its own data; one that is given serves both, and has not seen "
-        "the paraphrases, so that the two settings' κ do not compare."
+        "the paraphrases, so that the two settings' κ do not compare. Both have batches of the same size, the second "
+        "nine tenths of the first one's epochs: with sets in TOFU's proportions as many steps."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Every method in both settings, 10 epochs; the similar one only where there are such data."""
-        return {
-            f"{method} {name}": replace(scale.wanted(method, 10), similar=similar)
-            for name, similar in _SETTINGS.items()
-            if scale.has_similar or not similar
-            for method in METHODS
+        """Every method in both settings, 720 steps; the similar one only where there are such data."""
+        dissimilar = {f"{method} dissimilar": scale.wanted(method, _EPOCHS) for method in METHODS}
+        if not scale.has_similar:
+            return dissimilar
+        shorter = TEXT_STEPS / SIMILAR_STEPS
+        similar = {
+            f"{method} similar": replace(
+                wanted, similar=True, epochs=wanted.epochs * shorter, paper_epochs=_EPOCHS * shorter
+            )
+            for method, wanted in zip(METHODS, dissimilar.values(), strict=True)
         }
+        return dissimilar | similar
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Trajectories and κ by setting and method."""

@@ -66,13 +66,25 @@ class PaperRuns(Runs):
         return {"runs": self.rows}
 
 
-def batches_of(wanted: Wanted, base: Mapping[str, Any], sample: Sample) -> Batches:
-    """The batches of a run, no more records in a pass than the recipe has."""
-    return Batches.of(sample.retain, wanted.steps_per_epoch, int(base.get("per_device_train_batch_size", _PASS)))
+def batches_of(wanted: Wanted, base: Mapping[str, Any], retain: int) -> Batches:
+    """The batches of a run, no more records in a pass than the recipe has.
+
+    Args:
+        wanted: the run.
+        base: the recipe's settings.
+        retain: records to retain, without paraphrases.
+    """
+    return Batches.of(retain, wanted.steps_per_epoch, int(base.get("per_device_train_batch_size", _PASS)))
 
 
 def settings_of(
-    wanted: Wanted, base: Mapping[str, Any], sample: Sample, model: str, seed: int, device: Mapping[str, Any]
+    wanted: Wanted,
+    base: Mapping[str, Any],
+    sample: Sample,
+    batches: Batches,
+    model: str,
+    seed: int,
+    device: Mapping[str, Any],
 ) -> dict[str, Any]:
     """All settings of a run, for --config.
 
@@ -80,12 +92,12 @@ def settings_of(
         wanted: the run.
         base: the recipe's settings.
         sample: the data.
+        batches: of the run.
         model: where the original model is.
         seed: of the run.
         device: settings that say where it runs.
     """
     of_data = ("data", "test_data", "forget_data", "data_dir", "expected_retain", "expected_forget")
-    batches = batches_of(wanted, base, sample)
     found = {key: value for key, value in base.items() if key not in of_data} | _COMMON | dict(sample.settings)
     found |= {
         "model": model,

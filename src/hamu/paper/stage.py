@@ -140,11 +140,13 @@ class Stage:
     def settings(self, wanted: Wanted) -> dict[str, Any]:
         """All settings of a run."""
         model = resolved(self.model) if self.model else str((self._original(wanted.similar) / "model").resolve())
-        return settings_of(wanted, self.scale.base, self._sample_of(wanted), model, self.scale.seed, self.device)
+        sample, batches = self._sample_of(wanted), self.batches(wanted)
+        return settings_of(wanted, self.scale.base, sample, batches, model, self.scale.seed, self.device)
 
     def batches(self, wanted: Wanted) -> Batches:
-        """The batches of a run."""
-        return batches_of(wanted, self.scale.base, self._sample_of(wanted))
+        """The batches of a run, as large with the paraphrases as without."""
+        batches = batches_of(wanted, self.scale.base, self.sample.retain)
+        return batches.over(self.similar.retain) if wanted.similar else batches
 
     def _sample_of(self, wanted: Wanted) -> Sample:
         return self.similar if wanted.similar else self.sample
@@ -263,7 +265,7 @@ class Order:
                 "learning_rate": float(own["learning_rate"]),
                 "batch": batches.records,
                 "steps_per_epoch": batches.steps,
-                "paper_steps_per_epoch": wanted.steps_per_epoch,
+                "paper_steps_per_epoch": wanted.paper_steps_per_epoch,
                 "seconds": row["seconds"],
                 "settings": recorded({**own, "num_train_epochs": made.epochs}, {}),
                 "inputs": digests_of(read_inputs(folder)) if (folder / INPUTS).is_file() else None,
