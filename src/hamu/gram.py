@@ -208,8 +208,11 @@ def scratch_bytes(device: torch.device) -> int:
 
 
 def bucket_bytes(device: torch.device) -> int:
-    """What measuring takes in all, however large the model is: the sums of packed rows as well."""
-    return scratch_bytes(device) * 9 // 8
+    """What measuring takes in all, however large the model is: the sums of packed rows as well.
+
+    Off the CPU their products are there too before they are summed, as long as one side's rows.
+    """
+    return scratch_bytes(device) * (9 if device.type == "cpu" else 13) // 8
 
 
 def _is_coarse(parameter: Tensor) -> bool:
@@ -305,10 +308,23 @@ class _Pack:
                 torch._foreach_zero_([v for v, g in zip(views, grads, strict=True) if g is None])
             if present:
                 torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
-        pairs = self._buffer.transpose(0, 1)  # [rows, 2, _ROW]
-        with torch.autocast(pairs.device.type, enabled=False):  # which would take it in half precision
-            rows = torch.bmm(pairs, pairs.transpose(1, 2)).double()
+        rows = gram_of_rows(self._buffer, self._buffer.device.type == "cpu").double()
         return rows.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._row_block, rows)
+
+
+def gram_of_rows(sides: Tensor, by_matmul: bool) -> Tensor:
+    """The Gram matrix of each row of both sides, [2, rows, n] to [rows, 2, 2].
+
+    Args:
+        sides: the rows.
+        by_matmul: whether to take it as a matrix product, faster on a CPU; other devices may round one to TF32, as
+            transformers' Trainer tells them to.
+    """
+    if by_matmul:
+        pairs = sides.transpose(0, 1)
+        with torch.autocast(pairs.device.type, enabled=False):  # which would take it in half precision
+            return torch.bmm(pairs, pairs.transpose(1, 2))
+    return torch.stack(_gram_matrix(torch.linalg.vecdot, *sides), 1).view(-1, 2, 2)
 
 
 def _rows_of(parameter: Tensor) -> int:

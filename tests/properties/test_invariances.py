@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hamu import HamuQ, HamuU, PairGram, StoppingRule, build_method
-from hamu.gram import GramMeter
+from hamu.gram import GramMeter, gram_of_rows
 from hamu.methods import method_classes
 
 seeds = st.integers(0, 10**6)
@@ -259,3 +259,16 @@ def test_an_infinite_gradient_is_not_taken_for_a_large_one():
     retain[7] = float("inf")
     step, _ = combine(HamuQ(0.5, constraint_mode="relative"), [retain], [forget])
     assert (step.decision, step.reason, step.finite) == ("skip", "a gradient is not finite", False)
+
+
+@given(seed=seeds, by_matmul=st.booleans())
+def test_rows_have_the_same_gram_however_a_device_takes_it(seed, by_matmul):
+    sides = torch.randn(2, 7, 128, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    (r, f), found = sides, gram_of_rows(sides, by_matmul)
+    for entry, (one, other) in {(0, 0): (r, r), (0, 1): (r, f), (1, 0): (f, r), (1, 1): (f, f)}.items():
+        torch.testing.assert_close(found[:, entry[0], entry[1]], (one * other).sum(1), rtol=1e-12, atol=1e-12)
+
+
+def test_no_matrix_product_is_taken_where_it_may_be_rounded(monkeypatch):
+    monkeypatch.setattr(torch, "bmm", None)
+    assert gram_of_rows(torch.ones(2, 3, 128), by_matmul=False).tolist() == [[[128.0] * 2] * 2] * 3
