@@ -35,6 +35,13 @@ def test_window_averages_and_waits_until_it_is_full():
     assert stops(StoppingRule(window=3), headrooms) == [False, False, True, True, False]
 
 
+def test_a_window_counts_a_step_that_need_not_hurt_as_one_with_room():
+    memory = StoppingMemory(StoppingRule(window=3))
+    steps = [(0.68, False), (0.68, False), (1.4, True), (0.9, True), (0.7, True)]
+    assert [memory.update(*step) for step in steps] == [False] * 5  # means over three: 1.13, 1.1, 1.0
+    assert memory.update(0.7)
+
+
 def test_off_never_stops():
     assert stops(StoppingRule("off"), [0.0, 0.0]) == [False, False]
 

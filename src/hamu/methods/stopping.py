@@ -60,14 +60,15 @@ class StoppingMemory:
 
         Args:
             headroom: the largest sustainable demand over the demand made.
-            conflict: see `ConstraintStatus.conflict`; without it nothing must hurt.
+            conflict: see `ConstraintStatus.conflict`; without it nothing must hurt, whatever the headroom.
         """
         if self.rule.criterion == "off":
             return False
-        self._headrooms.append(headroom)
+        enough = 1.0 + self.rule.margin
+        self._headrooms.append(headroom if conflict else max(headroom, enough))
         mean = sum(self._headrooms) / len(self._headrooms)
         full = len(self._headrooms) == self.rule.window
-        met = conflict and full and mean < 1.0 + self.rule.margin
+        met = conflict and full and mean < enough
         self._met_in_a_row = self._met_in_a_row + 1 if met else 0
         return self._met_in_a_row >= self.rule.patience
 
