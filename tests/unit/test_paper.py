@@ -129,6 +129,48 @@ def test_a_sample_of_texts_knows_when_its_source_has_changed(tmp_path):
         sample_texts(base, 0.5, 1, folder)
 
 
+def test_a_sample_of_conversations_is_one(tmp_path):
+    rows = [
+        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is {n}?"},
+                      {"role": "assistant", "content": f"It is {n}."}]} for n in range(6)
+    ]  # fmt: skip
+    (tmp_path / "data").mkdir()
+    for name, part in {"data/train": rows, "data/test": rows[4:], "forget": rows[:2]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    base = {"data": "data", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
+    sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "work", resume=True))
+    read = {name: read_text(sample.settings[name]).records for name in ("data", "forget_data", "test_data")}
+    assert [list(record.messages) for record in read["forget_data"]] == [row["messages"] for row in rows[:2]]
+    assert {len(records) for records in read.values()} == {2, 6}, "a folder's own test set is one too"
+
+
+def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
+    pixels = np.zeros((20, 8, 8, 1), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", picture=pixels, kind=np.arange(20) % 2)
+    np.savez(tmp_path / "test.npz", picture=pixels, kind=np.arange(20) % 2)
+    images = {
+        "data": "own.npz", "test_data": "test.npz", "data_dir": str(tmp_path), "forget_class": "1",
+        "image_column": "picture", "label_column": "kind",
+    }  # fmt: skip
+    for name, rows in (("all", range(6)), ("forget", range(2))):
+        lines = [json.dumps({"q": f"What is {n}?", "a": f"It is {n}."}) for n in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    texts = {
+        "data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(tmp_path),
+        "prompt_column": "q", "answer_column": "a",
+    }  # fmt: skip
+    for base, reader in ((images, read_images), (texts, read_text)):
+        stage = Stage(
+            Scale("own", base, reader is read_text, 0.5, None, None, 1), base, {}, None, None, tmp_path / "work"
+        )
+        call = stage.training(tmp_path)
+        training = yaml.safe_load(Path(call.argv[call.argv.index("--config") + 1]).read_text())
+        for found in (training, stage.settings(stage.scale.wanted("gdiff", 1))):
+            columns = {name: value for name, value in found.items() if name.endswith("_column")}
+            assert len(reader(found["data"], **columns)) in (3, 10)
+            assert "test_data" not in found or len(reader(found["test_data"], **columns)) == 20
+
+
 def test_bundled_texts_are_no_path(tmp_path):
     rows = read_text("miniature").select(range(4))
     lines = [json.dumps({"prompt": r.prompt, "completion": r.answer}) for r in rows.records]

@@ -12,7 +12,7 @@ from hamu.compare.runs import Runs
 from hamu.methods import build_method
 from hamu.paper.batches import Batches
 from hamu.paper.experiment import Wanted
-from hamu.paper.sampling import Sample
+from hamu.paper.sampling import OF_SOURCES, Sample
 from hamu.training.config import unused_settings
 
 # What all runs share: as the paper's comparisons, without the stopping criterion (Sec. 6) and shuffled once (App. E.3);
@@ -97,8 +97,7 @@ def settings_of(
         seed: of the run.
         device: settings that say where it runs.
     """
-    of_data = ("data", "test_data", "forget_data", "data_dir", "expected_retain", "expected_forget")
-    found = {key: value for key, value in base.items() if key not in of_data} | _COMMON | dict(sample.settings)
+    found = {key: value for key, value in base.items() if key not in OF_SOURCES} | _COMMON | dict(sample.settings)
     found |= {
         "model": model,
         "method": wanted.method,

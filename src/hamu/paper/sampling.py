@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hamu.data import ImageData, TextRecords, forget_class, forget_data, read_images, read_text
+from hamu.data import ImageData, TextRecord, TextRecords, forget_class, forget_data, read_images, read_text
 from hamu.data.readers import CLASSES
+from hamu.data.text_readers import has_test_split
 from hamu.errors import HamuError
 from hamu.file_digests import file_digest
 from hamu.json_files import read_json
@@ -23,6 +24,8 @@ from hamu.sources import DIGITS, MINIATURE, located
 _IMAGE_OPTIONS = ("image_size", "num_channels", "image_column", "label_column")
 _SOURCES = ("data", "forget_data", "test_data", "similar_data")
 _TEXT_OPTIONS = ("question_template", "answer_prefix", "prompt_column", "answer_column")
+# What a sample has of its own, or no more
+OF_SOURCES = (*_SOURCES, "data_dir", "expected_retain", "expected_forget", "prompt_column", "answer_column")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class Sample:
 
 
 def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: RunFolder) -> Sample:
-    """A fraction of the images of each class, as an npz; all of the bundled digits stay where they are.
+    """A fraction of the images of each class, as an npz with the names of the source's own columns.
+
+    All of the bundled digits stay where they are.
 
     There are no test images: no figure of the paper looks at them.
 
@@ -58,11 +63,12 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
         data = _share_of_classes(read_images(source, **options), fraction, seed)
         path = folder.prepare() / f".{name}.tmp"
         with path.open("wb") as file:
-            arrays = {"image": data.pixels.permute(0, 2, 3, 1).numpy(), "label": data.labels.numpy()}
+            image, label = (base.get(f"{kind}_column") or kind for kind in ("image", "label"))
+            arrays = {image: data.pixels.permute(0, 2, 3, 1).numpy(), label: data.labels.numpy()}
             np.savez(file, **arrays, **{CLASSES: np.array(data.classes)})
         path.replace(folder.path / name)
     path = folder.path / name
-    data = read_images(str(path), image_size=base.get("image_size"), num_channels=base.get("num_channels"))
+    data = read_images(str(path), **options)
     return Sample({"data": str(path)}, len(forget_class(data, None, target).retain))
 
 
@@ -99,11 +105,16 @@ def sample_texts(
     """
     options = {name: base[name] for name in _TEXT_OPTIONS if name in base}
 
-    def read(source: str) -> TextRecords:
-        return read_text(source, **options)
+    def read(source: str, split: str = "train") -> TextRecords:
+        return read_text(source, split, **options)
 
-    train, forget = (read(place_of(base, key, MINIATURE)) for key in ("data", "forget_data"))
-    test = read(place_of(base, "test_data", MINIATURE)) if base.get("test_data") else None
+    source = place_of(base, "data", MINIATURE)
+    train, forget = read(source), read(place_of(base, "forget_data", MINIATURE))
+    test = None
+    if base.get("test_data"):
+        test = read(place_of(base, "test_data", MINIATURE), "test")
+    elif has_test_split(source):
+        test = read(source, "test")
     problem = forget_data(train, test, forget)
     drawn = {name: _share(data, fraction, seed) for name, data in problem.sets().items()}
     retain = list(drawn["retain"].records)
@@ -120,10 +131,17 @@ def sample_texts(
     _check_origin(folder, f"texts-{kind}", {**base, **said_again}, keys, MINIATURE)
     settings: dict[str, str | None] = {"forget_data": None, "test_data": None}
     for name, records in sets.items():
-        lines = (json.dumps({"prompt": r.prompt, "completion": r.answer}, ensure_ascii=False) for r in records)
+        lines = (json.dumps(_as_row(record), ensure_ascii=False) for record in records)
         path = folder.write_text(f"texts-{kind}-{name}.jsonl", "".join(line + "\n" for line in lines))
         settings["data" if name == "train" else f"{name}_data"] = str(path)
     return Sample({key: value for key, value in settings.items() if value}, len(retain))
+
+
+def _as_row(record: TextRecord) -> dict[str, Any]:
+    """A record in the shape in which it is read again as what it is."""
+    if record.messages:
+        return {"messages": list(record.messages)}
+    return {"prompt": record.prompt, "completion": record.answer}
 
 
 def _check_origin(folder: RunFolder, name: str, base: Mapping[str, Any], keys: Sequence[str], bundled: str) -> None:

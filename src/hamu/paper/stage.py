@@ -24,14 +24,12 @@ from hamu.paper.batches import Batches
 from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
-from hamu.paper.sampling import Sample, place_of, resolved, sample_images, sample_texts
+from hamu.paper.sampling import OF_SOURCES, Sample, place_of, resolved, sample_images, sample_texts
 from hamu.record.inputs import INPUTS, Inputs, digests_of, read_inputs, saved_model_entry
 from hamu.record.record import plain
 from hamu.record.settings import recorded
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS, MINIATURE, is_local, is_of_hub
-
-_OF_DATA = ("data", "test_data", "forget_data", "data_dir")
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Stage:
         if self.model is not None or (folder / "evaluation.json").is_file():
             return None
         device = {key: value for key, value in self.device.items() if key != "full_precision_eval"}
-        settings = {k: v for k, v in self.train.items() if k not in _OF_DATA} | dict(sample.settings) | device
+        settings = {k: v for k, v in self.train.items() if k not in OF_SOURCES} | dict(sample.settings) | device
         if "test_data" in self.scale.base:  # the recipe may let it decide which state is the original
             settings.setdefault("test_data", self._place_of("test_data"))
         batch = int(settings.get("per_device_train_batch_size", 128))
