@@ -76,6 +76,10 @@ def image_model(tmp_path):
     (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must not be negative, in GB"),
     (["unlearn", *FULL, "--forget_filter", "name=Ada"],
      "forget_filter is not for images; say what to forget with one of --forget_class, --forget_rows, --forget_data"),
+    (["unlearn", "--recipe", "tofu-llama2-lora", "--model", "resnet20", "--data_dir", "tofu"],
+     "--data_dir tofu has no effect, as hub:locuslab/TOFU:full@train and hub:locuslab/TOFU:holdout10@train and "
+     "hub:locuslab/TOFU:forget10@train would not be read from there; name the files in it with --data, --forget_data "
+     "and --test_data"),
     (["unlearn", *FULL, "--rho", "0.5"], "rho 0.5 mixes records into a class; leave it out with --forget_rows"),
     (["unlearn", *FULL, "--magic"], "unrecognized arguments: --magic; hamu unlearn --help lists the options"),
     (["unlearn", *FULL, "--seed", "x"],

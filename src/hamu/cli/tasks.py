@@ -204,6 +204,12 @@ class Task(ABC):
         options = self.data_options
         if options.data is None:
             raise HamuError(f"name the training data with --data: {self.bundled}, a file, a folder, or hub:OWNER/NAME")
+        named = [name for name in (options.data, options.test_data, options.forget_data) if name is not None]
+        if options.data_dir is not None and not any(map(self.is_local, named)):
+            raise HamuError(
+                f"--data_dir {options.data_dir} has no effect, as {' and '.join(named)} would not be read from there; "
+                f"name the files in it with --data, --forget_data and --test_data"
+            )
         source = self.located(options.data)
         train = self.numbered(self.read(source, "train"))
         if options.test_data is not None:

@@ -63,7 +63,7 @@ _NOT_NEGATIVE = (
 
 @dataclass
 class TrainConfig(TrainingArguments):
-    """Settings for training the original model; the defaults are the paper's (App. E.2)."""
+    """Settings for training the original model; the defaults are the paper's (App. E.2), but for its batch of 5000."""
 
     learning_rate: float = _option(1e-3, "Learning rate.")
     num_train_epochs: float = _option(50, "Passes over the training data.")
@@ -115,7 +115,9 @@ class TrainConfig(TrainingArguments):
 
 @dataclass
 class UnlearnConfig(TrainConfig):
-    """Settings for unlearning; the defaults are the paper's (Sec. 6, App. E.3).
+    """Settings for unlearning; the defaults are the paper's (Sec. 6, App. E.3) but for batch and `shuffle`.
+
+    There a batch has 5000 records of each side, and their order is that of the first epoch in all of them.
 
     Raises:
         HamuError: if a value is out of range, before anything runs.

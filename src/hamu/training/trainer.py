@@ -301,9 +301,10 @@ class UnlearnTrainer(ResumableTrainer):
         elif self.memory.skips_in_a_row >= self.args.max_skips:
             why = (
                 f"{self.memory.skips_in_a_row} steps in a row could not be taken: {step.reason}. The weights are those "
-                f"of the last step that was; lower the learning rate, or look for records with values that are not "
-                f"finite"
+                f"of the last step that was"
             )
+            if step.cause == "not finite":
+                why += "; lower the learning rate, or look for records with values that are not finite"
             self._end_run(End("skips", why))
 
     def begin_optimizer_step(self) -> None:
