@@ -183,7 +183,8 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(mode
 
 
 def test_a_run_whose_demand_is_never_met_blames_no_learning_rate(model, trainer_of):
-    trainer = trainer_of(model, max_steps=8, max_skips=2, constraint=1e6, on_infeasible="skip", check_steps=0)
+    trainer = trainer_of(model, max_steps=8, max_skips=2, constraint=1e6, constraint_mode="absolute",
+                         on_infeasible="skip", check_steps=0)  # fmt: skip
     trainer.train()
     assert trainer.end.kind == "skips"
     assert trainer.stop_reason.startswith("2 steps in a row could not be taken: the constraint 1e+06 cannot be met: ")
