@@ -32,7 +32,7 @@ _PAPER = {  # seconds per epoch, GB
     "ft": (0.879, 7.65), "ga": (0.884, 7.65), "gdiff": (0.868, 7.65), "kl": (1.067, 8.87), "scrub": (1.064, 8.87),
     "hamu-q": (0.976, 7.65), "hamu-u": (0.994, 7.65),
 }  # fmt: skip
-_OF_DATA = ("image_size", "num_channels")
+_OF_DATA = ("image_size", "num_channels", "image_column", "label_column")
 _OF_STEPS = (
     "bf16", "use_cpu", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "seed",
     "constraint", "constraint_mode", "on_infeasible", "stopping", "shuffle",
