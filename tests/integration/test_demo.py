@@ -28,6 +28,18 @@ def test_the_demo_tells_the_whole_story(task, scenario, tmp_path, monkeypatch, c
     assert "hamu unlearn" in printed
 
 
+def test_the_demo_of_images_ends_as_the_papers_comparison_does(tmp_path, monkeypatch):
+    methods = {name: method_classes()[name] for name in ("hamu-q", "ft", "ga", "scrub")}
+    monkeypatch.setattr("hamu.cli.demo.method_classes", lambda: methods)
+    assert main(["demo", "--output_dir", str(tmp_path / "demo")]) == 0
+    ends = json.loads((tmp_path / "demo/summary.json").read_text())["methods"]
+    assert ends["hamu-q"]["forget_gain"] > 0.3
+    assert ends["hamu-q"]["retain_gain"] > 0
+    assert ends["ft"]["forget_gain"] < 0.1, "fine-tuning does not forget"
+    assert ends["scrub"]["forget_gain"] < 0.1
+    assert ends["ga"]["retain_gain"] < -0.1, "ascent destroys"
+
+
 def test_a_second_demo_does_not_replace_the_first_unasked(tmp_path, capsys):
     (tmp_path / "summary.json").write_text("{}")
     assert main(["demo", "--output_dir", str(tmp_path)]) == 2
