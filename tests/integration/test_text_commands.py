@@ -292,3 +292,13 @@ def test_a_long_record_is_cut_and_counted(trained, tmp_path, capsys):
     assert "1 of the 1 records to be forgotten are longer than what the model was given; their ends were" in (
         (tmp_path / "cut/record.md").read_text()
     )
+
+
+@pytest.mark.parametrize("targets", ["q_proj,embed_tokens", "q_proj,lm_head", "all-linear"])
+def test_an_adapter_may_be_on_the_embeddings_the_head_or_all_layers(targets, trained, tmp_path, capsys):
+    lora = [*LORA, "--lora_targets", targets]
+    assert run("unlearn", *FORGET, "--model", trained, *lora, *FEW, "--merge", "--output_dir", tmp_path / "lora") == 0
+    assert run("unlearn", *FORGET, "--model", trained, *lora, *FEW, "--dry_run") == 0
+    assert run("verify", tmp_path / "lora") == 0, capsys.readouterr()
+    again = ["--model", tmp_path / "lora/model", *LORA[3:], *FEW, "--output_dir", tmp_path / "again"]
+    assert run("unlearn", *FORGET, *again) == 0, capsys.readouterr().err

@@ -75,13 +75,7 @@ def _outcome(command: str, argv: list[str], debug: bool) -> int:
         if debug:
             raise
         return _refused(command, first_line(error))
-    except (
-        ValueError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        ArithmeticError,
-    ) as error:  # from a library: not foreseen, so say where to look
+    except Exception as error:  # from a library: not foreseen, so say where to look
         if debug:
             raise
         if _has_lost_a_process(error):

@@ -108,7 +108,8 @@ class RunOptions:
     lora_alpha: float = field(default=16.0, metadata={"help": "Scale of the new adapter, over its rank."})
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout of the new adapter."})
     lora_targets: str = field(
-        default="", metadata={"help": "Layers to adapt, such as q_proj,v_proj; by default what PEFT knows."}
+        default="",
+        metadata={"help": "Layers to adapt, such as q_proj,v_proj, or all-linear; by default what PEFT knows."},
     )
     merge: bool = field(default=False, metadata={"help": "Save the adapter merged into its model too, in merged/."})
     dry_run: bool = field(

@@ -43,6 +43,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _END, _PAD = "<|end|>", "<|pad|>"
+_ALL_LINEAR = "all-linear"  # PEFT's word, which stands alone
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class AdapterSettings:
         rank: r, the rank of each update.
         alpha: α; the update is scaled by α/r.
         dropout: dropout of the adapter's input while it trains.
-        targets: names of the layers to adapt, "" for what PEFT knows about the architecture.
+        targets: names of the layers to adapt, "all-linear" for all but the head, "" for what PEFT knows about the
+            architecture.
     """
 
     rank: int = 8
@@ -282,7 +284,7 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        target_modules=targets or None,
+        target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets or None,
         task_type="CAUSAL_LM",
     )
     try:
@@ -307,7 +309,7 @@ def check_reads(model: Any, data: TextData) -> None:
     """
     trainable_parameters(model)
     highest = max(int(ids.max()) for ids in data.tokens)
-    rows = model.get_input_embeddings().num_embeddings
+    rows = len(model.get_input_embeddings().weight)  # an adapter around it has the weight too
     if highest >= rows:
         raise HamuError(
             f"the tokenizer has token {highest}, the model only {rows} embeddings; use the model's own tokenizer"
