@@ -29,7 +29,8 @@ _CHOICES = {
     "pairing": ["sequential", "split"], "guarantee": ["first_order", "exact"], "blocks": ["tensor", "module", "model"],
     "shuffle": ["epoch", "once"], "forget_objective": ["cross_entropy", "kl_to_original", "npo", "simnpo"],
     "task": ["image", "text"], "loss_on": ["answer", "all"], "model_dtype": ["float32", "bfloat16", "float16", "auto"],
-    "metric_for_best_model": ["joint_gain", "loss", "forget_loss"], "lora_targets": ["q_proj", "q_proj,v_proj", "q_proj,embed_tokens", "lm_head", "all-linear"],
+    "metric_for_best_model": ["joint_gain", "loss", "forget_loss"],
+    "lora_targets": ["q_proj", "q_proj,v_proj", "q_proj,embed_tokens", "lm_head", "all-linear"],
     "prompt_column": ["question"], "answer_column": ["answer", "question"], "optim_args": ["betas=(0.9,0.9)", "eps=1"],
     "gradient_checkpointing_kwargs": ['{"use_reentrant": false}'], "lr_scheduler_kwargs": ['{"num_cycles": 2}'],
 }  # fmt: skip
