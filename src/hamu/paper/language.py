@@ -269,4 +269,4 @@ def _rank_correlation(rows: Mapping[str, Mapping[str, Any]], one: str, other: st
     pairs = [(row[one], row[other]) for row in rows.values() if row[other] is not None]
     if len(pairs) < 3 or len({b for _, b in pairs}) < 2:
         return None
-    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
+    return round(float(spearmanr(*zip(*pairs, strict=True)).statistic), 12)  # ranks give fractions, such as 0.8
