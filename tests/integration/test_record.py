@@ -147,6 +147,18 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
     assert all(sentence in readable for sentence in record["statement"])
 
 
+def test_the_readable_record_has_before_after_and_the_change_in_their_columns(finished_images):
+    lines = (finished_images / "run/record.md").read_text().splitlines()
+    evaluation = strict(finished_images / "run/evaluation.json")
+    for name in ("retain", "forget", "test"):
+        figures, change = (line.split("|")[2:-1] for line in lines if line.startswith(f"| {name} |"))
+        columns = [evaluation[role][name][key] for key in ("loss", "accuracy") for role in ("before", "after")]
+        assert columns[0] != columns[1]
+        assert [float(cell.split()[0]) for cell in figures[1:]] == pytest.approx(columns, rel=1e-3)
+        moved = [columns[1] - columns[0], columns[3] - columns[2]]
+        assert [float(cell.split()[0]) for cell in change] == pytest.approx(moved, rel=1e-3)
+
+
 def test_neither_paths_nor_hosts_nor_users_are_named(finished_images):
     for name in ("record.json", "record.md"):
         text = (finished_images / "run" / name).read_text()

@@ -165,8 +165,8 @@ def test_the_best_model_is_that_of_a_step_that_was_saved_and_its_step_is_named(c
     losses = {entry["step"]: entry["eval_retain_loss"] for entry in found["trajectory"]}
     best = min((step for step in losses if step and step % 2 == 0), key=losses.__getitem__)
     assert found["after"]["retain"]["loss"] == pytest.approx(losses[best])
-    if best != max(losses):
-        assert found["ended"].endswith(f"; the weights are the best ones, of step {best}")
+    assert best != max(losses), "the last step is not the best one"
+    assert found["ended"].endswith(f"; the weights are the best ones, of step {best}")
     assert len(losses) == len(found["trajectory"]), "no point has the figures of other weights"
 
 

@@ -64,6 +64,14 @@ def test_accumulated_and_unequal_batches_weigh_every_sample_alike(model, trainer
     assert (weights(model) - weights(twin)).abs().max() < 1e-12
 
 
+def test_the_data_seed_alone_decides_the_pairs(model, trainer_of, problem):
+    default, other = (trainer_of(model, **given).train_dataset[0] for given in ({}, {"data_seed": 7}))
+    expected = PairedDataset(problem.retain, problem.forget, seed=7)[0]
+    for side in ("retain", "forget"):
+        assert torch.equal(other[side]["pixel_values"], expected[side]["pixel_values"])
+        assert not torch.equal(other[side]["pixel_values"], default[side]["pixel_values"])
+
+
 def test_the_trainers_own_clip_is_off(model, trainer_of):
     """A combined gradient longer than max_grad_norm reaches the optimizer whole."""
     norms = []
@@ -134,6 +142,19 @@ def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, tr
     ):
         trainer_of(model, constraint=50, constraint_mode="absolute").train()
     assert torch.equal(weights(model), start)
+
+
+def test_a_constraint_that_cannot_be_met_at_a_later_step_ends_the_run(model, trainer_of):
+    class Demands(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                trainer.pair.method = build_method("hamu-q", constraint=1e6, stopping="off")
+
+    trainer = trainer_of(model, max_steps=5, per_device_train_batch_size=64, check_steps=0, callbacks=[Demands()])
+    trainer.train()
+    assert (trainer.steps_taken, trainer.state.global_step) == (2, 3)
+    assert trainer.end.kind == "infeasible"
+    assert trainer.stop_reason.startswith("the constraint 1e+06 cannot be met: the gradients allow at most")
 
 
 def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, problem):

@@ -81,6 +81,21 @@ def test_clipping_shortens_the_gradients_as_a_step_does():
     assert found.clip[0] == pytest.approx(0.01 / g_r.norm().item(), rel=1e-3)
 
 
+def test_its_curvature_is_that_of_the_mean_retain_loss():
+    model = network()
+    found = assess(model, RETAIN, FORGET, collate=collate, curvature_samples=len(RETAIN), bootstrap_memory=0.0,
+                   conflicts=False, batch_size=45)  # fmt: skip
+    named = dict(model.eval().named_parameters())
+
+    def loss(values):
+        parts = values.split([p.numel() for p in named.values()])
+        weights = {name: part.view_as(p) for (name, p), part in zip(named.items(), parts, strict=True)}
+        return nn.functional.cross_entropy(torch.func.functional_call(model, weights, (RETAIN.x,)), RETAIN.y)
+
+    hessian = torch.func.hessian(loss)(torch.cat([p.detach().flatten() for p in named.values()]))
+    assert found.curvature.largest == pytest.approx(torch.linalg.eigvalsh(hessian)[-1].item(), rel=0.02)
+
+
 def test_nothing_is_changed():
     model = network().train()
     model[0].weight.grad = torch.ones_like(model[0].weight)

@@ -101,6 +101,17 @@ def test_the_settings_say_what_each_sides_gradient_is_of(settings, objectives):
     assert UnlearnConfig(output_dir="unused", **settings).objectives() == objectives
 
 
+@pytest.mark.parametrize(("metric", "greater"), [
+    ("joint_gain", True), ("forget_gain", True), ("retain_gain", True),
+    ("retain_loss", False), ("forget_loss", True), ("test_loss", False),
+    ("retain_accuracy", True), ("forget_accuracy", False), ("test_accuracy", True),
+])  # fmt: skip
+@pytest.mark.parametrize("prefix", ["", "eval_"])
+def test_the_best_model_is_by_what_unlearning_wants_of_a_metric(metric, greater, prefix):
+    settings = UnlearnConfig(output_dir="unused", metric_for_best_model=prefix + metric)
+    assert settings.greater_is_better is greater
+
+
 @pytest.mark.parametrize(("norm", "clip"), [(0.0, None), (0.5, 0.5)])
 def test_a_norm_of_zero_means_no_clipping(norm, clip):
     assert UnlearnConfig(output_dir="unused", max_grad_norm=norm).clip_norm == clip

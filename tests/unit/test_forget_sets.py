@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hamu import HamuError
-from hamu.data import ImageData, forget_class, forget_data, forget_rows, parse_rows
+from hamu.data import ImageData, TextRecord, TextRecords, forget_class, forget_data, forget_rows, parse_rows
 
 
 @pytest.fixture
@@ -59,6 +59,29 @@ def test_a_second_data_set_takes_its_twins_out_of_the_retain_set(train):
     assert len(problem.retain) == 297
     assert not set(problem.retain.digests()) & set(forget.digests())
     assert (problem.not_found, problem.copies()) == (0, 0)
+
+
+def test_a_record_with_another_label_is_no_twin(train):
+    forget = train.select([3, 4])
+    problem = forget_data(train, None, replace(forget, labels=(forget.labels + 1) % 3))
+    assert (len(problem.retain), problem.not_found) == (300, 2)
+
+
+def test_a_text_that_is_divided_otherwise_into_prompt_and_answer_is_no_twin():
+    def texts(*pairs):
+        records = tuple(TextRecord(prompt, answer, {}) for prompt, answer in pairs)
+        return TextRecords(records, "somewhere", torch.arange(len(pairs)))
+
+    train = texts(("ab", "c"), ("d", "e"))
+    problem = forget_data(train, None, texts(("a", "bc")))
+    assert (len(problem.retain), problem.not_found) == (2, 1)
+    assert forget_data(train, None, texts(("ab", "c"))).not_found == 0
+
+
+def test_a_class_is_named_before_it_is_numbered(train):
+    named = replace(train, classes=("1", "0", "owl"))
+    assert (forget_class(named, None, "0").forget.labels == 1).all()
+    assert (forget_class(named, None, "2").forget.labels == 2).all()
 
 
 def test_twins_in_either_set_do_not_hide_what_is_not_found(train):

@@ -42,6 +42,13 @@ def test_the_order_does_not_depend_on_the_batch_size(batch_size):
     assert epoch(PairedDataset(RETAIN, FORGET), 2, batch_size) == epoch(PairedDataset(RETAIN, FORGET), 2)
 
 
+def test_sides_of_one_length_have_orders_of_their_own():
+    """Else a record would meet the same other one in every epoch."""
+    retain, forget = epoch(PairedDataset(RETAIN, RETAIN), 0)
+    assert sorted(retain) == sorted(forget) == RETAIN
+    assert retain != forget
+
+
 def test_the_order_is_new_each_epoch_and_fixed_when_shuffled_once():
     fresh, once = PairedDataset(RETAIN, FORGET), PairedDataset(RETAIN, FORGET, shuffle="once")
     assert epoch(fresh, 0)[0] != epoch(fresh, 1)[0]

@@ -170,6 +170,15 @@ def test_normalised_batches_have_mean_zero_and_deviation_one():
     assert (batch.std() - 1).abs() < 1e-3
 
 
+def test_a_channel_that_is_the_same_everywhere_is_only_moved(folder):
+    constant = read_images(str(folder))
+    constant.pixels[:, 1] = 51
+    mean, std = pixel_statistics(constant)
+    assert (mean[1], std[1]) == (pytest.approx(0.2), 1.0)
+    batch = constant.normalized(mean, std).__getitems__(range(len(constant)))["pixel_values"]
+    assert batch[:, 1].abs().max() < 1e-6
+
+
 def test_grey_images_fit_to_coloured_ones_and_folders_of_tools_are_no_class(folder, tmp_path):
     coloured = read_images(str(folder))
     grey = read_images(str(folder), num_channels=1)
@@ -312,6 +321,24 @@ def test_a_data_set_of_the_hub_that_is_out_of_reach_is_named(monkeypatch):
     for read in (read_images, read_text):
         with pytest.raises(HamuError, match=r"hub:a/b \(train\) cannot be loaded: no network; without network, name"):
             read("hub:a/b")
+
+
+@pytest.mark.parametrize(("source", "asked"), [
+    ("hub:o/n", ("o/n", None, "test")),
+    ("hub:o/n:c", ("o/n", "c", "test")),
+    ("hub:o/n@s", ("o/n", None, "s")),
+    ("hub:o/n:c@s", ("o/n", "c", "s")),
+])  # fmt: skip
+def test_a_text_of_the_hub_is_of_the_configuration_and_split_that_its_name_says(source, asked, monkeypatch):
+    found = []
+
+    def load_dataset(name, config=None, *, split):
+        found.append((name, config, split))
+        return [{"question": "Who?", "answer": "Ada."}]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read_text(source, "test").records[0].answer == " Ada."
+    assert found == [asked]
 
 
 def test_test_data_of_another_shape_or_with_another_class_do_not_match(folder):

@@ -56,6 +56,12 @@ def test_order_of_fields_space_at_ends_and_unicode_form_do_not_matter(same):
     assert digest(records(same)) == digest(records({"question": "where?", "answer": "Café", "page": 1}))
 
 
+def test_the_unicode_form_of_a_fields_name_does_not_matter():
+    row = {"question": "where?", "answer": "here"}
+    assert digest(records(row | {"caf\u00e9": 1})) == digest(records(row | {"cafe\u0301": 1}))
+    assert digest(records(row | {"cafe": 1})) != digest(records(row | {"caf\u00e9": 1}))
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -1,5 +1,7 @@
 """Two runs that want one folder, and folders in which nothing was written."""
 
+import errno
+
 import pytest
 
 from hamu import HamuError
@@ -37,6 +39,17 @@ def test_what_another_run_has_left_meanwhile_is_not_mixed_with(tmp_path):
     with third:
         third.write_text("steps.jsonl", "third\n")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["steps.jsonl"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_where_the_file_system_has_no_locks_a_run_writes_without(tmp_path, monkeypatch, number):
+    def flock(handle, operation):
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    (tmp_path / "out").mkdir()
+    with RunFolder(tmp_path / "out") as folder:
+        assert folder.write_text("steps.jsonl", "").is_file()
 
 
 def test_folders_that_were_made_for_nothing_go(tmp_path):

@@ -81,6 +81,20 @@ def test_a_csv_cell_may_hold_line_breaks(tmp_path):
     assert read_text(str(path)).records[0].prompt == "one\ntwo"
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
+def test_a_byte_order_mark_belongs_to_no_record(suffix, tmp_path):
+    path = saved(tmp_path / f"a{suffix}", [{"prompt": "one", "completion": "two"}])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    (read,) = read_text(str(path)).records
+    assert (read.prompt, read.answer, list(read.fields)) == ("one", "two", ["prompt", "completion"])
+
+
+def test_a_csv_cell_may_be_long(tmp_path):
+    csv.field_size_limit(131_072)  # Python's default, whatever was read before
+    path = saved(tmp_path / "a.csv", [{"prompt": "one", "completion": "x" * 131_073}])
+    assert len(read_text(str(path)).records[0].answer) == 131_073
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -1,0 +1,40 @@
+"""Who may open what a run leaves: everybody whom the mask allows, but for what may name a person."""
+
+import os
+import stat
+
+import pytest
+from torch import nn
+
+from hamu.run_folder import RunFolder
+from hamu.training.checkpoints import Checkpoints
+
+
+@pytest.fixture(params=[0o022, 0o027])
+def mask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_settings_with_a_filter_are_for_their_owner_alone(tmp_path, mask):
+    with RunFolder(tmp_path / "run") as folder:
+        assert mode(folder.write_config({"method": "ga"})) == 0o666 & ~mask
+        assert mode(folder.write_config({"method": "ga", "forget_filter": "author=Jane Doe"})) == 0o600
+
+
+def test_the_folder_of_a_saved_model_is_as_open_as_the_mask_allows(tmp_path, mask):
+    with RunFolder(tmp_path / "run") as folder:
+        saved = folder.save_model(nn.Linear(2, 2))
+    assert mode(saved) == 0o777 & ~mask
+
+
+def test_a_checkpoint_is_a_folder_that_others_may_enter(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    with checkpoints.writing(1):
+        pass
+    assert mode(checkpoints.path(1)) == 0o755
