@@ -89,15 +89,14 @@ def test_the_curvature_is_that_of_the_mean_loss():
     """Of all records in several batches, against the dense Hessian; a sum's would be off by their number."""
     model = network()
     names, values = zip(*model.named_parameters(), strict=True)
+    start = torch.cat([v.detach().flatten() for v in values])
 
     def loss(flat):
         parts = flat.split([v.numel() for v in values])
         shaped = {name: part.view(v.shape) for name, v, part in zip(names, values, parts, strict=True)}
         return mean_loss(lambda x: torch.func.functional_call(model, shaped, (x,)), "retain")
 
-    exact = torch.linalg.eigvalsh(
-        torch.autograd.functional.hessian(loss, torch.cat([v.detach().flatten() for v in values]))
-    )
+    exact = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, start))
     found = assessed(model, None, batch_size=15, curvature_samples=40, conflicts=False, bootstrap_memory=0)
     assert found.curvature.largest == pytest.approx(exact[-1].item(), rel=0.02)
 
