@@ -1,9 +1,12 @@
 """The promise of each step checked, kept by any optimizer, and steered by a trust region."""
 
 import copy
+import gc
 import itertools
 import math
+import weakref
 
+import numpy as np
 import pytest
 import torch
 from helpers import flat
@@ -146,11 +149,24 @@ def test_a_run_ends_where_no_step_is_small_enough(model, trainer_of):
     assert trainer.end == End("no small step", "no step is small enough to realise anything of its promise")
 
 
-def test_nothing_is_kept_between_steps(model, trainer_of):
-    trainer = trainer_of(model, optim="adamw_torch", learning_rate=1e-4, guarantee="exact", method="hamu-u")
+def test_nothing_is_kept_between_steps(model, trainer_of, monkeypatch):
+    settings = {"optim": "adamw_torch", "learning_rate": 1e-4, "guarantee": "exact", "method": "hamu-u"}
+    trainer = trainer_of(model, max_steps=1, **settings)
+    start = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    kept, combine = [], trainer.pair.combine
+
+    def noting(*args, **kwargs):
+        step = combine(*args, **kwargs)
+        kept.extend(weakref.ref(g) for g in step.kept["retain"])
+        return step
+
+    monkeypatch.setattr(trainer.pair, "combine", noting)
     trainer.train()
-    assert trainer.watch._guard._before == []
-    assert trainer._step.kept == {}
+    assert len(kept) == len(start)
+    assert all(grad() is None for grad in kept), "gradients"
+    copies = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == start["classifier.weight"].shape
+              and np.array_equal(t.detach(), start["classifier.weight"])]  # fmt: skip
+    assert not copies, "the weights before the step"
     assert len(trainer.watch.passes) == 0
 
 
@@ -222,7 +238,7 @@ def test_the_radius_settles_where_the_curvature_says(curvature):
 
 @pytest.mark.parametrize(
     ("ratio", "scale", "stays"),
-    [(-1.0, 0.5, False), (0.1, 0.5, True), (0.5, 1.0, True), (0.9, 2.0, True), (1.0, 4.0, True)],
+    [(-1.0, 0.5, False), (0.0, 0.5, False), (0.1, 0.5, True), (0.5, 1.0, True), (0.9, 2.0, True), (1.0, 4.0, True)],
 )
 def test_the_radius_shrinks_under_a_quarter_and_grows_over_three_quarters(ratio, scale, stays):
     region = TrustRegion()
@@ -260,6 +276,12 @@ def test_an_outcome_is_judged_by_its_worse_side():
     assert outcome({"forget": 1e-12}, {"forget": 0.0}, demand=1e-12).kept is None, "rounding is not judged"
 
 
+@pytest.mark.parametrize(("realised", "kept"), [(0.949, False), (0.951, True)])
+def test_a_promise_is_kept_from_95_percent_of_the_demand_on(realised, kept):
+    assert outcome({"forget": 1.0}, {"forget": realised}, demand=1.0).kept is kept
+    assert outcome({"retain": -1.0}, {"retain": -realised}, demand=1.0, constrained="retain").kept is kept
+
+
 def test_what_came_in_place_of_a_promise_below_rounding_is_judged_if_it_is_above():
     def rough(retain, forget):
         promised, realised = {"retain": -1e-4, "forget": 1e-3}, {"retain": retain, "forget": forget}
@@ -281,6 +303,10 @@ def test_the_record_sums_up():
     record.add(outcome({"retain": -1.0, "forget": 1.0}, {"retain": -0.5, "forget": 2.0}, demand=1.0))
     record.add(outcome({"retain": -1.0, "forget": 1.0}, {"retain": -1.5, "forget": 0.0}, demand=1.0))
     assert record.summary() == {"checked": 2, "judged": 2, "kept": 0.5, "median_ratio": {"retain": 1.0, "forget": 1.0}}
+    for wrecked in (math.inf, -math.inf, math.nan):
+        record.add(outcome({"retain": -1.0, "forget": 1.0}, {"retain": wrecked, "forget": 1.0}, demand=1.0))
+    assert record.summary()["checked"] == 5
+    assert record.summary()["median_ratio"] == {"retain": 1.0, "forget": 1.0}, "of those that are numbers"
     again = PromiseRecord()
     again.load_state_dict(record.state_dict())
     assert again.summary() == record.summary()
@@ -291,6 +317,7 @@ def test_plain_descent_is_recognised():
     assert is_plain_descent(torch.optim.SGD(p, lr=1), p)
     assert not is_plain_descent(torch.optim.SGD(p, lr=1, momentum=0.9), p)
     assert not is_plain_descent(torch.optim.SGD(p, lr=1, weight_decay=0.1), p)
+    assert not is_plain_descent(torch.optim.SGD(p, lr=1, maximize=True), p)
     assert not is_plain_descent(torch.optim.SGD([{"params": p[:1], "lr": 2}, {"params": p[1:]}], lr=1), p)
     assert not is_plain_descent(torch.optim.SGD(p[:1], lr=1), p)
     assert not is_plain_descent(torch.optim.AdamW(p), p)

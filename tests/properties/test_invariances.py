@@ -223,7 +223,16 @@ def test_units_of_float32_gradients_do_not_matter_over_their_whole_range(method,
     forget = 0.5 * retain + forget
     plan = method(0.5, constraint_mode="relative", stopping="off")
     ours, _ = combine(plan, [retain], [forget], max_grad_norm=None)
-    for units in ((1e-24, 1e-24), (1e-30, 1.0), (1.0, 1e-22), (1e-16, 1e-16), (1e19, 1e19), (1e15, 1e-15)):
+    for units in (
+        (1e-24, 1e-24),
+        (1e-30, 1.0),
+        (1.0, 1e-22),
+        (1e-16, 1e-16),
+        (1e19, 1e19),
+        (1e15, 1e-15),
+        (1.0, 1e20),
+        (1e20, 1.0),
+    ):
         sides = [[side * unit] for side, unit in zip((retain, forget), units, strict=True)]
         theirs, grads = combine(plan, *sides, max_grad_norm=None)
         assert theirs.decision == "step", units

@@ -8,8 +8,8 @@ from helpers import gram_at, random_gram
 from scipy.stats import spearmanr
 from torch import nn
 
-from hamu import HamuError
-from hamu.assess import curvature, frontier, hessian_product, influences, share_of_top
+from hamu import HamuError, HamuQ
+from hamu.assess import BlockHardness, curvature, frontier, hessian_product, influences, share_of_top
 from hamu.assess.gradients import parted_gradient
 from hamu.assess.problem import Problem
 
@@ -72,6 +72,13 @@ def test_the_curvature_of_a_quadratic_says_which_learning_rate_to_trust():
     assert found.trusted_rate(0.01) == pytest.approx(0.001)
 
 
+def test_a_loss_that_bends_down_more_than_up_is_trusted_less_far():
+    w = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    found = curvature(lambda _: 0.5 * (w[0] ** 2 - 5 * w[1] ** 2), [None], [w], steps=10)
+    assert (found.largest, found.smallest) == (pytest.approx(1.0), pytest.approx(-5.0))
+    assert found.trusted_rate(0.1) == pytest.approx(2 * 0.1 / 5)
+
+
 def test_a_linear_loss_has_no_curvature():
     w = torch.ones(3, requires_grad=True)
     found = curvature(lambda _: w.sum(), [None], [w])
@@ -109,6 +116,7 @@ def test_weights_are_restored_when_a_pass_fails():
 def test_the_share_of_the_top_records():
     assert share_of_top(torch.tensor([6.0, 2.0, 1.0, 1.0, -9.0]), 0.2) == pytest.approx(0.6)
     assert share_of_top(torch.tensor([-1.0, -2.0])) == 0.0
+    assert share_of_top(torch.tensor([3.0, 1.0])) == pytest.approx(0.75), "of fewer than ten records, the first"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -122,6 +130,19 @@ def test_the_frontier_is_theorem_1_for_one_block(seed):
         assert change == pytest.approx(least, rel=1e-9, abs=1e-12 * n_r**2)
     assert found.feasible_limit == pytest.approx(n_r * n_f)
     assert found.free_limit == pytest.approx(n_r * n_f * (sin if cos > 0 else 1.0))
+
+
+def test_the_criterions_limit_of_several_blocks_is_the_sum_of_what_is_across_each():
+    found = frontier(gram_at([2.0, 1.0], [3.0, 0.5], [0.6, 0.8]))
+    assert found.criterion_limit == pytest.approx(2 * 3 * 0.8 + 1 * 0.5 * 0.6)
+
+
+@pytest.mark.parametrize(("cos", "regime"), [(-0.6, 0), (-0.4, 1), (0.8, 1), (0.9, 2)])
+def test_the_regime_of_a_block_is_told_by_its_angle_and_the_share_of_the_demand(cos, regime):
+    """At half of what is possible: direct up to -0.5, unavoidable from √(1 - 0.5²) = 0.87 on."""
+    found = BlockHardness.of(gram_at([2.0, 1.0], [3.0, 1.0], [cos, 0.0]), HamuQ(0.5, "relative"))
+    assert found.regime.tolist() == [regime, 1]
+    assert found.kappa.tolist() == pytest.approx([6 * cos, 0.0])
 
 
 @pytest.mark.parametrize("variant", ["hamu-q", "hamu-u"])

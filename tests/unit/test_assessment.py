@@ -395,6 +395,12 @@ def test_the_verdict(cos, constraint, mode, code, headline):
     assert found.code == (WILL_COST if mode == "absolute" else code), "clamped, the most that is possible is asked"
 
 
+def test_the_verdict_suggests_half_of_what_is_free_and_a_rate_that_is_never_rounded_up():
+    found = judge(frontier(gram_at([2.0], [1.0], [0.5])), HamuQ(0.95, "relative"), (1.0, 1.0), 0.0129)
+    assert found.constraint == pytest.approx(0.5 * 0.75**0.5, abs=0.005)
+    assert found.learning_rate == 0.012
+
+
 def test_the_price_in_the_verdict_is_that_of_the_step():
     gram = gram_at([2.0], [1.0], [0.5])
     for method in (HamuQ(0.95, "relative"), HamuU(0.95, "relative")):

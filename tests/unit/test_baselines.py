@@ -92,7 +92,7 @@ def test_a_zero_gradient_projects_nothing(name):
 
 @pytest.mark.parametrize(
     ("name", "retain", "forget"),
-    [("ft", 1, 0), ("ga", 0, -1), ("gdiff", 0.5, -0.5), ("kl", 0.5, -0.5), ("scrub", 0.5, -0.5)],
+    [("ft", 1, 0), ("ga", 0, -1), *[(name, 0.5, -0.5) for name in ("gdiff", "kl", "scrub", "npo", "simnpo")]],
 )
 def test_constant_weights(name, retain, forget):
     g_r, g_f = vectors(1.0)
@@ -109,6 +109,9 @@ def test_constant_weights(name, retain, forget):
         ("scrub", "scrub_retain", "kl_to_original"),
         ("gru", "cross_entropy", "cross_entropy"),
         ("pcgrad", "cross_entropy", "cross_entropy"),
+        ("cagrad", "cross_entropy", "cross_entropy"),
+        ("npo", "cross_entropy", "npo"),
+        ("simnpo", "cross_entropy", "simnpo"),
     ],
 )
 def test_objectives_follow_the_table(name, retain, forget):

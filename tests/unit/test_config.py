@@ -18,8 +18,10 @@ NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at seque
     ({"save_steps": 0}, "save_steps 0 must be positive, and finite in float32"),
     ({"num_train_epochs": math.inf}, "num_train_epochs inf must be positive, and finite in float32"),
     ({"weight_decay": -0.1}, "weight_decay -0.1 must be 0 or more, and finite in float32"),
+    ({"adam_beta1": -0.1}, "adam_beta1 -0.1 must be a share in [0, 1)"),
     ({"adam_beta2": 1.0}, "adam_beta2 1.0 must be a share in [0, 1)"),
     ({"seed": -1}, "seed -1 must be 0 to 4294967295"),
+    ({"seed": 2**32}, "seed 4294967296 must be 0 to 4294967295"),
     ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model"),
     ({"keep": 0}, "keep 0 must be at least 1 checkpoint; leave it out to keep all"),
 ])  # fmt: skip

@@ -111,6 +111,13 @@ def test_classes_are_matched_so_that_they_cannot_give_the_attack_away():
     assert forget[members].bincount().tolist() == test[nonmembers].bincount().tolist() == [10, 5]
 
 
+def test_the_records_of_the_larger_group_are_drawn_from_all_of_it():
+    few, many = torch.zeros(3, dtype=torch.long), torch.zeros(12, dtype=torch.long)
+    draws = [_matched(few, many, torch.Generator().manual_seed(seed))[1].tolist() for seed in range(20)]
+    assert all(len(set(draw)) == 3 for draw in draws)
+    assert {place for draw in draws for place in draw} == set(range(12))
+
+
 def test_too_few_records_to_match_give_no_figure():
     forget = with_losses([0.5] * 20, [0] * 20)
     assert membership_inference(forget, with_losses([0.5] * 20, [1] * 20)) is None

@@ -188,6 +188,14 @@ def test_each_side_is_clipped_by_its_own_global_norm():
     assert step.gram.retain_sq.sum().sqrt() == pytest.approx(2.0)
 
 
+def test_the_norms_that_a_step_reports_are_those_before_clipping():
+    retain, forget = ([factor * g for g in side] for factor, side in zip((3.0, 7.0), vectors(), strict=True))
+    step, _ = combine(HamuQ(0.3, constraint_mode="relative", **OFF), retain, forget, max_grad_norm=0.5)
+    expected = (flat(retain).norm().item(), flat(forget).norm().item())
+    assert tuple(norm.item() for norm in step.gradient_norms) == pytest.approx(expected)
+    assert max(clip.item() for clip in step.clip) < 0.2
+
+
 def test_what_the_step_reports_is_what_the_gradients_do():
     retain, forget = vectors(angle=1.2)
     step, grads = combine(HamuQ(0.3, constraint_mode="relative", **OFF), retain, forget, max_grad_norm=None)
@@ -227,6 +235,19 @@ def test_a_saved_pair_resumes_where_it_was():
     second.load_state_dict(first.state_dict())
     assert decide(second) == "stop"
     assert decide(make()) == "step"
+
+
+def test_a_pair_does_not_go_on_with_other_blocks_of_the_same_names():
+    retain, _ = vectors(sizes=(3, 70, 5))
+
+    def paired(blocks):
+        return PairedGradients(Holder(retain), HamuQ(), blocks=lambda name: blocks[int(name[-1])])
+
+    saved, other = paired("aab"), paired("abb")
+    assert saved.block_names == other.block_names
+    with pytest.raises(HamuError, match="saved with other settings: blocks "):
+        other.load_state_dict(saved.state_dict())
+    paired("aab").load_state_dict(saved.state_dict())
 
 
 @dataclass(frozen=True)

@@ -146,15 +146,17 @@ def test_a_step_that_gains_on_both_sides_is_taken_whatever_the_sum_of_sines(meth
     assert not status.conflict
 
 
+@pytest.mark.parametrize("criterion", ["aggregate", "off"])
 @pytest.mark.parametrize("radius", ["gradient", 0.3])
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @given(st.integers(0, 10**6), st.floats(0.05, 1.0), st.sampled_from([0.0, 0.3]))
 @settings(deadline=None, max_examples=60)
-def test_the_aggregate_criterion_asks_whether_the_demand_with_its_margin_has_a_price(
-    method, radius, seed, share, margin
+def test_the_aggregate_criterion_or_none_asks_whether_the_demand_with_its_margin_has_a_price(
+    method, radius, criterion, seed, share, margin
 ):
     gram = random_gram(seed)
-    status = method(share, "relative", radius=radius, stopping=StoppingRule(margin=margin)).weigh(gram).constraint
+    rule = StoppingRule(criterion, margin=margin)
+    status = method(share, "relative", radius=radius, stopping=rule).weigh(gram).constraint
     asked = method(min(1.0, share * (1 + margin)), "relative", radius=radius).weigh(gram)
     price = -(asked.retain * gram.retain_sq + asked.forget * gram.dot).sum()
     if method is HamuU:

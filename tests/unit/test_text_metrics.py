@@ -452,7 +452,9 @@ def test_a_spread_of_zero_gives_no_nan():
     surprised = of_losses([[0.0, 3.0]], expected=0.0, spread=0.0)
     scores = [membership_scores(p, ["text"])["min_k_plus_plus"].item() for p in (certain, surprised)]
     assert scores[0] == 0.0
-    assert -math.inf < scores[1] < 0.0
+    assert scores[1] == pytest.approx(-3.0 / 0.001), "the spread counts as a thousandth at least"
+    narrow = of_losses([[0.0, 3.0]], expected=0.0, spread=0.05)
+    assert membership_scores(narrow, ["text"])["min_k_plus_plus"].item() == pytest.approx(-3.0 / 0.05)
     assert text_membership(certain, surprised, ["text"], ["text"])["min_k_plus_plus"] == 1.0
 
 

@@ -1,0 +1,108 @@
+"""What surrounds one step: what it is held to, how it is lengthened or shortened, and what of it goes on record."""
+
+import pytest
+import torch
+from torch import nn
+
+from hamu import HamuQ, PairedGradients, UnlearnConfig
+from hamu.training.watch import StepWatch
+
+RATE = 0.1
+
+
+class Slopes(nn.Module):
+    """The retain loss falls along one weight, the forget loss rises by 10 along the other, less a bend."""
+
+    def __init__(self, forget_bend=0.0, retain_bend=0.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        self.bends = {"forget": forget_bend, "retain": retain_bend}
+
+    def total(self, side, batch):
+        one = self.w[int(side == "forget")]
+        return 10.0 * one - self.bends[side] * one**2 if side == "forget" else self.bends[side] * one**2 - one
+
+
+def watch_of(model, method, max_grad_norm=1.0, **settings):
+    pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
+    args = UnlearnConfig(output_dir="unused", report_to="none", check_steps=1, **settings)
+    return StepWatch(pair, args, model.total, model), pair, torch.optim.SGD(model.parameters(), lr=RATE)
+
+
+def take_step(watch, pair, optimizer, model):
+    """Whether it was undone."""
+    losses = {}
+    for side in ("retain", "forget"):
+        watch.passes.remember(side, {}, 1.0, 1)
+        with getattr(pair, side)():
+            loss = model.total(side, {})
+            loss.backward()
+        losses[side] = loss.detach()
+    step = pair.combine(keep=watch.keep(optimizer))
+    watch.before(step, optimizer, losses)
+    optimizer.step()
+    return watch.after()
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, 1.0), (0.5, 0.0)])
+@pytest.mark.parametrize("guarantee", ["first_order", "exact"])
+def test_a_step_is_held_to_the_demand_on_the_loss_as_it_is(guarantee, share, kept):
+    """All that is possible is demanded: a step of length η along g_f, 10 η of loss, of which a bend leaves a share.
+
+    Of the clipped gradient, of norm 1, a tenth of that is demanded.
+    """
+    model = Slopes(forget_bend=10 * (1 - share) / RATE)
+    watched = watch_of(model, HamuQ(1.0, "relative", stopping="off"), guarantee=guarantee)
+    assert not take_step(*watched, model)
+    watch = watched[0]
+    assert watch.figures["realised_forget_change"] == pytest.approx(share * 10 * RATE, rel=1e-4)
+    assert watch.record.summary()["kept"] == kept
+
+
+def test_a_step_that_was_undone_is_not_on_record():
+    """-s + 100 s² is below zero for steps shorter than 0.01: a sixteenth of the first is the first to be one."""
+    model = Slopes(retain_bend=100.0)
+    watched = watch_of(model, HamuQ(0.1, "relative", stopping="off"), trust_region=True)
+    assert [take_step(*watched, model) for _ in range(5)] == [True] * 4 + [False]
+    assert watched[0].record.summary()["checked"] == 1
+
+
+class Script:
+    """Stands in for a search: says these factors, then that the step fits; notes what it was shown."""
+
+    def __init__(self, *factors):
+        self.factors, self.shown, self.taken = list(factors), [], None
+
+    def factor(self, outcome, scale, most):
+        self.shown.append((outcome, scale, most))
+        return self.factors.pop(0) if self.factors else 1.0
+
+    def fits(self, outcome, scale):
+        return True
+
+    def take(self, outcome, scale):
+        self.taken = outcome, scale
+
+
+def test_a_length_that_was_too_much_for_a_search_bounds_its_next():
+    model = Slopes()
+    watched = watch_of(model, HamuQ(0.5, "relative", stopping="off"), trust_region=True)
+    search = watched[0].search = Script(2.0, 0.5, 0.5)
+    take_step(*watched, model)
+    most = watched[0].trust.most
+    assert [(scale, bound) for _, scale, bound in search.shown] == [(1.0, most), (2.0, most), (1.0, 2.0), (0.5, 1.0)]
+    assert search.taken[1] == 0.5
+
+
+def test_a_step_that_a_search_has_stretched_promises_and_does_so_much_more():
+    model = Slopes()
+    watched = watch_of(model, HamuQ(0.5, "relative", stopping="off"), trust_region=True)
+    search = watched[0].search = Script(4.0, 0.5)
+    take_step(*watched, model)
+    first, *others = [outcome for outcome, _, _ in search.shown]
+    for outcome, factor in zip(others, (4.0, 2.0), strict=True):
+        assert outcome.demand == pytest.approx(factor * first.demand)
+        for side in ("retain", "forget"):
+            assert outcome.promised[side] == pytest.approx(factor * first.promised[side])
+            assert outcome.realised[side] == pytest.approx(outcome.promised[side])
+    assert [group["lr"] for group in watched[2].param_groups] == [RATE], "the next step's is the schedule's"
