@@ -7,6 +7,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from hamu.evaluation.membership import auc_of
+
 _SETS = {
     "retain": "retain",
     "forget": "forget",
@@ -83,7 +85,8 @@ def text_membership_line(report: dict[str, Any]) -> str:
     if inference is None:
         return "membership inference: not measured (it needs --test_data that was never trained on)"
     return "membership inference, AUC (0.5 is ideal): " + ", ".join(
-        f"{name.replace('_', ' ')} {value:.3f}" for name, value in inference.items()
+        f"{name.replace('_', ' ')} {'not measured' if value is None else format(value, '.3f')}"
+        for name, value in inference.items()
     )
 
 
@@ -92,7 +95,7 @@ def privleak_line(report: dict[str, Any]) -> str:
     value = report["privleak"]
     if value is not None:
         return f"PrivLeak (0 is ideal): {value:+.4f}"
-    if report["membership_inference"] is None or report["retain_model"]["membership_inference"] is None:
+    if auc_of(report) is None or auc_of(report["retain_model"]) is None:
         return "PrivLeak: not measured (it needs membership inference of both models)"
     return "PrivLeak: not measured (it divides by 1 - min k of the retain model, which is 0)"
 
