@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from hamu.assess.curvature import Curvature, curvature, hessian_product
 from hamu.assess.frontier import Frontier, frontier
 from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
-from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status
+from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status, variants_of
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
 from hamu.assess.problem import Problem
@@ -64,9 +64,10 @@ class Assessment:
         step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where ‖g_f‖ is larger.
         hamu_q: the hardness for HAMU-Q (κ1 and κ2).
         hamu_u: the hardness for HAMU-U (κ3 and κ4).
-        intervals: of κ, cosθ and the regime; None with too few records, or where memory did not allow it.
+        intervals: of κ, cosθ, the thresholds and the regime; None with too few records, or where memory did not allow
+            it.
         block_names: of each block.
-        blocks: the hardness of each.
+        block_hardness: the hardness of each, by variant.
         frontiers: by variant.
         learning_rate: of the run to come.
         curvature: the retain loss's; None if it was not asked for.
@@ -86,7 +87,7 @@ class Assessment:
     hamu_u: Hardness
     intervals: Intervals | None
     block_names: list[str]
-    blocks: BlockHardness
+    block_hardness: dict[str, BlockHardness]
     frontiers: dict[str, Frontier]
     learning_rate: float
     curvature: Curvature | None
@@ -100,6 +101,11 @@ class Assessment:
     def hardness(self) -> Hardness:
         """For the method that will be run."""
         return self.hamu_q if self.method.name == "hamu-q" else self.hamu_u
+
+    @property
+    def blocks(self) -> BlockHardness:
+        """The hardness of each block for the method that will be run."""
+        return self.block_hardness[self.method.name]
 
     @property
     def error_ratio(self) -> float | None:
@@ -121,8 +127,12 @@ class Assessment:
             if self.intervals is not None:
                 blocks[-1]["kappa_interval"] = self.intervals.block_kappa[number].tolist()
                 blocks[-1]["cos_interval"] = self.intervals.block_cos[number].tolist()
+            blocks[-1] |= {variant: self._block_record(variant, number) for variant in self.block_hardness}
         intervals = self.intervals and {
             key: getattr(self.intervals, key) for key in ("level", "replicates", "parts", "kappa", "cos", "regimes")
+        } | {
+            name: {key: getattr(found, key) for key in ("direct_threshold", "stop_threshold", "regimes")}
+            for name, found in self.intervals.variants.items()
         }
         return {
             "loss": CrossEntropy.name,
@@ -155,6 +165,23 @@ class Assessment:
             },
             "blocks": blocks,
             "epochs_of_passes": self.epochs,
+        }
+
+    def _block_record(self, variant: str, number: int) -> dict[str, Any]:
+        """A block's thresholds and regime for a variant, with intervals where there are some."""
+        hardness = self.block_hardness[variant]
+        found: dict[str, Any] = {
+            "direct_threshold": hardness.direct_threshold[number].item(),
+            "stop_threshold": hardness.stop_threshold[number].item(),
+            "regime": REGIMES[int(hardness.regime[number])],
+        }
+        if self.intervals is None:
+            return found
+        sure = self.intervals.variants[variant]
+        return found | {
+            "direct_threshold_interval": sure.block_direct_threshold[number].tolist(),
+            "stop_threshold_interval": sure.block_stop_threshold[number].tolist(),
+            "regimes": dict(zip(REGIMES, sure.block_regimes[number].tolist(), strict=True)),
         }
 
 
@@ -227,7 +254,8 @@ def assess(
         if conflicts:
             for side, other in (("forget", "retain"), ("retain", "forget")):
                 found[side] = _conflicts(problem, side, gradients[other], most)
-    frontiers = {cls.name: frontier(gram, _as(cls, method)) for cls in (HamuQ, HamuU)}
+    variants = variants_of(method)
+    frontiers = {name: frontier(gram, variant) for name, variant in variants.items()}
     radius = constraint_status(gram, method).radius.square().sum().sqrt()
     length = (radius / raw.retain_sq.sum().sqrt()).item()
     rate = None if spectrum is None else spectrum.trusted_rate(ERROR_RATIO) / length
@@ -238,11 +266,11 @@ def assess(
         gradient_norms=(raw.retain_sq.sum().sqrt().item(), raw.forget_sq.sum().sqrt().item()),
         clip=(clip[0], clip[1]),
         step_length=length,
-        hamu_q=Hardness.of(gram, _as(HamuQ, method)),
-        hamu_u=Hardness.of(gram, _as(HamuU, method)),
+        hamu_q=Hardness.of(gram, variants[HamuQ.name]),
+        hamu_u=Hardness.of(gram, variants[HamuU.name]),
         intervals=bootstrap(parted, method, max_grad_norm, seed=seed),
         block_names=problem.block_names,
-        blocks=BlockHardness.of(gram, method),
+        block_hardness={name: BlockHardness.of(gram, variant) for name, variant in variants.items()},
         frontiers=frontiers,
         learning_rate=learning_rate,
         curvature=spectrum,
@@ -271,14 +299,9 @@ class _Meter:
             self._progress(self.total, self.total)
 
 
-def _as(cls: type[HamuQ] | type[HamuU], method: HamuQ | HamuU) -> HamuQ | HamuU:
-    """The same constraint, demanded of this variant's side."""
-    return cls(method.constraint, method.constraint_mode, method.distribution, method.radius)
-
-
 def _demand(gram: PairGram, method: HamuQ | HamuU, learning_rate: float, clip: tuple[float, ...]) -> float:
     """Q in loss: what a step of this learning rate is to raise the forget loss by."""
-    status = _as(HamuQ, method).weigh(gram).constraint
+    status = variants_of(method)[HamuQ.name].weigh(gram).constraint
     assert status is not None
     return learning_rate * status.granted.item() / clip[1]
 
