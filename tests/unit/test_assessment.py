@@ -1,6 +1,7 @@
 """The assessment as a whole: its figures against direct ones, its verdict, and that nothing is changed."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from hamu.assess import (
     MUST_HURT,
     WILL_COST,
     assess,
+    assessment,
     bootstrap,
     conjugate_gradients,
     curvature,
@@ -22,7 +24,8 @@ from hamu.assess import (
     judge,
     second_order,
 )
-from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
+from hamu.assess.curvature import Hessian
+from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient, parts_of
 from hamu.assess.hardness import Hardness
 from hamu.assess.problem import Problem
 
@@ -272,6 +275,77 @@ def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == told[-1][1]
     assert len(told) > 20
+
+
+@pytest.mark.parametrize("batch_size", [4, 500])
+@pytest.mark.parametrize(("retain", "forget"), [(2, 1), (3, 3), (20, 5), (40, 9), (90, 40), (300, 30), (2000, 100)])
+def test_it_costs_at_most_three_epochs_however_few_records_there_are(retain, forget, batch_size):
+    found = assess(network(), Points(retain, 1), Points(forget, 2), collate=collate, batch_size=batch_size)
+    assert found.epochs <= 3
+    assert (found.curvature is None) == (found.second_order is None) == (retain + forget < 11)
+    assert found.curvature_samples == 0 if found.curvature is None else found.curvature_samples >= 1
+    found.record()
+
+
+def test_what_was_asked_for_is_measured_whatever_it_costs():
+    found = assess(network(), Points(3, 1), Points(3, 2), collate=collate, curvature_samples=2)
+    assert found.curvature is not None
+    assert found.curvature_samples == 2
+    assert found.epochs > 3
+
+
+@pytest.mark.parametrize("batch_size", [500, 4])
+def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
+    """What is counted is what was done: 3.3 records' worth for the first product of a record, 2.3 for each other."""
+    model, passes, products = network(), [], []
+    product, score = Hessian.product, Problem.score
+    monkeypatch.setattr(Problem, "score", lambda problem, batch: passes.append(len(products)) or score(problem, batch))
+    monkeypatch.setattr(Hessian, "product", lambda hessian, vector: products.append(1) or product(hessian, vector))
+    found = assess(model, RETAIN, FORGET, collate=collate, batch_size=batch_size, conflicts=False, curvature_samples=12)
+    passes = [done for done in passes if done]
+    assert set(passes) == ({1} if batch_size == 500 else set(range(1, len(products) + 1)))
+    assert len(passes) == (1 if batch_size == 500 else 3 * len(products))
+    following = 2.3 if batch_size == 500 else 3.3
+    assert found.epochs == pytest.approx(1 + 12 * (3.3 + (len(products) - 1) * following) / 130)
+
+
+def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
+    """1,307 and 131 records in batches of 128 are 13 passes; in 16 parts of both sides there would be 32."""
+    sizes, score = [], Problem.score
+    monkeypatch.setattr(
+        Problem, "score", lambda problem, batch: sizes.append(len(batch["labels"])) or score(problem, batch)
+    )
+    found = assess(network(), Points(1307, 1), Points(131, 2), collate=collate, batch_size=128, conflicts=False,
+                   curvature_samples=0)  # fmt: skip
+    assert found.intervals.parts == 8
+    assert (len(sizes[:11]), len(sizes[11:])) == (11, 8)
+    assert (min(sizes[:11]), min(sizes[11:])) == (118, 16)
+    assert parts_of(10_000, 128, 16) == 16
+    assert parts_of(10_000, 128, 9) == 9
+    assert parts_of(20, 500, 1) == 1
+    sizes.clear()
+    assess(network(), Points(10, 1), Points(7, 2), collate=collate, conflicts=False, curvature_samples=0)
+    assert sizes == [10, 7], "without intervals no parts"
+
+
+def test_the_solver_has_what_the_spectrum_leaves(monkeypatch):
+    """By the time that it takes: a product over 4 records takes nearly as long as one over 30."""
+    found = assess(network(), RETAIN, FORGET, collate=collate, conflicts=False)
+    assert found.curvature is not None
+    assert found.second_order.unavoidable is None
+    assert found.second_order.undecided == "so few records pay for no product of the solver"
+    assert math.isfinite(found.second_order.spherical_threshold)
+    steps = []
+
+    def told(*of, **having):
+        steps.append(having["steps"])
+        return second_order(*of, **having)
+
+    monkeypatch.setattr(assessment, "second_order", told)
+    for count in (1000, 3000, 20_000):
+        assess(network(), Points(count, 1), FORGET, collate=collate, conflicts=False)
+    assert steps == sorted(steps)
+    assert steps[-1] == 10 > steps[0]
 
 
 def test_it_looks_at_no_more_batches_than_it_is_told_to():

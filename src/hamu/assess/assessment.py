@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,9 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hamu.assess.curvature import Curvature, curvature, hessian_product
+from hamu.assess.curvature import Curvature, Hessian, lanczos
 from hamu.assess.frontier import Frontier, frontier
-from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
+from hamu.assess.gradients import (
+    FEWEST_PARTS,
+    FULL_BATCH,
+    PartedGram,
+    affordable_parts,
+    parted_gradient,
+    parts_of,
+)
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status, variants_of
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
@@ -26,9 +33,12 @@ from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy, count_predictions
 
-# What a pass costs, in forward and backward passes: a forward pass alone, a product with the Hessian.
-_FORWARD, _PRODUCT = 1 / 3, 2.5
+# What a pass over a record costs, in forward and backward passes (docs/results/assess_cost.md): a forward pass alone, a
+# product with the Hessian, one more through the same graph.
+_FORWARD, _PRODUCT, _NEXT_PRODUCT = 1 / 3, 3.3, 2.3
 _LANCZOS, _SOLVER = 12, 10
+_FEWEST_PRODUCTS = 4  # of Lanczos' iteration that tell anything of a largest eigenvalue
+_OVERHEAD = 0.25  # what a pass over next to no records costs, in passes over a full batch
 _LISTED = 20
 
 
@@ -70,7 +80,7 @@ class Assessment:
         block_hardness: the hardness of each, by variant.
         frontiers: by variant.
         learning_rate: of the run to come.
-        curvature: the retain loss's; None if it was not asked for.
+        curvature: the retain loss's; None if it was not asked for, or the records are too few to pay for it.
         curvature_samples: retain records that it was measured on.
         second_order: the second-order condition; None likewise.
         conflicts: by side; empty if they were not asked for.
@@ -209,7 +219,9 @@ def assess(
     are of these.
 
     At the defaults it costs at most three epochs' worth of passes: one forward and backward pass over all records, two
-    forward passes for the records in conflict, and at most one epoch's worth for the curvature.
+    forward passes for the records in conflict, and at most one epoch's worth for the curvature. Data that do not pay
+    for a few products with the Hessian of a single record have their curvature not measured. By the clock it costs more
+    where passes are so short that it is not the records that take the time (docs/results/assess_cost.md).
 
     Args:
         model: the model before unlearning.
@@ -219,7 +231,8 @@ def assess(
         learning_rate, max_grad_norm, blocks: of the run to come.
         batch_size: records per pass.
         most_batches: look at so many random batches of each side; by default at all records.
-        curvature_samples: retain records for the curvature, 0 for none; by default as many as one epoch pays for.
+        curvature_samples: retain records for the curvature, 0 for none; by default as many as one epoch pays for, which
+            ends the products with the Hessian too.
         bootstrap_memory: GB that may be taken to keep parts of the gradients for the intervals.
         conflicts: whether to look for the records in conflict.
         seed: seed of every draw.
@@ -233,23 +246,25 @@ def assess(
     records = {side: len(problem.data(side)) for side in ("retain", "forget")}  # type: ignore[arg-type]
     most = None if most_batches is None else most_batches * batch_size
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
-    if curvature_samples is None:
-        curvature_samples = max(1, int(sum(used.values()) / (_PRODUCT * (_LANCZOS + 2 * _SOLVER))))
-    curvature_samples = min(curvature_samples, records["retain"])
-    products = (_LANCZOS + 2 * _SOLVER) * bool(curvature_samples)
+    pays = sum(used.values())
+    plan = (
+        _Products.affordable(pays, records["retain"], batch_size)
+        if curvature_samples is None
+        else _Products(min(curvature_samples, records["retain"]), batch_size, _LANCZOS)
+    )
     meter = _Meter(
-        sum(used.values()) * (1 + 2 * _FORWARD * conflicts) + products * _PRODUCT * curvature_samples, progress
+        pays * (1 + 2 * _FORWARD * conflicts) + (plan.cost(_LANCZOS + 2 * _SOLVER) if plan.samples else 0.0), progress
     )
     problem.advance = meter.advance
     with problem.untouched():
-        gradients, parted = _gradients(problem, bootstrap_memory, most)
+        gradients, parted = _gradients(problem, bootstrap_memory, used)
         raw = parted.gram()
         gram = clipped(raw, max_grad_norm)
         clip = tuple(factor.item() for factor in raw.clip_factors(max_grad_norm))
         spectrum, condition = None, None
-        if curvature_samples:
+        if plan.samples:
             demand = _demand(gram, method, learning_rate, clip)
-            spectrum, condition = _second_order(problem, gradients, demand, curvature_samples, meter)
+            spectrum, condition = _second_order(problem, gradients, demand, plan, meter)
         found = {}
         if conflicts:
             for side, other in (("forget", "retain"), ("retain", "forget")):
@@ -274,12 +289,64 @@ def assess(
         frontiers=frontiers,
         learning_rate=learning_rate,
         curvature=spectrum,
-        curvature_samples=curvature_samples,
+        curvature_samples=plan.samples,
         second_order=condition,
         conflicts=found,
         verdict=judge(frontiers[method.name], method, (1 / clip[0], 1 / clip[1]), rate),
         epochs=meter.done / sum(records.values()),
     )
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The products with the Hessian that are to be computed.
+
+    Attributes:
+        samples: records that the Hessian is taken over, 0 for none.
+        batch_size: of the passes of the assessment.
+        lanczos: products at most for the spectrum.
+        pays: what all of them may cost, in records of a forward and backward pass.
+    """
+
+    samples: int
+    batch_size: int
+    lanczos: int
+    pays: float = math.inf
+
+    @classmethod
+    def affordable(cls, pays: float, records: int, batch_size: int) -> _Products:
+        """Over as many records as pay for all; where they pay for too few products over a single one, none."""
+        plan = cls(1, batch_size, _LANCZOS, pays)
+        products = _LANCZOS + 2 * _SOLVER
+        samples = int(pays / plan.cost(products))
+        if samples > plan.size:
+            samples = max(plan.size, int(pays / (products * _PRODUCT)))
+        samples = min(max(1, samples), records)
+        fitting = int((pays / samples - _PRODUCT) / _NEXT_PRODUCT) + 1
+        if fitting < _FEWEST_PRODUCTS:
+            return cls(0, batch_size, 0, pays)
+        return cls(samples, batch_size, min(_LANCZOS, fitting), pays)
+
+    @property
+    def size(self) -> int:
+        """Records of a batch."""
+        return min(self.batch_size, FULL_BATCH)  # a second derivative keeps several times the activations
+
+    def cost(self, products: int) -> float:
+        """Of so many, in records of a forward and backward pass."""
+        following = _NEXT_PRODUCT if self.samples <= self.size else _PRODUCT
+        return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
+
+    def solver(self, done: int) -> int:
+        """Products at most for each of the two solutions, after so many.
+
+        Of what is left, by the time that they take: a pass over a part of a batch takes longer than its records' share.
+        """
+        if math.isinf(self.pays):
+            return _SOLVER
+        as_long = 1.0 + _OVERHEAD * max(0, self.size - self.samples) / self.samples
+        step = self.cost(done + 2) - self.cost(done)
+        return max(0, min(_SOLVER, int((self.pays / as_long - self.cost(done)) / step)))
 
 
 class _Meter:
@@ -306,36 +373,43 @@ def _demand(gram: PairGram, method: HamuQ | HamuU, learning_rate: float, clip: t
     return learning_rate * status.granted.item() / clip[1]
 
 
-def _gradients(problem: Problem, memory: float, most: int | None) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
+def _gradients(
+    problem: Problem, memory: float, used: Mapping[str, int]
+) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
     """The mean gradient of each side, and the products of the parts that so many GB have room for."""
-    parts = affordable_parts(problem.parameters, memory)
-    sides = {side: parted_gradient(problem, side, parts, most) for side in ("retain", "forget")}
+    affordable = affordable_parts(problem.parameters, memory)
+    if min(used.values()) < FEWEST_PARTS:  # there will be no intervals
+        affordable = 1
+    sides = {
+        side: parted_gradient(problem, side, parts_of(count, problem.batch_size, affordable), count)
+        for side, count in used.items()
+    }
     parted = PartedGram.of(problem, sides["retain"], sides["forget"])
     return {side: gradient.total() for side, gradient in sides.items()}, parted
 
 
 def _second_order(
-    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, samples: int, meter: _Meter
+    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, plan: _Products, meter: _Meter
 ) -> tuple[Curvature, SecondOrder]:
     """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
-    size = min(problem.batch_size, 128)  # a second derivative keeps several times the activations
-    batches = list(problem.batches("retain", problem.positions("retain", samples), size))
+    batches = list(problem.batches("retain", problem.positions("retain", plan.samples), plan.size))
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)
+    hessian = Hessian(lambda batch: problem.total(problem.score(batch)) / count, batches, problem.parameters)
+    done = 0
 
-    def loss(batch: Mapping[str, Tensor]) -> Tensor:
-        scored = problem.score(batch)
-        meter.advance(_PRODUCT * scored.records)
-        return problem.total(scored) / count
+    def product(vector: Sequence[Tensor]) -> list[Tensor]:
+        nonlocal done
+        found = hessian.product(vector)
+        meter.advance(plan.cost(done + 1) - plan.cost(done))
+        done += 1
+        return found
 
-    spectrum = curvature(loss, batches, problem.parameters, steps=_LANCZOS, tolerance=1e-2, seed=problem.seed)
+    def flat_product(vector: Tensor) -> Tensor:
+        return flat(product(shaped(vector, problem.parameters)), problem.parameters)
 
-    def product(vector: Tensor) -> Tensor:
-        return flat(
-            hessian_product(loss, batches, problem.parameters, shaped(vector, problem.parameters)), problem.parameters
-        )
-
+    spectrum = lanczos(product, problem.parameters, steps=plan.lanczos, tolerance=1e-2, seed=problem.seed)
     g_r, g_f = (flat(gradients[side], problem.parameters) for side in ("retain", "forget"))
-    return spectrum, second_order(product, g_r, g_f, spectrum, demand, steps=_SOLVER)
+    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=plan.solver(done))
 
 
 def _conflicts(problem: Problem, side: str, gradient: list[Tensor | None], most: int | None) -> Conflicts:
