@@ -70,16 +70,11 @@ def main() -> None:
     count = 400 if options.quick else 2000
     noise = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (count, 3, 32, 32), generator=noise, dtype=torch.uint8)
-    images = ImageData(pixels, torch.arange(count) % 10, tuple("0123456789"))
-    drawn = forget_class(images.normalized([0.5] * 3, [0.3] * 3), None, "3")
-    figures |= measured(
-        "resnet20_32px",
-        new_classifier("resnet20", images, [0.5] * 3, [0.3] * 3),
-        drawn.retain,
-        drawn.forget,
-        collate,
-        128,
-    )
+    images = ImageData(pixels, torch.arange(count) % 10, tuple("0123456789"), "made up", torch.arange(count))
+    looks = [0.5] * 3, [0.3] * 3
+    drawn = forget_class(images.normalized(*looks), None, "3")
+    larger = new_classifier("resnet20", images, *looks)
+    figures |= measured("resnet20_32px", larger, drawn.retain, drawn.forget, collate, 128)
     llama = LlamaForCausalLM(
         LlamaConfig(vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4)
     )

@@ -31,6 +31,17 @@ def test_a_classifier_against_itself_differs_by_nothing_in_half_precision_too(re
     assert half["forget"] == before["forget"] != full["forget"]
 
 
+@pytest.mark.parametrize("rho", [0, 0.75])
+def test_the_test_set_without_the_class_is_measured_whether_all_or_part_of_it_goes(rho, report, saved_model):
+    found = report("evaluate", "--model", saved_model, "--retain_model", saved_model, "--rho", rho)
+    assert "3" in found["test"]["per_class_loss"]
+    assert found["test_without_class"]["per_class_loss"].keys() == found["test"]["per_class_loss"].keys() - {"3"}
+    of_class = found["test"]["samples"] - found["test_without_class"]["samples"]
+    assert 0 < of_class < found["test"]["samples"]
+    differences = found["retain_model"]["membership_inference_difference"]
+    assert differences == {"accuracy": 0.0, "auc": 0.0}
+
+
 def test_all_models_are_there_before_any_is_asked(saved_model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("hamu.cli.image_task.predict", None)
     words = ["--model", str(tmp_path / "typo"), "--retain_model", str(saved_model)]

@@ -54,13 +54,24 @@ def reference_table(report: dict[str, Any]) -> Table:
     table = plain_table("against the retain model", "loss", "accuracy", "KL", "agreement", right=(1, 2, 3, 4))
     for name, row in report["against_retain_model"].items():
         table.add_row(
-            name,
+            _SETS[name],
             f"{row['loss_difference']:+.4f}",
             f"{row['accuracy_difference']:+.2%}",
             f"{row['kl']:.4f}",
             f"{row['agreement']:.2%}",
         )
     return table
+
+
+def membership_difference_line(report: dict[str, Any]) -> str:
+    """One line on how membership inference compares with the retain model's."""
+    theirs, less = (report["retain_model"][f"membership_inference{of}"] for of in ("", "_difference"))
+    if less is None:
+        return "membership inference against the retain model's: not measured (it needs that of both models)"
+    return (
+        f"membership inference against the retain model's {theirs['accuracy']:.3f} and {theirs['auc']:.3f}: accuracy "
+        f"{less['accuracy']:+.3f}, AUC {less['auc']:+.3f} (0 is ideal)"
+    )
 
 
 def text_table(reports: dict[str, dict[str, Any]]) -> Table:
