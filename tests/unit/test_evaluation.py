@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from hamu.cli.tables import membership_difference_line
+from hamu.cli.tables import membership_difference_line, membership_line
 from hamu.evaluation import Predictions, classifier_report, loss_attack, membership_inference, predict
 from hamu.evaluation.membership import _matched, auc_of
 
@@ -81,6 +81,8 @@ def test_membership_inference_is_compared_with_that_of_the_retain_model():
     report = classifier_report(sets, ("a", "b", "c"), reference=broken)
     assert report["retain_model"] == {"membership_inference": None, "membership_inference_difference": None}
     assert "not measured" in membership_difference_line(report)
+    report = classifier_report(broken, ("a", "b", "c"))
+    assert membership_line(report).endswith("of the classes that are forgotten, and finite losses)")
     assert "retain_model" not in classifier_report(sets, ("a", "b", "c"))
 
 

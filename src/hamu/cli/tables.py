@@ -42,7 +42,10 @@ def membership_line(report: dict[str, Any]) -> str:
     """One line on membership inference."""
     inference = report["membership_inference"]
     if inference is None:
-        return "membership inference: not measured (it needs test images of the classes that are forgotten)"
+        return (
+            "membership inference: not measured (it needs five test images of the classes that are forgotten, and "
+            "finite losses)"
+        )
     return (
         f"membership inference: accuracy {inference['accuracy']:.3f}, AUC {inference['auc']:.3f} "
         f"(0.5 is ideal; {inference['samples']} forget against {inference['samples']} test images)"
@@ -94,7 +97,7 @@ def text_membership_line(report: dict[str, Any]) -> str:
     """One line on membership inference of the forget records."""
     inference = report["membership_inference"]
     if inference is None:
-        return "membership inference: not measured (it needs --test_data that was never trained on)"
+        return "membership inference: not measured (it needs --test_data that was never trained on, and finite scores)"
     return "membership inference, AUC (0.5 is ideal): " + ", ".join(
         f"{name.replace('_', ' ')} {'not measured' if value is None else format(value, '.3f')}"
         for name, value in inference.items()
