@@ -16,7 +16,7 @@ EndKind = Literal[
     "skips",  # too many steps in a row could not be taken
     "no small step",  # no step was small enough to keep its promise
     "goal",  # a run by goal has reached it
-    "budget",  # what it may cost is spent
+    "budget",  # what it may cost is spent, or every further step costs more than is left of it
     "other",
 ]
 

@@ -54,7 +54,15 @@ def test_train_unlearn_evaluate_from_end_to_end(cli, tmp_path):
     ]  # fmt: skip
     report = json.loads((run / "evaluation.json").read_text())
     assert report["after"]["forget"]["loss"] > report["before"]["forget"]["loss"]
-    assert set(report["after"]["against_retain_model"]) == {"retain", "forget", "test"}
+    sets = {"retain", "forget", "test", "test_without_class"}
+    assert set(report["after"]["against_retain_model"]) == sets <= set(report["after"])
+    assert set(report["after"]["against_retain_model_per_class"]) == sets
+    theirs = report["after"]["retain_model"]["membership_inference"]
+    assert report["before"]["retain_model"]["membership_inference"] == theirs
+    less = report["after"]["retain_model"]["membership_inference_difference"]
+    assert less["auc"] == report["after"]["membership_inference"]["auc"] - theirs["auc"]
+    said = f"membership inference against the retain model's {theirs['accuracy']:.3f} and {theirs['auc']:.3f}: accuracy"
+    assert said in out
     assert [e["step"] for e in report["trajectory"]] == [0, 11, 22]
     steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
     assert [s["step"] for s in steps] == list(range(1, 23))

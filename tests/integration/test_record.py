@@ -136,7 +136,9 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
     assert record["promise"] == evaluation["promise"]
     for role in ("before", "after"):
         assert record["figures"][role]["membership_inference"] == evaluation[role]["membership_inference"]
-        assert record["figures"][role]["against_retain_model"] == evaluation[role]["against_retain_model"]
+        against = dict(evaluation[role]["against_retain_model"])
+        assert against.pop("test_without_class").keys() == against["test"].keys(), "the record has three sets"
+        assert record["figures"][role]["against_retain_model"] == against
         for name, figures in record["figures"][role]["sets"].items():
             for key in ("loss", "accuracy"):
                 low, high = figures[f"{key}_interval"]

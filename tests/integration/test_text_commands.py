@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import weakref
 from types import SimpleNamespace
 
@@ -118,10 +119,14 @@ def test_privleak_is_unknown_without_data_that_was_never_trained_on(trained, tmp
 
 @pytest.mark.parametrize(("ours", "theirs", "expected"), [
     (0.9, 0.5, -0.8), (0.5, 0.5, 0.0), (0.5, 1.0, None), (None, 0.5, None), (0.5, None, None),
+    (math.inf, 0.5, None), (0.5, math.inf, None),
 ])  # fmt: skip
 def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, monkeypatch):
     inference = {"": ours, "retain": theirs}
-    inference = {name: None if auc is None else {"min_k": auc} for name, auc in inference.items()}
+    inference = {
+        name: None if auc is None else {"loss": 0.5, "min_k": None if auc == math.inf else auc}
+        for name, auc in inference.items()
+    }
     monkeypatch.setattr(
         text_task, "text_report", lambda predictions, texts: {"membership_inference": inference[predictions]}
     )

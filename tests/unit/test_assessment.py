@@ -1,5 +1,7 @@
 """The assessment as a whole: its figures against direct ones, its verdict, and that nothing is changed."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from hamu.assess import (
     MUST_HURT,
     WILL_COST,
     assess,
+    assessment,
     bootstrap,
     conjugate_gradients,
     curvature,
@@ -21,7 +24,8 @@ from hamu.assess import (
     judge,
     second_order,
 )
-from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
+from hamu.assess.curvature import Hessian
+from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient, parts_of
 from hamu.assess.hardness import Hardness
 from hamu.assess.problem import Problem
 
@@ -169,6 +173,102 @@ def test_too_few_parts_give_no_interval():
     assert assess(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
 
 
+def random_parts(sizes=(9, 11), blocks=3):
+    """The products of random parts that have a direction in common, which for block 2 is the reverse one."""
+    draw = torch.Generator().manual_seed(4)
+    products = []
+    for block in range(blocks):
+        common = torch.randn(40, generator=draw, dtype=torch.float64)
+        sides = [sign * common + 1.5 * torch.randn(m, 40, generator=draw, dtype=torch.float64)
+                 for m, sign in zip(sizes, (1, -1 if block == 2 else 1), strict=True)]  # fmt: skip
+        products.append((both := torch.cat(sides)) @ both.T / 100)
+    shares = [torch.full((m,), 1 / m, dtype=torch.float64) for m in sizes]
+    return PartedGram(torch.stack(products), *shares, 1e-16)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize(
+    "method", [HamuQ(0.6, "relative"), HamuU(0.3, "relative", "uniform"), HamuQ(0.002, distribution=(1.0, 2.0, 0.0))]
+)
+def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
+    """κ, cosθ and κ1 to κ4 of the whole model and of each block, one weighing of one sample after the other."""
+    parted, replicates, parts = random_parts(), 60, 9
+    found = bootstrap(parted, method, max_grad_norm, replicates=replicates, level=0.8, seed=7)
+
+    def figures(*counts):
+        gram = parted.gram(*counts)
+        gram = gram.scaled(*gram.clip_factors(max_grad_norm))
+        of_all = {"kappa": gram.dot, "cos": gram.cos, "whole kappa": gram.dot.sum(), "whole cos": gram.total().cos[0]}
+        for name, cls in (("hamu-q", HamuQ), ("hamu-u", HamuU)):
+            shared = (method.constraint, method.constraint_mode, method.distribution)
+            status = cls(*shared).weigh(gram).constraint
+            phi, norms = status.fraction.clamp(max=1), (gram.retain_sq * gram.forget_sq).sqrt()
+            of_all[f"{name} direct"], of_all[f"{name} stop"] = -phi * norms, (1 - phi**2).sqrt() * norms
+            of_all[f"{name} whole direct"] = status.direct_threshold
+            of_all[f"{name} whole stop"] = status.stop_threshold
+        return of_all
+
+    generator = torch.Generator().manual_seed(7)
+    samples = []
+    for _ in range(replicates):
+        counts = [torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in (9, 11)]
+        samples.append(figures(*counts))
+    known = figures()
+    moved = {name: torch.stack([one[name] for one in samples]) for name in known}
+    moved = {name: (v - v.mean(0)) * (parts / (parts - 1)) ** 0.5 + known[name] for name, v in moved.items()}
+    ends = {name: v.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64), dim=0).movedim(0, -1)
+            for name, v in moved.items()}  # fmt: skip
+
+    def same(ours, theirs):
+        torch.testing.assert_close(torch.as_tensor(ours, dtype=torch.float64), theirs, rtol=1e-9, atol=1e-12)
+
+    same(found.kappa, ends["whole kappa"])
+    same(found.cos, ends["whole cos"].clamp(-1, 1))
+    same(found.block_kappa, ends["kappa"])
+    same(found.block_cos, ends["cos"].clamp(-1, 1))
+    for name, sure in found.variants.items():
+        same(sure.direct_threshold, ends[f"{name} whole direct"])
+        same(sure.stop_threshold, ends[f"{name} whole stop"])
+        same(sure.block_direct_threshold, ends[f"{name} direct"])
+        same(sure.block_stop_threshold, ends[f"{name} stop"])
+        for kappa, at, shares in (
+            ("whole kappa", "whole ", torch.tensor([list(sure.regimes.values())], dtype=torch.float64)),
+            ("kappa", "", sure.block_regimes),
+        ):
+            above = [(moved[kappa] > known[f"{name} {at}{which}"]).double().mean(0) for which in ("direct", "stop")]
+            same(shares, torch.stack([1 - above[0], above[0] - above[1], above[1]], dim=-1).reshape(shares.shape))
+    assert found.regimes == found.variants[method.name].regimes
+    assert list(found.regimes) == ["direct", "rectified", "unavoidable"]
+    if method.constraint == 0.6:
+        assert len({tuple(row) for row in found.variants["hamu-q"].block_regimes.round(decimals=2).tolist()}) > 1
+
+
+def test_each_block_has_both_variants_thresholds_with_intervals():
+    model = network()
+    method = HamuU(0.05, radius=0.5)  # with each its own radius, the shares of the reach would be the same
+    found = assess(model, RETAIN, FORGET, collate=collate, method=method, curvature_samples=0)
+    record = json.loads(json.dumps(found.record()))
+    assert record["intervals"]["regimes"] == record["intervals"]["hamu-u"]["regimes"]
+    for variant, status in (("hamu-q", found.hamu_q), ("hamu-u", found.hamu_u)):
+        sure = record["intervals"][variant]
+        for key in ("direct_threshold", "stop_threshold"):
+            assert sure[key][0] < getattr(status, key) < sure[key][1]
+        blocks = [block[variant] for block in record["blocks"]]
+        assert len(blocks) == len(list(model.parameters()))
+        for number, block in enumerate(blocks):
+            assert block["direct_threshold"] <= 0 <= block["stop_threshold"]
+            kappa = record["blocks"][number]["kappa"]
+            above = (kappa > block["direct_threshold"]) + (kappa > block["stop_threshold"])
+            assert block["regime"] == ["direct", "rectified", "unavoidable"][above]
+            assert block["direct_threshold_interval"][0] < block["direct_threshold_interval"][1]
+            assert block["stop_threshold_interval"][0] < block["stop_threshold_interval"][1]
+            assert sum(block["regimes"].values()) == pytest.approx(1)
+    assert [block["regime"] for block in record["blocks"]] == [block["hamu-u"]["regime"] for block in record["blocks"]]
+    assert any(block["hamu-q"]["regimes"] != block["hamu-u"]["regimes"] for block in record["blocks"])
+    few = assess(model, Points(7, 1), FORGET, collate=collate, curvature_samples=0).record()["blocks"][0]["hamu-q"]
+    assert set(few) == {"direct_threshold", "stop_threshold", "regime"}
+
+
 @pytest.mark.parametrize("parts", [8, 16])
 def test_intervals_are_as_wide_as_so_few_parts_ask_for(parts):
     """κ is linear in each part of one side, so the variance of its replicates is known: short of the truth's by 1/m."""
@@ -190,6 +290,77 @@ def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == told[-1][1]
     assert len(told) > 20
+
+
+@pytest.mark.parametrize("batch_size", [4, 500])
+@pytest.mark.parametrize(("retain", "forget"), [(2, 1), (3, 3), (20, 5), (40, 9), (90, 40), (300, 30), (2000, 100)])
+def test_it_costs_at_most_three_epochs_however_few_records_there_are(retain, forget, batch_size):
+    found = assess(network(), Points(retain, 1), Points(forget, 2), collate=collate, batch_size=batch_size)
+    assert found.epochs <= 3
+    assert (found.curvature is None) == (found.second_order is None) == (retain + forget < 11)
+    assert found.curvature_samples == 0 if found.curvature is None else found.curvature_samples >= 1
+    found.record()
+
+
+def test_what_was_asked_for_is_measured_whatever_it_costs():
+    found = assess(network(), Points(3, 1), Points(3, 2), collate=collate, curvature_samples=2)
+    assert found.curvature is not None
+    assert found.curvature_samples == 2
+    assert found.epochs > 3
+
+
+@pytest.mark.parametrize("batch_size", [500, 4])
+def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
+    """What is counted is what was done: 3.3 records' worth for the first product of a record, 2.3 for each other."""
+    model, passes, products = network(), [], []
+    product, score = Hessian.product, Problem.score
+    monkeypatch.setattr(Problem, "score", lambda problem, batch: passes.append(len(products)) or score(problem, batch))
+    monkeypatch.setattr(Hessian, "product", lambda hessian, vector: products.append(1) or product(hessian, vector))
+    found = assess(model, RETAIN, FORGET, collate=collate, batch_size=batch_size, conflicts=False, curvature_samples=12)
+    passes = [done for done in passes if done]
+    assert set(passes) == ({1} if batch_size == 500 else set(range(1, len(products) + 1)))
+    assert len(passes) == (1 if batch_size == 500 else 3 * len(products))
+    following = 2.3 if batch_size == 500 else 3.3
+    assert found.epochs == pytest.approx(1 + 12 * (3.3 + (len(products) - 1) * following) / 130)
+
+
+def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
+    """1,307 and 131 records in batches of 128 are 13 passes; in 16 parts of both sides there would be 32."""
+    sizes, score = [], Problem.score
+    monkeypatch.setattr(
+        Problem, "score", lambda problem, batch: sizes.append(len(batch["labels"])) or score(problem, batch)
+    )
+    found = assess(network(), Points(1307, 1), Points(131, 2), collate=collate, batch_size=128, conflicts=False,
+                   curvature_samples=0)  # fmt: skip
+    assert found.intervals.parts == 8
+    assert (len(sizes[:11]), len(sizes[11:])) == (11, 8)
+    assert (min(sizes[:11]), min(sizes[11:])) == (118, 16)
+    assert parts_of(10_000, 128, 16) == 16
+    assert parts_of(10_000, 128, 9) == 9
+    assert parts_of(20, 500, 1) == 1
+    sizes.clear()
+    assess(network(), Points(10, 1), Points(7, 2), collate=collate, conflicts=False, curvature_samples=0)
+    assert sizes == [10, 7], "without intervals no parts"
+
+
+def test_the_solver_has_what_the_spectrum_leaves(monkeypatch):
+    """By the time that it takes: a product over 4 records takes nearly as long as one over 30."""
+    found = assess(network(), RETAIN, FORGET, collate=collate, conflicts=False)
+    assert found.curvature is not None
+    assert found.second_order.unavoidable is None
+    assert found.second_order.undecided == "so few records pay for no product of the solver"
+    assert math.isfinite(found.second_order.spherical_threshold)
+    steps = []
+
+    def told(*of, **having):
+        steps.append(having["steps"])
+        return second_order(*of, **having)
+
+    monkeypatch.setattr(assessment, "second_order", told)
+    for count in (1000, 3000, 20_000):
+        assess(network(), Points(count, 1), FORGET, collate=collate, conflicts=False)
+    assert steps == sorted(steps)
+    assert steps[-1] == 10 > steps[0]
 
 
 def test_it_looks_at_no_more_batches_than_it_is_told_to():

@@ -1,11 +1,13 @@
 """The figures of a classifier against a slow, obvious twin; membership inference where the answer is known."""
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from hamu.cli.tables import membership_difference_line, membership_line
 from hamu.evaluation import Predictions, classifier_report, loss_attack, membership_inference, predict
 from hamu.evaluation.membership import _matched, auc_of
 
@@ -22,6 +24,7 @@ def test_the_report_matches_a_loop_over_samples():
     report = classifier_report(sets, ("a", "b", "c"), target_class=1, reference=others)
     for name, predictions in sets.items():
         losses, hits, per_class, kls, agree = [], [], {}, [], []
+        class_losses, class_kls = {}, {}
         rows = zip(predictions.logits.double(), predictions.labels.tolist(), others[name].logits.double(), strict=True)
         for logits, label, other in rows:
             p, q = logits.exp() / logits.exp().sum(), other.exp() / other.exp().sum()
@@ -29,11 +32,25 @@ def test_the_report_matches_a_loop_over_samples():
             hits.append(float(p.argmax() == label))
             per_class.setdefault("abc"[label], []).append(hits[-1])
             kls.append(sum(q[k] * math.log(q[k] / p[k]) for k in range(3)))
+            class_losses.setdefault("abc"[label], []).append(losses[-1])
+            class_kls.setdefault("abc"[label], []).append(float(kls[-1]))
             agree.append(float(p.argmax() == q.argmax()))
         n = len(losses)
         assert report[name]["loss"] == pytest.approx(sum(losses) / n, rel=1e-12)
         assert report[name]["accuracy"] == pytest.approx(sum(hits) / n)
         assert report[name]["per_class_accuracy"] == pytest.approx({k: sum(v) / len(v) for k, v in per_class.items()})
+        means = {k: sum(v) / len(v) for k, v in class_losses.items()}
+        assert report[name]["per_class_loss"] == pytest.approx(means, rel=1e-12)
+        by_class = report["against_retain_model_per_class"][name]
+        assert {k: row["kl"] for k, row in by_class.items()} == pytest.approx(
+            {k: sum(v) / len(v) for k, v in class_kls.items()}, rel=1e-9
+        )
+        for number, key in enumerate("abc"):
+            among = predictions.labels == number
+            theirs = others[name].losses[among].mean().item(), others[name].correct[among].double().mean().item()
+            assert by_class[key]["loss_difference"] == pytest.approx(means[key] - theirs[0], rel=1e-9)
+            of_class = report[name]["per_class_accuracy"][key]
+            assert by_class[key]["accuracy_difference"] == pytest.approx(of_class - theirs[1])
         against = report["against_retain_model"][name]
         assert against["kl"] == pytest.approx(float(sum(kls)) / n, rel=1e-9)
         assert against["agreement"] == pytest.approx(sum(agree) / n)
@@ -43,6 +60,38 @@ def test_the_report_matches_a_loop_over_samples():
     rest = sets["test"].labels != 1
     assert report["test_without_class"]["accuracy"] == sets["test"].correct[rest].double().mean().item()
     assert report["test_without_class"]["samples"] == rest.sum()
+    differs = report["test_without_class"]["loss"] - others["test"].losses[rest].mean().item()
+    assert report["against_retain_model"]["test_without_class"]["loss_difference"] == pytest.approx(differs)
+    assert report["against_retain_model_per_class"]["test_without_class"].keys() == {"a", "c"}
+
+
+def test_membership_inference_is_compared_with_that_of_the_retain_model():
+    sets = {"retain": random_predictions(30, 0), "forget": random_predictions(40, 1), "test": random_predictions(60, 2)}
+    others = {name: Predictions(random_predictions(len(p.labels), 7).logits, p.labels) for name, p in sets.items()}
+    report = classifier_report(sets, ("a", "b", "c"), reference=others, seed=3)
+    ours, theirs = (membership_inference(one["forget"], one["test"], 3) for one in (sets, others))
+    assert report["membership_inference"] == asdict(ours)
+    assert report["retain_model"]["membership_inference"] == asdict(theirs)
+    assert report["retain_model"]["membership_inference_difference"] == {
+        "accuracy": ours.accuracy - theirs.accuracy, "auc": ours.auc - theirs.auc
+    }  # fmt: skip
+    assert ours.auc != theirs.auc
+    assert f"accuracy {ours.accuracy - theirs.accuracy:+.3f}, AUC" in membership_difference_line(report)
+    broken = others | {"forget": Predictions(others["forget"].logits * math.nan, others["forget"].labels)}
+    report = classifier_report(sets, ("a", "b", "c"), reference=broken)
+    assert report["retain_model"] == {"membership_inference": None, "membership_inference_difference": None}
+    assert "not measured" in membership_difference_line(report)
+    report = classifier_report(broken, ("a", "b", "c"))
+    assert membership_line(report).endswith("of the classes that are forgotten, and finite losses)")
+    assert "retain_model" not in classifier_report(sets, ("a", "b", "c"))
+
+
+def test_a_set_without_records_is_compared_with_nothing():
+    sets = {"retain": random_predictions(30, 0), "forget": random_predictions(4, 1), "test": random_predictions(9, 2)}
+    sets["test"] = Predictions(sets["test"].logits, torch.ones(9, dtype=torch.long))
+    report = classifier_report(sets, ("a", "b", "c"), target_class=1, reference=sets)
+    assert "test_without_class" not in report
+    assert set(report["against_retain_model"]) == {"retain", "forget", "test"}
 
 
 def with_losses(losses, labels):

@@ -54,13 +54,26 @@ def test_without_a_budget_it_ends_where_every_step_must_cost():
     assert ends[0].text.startswith("the criterion says that every further step must hurt: even a demand of 5%")
 
 
-def test_it_ends_once_all_that_is_done_is_too_dear():
-    pair, *_ = combined(angle=2.0)
-    standings = iter([Standing(1.0, 0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("angle", "paid", "kind", "said"),
+    [
+        (2.0, 0.0, "budget", "every further step costs more than the 0.1 that are left of the budget of 0.1: 6 times"),
+        (0.02, 0.0, "criterion", "the criterion says that every further step must hurt: even a demand of 5%"),
+        (0.02, 0.095, "budget", "the budget is spent: 6 times in a row further steps raised the retain loss by more"),
+    ],
+)
+def test_it_ends_once_all_that_is_done_is_too_dear(angle, paid, kind, said):
+    """Which is not to say that the budget is spent, as long as nothing of it is."""
+    pair, step, *_ = combined(angle)
+    standings = iter([Standing(1.0, 0.0, 1.0), *[Standing(1.2, paid, 1.0)] * (paid > 0)])
     lead, ends = steering(pair, lambda: next(standings, Standing(1.5, 9.0, 1.0)), budget=0.1)
     state = types.SimpleNamespace(global_step=0, max_steps=100)
     control = types.SimpleNamespace(should_training_stop=False)
     lead.on_train_begin(None, state, control)
+    lead.plan_from(step, rate=0.1)
+    if paid:
+        state.global_step += 1
+        lead.on_step_end(None, state, control)
     before = [p.detach().clone() for p in pair.parameters]
     while not ends:
         state.global_step += 1
@@ -68,5 +81,8 @@ def test_it_ends_once_all_that_is_done_is_too_dear():
             for p in pair.parameters:
                 p.add_(1.0)
         lead.on_step_end(None, state, control)
-    assert (state.global_step, ends[0].kind) == (6, "budget")
+    assert ends[0].kind == kind
+    assert state.global_step == 6 or paid, "each is measured, and taken back"
+    assert ends[0].text.startswith(said)
+    assert "6 times in a row" in ends[0].text
     assert all(torch.equal(p, b) for p, b in zip(pair.parameters, before, strict=True)), "it was taken back"

@@ -11,6 +11,7 @@ from nltk.stem.porter import PorterStemmer
 from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
 
+from hamu.cli.tables import text_membership_line
 from hamu.cli.text_task import scored_texts
 from hamu.data import TextCollator, TextRecord, TextRecords, encode
 from hamu.errors import HamuError
@@ -469,6 +470,16 @@ def test_membership_without_records_or_with_infinite_losses_is_unknown():
             membership_scores(some, ["a"], k)
         with pytest.raises(HamuError, match="must be above 0"):
             min_k_scores(some, k)
+
+
+def test_an_attack_whose_scores_are_not_finite_leaves_the_others_standing():
+    """A logit of infinity has no mean log p: Min-K%++ is lost, the three that need no moments are not."""
+    members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
+    found = text_membership(members, others, ["a"] * 2, ["a"] * 2)
+    assert found == {"loss": 0.75, "zlib": 0.75, "min_k": 0.75, "min_k_plus_plus": None}
+    assert text_membership_line({"membership_inference": found}) == (
+        "membership inference, AUC (0.5 is ideal): loss 0.750, zlib 0.750, min k 0.750, min k plus plus not measured"
+    )
 
 
 def test_privleak():

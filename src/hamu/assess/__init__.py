@@ -5,7 +5,7 @@ from hamu.assess.curvature import Curvature, curvature, hessian_product
 from hamu.assess.frontier import Frontier, frontier
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, measure_hardness
 from hamu.assess.influence import influences, share_of_top
-from hamu.assess.intervals import Intervals, bootstrap
+from hamu.assess.intervals import Intervals, VariantIntervals, bootstrap
 from hamu.assess.second_order import SecondOrder, conjugate_gradients, second_order
 from hamu.assess.verdict import CAN_IMPROVE, MUST_HURT, WILL_COST, Verdict, judge
 
@@ -22,6 +22,7 @@ __all__ = [
     "Hardness",
     "Intervals",
     "SecondOrder",
+    "VariantIntervals",
     "Verdict",
     "assess",
     "bootstrap",

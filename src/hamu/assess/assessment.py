@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,10 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hamu.assess.curvature import Curvature, curvature, hessian_product
+from hamu.assess.curvature import Curvature, Hessian, lanczos
 from hamu.assess.frontier import Frontier, frontier
-from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient
-from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status
+from hamu.assess.gradients import (
+    FEWEST_PARTS,
+    FULL_BATCH,
+    PartedGram,
+    affordable_parts,
+    parted_gradient,
+    parts_of,
+)
+from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status, variants_of
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
 from hamu.assess.problem import Problem
@@ -26,9 +33,12 @@ from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy, count_predictions
 
-# What a pass costs, in forward and backward passes: a forward pass alone, a product with the Hessian.
-_FORWARD, _PRODUCT = 1 / 3, 2.5
+# What a pass over a record costs, in forward and backward passes (docs/results/assess_cost.md): a forward pass alone, a
+# product with the Hessian, one more through the same graph.
+_FORWARD, _PRODUCT, _NEXT_PRODUCT = 1 / 3, 3.3, 2.3
 _LANCZOS, _SOLVER = 12, 10
+_FEWEST_PRODUCTS = 4  # of Lanczos' iteration that tell anything of a largest eigenvalue
+_OVERHEAD = 0.25  # what a pass over next to no records costs, in passes over a full batch
 _LISTED = 20
 
 
@@ -64,12 +74,13 @@ class Assessment:
         step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where ‖g_f‖ is larger.
         hamu_q: the hardness for HAMU-Q (κ1 and κ2).
         hamu_u: the hardness for HAMU-U (κ3 and κ4).
-        intervals: of κ, cosθ and the regime; None with too few records, or where memory did not allow it.
+        intervals: of κ, cosθ, the thresholds and the regime; None with too few records, or where memory did not allow
+            it.
         block_names: of each block.
-        blocks: the hardness of each.
+        block_hardness: the hardness of each, by variant.
         frontiers: by variant.
         learning_rate: of the run to come.
-        curvature: the retain loss's; None if it was not asked for.
+        curvature: the retain loss's; None if it was not asked for, or the records are too few to pay for it.
         curvature_samples: retain records that it was measured on.
         second_order: the second-order condition; None likewise.
         conflicts: by side; empty if they were not asked for.
@@ -86,7 +97,7 @@ class Assessment:
     hamu_u: Hardness
     intervals: Intervals | None
     block_names: list[str]
-    blocks: BlockHardness
+    block_hardness: dict[str, BlockHardness]
     frontiers: dict[str, Frontier]
     learning_rate: float
     curvature: Curvature | None
@@ -100,6 +111,11 @@ class Assessment:
     def hardness(self) -> Hardness:
         """For the method that will be run."""
         return self.hamu_q if self.method.name == "hamu-q" else self.hamu_u
+
+    @property
+    def blocks(self) -> BlockHardness:
+        """The hardness of each block for the method that will be run."""
+        return self.block_hardness[self.method.name]
 
     @property
     def error_ratio(self) -> float | None:
@@ -121,8 +137,12 @@ class Assessment:
             if self.intervals is not None:
                 blocks[-1]["kappa_interval"] = self.intervals.block_kappa[number].tolist()
                 blocks[-1]["cos_interval"] = self.intervals.block_cos[number].tolist()
+            blocks[-1] |= {variant: self._block_record(variant, number) for variant in self.block_hardness}
         intervals = self.intervals and {
             key: getattr(self.intervals, key) for key in ("level", "replicates", "parts", "kappa", "cos", "regimes")
+        } | {
+            name: {key: getattr(found, key) for key in ("direct_threshold", "stop_threshold", "regimes")}
+            for name, found in self.intervals.variants.items()
         }
         return {
             "loss": CrossEntropy.name,
@@ -157,6 +177,23 @@ class Assessment:
             "epochs_of_passes": self.epochs,
         }
 
+    def _block_record(self, variant: str, number: int) -> dict[str, Any]:
+        """A block's thresholds and regime for a variant, with intervals where there are some."""
+        hardness = self.block_hardness[variant]
+        found: dict[str, Any] = {
+            "direct_threshold": hardness.direct_threshold[number].item(),
+            "stop_threshold": hardness.stop_threshold[number].item(),
+            "regime": REGIMES[int(hardness.regime[number])],
+        }
+        if self.intervals is None:
+            return found
+        sure = self.intervals.variants[variant]
+        return found | {
+            "direct_threshold_interval": sure.block_direct_threshold[number].tolist(),
+            "stop_threshold_interval": sure.block_stop_threshold[number].tolist(),
+            "regimes": dict(zip(REGIMES, sure.block_regimes[number].tolist(), strict=True)),
+        }
+
 
 def assess(
     model: nn.Module,
@@ -182,7 +219,9 @@ def assess(
     are of these.
 
     At the defaults it costs at most three epochs' worth of passes: one forward and backward pass over all records, two
-    forward passes for the records in conflict, and at most one epoch's worth for the curvature.
+    forward passes for the records in conflict, and at most one epoch's worth for the curvature. Data that do not pay
+    for a few products with the Hessian of a single record have their curvature not measured. By the clock it costs more
+    where passes are so short that it is not the records that take the time (docs/results/assess_cost.md).
 
     Args:
         model: the model before unlearning.
@@ -192,7 +231,8 @@ def assess(
         learning_rate, max_grad_norm, blocks: of the run to come.
         batch_size: records per pass.
         most_batches: look at so many random batches of each side; by default at all records.
-        curvature_samples: retain records for the curvature, 0 for none; by default as many as one epoch pays for.
+        curvature_samples: retain records for the curvature, 0 for none; by default as many as one epoch pays for, which
+            ends the products with the Hessian too.
         bootstrap_memory: GB that may be taken to keep parts of the gradients for the intervals.
         conflicts: whether to look for the records in conflict.
         seed: seed of every draw.
@@ -206,28 +246,31 @@ def assess(
     records = {side: len(problem.data(side)) for side in ("retain", "forget")}  # type: ignore[arg-type]
     most = None if most_batches is None else most_batches * batch_size
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
-    if curvature_samples is None:
-        curvature_samples = max(1, int(sum(used.values()) / (_PRODUCT * (_LANCZOS + 2 * _SOLVER))))
-    curvature_samples = min(curvature_samples, records["retain"])
-    products = (_LANCZOS + 2 * _SOLVER) * bool(curvature_samples)
+    pays = sum(used.values())
+    plan = (
+        _Products.affordable(pays, records["retain"], batch_size)
+        if curvature_samples is None
+        else _Products(min(curvature_samples, records["retain"]), batch_size, _LANCZOS)
+    )
     meter = _Meter(
-        sum(used.values()) * (1 + 2 * _FORWARD * conflicts) + products * _PRODUCT * curvature_samples, progress
+        pays * (1 + 2 * _FORWARD * conflicts) + (plan.cost(_LANCZOS + 2 * _SOLVER) if plan.samples else 0.0), progress
     )
     problem.advance = meter.advance
     with problem.untouched():
-        gradients, parted = _gradients(problem, bootstrap_memory, most)
+        gradients, parted = _gradients(problem, bootstrap_memory, used)
         raw = parted.gram()
         gram = clipped(raw, max_grad_norm)
         clip = tuple(factor.item() for factor in raw.clip_factors(max_grad_norm))
         spectrum, condition = None, None
-        if curvature_samples:
+        if plan.samples:
             demand = _demand(gram, method, learning_rate, clip)
-            spectrum, condition = _second_order(problem, gradients, demand, curvature_samples, meter)
+            spectrum, condition = _second_order(problem, gradients, demand, plan, meter)
         found = {}
         if conflicts:
             for side, other in (("forget", "retain"), ("retain", "forget")):
                 found[side] = _conflicts(problem, side, gradients[other], most)
-    frontiers = {cls.name: frontier(gram, _as(cls, method)) for cls in (HamuQ, HamuU)}
+    variants = variants_of(method)
+    frontiers = {name: frontier(gram, variant) for name, variant in variants.items()}
     radius = constraint_status(gram, method).radius.square().sum().sqrt()
     length = (radius / raw.retain_sq.sum().sqrt()).item()
     rate = None if spectrum is None else spectrum.trusted_rate(ERROR_RATIO) / length
@@ -238,20 +281,72 @@ def assess(
         gradient_norms=(raw.retain_sq.sum().sqrt().item(), raw.forget_sq.sum().sqrt().item()),
         clip=(clip[0], clip[1]),
         step_length=length,
-        hamu_q=Hardness.of(gram, _as(HamuQ, method)),
-        hamu_u=Hardness.of(gram, _as(HamuU, method)),
+        hamu_q=Hardness.of(gram, variants[HamuQ.name]),
+        hamu_u=Hardness.of(gram, variants[HamuU.name]),
         intervals=bootstrap(parted, method, max_grad_norm, seed=seed),
         block_names=problem.block_names,
-        blocks=BlockHardness.of(gram, method),
+        block_hardness={name: BlockHardness.of(gram, variant) for name, variant in variants.items()},
         frontiers=frontiers,
         learning_rate=learning_rate,
         curvature=spectrum,
-        curvature_samples=curvature_samples,
+        curvature_samples=plan.samples,
         second_order=condition,
         conflicts=found,
         verdict=judge(frontiers[method.name], method, (1 / clip[0], 1 / clip[1]), rate),
         epochs=meter.done / sum(records.values()),
     )
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The products with the Hessian that are to be computed.
+
+    Attributes:
+        samples: records that the Hessian is taken over, 0 for none.
+        batch_size: of the passes of the assessment.
+        lanczos: products at most for the spectrum.
+        pays: what all of them may cost, in records of a forward and backward pass.
+    """
+
+    samples: int
+    batch_size: int
+    lanczos: int
+    pays: float = math.inf
+
+    @classmethod
+    def affordable(cls, pays: float, records: int, batch_size: int) -> _Products:
+        """Over as many records as pay for all; where they pay for too few products over a single one, none."""
+        plan = cls(1, batch_size, _LANCZOS, pays)
+        products = _LANCZOS + 2 * _SOLVER
+        samples = int(pays / plan.cost(products))
+        if samples > plan.size:
+            samples = max(plan.size, int(pays / (products * _PRODUCT)))
+        samples = min(max(1, samples), records)
+        fitting = int((pays / samples - _PRODUCT) / _NEXT_PRODUCT) + 1
+        if fitting < _FEWEST_PRODUCTS:
+            return cls(0, batch_size, 0, pays)
+        return cls(samples, batch_size, min(_LANCZOS, fitting), pays)
+
+    @property
+    def size(self) -> int:
+        """Records of a batch."""
+        return min(self.batch_size, FULL_BATCH)  # a second derivative keeps several times the activations
+
+    def cost(self, products: int) -> float:
+        """Of so many, in records of a forward and backward pass."""
+        following = _NEXT_PRODUCT if self.samples <= self.size else _PRODUCT
+        return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
+
+    def solver(self, done: int) -> int:
+        """Products at most for each of the two solutions, after so many.
+
+        Of what is left, by the time that they take: a pass over a part of a batch takes longer than its records' share.
+        """
+        if math.isinf(self.pays):
+            return _SOLVER
+        as_long = 1.0 + _OVERHEAD * max(0, self.size - self.samples) / self.samples
+        step = self.cost(done + 2) - self.cost(done)
+        return max(0, min(_SOLVER, int((self.pays / as_long - self.cost(done)) / step)))
 
 
 class _Meter:
@@ -271,48 +366,50 @@ class _Meter:
             self._progress(self.total, self.total)
 
 
-def _as(cls: type[HamuQ] | type[HamuU], method: HamuQ | HamuU) -> HamuQ | HamuU:
-    """The same constraint, demanded of this variant's side."""
-    return cls(method.constraint, method.constraint_mode, method.distribution, method.radius)
-
-
 def _demand(gram: PairGram, method: HamuQ | HamuU, learning_rate: float, clip: tuple[float, ...]) -> float:
     """Q in loss: what a step of this learning rate is to raise the forget loss by."""
-    status = _as(HamuQ, method).weigh(gram).constraint
+    status = variants_of(method)[HamuQ.name].weigh(gram).constraint
     assert status is not None
     return learning_rate * status.granted.item() / clip[1]
 
 
-def _gradients(problem: Problem, memory: float, most: int | None) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
+def _gradients(
+    problem: Problem, memory: float, used: Mapping[str, int]
+) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
     """The mean gradient of each side, and the products of the parts that so many GB have room for."""
-    parts = affordable_parts(problem.parameters, memory)
-    sides = {side: parted_gradient(problem, side, parts, most) for side in ("retain", "forget")}
+    affordable = affordable_parts(problem.parameters, memory)
+    if min(used.values()) < FEWEST_PARTS:  # there will be no intervals
+        affordable = 1
+    sides = {
+        side: parted_gradient(problem, side, parts_of(count, problem.batch_size, affordable), count)
+        for side, count in used.items()
+    }
     parted = PartedGram.of(problem, sides["retain"], sides["forget"])
     return {side: gradient.total() for side, gradient in sides.items()}, parted
 
 
 def _second_order(
-    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, samples: int, meter: _Meter
+    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, plan: _Products, meter: _Meter
 ) -> tuple[Curvature, SecondOrder]:
     """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
-    size = min(problem.batch_size, 128)  # a second derivative keeps several times the activations
-    batches = list(problem.batches("retain", problem.positions("retain", samples), size))
+    batches = list(problem.batches("retain", problem.positions("retain", plan.samples), plan.size))
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)
+    hessian = Hessian(lambda batch: problem.total(problem.score(batch)) / count, batches, problem.parameters)
+    done = 0
 
-    def loss(batch: Mapping[str, Tensor]) -> Tensor:
-        scored = problem.score(batch)
-        meter.advance(_PRODUCT * scored.records)
-        return problem.total(scored) / count
+    def product(vector: Sequence[Tensor]) -> list[Tensor]:
+        nonlocal done
+        found = hessian.product(vector)
+        meter.advance(plan.cost(done + 1) - plan.cost(done))
+        done += 1
+        return found
 
-    spectrum = curvature(loss, batches, problem.parameters, steps=_LANCZOS, tolerance=1e-2, seed=problem.seed)
+    def flat_product(vector: Tensor) -> Tensor:
+        return flat(product(shaped(vector, problem.parameters)), problem.parameters)
 
-    def product(vector: Tensor) -> Tensor:
-        return flat(
-            hessian_product(loss, batches, problem.parameters, shaped(vector, problem.parameters)), problem.parameters
-        )
-
+    spectrum = lanczos(product, problem.parameters, steps=plan.lanczos, tolerance=1e-2, seed=problem.seed)
     g_r, g_f = (flat(gradients[side], problem.parameters) for side in ("retain", "forget"))
-    return spectrum, second_order(product, g_r, g_f, spectrum, demand, steps=_SOLVER)
+    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=plan.solver(done))
 
 
 def _conflicts(problem: Problem, side: str, gradient: list[Tensor | None], most: int | None) -> Conflicts:

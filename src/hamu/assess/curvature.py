@@ -14,6 +14,7 @@ from hamu.assess.vectors import flat, shaped
 from hamu.errors import HamuError
 
 LossOfBatch = Callable[[Any], Tensor]
+Product = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v of a tensor like each parameter
 
 
 @dataclass(frozen=True)
@@ -44,26 +45,54 @@ class Curvature:
         return max(abs(self.largest), abs(self.smallest))
 
 
-def hessian_product(
-    loss_of_batch: LossOfBatch, batches: Iterable[Any], parameters: Sequence[Tensor], vector: Sequence[Tensor]
-) -> list[Tensor]:
-    """H·v of the sum of the batches' losses, by a second backward pass through each batch.
+class Hessian:
+    """H of the sum of some batches' losses, by a second backward pass through each batch.
+
+    Where there is one batch its graph is kept from product to product: it is there while a product is computed in any
+    case, and what it took to make it, a third of the whole, is then paid once. It goes with this object.
 
     Args:
         loss_of_batch: a batch's part of the loss, 0-dim, with a graph to the parameters.
-        batches: the data, once.
+        batches: the data.
         parameters: the parameters that H is taken over.
-        vector: v, a tensor like each of them.
     """
-    total = [torch.zeros_like(p) for p in parameters]
-    for batch in batches:
+
+    def __init__(self, loss_of_batch: LossOfBatch, batches: Sequence[Any], parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self._loss_of_batch, self._batches = loss_of_batch, batches
+        self._kept: Sequence[Tensor] | None = None
+
+    def product(self, vector: Sequence[Tensor]) -> list[Tensor]:
+        """H·v of a tensor like each parameter."""
+        total = [torch.zeros_like(p) for p in self.parameters]
+        keep = len(self._batches) == 1
+        for batch in self._batches:
+            grads = self._gradients(batch) if self._kept is None else self._kept
+            self._kept = grads if keep else None
+            inner = torch.stack([(g * v).sum() for g, v in zip(grads, vector, strict=True)]).sum()
+            if inner.requires_grad:  # a loss that is linear in the parameters has no second derivative
+                parts = torch.autograd.grad(inner, self.parameters, retain_graph=keep, materialize_grads=True)
+                torch._foreach_add_(total, [part.detach() for part in parts])
+        return total
+
+    def _gradients(self, batch: Any) -> Sequence[Tensor]:
+        """Of a batch's loss, with the graph that a second backward pass needs."""
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
-            grads = torch.autograd.grad(loss_of_batch(batch), parameters, create_graph=True, materialize_grads=True)
-        inner = torch.stack([(g * v).sum() for g, v in zip(grads, vector, strict=True)]).sum()
-        if inner.requires_grad:  # a loss that is linear in the parameters has no second derivative
-            parts = torch.autograd.grad(inner, parameters, materialize_grads=True)
-            torch._foreach_add_(total, [part.detach() for part in parts])
-    return total
+            return torch.autograd.grad(
+                self._loss_of_batch(batch), self.parameters, create_graph=True, materialize_grads=True
+            )
+
+
+def hessian_product(
+    loss_of_batch: LossOfBatch, batches: Iterable[Any], parameters: Sequence[Tensor], vector: Sequence[Tensor]
+) -> list[Tensor]:
+    """H·v of the sum of the batches' losses, once; see `Hessian`.
+
+    Args:
+        loss_of_batch, batches, parameters: see `Hessian`.
+        vector: v, a tensor like each of the parameters.
+    """
+    return Hessian(loss_of_batch, list(batches), parameters).product(vector)
 
 
 def curvature(
@@ -78,8 +107,25 @@ def curvature(
     """The ends of the Hessian's spectrum by Lanczos' iteration, every new direction made orthogonal to all before.
 
     Args:
-        loss_of_batch, batches, parameters: see `hessian_product`; the batches are gone through once per step.
-        steps: Hessian-vector products at most; each direction is kept, as large as the parameters.
+        loss_of_batch, batches, parameters: see `Hessian`; the batches are gone through once per step.
+        steps, tolerance, seed: see `lanczos`.
+
+    Raises:
+        HamuError: if a product is not finite.
+    """
+    hessian = Hessian(loss_of_batch, list(batches), parameters)
+    return lanczos(hessian.product, parameters, steps=steps, tolerance=tolerance, seed=seed)
+
+
+def lanczos(
+    product: Product, parameters: Sequence[Tensor], *, steps: int = 30, tolerance: float = 1e-3, seed: int = 0
+) -> Curvature:
+    """See `curvature`, of a matrix by its products.
+
+    Args:
+        product: H·v of a tensor like each parameter.
+        parameters: what H is taken over.
+        steps: products at most; each direction is kept, as large as the parameters.
         tolerance: enough once the residual of the largest eigenvalue is this share of it.
         seed: seed of the first direction.
 
@@ -96,24 +142,23 @@ def curvature(
     beside: list[float] = []
     for _ in range(min(steps, size)):
         basis.append(direction)
-        turned = hessian_product(loss_of_batch, batches, parameters, shaped(direction, parameters))
-        product = flat(turned, parameters).to(first.dtype)
-        diagonal.append(product.dot(direction).item())
-        if not torch.isfinite(product).all():
+        turned = flat(product(shaped(direction, parameters)), parameters).to(first.dtype)
+        diagonal.append(turned.dot(direction).item())
+        if not torch.isfinite(turned).all():
             raise HamuError(
                 "the Hessian is not finite: the loss has infinite slopes at these weights; assess without curvature, "
                 "--curvature_samples 0"
             )
         for _twice in range(2):  # once leaves rounding errors that grow into false copies of the same eigenvalue
             for known in basis:
-                product -= known.dot(product) * known
-        length = product.norm().item()
+                turned -= known.dot(turned) * known
+        length = turned.norm().item()
         values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, beside))
         residual = abs(length * vectors[-1, -1].item())
         if residual <= tolerance * abs(values[-1].item()) or length <= 1e-12 * abs(values).max().item():
             break
         beside.append(length)
-        direction = product / length
+        direction = turned / length
     return Curvature(values[-1].item(), values[0].item(), residual)
 
 

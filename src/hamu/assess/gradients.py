@@ -16,6 +16,7 @@ from hamu.gram import PairGram, combine_dtype
 
 FEWEST_PARTS = 8  # with fewer, a 95% interval covers some 80% of the truths
 _MOST_PARTS = 16
+FULL_BATCH = 128  # records; a larger batch costs hardly less for each of them
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = 
     counts: list[int] = []
     for chunk in positions.tensor_split(parts):
         count = 0
+        batches = math.ceil(len(chunk) / problem.batch_size)
         sums: list[Tensor | None] = [None] * len(problem.parameters)
-        for batch in problem.batches(side, chunk):
+        for batch in problem.batches(side, chunk, math.ceil(len(chunk) / batches)):  # none that is much smaller
             scored = problem.score(batch)
             problem.total(scored).backward()
             sums = [_added(one, p) for one, p in zip(sums, problem.parameters, strict=True)]
@@ -149,6 +151,15 @@ def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
         return torch.ones_like(shares)
     counts = counts.to(shares)
     return counts / (counts * shares).sum()
+
+
+def parts_of(records: int, batch_size: int, affordable: int) -> int:
+    """How many parts to keep apart of so many records, given how many there is memory for.
+
+    No more than there are full batches, as passes over smaller ones cost more for each record; but at least as many as
+    intervals need.
+    """
+    return min(affordable, max(FEWEST_PARTS, math.ceil(records / min(batch_size, FULL_BATCH))))
 
 
 def affordable_parts(parameters: Sequence[Tensor], memory: float) -> int:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from hamu.assess.gradients import PartedGram, parted_gradient
 from hamu.assess.problem import Problem
 from hamu.gram import PairGram
-from hamu.methods import HamuQ, Method
+from hamu.methods import HamuQ, HamuU, Method
 from hamu.methods.base import ConstraintStatus
 
 REGIMES = ("direct", "rectified", "unavoidable")
@@ -60,11 +60,21 @@ class Hardness:
 
 @dataclass(frozen=True)
 class BlockHardness:
-    """The hardness of each block, [L] each: κ_i, cosθ_i, the regime (an index into `REGIMES`)."""
+    """The hardness of each block for one variant, [L] each.
+
+    Attributes:
+        kappa: κ_i.
+        cos: cosθ_i.
+        regime: an index into `REGIMES`.
+        direct_threshold: κ1 of the block (κ3 for HAMU-U), -φ_i ‖g_r,i‖‖g_f,i‖.
+        stop_threshold: κ2 (κ4), √(1-φ_i²) ‖g_r,i‖‖g_f,i‖.
+    """
 
     kappa: Tensor
     cos: Tensor
     regime: Tensor
+    direct_threshold: Tensor
+    stop_threshold: Tensor
 
     @classmethod
     def of(cls, gram: PairGram, method: Method) -> BlockHardness:
@@ -77,7 +87,18 @@ class BlockHardness:
         gram, phi = status.gram, status.fraction.clamp(max=1.0)
         norms = gram.retain_norm * gram.forget_norm
         direct, stop = -phi * norms, ((1.0 - phi) * (1.0 + phi)).sqrt() * norms
-        return cls(gram.dot, gram.cos, (gram.dot > direct).long() + (gram.dot > stop).long())
+        return cls(gram.dot, gram.cos, regime_at(gram.dot, direct, stop), direct, stop)
+
+
+def regime_at(kappa: Tensor, direct_threshold: Tensor, stop_threshold: Tensor) -> Tensor:
+    """The regime of each κ between its thresholds, an index into `REGIMES`."""
+    return (kappa > direct_threshold).long() + (kappa > stop_threshold).long()
+
+
+def variants_of(method: HamuQ | HamuU) -> dict[str, HamuQ | HamuU]:
+    """Both variants by name, with the same constraint, each demanding it of its own side."""
+    shared = (method.constraint, method.constraint_mode, method.distribution, method.radius)
+    return {cls.name: cls(*shared) for cls in (HamuQ, HamuU)}
 
 
 def constraint_status(gram: PairGram, method: Method) -> ConstraintStatus:

@@ -9,8 +9,30 @@ import torch
 from torch import Tensor
 
 from hamu.assess.gradients import FEWEST_PARTS, PartedGram
-from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status
-from hamu.methods import Method
+from hamu.assess.hardness import REGIMES, BlockHardness, clipped, constraint_status, regime_at, variants_of
+from hamu.methods import HamuQ, HamuU
+
+_AT_ONCE = 1 << 20  # numbers of the Grams' intermediate sums that are held at a time
+
+
+@dataclass(frozen=True)
+class VariantIntervals:
+    """The intervals of what depends on the variant, HAMU-Q or HAMU-U; see `Intervals`.
+
+    Attributes:
+        direct_threshold: (low, high) of κ1 (κ3 for HAMU-U) of the whole model.
+        stop_threshold: (low, high) of κ2 (κ4), likewise.
+        regimes: share of the replicates in each regime of the whole model.
+        block_direct_threshold, block_stop_threshold: of each block, [L, 2].
+        block_regimes: share of the replicates in each of `REGIMES`, [L, 3].
+    """
+
+    direct_threshold: tuple[float, float]
+    stop_threshold: tuple[float, float]
+    regimes: dict[str, float]
+    block_direct_threshold: Tensor
+    block_stop_threshold: Tensor
+    block_regimes: Tensor
 
 
 @dataclass(frozen=True)
@@ -20,15 +42,16 @@ class Intervals:
     An interval lies between quantiles of the replicates after their mean is moved to the estimate: a resampled mean
     gradient is longer than the mean gradient, which would pull every cosine towards 0. And the replicates are spread by
     √(m/(m-1)) about it, as the parts themselves are that much nearer to their mean than to the truth. Regimes are told
-    likewise.
+    likewise: a replicate's κ, so moved, against the thresholds of the estimate.
 
     Attributes:
         level: the share of replicates that lie inside.
         replicates: how many there were.
         parts: m, of the side that has fewer.
         kappa, cos: (low, high) of the whole model.
-        regimes: share of the replicates in each regime of the whole model.
+        regimes: those of the variant that was asked for.
         block_kappa, block_cos: [L, 2].
+        variants: by the name of the variant.
     """
 
     level: float
@@ -39,11 +62,12 @@ class Intervals:
     regimes: dict[str, float]
     block_kappa: Tensor
     block_cos: Tensor
+    variants: dict[str, VariantIntervals]
 
 
 def bootstrap(
     parted: PartedGram,
-    method: Method,
+    method: HamuQ | HamuU,
     max_grad_norm: float | None,
     *,
     replicates: int = 500,
@@ -54,7 +78,7 @@ def bootstrap(
 
     Args:
         parted: the dot products of all parts.
-        method: the HAMU method whose regime is asked for.
+        method: the HAMU method whose regime is asked for; its constraint is what both variants are asked for.
         max_grad_norm: the clipping of the run to come.
         replicates, level: see `Intervals`.
         seed: seed of the resampling.
@@ -63,40 +87,69 @@ def bootstrap(
         The intervals; None if a side has fewer parts than tell anything.
     """
     sizes = (len(parted.retain_shares), len(parted.forget_shares))
-    if min(sizes) < FEWEST_PARTS:
-        return None
-    generator = torch.Generator().manual_seed(seed)
-    wholes, blocks = [], []
-    for _ in range(replicates):
-        counts = [torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in sizes]
-        status = constraint_status(clipped(parted.gram(*counts), max_grad_norm), method)
-        wholes.append(Hardness.at(status))
-        blocks.append(BlockHardness.at(status))
-    gram = clipped(parted.gram(), max_grad_norm)
-    whole, block = Hardness.of(gram, method), BlockHardness.of(gram, method)
     parts = min(sizes)
+    if parts < FEWEST_PARTS:
+        return None
+    variants = variants_of(method)
 
-    def moved(values: Tensor, estimate: Tensor | float) -> Tensor:
-        return (values - values.mean(0)) * math.sqrt(parts / (parts - 1)) + estimate
+    def figures(*counts: Tensor) -> dict[str, Tensor]:
+        """Of the sample in which each part is there so many times."""
+        gram = clipped(parted.gram(*counts), max_grad_norm)
+        found = {"kappa": gram.dot.sum(), "cos": gram.total().cos[0], "block_kappa": gram.dot, "block_cos": gram.cos}
+        for name, variant in variants.items():
+            status = constraint_status(gram, variant)
+            blocks = BlockHardness.at(status)
+            found |= {
+                f"{name} direct": status.direct_threshold,
+                f"{name} stop": status.stop_threshold,
+                f"{name} block direct": blocks.direct_threshold,
+                f"{name} block stop": blocks.stop_threshold,
+            }
+        return found
 
-    kappas = moved(torch.tensor([h.kappa for h in wholes], dtype=torch.float64), whole.kappa)
-    cosines = moved(torch.tensor([h.cos for h in wholes], dtype=torch.float64), whole.cos)
+    rows = max(1, _AT_ONCE // (len(parted.products) * sum(sizes)))
+    drawn = torch.func.vmap(figures, chunk_size=rows)(*_drawn(sizes, replicates, seed))
+    known = figures(*(torch.ones(m) for m in sizes))
+    spread = math.sqrt(parts / (parts - 1))
+    moved = {name: (values - values.mean(0)) * spread + known[name] for name, values in drawn.items()}
+    ends = {name: _interval(values, level) for name, values in moved.items()}
+
+    def of_variant(name: str) -> VariantIntervals:
+        def shares(kappa: str, of: str) -> Tensor:
+            regime = regime_at(moved[kappa], known[f"{name} {of}direct"], known[f"{name} {of}stop"])
+            return torch.stack([(regime == number).double().mean(0) for number in range(len(REGIMES))], dim=-1)
+
+        return VariantIntervals(
+            _pair(ends[f"{name} direct"]),
+            _pair(ends[f"{name} stop"]),
+            dict(zip(REGIMES, shares("kappa", "").tolist(), strict=True)),
+            ends[f"{name} block direct"],
+            ends[f"{name} block stop"],
+            shares("block_kappa", "block "),
+        )
+
+    found = {name: of_variant(name) for name in variants}
     return Intervals(
         level,
         replicates,
         parts,
-        _pair(_interval(kappas, level)),
-        _pair(_interval(cosines, level).clamp(-1.0, 1.0)),
-        _regimes(kappas, whole),
-        _interval(moved(torch.stack([b.kappa for b in blocks]), block.kappa), level),
-        _interval(moved(torch.stack([b.cos for b in blocks]), block.cos), level).clamp(-1.0, 1.0),
+        _pair(ends["kappa"]),
+        _pair(ends["cos"].clamp(-1.0, 1.0)),
+        found[method.name].regimes,
+        ends["block_kappa"],
+        ends["block_cos"].clamp(-1.0, 1.0),
+        found,
     )
 
 
-def _regimes(kappas: Tensor, whole: Hardness) -> dict[str, float]:
-    """Shares of the replicates, moved as for the intervals, against the thresholds of the estimate."""
-    found = (kappas > whole.direct_threshold).long() + (kappas > whole.stop_threshold).long()
-    return {regime: float((found == number).double().mean()) for number, regime in enumerate(REGIMES)}
+def _drawn(sizes: tuple[int, int], replicates: int, seed: int) -> tuple[Tensor, Tensor]:
+    """How many times each part is there in each sample, [replicates, m] by side."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = [
+        [torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in sizes] for _ in range(replicates)
+    ]
+    retain, forget = (torch.stack(side).double() for side in zip(*draws, strict=True))
+    return retain, forget
 
 
 def _interval(values: Tensor, level: float) -> Tensor:

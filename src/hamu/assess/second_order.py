@@ -68,7 +68,7 @@ def second_order(
         retain, forget: g_r and g_f, [P].
         spectrum: the ends of H's spectrum.
         demand: Q, in loss.
-        steps: products with H at most, for each of the two solutions.
+        steps: products with H at most, for each of the two solutions; with 0 the sphere and Lemma B.1 alone are told.
     """
     kappa = retain.dot(forget).item()
     norms = (retain.norm() * forget.norm()).item()
@@ -105,7 +105,11 @@ def second_order(
             # where it does not bind, the best step for the retain loss alone forgets enough
             least = 0.5 * ((demand + c) ** 2 / a - b) if demand + c > 0 else -0.5 * b
         else:
-            undecided = f"the solver left a residual of {residual:.2g} after {steps} products"
+            undecided = (
+                f"the solver left a residual of {residual:.2g} after {steps} products"
+                if steps
+                else "so few records pay for no product of the solver"
+            )
     return SecondOrder(
         demand, kappa, spherical, kappa > spherical, definite, damping, unavoidable, least, undecided, bound, residual
     )

@@ -115,8 +115,10 @@ def show(found: Assessment, console: Console) -> None:
     row("‖g_r‖, ‖g_f‖ before clipping", "{:.4g}, {:.4g}".format(*found.gradient_norms))
     row("κ = g_r·g_f, clipped", f"{hard.kappa:+.4g}", sure and sure.kappa)
     row("cosθ", f"{hard.cos:+.4f}", sure and sure.cos)
-    row("κ1, κ2 (hamu-q)", f"{found.hamu_q.direct_threshold:+.4g}, {found.hamu_q.stop_threshold:+.4g}")
-    row("κ3, κ4 (hamu-u)", f"{found.hamu_u.direct_threshold:+.4g}, {found.hamu_u.stop_threshold:+.4g}")
+    for name, one, names in (("hamu-q", found.hamu_q, ("κ1", "κ2")), ("hamu-u", found.hamu_u, ("κ3", "κ4"))):
+        of_variant = sure and sure.variants[name]
+        row(f"{names[0]} ({name})", f"{one.direct_threshold:+.4g}", of_variant and of_variant.direct_threshold)
+        row(f"{names[1]} ({name})", f"{one.stop_threshold:+.4g}", of_variant and of_variant.stop_threshold)
     often = "" if sure is None else f"in {sure.regimes[hard.regime]:.0%} of resamples"
     table.add_row("regime", hard.regime, often)
     blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]

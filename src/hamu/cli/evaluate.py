@@ -12,6 +12,7 @@ from hamu.cli.problem import opened, predictions_of
 from hamu.cli.tasks import Task
 from hamu.data import UnlearningData
 from hamu.evaluation import build_metrics
+from hamu.record.record import plain
 from hamu.training import TrainConfig
 
 
@@ -37,9 +38,9 @@ def run(argv: list[str], console: Console) -> int:
     task.show({"": report})
     with folder:
         folder.write_config(resolved)
-        path = folder.write_json("evaluation.json", report)  # kept, whatever becomes of what takes longer
+        path = folder.write_json("evaluation.json", plain(report))  # kept, whatever becomes of what takes longer
         task.evaluate_further(model, args, further, report)
-        folder.write_json("evaluation.json", report)
+        folder.write_json("evaluation.json", plain(report))
         for name, text in task.further_files(model, problem, args, further).items():
             folder.write_text(name, text, private=True)
     console.print(f"all figures are in {path}", soft_wrap=True, markup=False)

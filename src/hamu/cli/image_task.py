@@ -8,7 +8,7 @@ from typing import Any
 
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
-from hamu.cli.tables import membership_line, reference_table, report_table
+from hamu.cli.tables import membership_difference_line, membership_line, reference_table, report_table
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.readers import has_test_split
@@ -137,9 +137,7 @@ class ImageTask(Task):
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
     ) -> dict[str, Any]:
         """See `classifier_report`."""
-        retain, target = problem.retain, problem.target_class
-        gone = target if target is not None and not (retain.labels == target).any() else None  # part may stay (rho)
-        report = classifier_report(predictions, retain.classes, gone, reference, args.seed)
+        report = classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
         return report | further_figures(predictions, reference)
 
     def show(self, reports: dict[str, dict[str, Any]]) -> None:
@@ -151,3 +149,4 @@ class ImageTask(Task):
         last = list(reports.values())[-1]
         if "against_retain_model" in last:
             self.console.print(reference_table(last))
+            self.console.print(membership_difference_line(last))

@@ -7,6 +7,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from hamu.evaluation.membership import auc_of
+
 _SETS = {
     "retain": "retain",
     "forget": "forget",
@@ -40,7 +42,10 @@ def membership_line(report: dict[str, Any]) -> str:
     """One line on membership inference."""
     inference = report["membership_inference"]
     if inference is None:
-        return "membership inference: not measured (it needs test images of the classes that are forgotten)"
+        return (
+            "membership inference: not measured (it needs five test images of the classes that are forgotten, and "
+            "finite losses)"
+        )
     return (
         f"membership inference: accuracy {inference['accuracy']:.3f}, AUC {inference['auc']:.3f} "
         f"(0.5 is ideal; {inference['samples']} forget against {inference['samples']} test images)"
@@ -52,13 +57,24 @@ def reference_table(report: dict[str, Any]) -> Table:
     table = plain_table("against the retain model", "loss", "accuracy", "KL", "agreement", right=(1, 2, 3, 4))
     for name, row in report["against_retain_model"].items():
         table.add_row(
-            name,
+            _SETS[name],
             f"{row['loss_difference']:+.4f}",
             f"{row['accuracy_difference']:+.2%}",
             f"{row['kl']:.4f}",
             f"{row['agreement']:.2%}",
         )
     return table
+
+
+def membership_difference_line(report: dict[str, Any]) -> str:
+    """One line on how membership inference compares with the retain model's."""
+    theirs, less = (report["retain_model"][f"membership_inference{of}"] for of in ("", "_difference"))
+    if less is None:
+        return "membership inference against the retain model's: not measured (it needs that of both models)"
+    return (
+        f"membership inference against the retain model's {theirs['accuracy']:.3f} and {theirs['auc']:.3f}: accuracy "
+        f"{less['accuracy']:+.3f}, AUC {less['auc']:+.3f} (0 is ideal)"
+    )
 
 
 def text_table(reports: dict[str, dict[str, Any]]) -> Table:
@@ -81,9 +97,10 @@ def text_membership_line(report: dict[str, Any]) -> str:
     """One line on membership inference of the forget records."""
     inference = report["membership_inference"]
     if inference is None:
-        return "membership inference: not measured (it needs --test_data that was never trained on)"
+        return "membership inference: not measured (it needs --test_data that was never trained on, and finite scores)"
     return "membership inference, AUC (0.5 is ideal): " + ", ".join(
-        f"{name.replace('_', ' ')} {value:.3f}" for name, value in inference.items()
+        f"{name.replace('_', ' ')} {'not measured' if value is None else format(value, '.3f')}"
+        for name, value in inference.items()
     )
 
 
@@ -92,7 +109,7 @@ def privleak_line(report: dict[str, Any]) -> str:
     value = report["privleak"]
     if value is not None:
         return f"PrivLeak (0 is ideal): {value:+.4f}"
-    if report["membership_inference"] is None or report["retain_model"]["membership_inference"] is None:
+    if auc_of(report) is None or auc_of(report["retain_model"]) is None:
         return "PrivLeak: not measured (it needs membership inference of both models)"
     return "PrivLeak: not measured (it divides by 1 - min k of the retain model, which is 0)"
 

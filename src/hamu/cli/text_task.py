@@ -26,6 +26,7 @@ from hamu.evaluation import (
     text_report,
     tofu_report,
 )
+from hamu.evaluation.membership import auc_of
 from hamu.evaluation.tofu import PERTURBED
 from hamu.models.language import (
     TINY,
@@ -285,11 +286,11 @@ class TextTask(Task):
 
 
 def _privleak(report: Mapping[str, Any]) -> float | None:
-    """In MUSE's orientation; None without membership inference of both models, or where the retain model's AUC is 1."""
-    ours, theirs = report["membership_inference"], report["retain_model"]["membership_inference"]
-    if ours is None or theirs is None or theirs["min_k"] == 1:
+    """In MUSE's orientation; None without Min-K% of both models, or where the retain model's AUC is 1."""
+    ours, theirs = auc_of(report), auc_of(report["retain_model"])
+    if ours is None or theirs is None or theirs == 1:
         return None
-    return privleak(1 - ours["min_k"], 1 - theirs["min_k"])
+    return privleak(1 - ours, 1 - theirs)
 
 
 def scored_texts(data: TextRecords, loss_on: str) -> list[str]:

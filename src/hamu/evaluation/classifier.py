@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hamu.evaluation.membership import membership_inference
 from hamu.evaluation.predictions import Predictions
@@ -25,40 +24,75 @@ def classifier_report(
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
         classes: the class names.
-        target_class: the class that is being forgotten as a whole, if one is; adds the set "test_without_class", the
-            test data of all other classes.
+        target_class: the class that is being forgotten, if one is; adds the set "test_without_class", the test data of
+            all other classes. Where only a part of it goes, it is still known, and "test" is what is to stay.
         reference: predictions of a retain model (retrained without the forget set) for the same sets.
         seed: seed of the membership inference.
 
     Returns:
-        For each set `loss` (mean cross-entropy), `accuracy` (share of samples), `samples` and `per_class_accuracy`;
-        `membership_inference` (None without test data); and with a reference `against_retain_model`.
+        For each set `loss` (mean cross-entropy), `accuracy` (share of samples), `samples`, `per_class_loss` and
+        `per_class_accuracy`; `membership_inference` (None without test data). With a reference `against_retain_model`,
+        the differences in each set, see there; `against_retain_model_per_class`, by set and class; and
+        `retain_model`, with the reference's own `membership_inference` and the `membership_inference_difference` of
+        `accuracy` and `auc`, ours less its (None where one of them is).
     """
-    sets = dict(predictions)
-    if target_class is not None and "test" in sets:
-        sets["test_without_class"] = _without(sets["test"], target_class)
+    sets, others = (_with_test_without(one, target_class) for one in (predictions, reference or {}))
     report: dict[str, Any] = {name: _figures(p, classes) for name, p in sets.items() if len(p.labels)}
-    report["membership_inference"] = None
-    if "test" in predictions:
-        inference = membership_inference(predictions["forget"], predictions["test"], seed)
-        report["membership_inference"] = None if inference is None else asdict(inference)
+    report["membership_inference"] = _inference(predictions, seed)
     if reference is not None:
-        report["against_retain_model"] = {name: _against(predictions[name], reference[name]) for name in predictions}
+        pairs = {name: (ours, others[name]) for name, ours in sets.items() if len(ours.labels)}
+        report["against_retain_model"] = {name: _against(*pair) for name, pair in pairs.items()}
+        report["against_retain_model_per_class"] = {name: _per_class(*pair, classes) for name, pair in pairs.items()}
+        theirs = _inference(reference, seed)
+        report["retain_model"] = {
+            "membership_inference": theirs,
+            "membership_inference_difference": _difference(report["membership_inference"], theirs),
+        }
     return report
 
 
+def _with_test_without(predictions: Mapping[str, Predictions], label: int | None) -> dict[str, Predictions]:
+    """All sets, and the test data of all other classes."""
+    found = dict(predictions)
+    if label is not None and "test" in found:
+        found["test_without_class"] = _of(found["test"], found["test"].labels != label)
+    return found
+
+
+def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, Any] | None:
+    if "test" not in predictions:
+        return None
+    found = membership_inference(predictions["forget"], predictions["test"], seed)
+    return None if found is None else asdict(found)
+
+
+def _difference(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> dict[str, float] | None:
+    if ours is None or theirs is None:
+        return None
+    return {key: ours[key] - theirs[key] for key in ("accuracy", "auc")}
+
+
 def _figures(predictions: Predictions, classes: Sequence[str]) -> dict[str, Any]:
-    per_class = {
-        name: predictions.correct[members].double().mean().item()
-        for number, name in enumerate(classes)
-        if (members := predictions.labels == number).any()
-    }
+    by_class = {name: _of(predictions, members) for name, members in _members(predictions, classes)}
     return {
         "loss": predictions.losses.mean().item(),
         "accuracy": predictions.correct.double().mean().item(),
         "samples": len(predictions.labels),
-        "per_class_accuracy": per_class,
+        "per_class_loss": {name: one.losses.mean().item() for name, one in by_class.items()},
+        "per_class_accuracy": {name: one.correct.double().mean().item() for name, one in by_class.items()},
     }
+
+
+def _members(predictions: Predictions, classes: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """Of each class that there is, which samples are of it, [N] bool."""
+    for number, name in enumerate(classes):
+        members = predictions.labels == number
+        if members.any():
+            yield name, members
+
+
+def _per_class(ours: Predictions, reference: Predictions, classes: Sequence[str]) -> dict[str, dict[str, float]]:
+    return {name: _against(_of(ours, among), _of(reference, among)) for name, among in _members(ours, classes)}
 
 
 def _against(ours: Predictions, reference: Predictions) -> dict[str, float]:
@@ -75,6 +109,6 @@ def _against(ours: Predictions, reference: Predictions) -> dict[str, float]:
     }
 
 
-def _without(predictions: Predictions, label: int) -> Predictions:
-    others = (predictions.labels != label).nonzero().flatten()
-    return Predictions(torch.index_select(predictions.logits, 0, others), predictions.labels[others])
+def _of(predictions: Predictions, chosen: Tensor) -> Predictions:
+    """Those of some samples, chosen by [N] bool."""
+    return Predictions(predictions.logits[chosen], predictions.labels[chosen])

@@ -20,7 +20,8 @@ def text_report(predictions: Mapping[str, TokenPredictions], *, texts: Mapping[s
     Returns:
         For each set `loss` (mean -log p over scored tokens), `accuracy` (share of scored tokens that are the most
         likely one), `probability` (mean over records, see `probabilities`), `records` and `tokens`; and
-        `membership_inference`, the AUC of each attack of `text_membership` (None without test data).
+        `membership_inference`, the AUC of each attack of `text_membership` (None without test data, and for an attack
+        that has none).
     """
     report: dict[str, Any] = {name: _figures(p) for name, p in predictions.items() if p.records}
     report["membership_inference"] = None

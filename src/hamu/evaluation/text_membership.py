@@ -26,7 +26,7 @@ def text_membership(
     forget_texts: Sequence[str],
     holdout_texts: Sequence[str],
     k: float = 0.2,
-) -> dict[str, float] | None:
+) -> dict[str, float | None] | None:
     """The AUC of each attack of `membership_scores`, forget records being the members.
 
     Args:
@@ -36,7 +36,8 @@ def text_membership(
         k: the share of least likely tokens that Min-K% looks at.
 
     Returns:
-        AUC by name of the attack, or None if a set is empty, or a score is not finite.
+        AUC by name of the attack, None for one with a score that is not finite; or None for all if a set is empty, or
+        no attack has a figure.
 
     Raises:
         HamuError: if texts and predictions do not fit, or k is not in (0, 1].
@@ -45,10 +46,11 @@ def text_membership(
 
     members, nonmembers = membership_scores(forget, forget_texts, k), membership_scores(holdout, holdout_texts, k)
     scores = {name: torch.cat([members[name], nonmembers[name]]).numpy() for name in members}
-    if not (forget.records and holdout.records and all(np.isfinite(s).all() for s in scores.values())):
+    finite = {name: bool(np.isfinite(s).all()) for name, s in scores.items()}
+    if not (forget.records and holdout.records and any(finite.values())):
         return None
     is_member = np.repeat([1, 0], [forget.records, holdout.records])
-    return {name: float(roc_auc_score(is_member, s)) for name, s in scores.items()}
+    return {name: float(roc_auc_score(is_member, s)) if finite[name] else None for name, s in scores.items()}
 
 
 def membership_scores(predictions: TokenPredictions, texts: Sequence[str], k: float = 0.2) -> dict[str, Tensor]:

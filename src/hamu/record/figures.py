@@ -30,10 +30,13 @@ def figures(report: Mapping[str, Any], predictions: Mapping[str, Any] | None = N
             if predictions is not None:
                 found = record_intervals(predictions[name], seed=seed)
                 sets[name] |= {f"{key}_interval": found.get(key) for key in _FIGURES if key in sets[name]}
+    against = report.get("against_retain_model")  # of images; it has a set more than the record
     return {
         "sets": sets,
         "membership_inference": report["membership_inference"],
-        "against_retain_model": report.get("against_retain_model") or _differences(sets, report.get("retain_model")),
+        "against_retain_model": {name: row for name, row in against.items() if name in _SETS}
+        if against
+        else _differences(sets, report.get("retain_model")),
     }
 
 

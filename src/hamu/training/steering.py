@@ -35,6 +35,7 @@ _PAID_AT_ONCE = 0.75  # of what is left of the budget
 _MEMORY = 0.8  # of the mean over steps of the Gram
 _LEAST_SHARE = 0.05
 _PATIENCE = 6  # times in a row that a state was taken back
+_SPENT = 0.9  # of the budget, from where on it counts as spent
 _LEAST_MISSING = 0.1  # of what was missing when it was last measured, whatever the steps since seem to have gained
 _INTERVAL = 10.0  # steps between two measurements, at most; 1 at the start
 
@@ -59,6 +60,7 @@ class Steering(TrainerCallback):
         self._start = self._now = Standing(math.nan, math.nan, math.nan)  # until the run begins
         self._share = self._cap = 1.0
         self._taken_back = 0
+        self._least_price = 0.0  # retain loss per 1 of forget loss; until a demand is chosen
         self._interval = 1.0
         self._due = _Due()
         self._move = DataSearch(pair.parameters, self._look_along)
@@ -99,13 +101,9 @@ class Steering(TrainerCallback):
         """Of the next step."""
         if self._mean is None:
             return
-        share, price = self._choose()
-        if self._goal.max_retain_increase <= 0 and price > 0:
-            why = (
-                f"the criterion says that every further step must hurt: even a demand of {_LEAST_SHARE:.0%} of what is "
-                f"possible costs {price:.3g} retain loss per 1 of forget loss"
-            )
-            self._finish(End("criterion", why))
+        share, self._least_price = self._choose()
+        if self._goal.max_retain_increase <= 0 and self._least_price > 0:
+            self._finish(End("criterion", self._must_hurt))
         self._pair.method = replace(self._method, constraint=share)
 
     @property
@@ -181,11 +179,27 @@ class Steering(TrainerCallback):
             return
         self._taken_back += 1
         if self._taken_back >= _PATIENCE:
-            why = (
-                f"the budget is spent: {_PATIENCE} times in a row further steps raised the retain loss by more than "
-                f"{self._goal.max_retain_increase:g} and were taken back; {self._words(self._now)}"
-            )
-            self._finish(End("budget", why))
+            self._finish(self._too_dear())
+
+    def _too_dear(self) -> End:
+        """The end after steps that were taken back: of the budget, or of what still fits into it."""
+        budget, left, where = self._goal.max_retain_increase, self._left, self._words(self._now)
+        if left <= (1.0 - _SPENT) * budget:
+            why = f"{_PATIENCE} times in a row further steps raised the retain loss by more than {budget:g}"
+            return End("budget", f"the budget is spent: {why} and were taken back; {where}")
+        why = (
+            f"every further step costs more than the {left:.3g} that are left of the budget of {budget:g}: {_PATIENCE} "
+            f"times in a row they were taken back; {where}"
+        )
+        return End("criterion", f"{self._must_hurt}, and {why}") if self._least_price > 0 else End("budget", why)
+
+    @property
+    def _must_hurt(self) -> str:
+        """What the criterion says where even the least demand has a price."""
+        return (
+            f"the criterion says that every further step must hurt: even a demand of {_LEAST_SHARE:.0%} of what is "
+            f"possible costs {self._least_price:.3g} retain loss per 1 of forget loss"
+        )
 
     def _look_along(self, length: float) -> Standing:
         """Of what was done since the last time, at this share of it."""
@@ -248,6 +262,7 @@ class Steering(TrainerCallback):
             "eps": self._eps,
             "cap": self._cap,
             "taken_back": self._taken_back,
+            "least_price": self._least_price,
             "interval": self._interval,
             "due": {
                 "steps": self._due.steps,
@@ -266,6 +281,9 @@ class Steering(TrainerCallback):
         self._start, self._now = Standing(**state["start"]), Standing(**state["now"])
         self._mean = state["mean"] and [torch.tensor(m, dtype=torch.float64) for m in state["mean"]]
         self._eps, self._cap = state["eps"], state["cap"]
+        self._least_price = state.get(
+            "least_price", 0.0
+        )  # of a checkpoint from before it was kept, until the next step
         self._taken_back, self._interval = state["taken_back"], state["interval"]
         self._due.steps = state["due"]["steps"]
         self._due.taken = {side: Change(**change) for side, change in state["due"]["taken"].items()}
