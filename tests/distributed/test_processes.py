@@ -88,8 +88,10 @@ def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, 
             assert_same_weights(found[case], alone["/".join(case.split("/")[:4])][0], f"{case} from {saved}")
 
 
-def test_a_gradient_that_is_not_finite_on_one_process_skips_the_step_on_all(tmp_path):
-    cases = [f"conv/hamu-q/1/sgd{how}" for how in ("/spoiled", "/spoiled-split", "/spoiled-shard")]
+def test_a_value_that_is_not_finite_on_one_process_skips_the_step_on_all(tmp_path):
+    """Of a gradient, or of a loss alone."""
+    kinds, layouts = ("spoiled", "infinite"), ("", "-split", "-shard")
+    cases = [f"conv/hamu-q/1/sgd/{kind}{layout}" for kind in kinds for layout in layouts]
     found = launch(2, tmp_path / "run", cases, 4)
     for case in cases:
         for one in found[case]:
