@@ -118,8 +118,8 @@ def digest_of_bits(tensor: Tensor) -> Tensor:
     at_once = max(1, _PIECE // max(1, rows[:1].numel()))
     factors = _odd_factors(min(rows.numel(), _PIECE), tensor.device)
     digest = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for some in rows.split(at_once):
-        for piece in some.reshape(-1).split(_PIECE):
+    for some in torch.split(rows, at_once):
+        for piece in torch.split(some.reshape(-1), _PIECE):
             places = factors[: len(piece)]
             scrambled = _folded(piece * places).mul_(places)
             digest = digest * _GOLDEN + _folded(scrambled).sum()  # so that pieces have places too
