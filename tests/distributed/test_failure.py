@@ -65,5 +65,6 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(tmp_path, mon
         for folder in ("whole/model", "broken/model", "whole/checkpoint-39")
     )
     off, step = distance(broken, end), distance(one_less, end)
-    assert off < 0.01 * step, f"{off} is {off / step} of a step"
+    # AdamW makes whole moves of gradients that are rounding, 0.06 of a step in all; a lost step would be 1 or more
+    assert off < 0.25 * step, f"{off} is {off / step} of a step"
     assert json.loads((tmp_path / "broken/evaluation.json").read_text())["steps_taken"] == 40
