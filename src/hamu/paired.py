@@ -42,6 +42,7 @@ class _Read:
     Attributes:
         finite: whether all values of both gradients are.
         unscale: what removes a scaler's scale, 1 without.
+        losses_finite: what the caller says of the losses, True if nothing.
         constraint: figures of the method's constraint by name, empty for methods without.
         retain_weights, forget_weights: of the gradients before clipping, [L].
         doubts: of the sums, if they were coarse; see `GramMeter.doubts`.
@@ -49,6 +50,7 @@ class _Read:
 
     finite: bool
     unscale: float
+    losses_finite: bool
     constraint: dict[str, float]
     retain_weights: list[float]
     forget_weights: list[float]
@@ -210,10 +212,16 @@ class PairedGradients:
             parameter.grad = None if grad is None else grad.to(parameter.device, parameter.dtype).fill_(math.nan)
 
     @torch.no_grad()
-    def combine(self, scaler: torch.amp.GradScaler | None = None, *, keep: Collection[str] = ()) -> PairStep:
+    def combine(
+        self,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        keep: Collection[str] = (),
+        losses_finite: Tensor | None = None,
+    ) -> PairStep:
         """Weigh the two gradients and leave g* in `.grad`; both sides are used up.
 
-        If the step must not be taken (a non-finite gradient, an infeasible constraint, the stopping criterion),
+        If the step must not be taken (a non-finite gradient or loss, an infeasible constraint, the stopping criterion),
         every `.grad` is None instead, so that an optimizer's step changes nothing, neither weights nor its state.
 
         Args:
@@ -223,6 +231,9 @@ class PairedGradients:
                 not to blame for it, but would be lowered.
             keep: sides ("retain", "forget") whose gradients must survive, in `PairStep.kept`. One side costs no
                 memory beyond its own; to keep both, g* takes memory of its own.
+            losses_finite: 0-dim bool, whether the step's losses are; where not, the step is skipped. The gradients do
+                not tell: that of an infinite cross-entropy can be finite. It is read together with the decision. With
+                several processes it has to be of the losses of all of them, the same in each.
 
         Returns:
             The `PairStep`.
@@ -253,7 +264,7 @@ class PairedGradients:
             clip = gram.clip_factors(self.max_grad_norm)
             gram = gram.scaled(*clip)
             weights = self.method.weigh(gram)
-            read = self._read(gram, weights, clip, unscale, None if exact else raw)
+            read = self._read(gram, weights, clip, unscale, losses_finite, None if exact else raw)
             unsure = self._meter.unsure(read.doubts, retain, forget, read.finite)
             if not unsure:
                 break
@@ -331,28 +342,34 @@ class PairedGradients:
         weights: Weights,
         clip: tuple[Tensor, Tensor],
         unscale: Tensor | None,
+        losses_finite: Tensor | None,
         coarse: PairGram | None,
     ) -> _Read:
         """The one transfer of a step."""
+        one = gram.dot.new_ones(())
+        told = [gram.is_finite(), *(one if t is None else t.to(one) for t in (unscale, losses_finite))]
         constraint = weights.constraint
         figures = [] if constraint is None else [getattr(constraint, name) for name in _OF_CONSTRAINT]
         blocks = len(self.block_names)
         parts = [
-            torch.stack([gram.is_finite(), gram.dot.new_ones(()) if unscale is None else unscale, *figures]),
+            torch.stack([*told, *figures]),
             weights.retain * clip[0],
             weights.forget * clip[1],
             *([] if coarse is None else self._meter.doubts(coarse, gram.sin)),
         ]
         values = torch.cat(parts).tolist()
-        a = 2 + len(figures)
+        finite, scale, losses = values[: len(told)]
+        a = len(told) + len(figures)
         b, rest = a + blocks, a + 2 * blocks
-        constraint_figures = dict(zip(_OF_CONSTRAINT, values[2:a], strict=False))
-        return _Read(values[0] == 1.0, values[1], constraint_figures, values[a:b], values[b:rest], values[rest:])
+        found = dict(zip(_OF_CONSTRAINT, values[len(told) : a], strict=False))
+        return _Read(finite == 1.0, scale, losses == 1.0, found, values[a:b], values[b:rest], values[rest:])
 
     def _decide(self, read: _Read) -> tuple[Decision, Cause, str]:
         """What to do, and if that is not the step why, as a word and in words."""
         if not read.finite:
             return "skip", "not finite", "a gradient is not finite"
+        if not read.losses_finite:
+            return "skip", "not finite", "a loss is not finite"
         multiples = [*read.retain_weights, *read.forget_weights]
         if not all(map(math.isfinite, multiples)):
             raise HamuError(

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from hamu.cli import main
@@ -31,6 +30,11 @@ def worker_of(launcher, rank):
         if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
             return int(child)
     raise AssertionError("no such process")
+
+
+def distance(one, other):
+    """Of all weights of a model."""
+    return sum((one[name] - weight).double().square().sum().item() for name, weight in other.items()) ** 0.5
 
 
 @pytest.mark.parametrize("layout", [(), ("--shard",)])
@@ -56,7 +60,11 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(tmp_path, mon
     assert main(["unlearn", "--resume", "--output_dir", "broken", "--per_device_train_batch_size", "64",
                  *(layout and ("--shard", "False"))]) == 0  # fmt: skip
     assert main([*run, "--per_device_train_batch_size", "64", "--output_dir", "whole"]) == 0
-    ends = [load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "broken")]
-    for name, weight in ends[0].items():
-        torch.testing.assert_close(ends[1][name], weight, rtol=0, atol=1e-3)
+    end, broken, one_less = (
+        load_file(tmp_path / folder / "model.safetensors")
+        for folder in ("whole/model", "broken/model", "whole/checkpoint-39")
+    )
+    off, step = distance(broken, end), distance(one_less, end)
+    # AdamW makes whole moves of gradients that are rounding, 0.06 of a step in all; a lost step would be 1 or more
+    assert off < 0.25 * step, f"{off} is {off / step} of a step"
     assert json.loads((tmp_path / "broken/evaluation.json").read_text())["steps_taken"] == 40

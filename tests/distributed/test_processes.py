@@ -1,6 +1,7 @@
 """The same run in one, two and four processes ends with the same weights."""
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -88,8 +89,10 @@ def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, 
             assert_same_weights(found[case], alone["/".join(case.split("/")[:4])][0], f"{case} from {saved}")
 
 
-def test_a_gradient_that_is_not_finite_on_one_process_skips_the_step_on_all(tmp_path):
-    cases = [f"conv/hamu-q/1/sgd{how}" for how in ("/spoiled", "/spoiled-split", "/spoiled-shard")]
+def test_a_value_that_is_not_finite_on_one_process_skips_the_step_on_all(tmp_path):
+    """Of a gradient, or of a loss alone."""
+    kinds, layouts = ("spoiled", "infinite"), ("", "-split", "-shard")
+    cases = [f"conv/hamu-q/1/sgd/{kind}{layout}" for kind in kinds for layout in layouts]
     found = launch(2, tmp_path / "run", cases, 4)
     for case in cases:
         for one in found[case]:
@@ -164,6 +167,18 @@ def test_a_sharded_model_takes_the_same_steps_in_a_loop_of_ones_own():
 def test_processes_that_start_from_different_weights_are_told(tmp_path):
     with pytest.raises(RuntimeError, match=r"conv\.bias is not the same on all processes"):
         launch(2, tmp_path / "run", ["conv/hamu-q/1/sgd/unequal"], steps=2)
+
+
+def test_weights_that_differ_by_as_much_in_both_directions_or_in_their_places_are_told():
+    worker = WORKER.with_name("digests_worker.py")
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node",
+                           "2", str(worker)], env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert len(found) == 4 * (2 * 6 + 1) + 1
+    for case, answer in found.items():
+        assert answer == ("" if case.startswith("nothing") else "other"), case
 
 
 def test_layouts_that_have_no_place_are_refused():

@@ -38,9 +38,11 @@ class ConvNet(nn.Module):
         self.norm = norm or nn.GroupNorm(2, 4)
         self.head = nn.Linear(4 * 16, 3)
         self.unused = nn.Parameter(torch.ones(3))
+        self.rules_out_one_more = False
 
     def forward(self, x):
-        return self.head(torch.tanh(self.norm(self.conv(x.double()))).flatten(1))
+        logits = self.head(torch.tanh(self.norm(self.conv(x.double()))).flatten(1))
+        return torch.cat([logits, logits.new_full((len(x), 1), -torch.inf)], 1) if self.rules_out_one_more else logits
 
 
 def images(count, seed):
@@ -59,16 +61,19 @@ def texts(count, seed):
 
 
 class Spoiling:
-    """The second batch of the last process has a value that is not finite."""
+    """The second batch of the last process has a value that is not finite, or a label that makes its loss infinite."""
 
-    def __init__(self, collate, sides):
-        self._collate, self._sides, self._batches = collate, sides, 0
+    def __init__(self, collate, sides, of_loss):
+        self._collate, self._sides, self._batches, self._of_loss = collate, sides, 0, of_loss
 
     def __call__(self, items):
         self._batches += 1
         batch = self._collate(items)
         if rank() == processes() - 1 and self._batches == self._sides + 1:
-            batch["pixel_values"][0, 0, 0, 0] = float("nan")
+            if self._of_loss:
+                batch["labels"][0] = 3
+            else:
+                batch["pixel_values"][0, 0, 0, 0] = float("nan")
         return batch
 
 
@@ -115,7 +120,7 @@ def problem(kind):
 def run(case, folder, steps):
     kind, method, accumulation, optimizer, *pairing = case.split("/")
     model, retain, forget, collate = problem(kind)
-    spoiled = pairing[:1] and pairing[0].startswith("spoiled")
+    spoiled = pairing[0].split("-")[0] if pairing and pairing[0].startswith(("spoiled", "infinite")) else ""
     if spoiled:
         pairing = pairing[0].split("-")[1:]
     sharing = processes() if pairing in ([], ["shard"], ["rounded"], ["parted"]) else processes() // 2
@@ -147,7 +152,8 @@ def run(case, folder, steps):
         with torch.no_grad():
             model.get_parameter("conv.bias")[0] += 1e-7 * rank()
     if spoiled:
-        collate = Spoiling(collate, sides=1 if pairing == ["split"] else 2)
+        model.rules_out_one_more = spoiled == "infinite"
+        collate = Spoiling(collate, 1 if pairing == ["split"] else 2, of_loss=spoiled == "infinite")
     trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
     trainer.remove_callback(PrinterCallback)
     if pairing == ["parted"]:

@@ -203,6 +203,53 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(mode
     assert torch.equal(weights(model), start)
 
 
+class _Masked(nn.Module):
+    """A classifier that rules one class out."""
+
+    def __init__(self, ruled_out):
+        super().__init__()
+        self.head, self._ruled_out = nn.Linear(4, 3), ruled_out
+
+    def forward(self, x):
+        mask = torch.zeros(3).index_fill(0, torch.tensor(self._ruled_out), -torch.inf)
+        return self.head(x.flatten(1)) + mask
+
+
+@pytest.mark.parametrize("method", ["hamu-q", "gdiff", "ga"])
+def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end_the_run(trainer_of, method):
+    labels = [0, 0, 2, 0]  # of the batches' forget records; class 2 has no probability
+    retain = [{"pixel_values": torch.randn(1, 2, 2), "labels": i % 2} for i in range(8)]
+    net = _Masked(2)
+    trainer = trainer_of(net, retain=retain, forget=[{"pixel_values": torch.ones(1, 2, 2), "labels": 0}] * 8,
+                         method=method, per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=4,
+                         learning_rate=0.1)  # fmt: skip
+    turns = iter(label for label in labels for _ in range(2))
+    collate = trainer.data_collator
+
+    def masked(items):
+        batch = collate(items)
+        batch["forget"]["labels"].fill_(next(turns))
+        return batch
+
+    trainer.data_collator = masked
+    trainer.train()
+    lines = [e for e in trainer.state.log_history if "taken" in e]
+    assert [line["taken"] for line in lines] == [1.0, 1.0, 0.0, 1.0]
+    assert lines[2]["forget_loss"] == torch.inf
+    assert (trainer.steps_taken, trainer.steps_skipped) == (3, 1)
+
+    start = weights(net)
+    trainer = trainer_of(net, retain=retain, forget=[{"pixel_values": torch.ones(1, 2, 2), "labels": 2}] * 8,
+                         method=method, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)  # fmt: skip
+    trainer.train()
+    assert trainer.end.kind == "skips"
+    assert trainer.stop_reason == (
+        "2 steps in a row could not be taken: a loss is not finite. The weights are those of the last step that was; "
+        "lower the learning rate, or look for records with values that are not finite"
+    )
+    assert torch.equal(weights(net), start)
+
+
 def test_a_run_whose_demand_is_never_met_blames_no_learning_rate(model, trainer_of):
     trainer = trainer_of(model, max_steps=8, max_skips=2, constraint=1e6, constraint_mode="absolute",
                          on_infeasible="skip", check_steps=0)  # fmt: skip

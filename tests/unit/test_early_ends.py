@@ -55,3 +55,14 @@ def test_each_limit_has_its_kind_of_end(logit, limits, kind):
     for side in ("retain", "forget"):
         ends.add(side, Scored.of(torch.tensor([[logit, 0.0]]), torch.tensor([0])))
     assert ends.end().kind == kind
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind"), [({"target_forget_loss": 0.5}, None), ({"max_retain_loss": 0.5}, "retain loss")]
+)
+def test_one_record_without_any_probability_reaches_no_target_but_diverges(limits, kind):
+    ends = EarlyEnds(**limits)
+    for side in ("retain", "forget"):
+        ends.add(side, Scored.of(torch.tensor([[0.0, -torch.inf], [9.0, -9.0]]), torch.tensor([1, 0])))
+    end = ends.end()
+    assert kind == (end and end.kind)

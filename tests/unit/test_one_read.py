@@ -94,6 +94,17 @@ def test_the_scale_of_a_loss_scaler_comes_with_the_one_read(reads):
     assert step.unscale == 1 / 8
 
 
+@pytest.mark.parametrize(("value", "decision"), [(1.0, "step"), (math.inf, "skip")])
+def test_whether_the_losses_are_finite_comes_with_the_one_read(reads, value, decision):
+    pair = prepared(build_method("hamu-q", constraint=0.3, constraint_mode="relative"))
+    del reads[:]
+    with _Dispatched() as dispatched:
+        step = pair.combine(losses_finite=torch.isfinite(torch.tensor(value)))
+    assert step.decision == decision
+    assert reads == ["tolist"]
+    assert dispatched.reads == 0
+
+
 def test_the_figures_of_a_step_come_in_one_read_and_those_of_its_blocks_in_another(reads):
     step = prepared(HamuQ(0.3, constraint_mode="relative")).combine()
     losses = {side: torch.ones(()) for side in SIDES}

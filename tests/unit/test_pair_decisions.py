@@ -11,7 +11,7 @@ import torch
 from helpers import Holder, collect, combine, flat, pair_at_angle
 from torch import nn
 
-from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, StoppingRule, build_method
 from hamu.methods import Method, Weights
 
 OFF = {"stopping": "off"}
@@ -62,6 +62,48 @@ def test_a_non_finite_gradient_skips_the_step_and_nothing_moves(name, max_grad_n
     assert all(p.grad is None for p in pair.parameters)
     assert flat(before[0]).norm() > 0, "the good step before moved the weights"
     assert_unmoved(pair, optimizer, before)
+
+
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", init_scale=8.0)])
+def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is(scaler):
+    """Cross-entropy of a class that the model rules out is infinite, and its gradient is not."""
+    logits = nn.Linear(2, 2)
+
+    def loss(label):
+        masked = torch.cat([logits(torch.ones(1, 2)), torch.full((1, 1), -math.inf)], 1)
+        return nn.functional.cross_entropy(masked, torch.tensor([label]))
+
+    pair = PairedGradients(logits, HamuQ(0.3, constraint_mode="relative", stopping=StoppingRule(patience=9)))
+    optimizer = torch.optim.AdamW(pair.parameters, lr=0.1, weight_decay=0.1)
+    for label in (1, 2):
+        before = snapshot(pair, optimizer)
+        remembered = copy.deepcopy(pair.state_dict())
+        losses = []
+        for side, which in (("retain", 0), ("forget", label)):
+            losses.append(loss(which))
+            with getattr(pair, side)():
+                (losses[-1] if scaler is None else scaler.scale(losses[-1])).backward()
+        step = pair.combine(scaler, losses_finite=torch.isfinite(sum(losses).detach()))
+        if scaler is None:
+            optimizer.step()
+        elif step.decision == "step" or not step.finite:
+            scaler.step(optimizer)
+            scaler.update()
+        assert step.decision == ("step" if label == 1 else "skip")
+    assert (step.reason, step.cause) == ("a loss is not finite", "not finite")
+    assert step.finite, "a loss scale is not to blame for it"
+    assert pair.state_dict() == remembered, "the stopping rule has not seen it"
+    assert flat(before[0]).norm() > 0
+    assert_unmoved(pair, optimizer, before)
+
+
+def test_where_a_gradient_is_not_finite_either_that_is_the_reason():
+    retain, forget = vectors()
+    pair = PairedGradients(Holder(retain), HamuQ(0.3, constraint_mode="relative"))
+    collect(pair, "retain", [g * math.nan for g in retain])
+    collect(pair, "forget", forget)
+    step = pair.combine(losses_finite=torch.tensor(False))
+    assert (step.reason, step.finite) == ("a gradient is not finite", False)
 
 
 @pytest.mark.parametrize("side", ["retain", "forget"])
@@ -217,8 +259,6 @@ def test_the_regime_is_direct_rectified_or_unavoidable(angle, regime, direct):
 
 
 def test_a_saved_pair_resumes_where_it_was():
-    from hamu import StoppingRule
-
     def make():
         return PairedGradients(
             Holder(retain), HamuQ(0.5, constraint_mode="relative", stopping=StoppingRule(patience=3))

@@ -43,6 +43,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, keep: int | None = None) -> None:
         self._folder, self._keep = Path(folder), keep
+        self._written = 0  # the step of the last one
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
@@ -51,15 +52,16 @@ class Checkpoints:
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
         """A folder to write into, which becomes the checkpoint of this step once all processes have written."""
-        staged = Path(from_main(self._stage))
+        staged: Path | None = None
         try:
+            staged = Path(from_main(self._stage))
             yield staged
             wait_for_all()
             if is_main():
                 seal(staged)
                 _replace(staged, self.path(step))
         except BaseException as error:
-            if is_main():
+            if is_main() and staged is not None:
                 shutil.rmtree(staged, ignore_errors=True)
             if _is_of_disk(error):
                 raise HamuError(
@@ -67,6 +69,7 @@ class Checkpoints:
                     f"room, and go on from the one before with --resume"
                 ) from error
             raise
+        self._written = step
         wait_for_all()
 
     def _stage(self) -> str:
@@ -80,11 +83,12 @@ class Checkpoints:
             shutil.rmtree(left)
 
     def limit(self, best: str | None) -> None:
-        """Remove the oldest beyond what is kept, but not the best."""
+        """Remove the oldest beyond what is kept, but not the best; first those of later steps, left by another run."""
         if self._keep is None or not is_main():
             return
         spared = Path(best).name if best else None
-        for _, old in self._found()[: -self._keep]:
+        found = sorted(self._found(), key=lambda one: one[0] <= self._written)
+        for _, old in found[: -self._keep]:
             if old.name != spared:
                 _remove(old)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,8 @@ class EarlyEnds:
     Args:
         min_forget_loss: end when the forget loss is below it: the run does not unlearn (the paper: 0.1).
         max_retain_loss: end when the retain loss is above it: the run unlearns too much (the paper: 0.4).
-        target_forget_loss: end when the forget loss has reached it.
+        target_forget_loss: end when the forget loss has reached it; an infinite one, as of a single record of a class
+            that the model rules out, says nothing of the others.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class EarlyEnds:
         self._sums.clear()
         self._counts.clear()
         forget, retain = losses.get("forget"), losses.get("retain")
-        if forget is not None and self._target is not None and forget >= self._target:
+        if forget is not None and self._target is not None and self._target <= forget < math.inf:
             return End("target", f"the forget loss of a step, {forget:.4g}, has reached the target {self._target:g}")
         if forget is not None and self._min_forget is not None and forget < self._min_forget:
             return End("no forgetting", f"the forget loss of a step, {forget:.4g}, is below {self._min_forget:g}")

@@ -47,8 +47,9 @@ class ResumableTrainer(Trainer):
         self._held = False
         self._in_epoch = True
         # transformers removes checkpoints by rules of its own, the one of an interrupted run among them
-        self.checkpoints = Checkpoints(args.output_dir, args.save_total_limit if args.keep is None else args.keep)
+        args.keep = args.save_total_limit if args.keep is None else args.keep
         args.save_total_limit = None
+        self.checkpoints = Checkpoints(args.output_dir, args.keep)
         super().__init__(model, args, **kwargs)
         stand_between(self, kwargs.get("callbacks") or [], own_options(type(args)))
         self.add_callback(_Marks(self))

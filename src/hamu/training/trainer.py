@@ -277,7 +277,8 @@ class UnlearnTrainer(ResumableTrainer):
             if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
                 check_equal(self.pair.names, self.pair.parameters)
             keep = self.watch.keep(self.optimizer)
-            self._settle(self.pair.combine(self.accelerator.scaler, keep=keep))
+            finite = torch.isfinite(summed(torch.stack(list(self._losses.values())).double().sum()))
+            self._settle(self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite))
             return
         self.watch.skip()
         self.pair.abandon(self.accelerator.scaler)

@@ -1,0 +1,58 @@
+"""Which checkpoints of a folder stay, and what is said where none can be written."""
+
+import errno
+import os
+import tempfile
+
+import pytest
+from torch import nn
+
+from hamu import HamuError
+from hamu.training import TrainConfig
+from hamu.training.checkpoints import Checkpoints
+from hamu.training.resumable import ResumableTrainer
+
+
+def write(checkpoints, *steps):
+    for step in steps:
+        with checkpoints.writing(step) as folder:
+            (folder / "weights").write_bytes(bytes([step]))
+        checkpoints.limit(None)
+
+
+def names(folder):
+    return sorted((p.name for p in folder.iterdir()), key=lambda name: int(name.split("-")[1]))
+
+
+def test_the_newest_stay_and_the_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, 2)
+    write(checkpoints, 3, 6, 9)
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"]
+    with checkpoints.writing(12) as folder:
+        (folder / "weights").touch()
+    checkpoints.limit(str(tmp_path / "checkpoint-6"))
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-9", "checkpoint-12"]
+
+
+def test_those_of_an_earlier_run_in_the_folder_go_before_the_one_just_written(tmp_path):
+    write(Checkpoints(tmp_path), 50, 60)
+    write(Checkpoints(tmp_path, 2), 3, 6)
+    assert names(tmp_path) == ["checkpoint-3", "checkpoint-6"]
+
+
+def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path, monkeypatch):
+    def full(*given, **more):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(HamuError, match=r"the checkpoint of step 3 cannot be written into .*: .*No space left on dev"):
+        write(Checkpoints(tmp_path), 3)
+    assert names(tmp_path) == []
+
+
+def test_settings_that_serve_two_trainers_limit_the_checkpoints_of_both(tmp_path):
+    args = TrainConfig(output_dir=str(tmp_path), save_total_limit=2)
+    for _ in range(2):
+        trainer = ResumableTrainer(nn.Linear(1, 1), args)
+        write(trainer.checkpoints, 1, 2, 3)
+        assert names(tmp_path) == ["checkpoint-2", "checkpoint-3"]
