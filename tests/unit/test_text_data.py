@@ -168,6 +168,24 @@ def test_an_unclosed_quote_is_an_error(tmp_path):
         read_text(str(path))
 
 
+@pytest.mark.parametrize(("content", "message"), [
+    ("question,answer\nWho?,Ada\nWhere?,in town 1, house 3\n",
+     r"line 3 of .*a\.csv has 3 cells, the header 2; put a text with commas in quotes"),
+    ("question,answer,answer\nWho?,Ada,Bo\n", r"a\.csv has the column answer twice; rename or remove one"),
+])  # fmt: skip
+def test_no_cell_of_a_csv_is_left_out_silently(content, message, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    with pytest.raises(HamuError, match=message):
+        read_text(str(path))
+
+
+def test_columns_of_a_csv_without_a_name_do_no_harm(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer,,\nWho?,Ada,,\n")
+    assert [r.answer for r in read_text(str(path)).records] == [" Ada"]
+
+
 def test_another_answer_to_a_conversation_is_its_last_message(tmp_path):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages, "other": "hum"}])))

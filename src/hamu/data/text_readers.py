@@ -149,10 +149,23 @@ def _inner(folder: Path, split: str) -> Path | None:
 def _csv(content: str, path: Path) -> list[Any]:
     csv.field_size_limit(2**31 - 1)  # by default a cell ends at 131,072 characters
     reader = csv.DictReader(io.StringIO(content, newline=""), strict=True)
+    rows = []
     try:
-        return list(reader)
+        columns = list(reader.fieldnames or [])
+        twice = next((name for name in columns if name and columns.count(name) > 1), None)
+        if twice is not None:
+            raise HamuError(f"{path} has the column {twice} twice; rename or remove one")
+        for row in reader:
+            beyond = row.get(None)  # type: ignore[call-overload]
+            if beyond is not None:
+                raise HamuError(
+                    f"line {reader.line_num} of {path} has {len(columns) + len(beyond)} cells, the header "
+                    f"{len(columns)}; put a text with commas in quotes"
+                )
+            rows.append(row)
     except csv.Error as error:
         raise HamuError(f"line {reader.line_num} of {path} cannot be read as CSV: {error}") from error
+    return rows
 
 
 def _json(content: str, path: Path) -> list[Any]:
