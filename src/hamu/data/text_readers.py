@@ -156,7 +156,7 @@ def _csv(content: str, path: Path) -> list[Any]:
         if twice is not None:
             raise HamuError(f"{path} has the column {twice} twice; rename or remove one")
         for row in reader:
-            beyond = row.get(None)  # type: ignore[call-overload]
+            beyond = row.get(None)
             if beyond is not None:
                 raise HamuError(
                     f"line {reader.line_num} of {path} has {len(columns) + len(beyond)} cells, the header "

@@ -27,6 +27,8 @@ from hamu.modes import evaluating
 from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
 
+_MADE_ANEW = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")  # not trained
+
 
 def new_classifier(
     name: str, data: ImageData, mean: list[float], std: list[float], *, trust_remote_code: bool = False
@@ -120,7 +122,9 @@ def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any
     return load_processor(source.removeprefix(HUB), local=local, trust_remote_code=trust_remote_code)
 
 
-def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False) -> Any:
+def from_pretrained(
+    kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False, all_of_it: bool = False
+) -> Any:
     """A whole saved model of a kind, from safetensors alone.
 
     Args:
@@ -128,9 +132,11 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bo
         source: a folder, or "hub:OWNER/NAME".
         dtype: of its weights.
         trust_remote_code: run the code that comes with it; that can do anything.
+        all_of_it: refuse weights that this kind has no place for; masks and positions of older versions are none.
 
     Raises:
-        HamuError: if it cannot be loaded, or lacks a weight, which would be drawn at random.
+        HamuError: if it cannot be loaded, lacks a weight, which would be drawn at random, or has one of another shape
+            than its config.json says.
     """
     is_local = not is_of_hub(source)
     with readable(f"the model {source}"):
@@ -149,10 +155,28 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bo
                 f"out of its config.json"
             )
         model, found = kind.from_pretrained(
-            where, config=config, use_safetensors=True, dtype=dtype, output_loading_info=True, **settings
+            where,
+            config=config,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else transformers says which in its log alone
+            **settings,
+        )
+    if found["mismatched_keys"]:
+        name, saved, wanted = min(found["mismatched_keys"])
+        raise HamuError(
+            f"the model {source} has {name} as {tuple(saved)}, by its config.json it is {tuple(wanted)}; put back the "
+            f"config.json that the weights were saved with"
         )
     if found["missing_keys"]:
         raise HamuError(f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy")
+    without_a_place = {name for name in found["unexpected_keys"] if not _MADE_ANEW.search(name)}
+    if all_of_it and without_a_place:
+        raise HamuError(
+            f"the model {source} has {min(without_a_place)}, for which a {type(model).__name__} has no place, and "
+            f"which would be lost; it is of another kind"
+        )
     return model
 
 
