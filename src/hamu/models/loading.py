@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
 
 _MADE_ANEW = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")  # not trained
+
+_NUMBER = re.compile(r"(LABEL_)?\d+")  # as a name: what transformers calls a class that has none
 
 
 def new_classifier(
@@ -311,6 +313,7 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
             f"both need the same classes in the same order"
         )
+    _check_same_names([str(name) for name in names.values()], data.classes)
     device = next(model.parameters()).device
     try:
         with torch.no_grad(), evaluating(model):
@@ -321,6 +324,21 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
             f"{first_line(error)}; give --image_size {size} to resize them"
         ) from error
+
+
+def _check_same_names(ours: Sequence[str], theirs: Sequence[str]) -> None:
+    """Check that the names of a model's classes are not all others than those of the data; numbers are no names."""
+    if set(ours) & set(theirs) or not all(any(not _NUMBER.fullmatch(name) for name in one) for one in (ours, theirs)):
+        return
+    if {name.casefold() for name in ours} & {name.casefold() for name in theirs}:
+        raise HamuError(
+            f"the model writes its classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, ...; they "
+            f"differ in upper and lower case: write them alike"
+        )
+    raise HamuError(
+        f"the model has the classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, ..., and no name is "
+        f"the same, so that it is not known which is which; name them alike"
+    )
 
 
 def _are_numbers(values: Any, many: int, above: float | None) -> bool:
