@@ -139,6 +139,12 @@ def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
     code, out, err = cli("unlearn", *common, "--model", "original/model", "--forget_rows", "0,7,33", *settings)
     assert (code, err) == (0, "")
     assert "forget 3 images (3 named rows), retain 37" in out
+    assert "left out" not in out
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "loose.png")
+    evaluate = ["--data", "images", "--forget_rows", "0", "--model", "original/model", "--output_dir", "again"]
+    code, out, _ = cli("evaluate", *evaluate)
+    assert code == 0
+    assert out.count("warning: files of images are left out (1), first images/loose.png; read are images") == 1
     assert "membership inference: not measured" in out
 
 

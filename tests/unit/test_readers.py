@@ -163,6 +163,23 @@ def test_what_tools_leave_is_passed_over_at_every_depth(folder):
     assert (data.classes, len(data)) == (("cat", "dog"), 6)
 
 
+def test_what_a_folder_leaves_out_is_said(folder):
+    assert read_images(str(folder)).left_out == ()
+    shutil.copy(folder / "cat" / "0.png", folder / "loose.PNG")
+    for name in ("notes.txt", "7.heic", "Thumbs.db", ".DS_Store"):
+        (folder / "dog" / name).write_bytes(b"no image that can be read")
+    (folder / "README.md").write_text("what this is")
+    data = read_images(str(folder))
+    assert data.left_out == tuple(str(folder / name) for name in ("dog/7.heic", "dog/notes.txt", "loose.PNG"))
+    assert len(data) == 6
+
+
+@pytest.mark.parametrize("ending", [".jfif", ".jpe", ".JPG"])
+def test_jpeg_has_several_endings(folder, ending):
+    Image.fromarray(PIXELS[0]).save(folder / "cat" / f"9{ending}", format="JPEG")
+    assert len(read_images(str(folder))) == 7
+
+
 def test_normalised_batches_have_mean_zero_and_deviation_one():
     train = read_images("digits")
     batch = train.normalized(*pixel_statistics(train)).__getitems__(range(len(train)))["pixel_values"]

@@ -41,9 +41,9 @@ class ImageTask(Task):
         self._told: list[str] = []
 
     def read(self, source: str, split: str) -> ImageData:
-        """See `read_images`."""
+        """See `read_images`; files that it leaves out are said."""
         options = self.data_options
-        return read_images(
+        data = read_images(
             source,
             split,
             image_size=options.image_size,
@@ -51,6 +51,12 @@ class ImageTask(Task):
             image_column=options.image_column,
             label_column=options.label_column,
         )
+        if data.left_out:
+            self._tell_once(
+                f"warning: files of {data.source} are left out ({len(data.left_out)}), first {data.left_out[0]}; read are "
+                f"images (by their endings, such as .png and .jpg) in a folder per class"
+            )
+        return data
 
     def numbered(self, train: ImageData) -> ImageData:
         """Labels as by the model, if that has all of the classes by name; the other sets follow the training data."""

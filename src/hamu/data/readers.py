@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from hamu.errors import HamuError, first_line
 from hamu.sources import DIGITS, HUB, existing, is_of_hub
 
 CLASSES = "classes"  # an npz may hold their names
-_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+_IMAGE_SUFFIXES = {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+}
+_OF_WINDOWS = {"thumbs.db", "desktop.ini"}
 _LARGEST = 4096  # pixels of a side
 _MOST_CLASSES = 100_000
 _ALIASES = {"image": ("image", "img", "images", "pixel_values", "x"), "label": ("label", "labels", "fine_label", "y")}
@@ -178,7 +182,15 @@ def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
     if not files:
         raise HamuError(f"{path} holds no images; expected one subfolder per class with image files in it")
     labels = np.array([number for _, number in files])
-    return _decoded(((str(file), file) for file, _ in files), labels, classes, str(path), size, channels)
+    data = _decoded(((str(file), file) for file, _ in files), labels, classes, str(path), size, channels)
+    return replace(data, left_out=_left_out(path, classes))
+
+
+def _left_out(path: Path, classes: Iterable[str]) -> tuple[str, ...]:
+    """The images beside the folders of the classes, and the files in these that are no images by their names."""
+    others = (file for name in classes for file in path.joinpath(name).iterdir() if file.is_file())
+    found = [*filter(_is_image, path.iterdir()), *(file for file in others if not _is_image(file))]
+    return tuple(sorted(str(f) for f in found if not _is_of_tools(f.name) and f.name.lower() not in _OF_WINDOWS))
 
 
 def _in_order(names: list[str]) -> tuple[str, ...]:
