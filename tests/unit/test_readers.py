@@ -198,12 +198,32 @@ def test_grey_images_fit_to_coloured_ones_and_folders_of_tools_are_no_class(fold
     assert read_images(str(folder)).classes == ("cat", "dog")
 
 
-def test_images_of_32_bits_keep_what_they_show(tmp_path):
-    for name, values in (("low", [0, 100, 255]), ("high", [0, 256 * 100, 256 * 255 + 7])):
+@pytest.mark.parametrize(("values", "shown"), [
+    ([[0, 100, 255], [0, 1, 2]], [[0, 100, 255], [0, 1, 2]]),
+    ([[0, 100, 255], [0, 256 * 100, 256 * 255 + 7]], [[0, 0, 0], [0, 100, 255]]),
+])  # fmt: skip
+def test_how_many_of_32_bits_are_used_is_decided_for_all_images_together(values, shown, tmp_path):
+    for name, row in zip("ab", values, strict=True):
         (tmp_path / name).mkdir()
-        Image.fromarray(np.array([values] * 3, dtype=np.int32), mode="I").save(tmp_path / name / "0.tiff")
+        Image.fromarray(np.array([row] * 3, dtype=np.int32), mode="I").save(tmp_path / name / "0.tiff")
     pixels = read_images(str(tmp_path), num_channels=1).pixels
-    assert pixels[:, 0, 0].tolist() == [[0, 100, 255]] * 2
+    assert pixels[:, 0, 0].tolist() == shown
+
+
+@pytest.mark.parametrize("ending", ["pgm", "png"])
+def test_a_dark_image_of_16_bits_stays_dark(ending, tmp_path):
+    for name, row in (("dark", [0, 100, 150, 200]), ("light", [0, 256 * 100, 256 * 200, 65535])):
+        (tmp_path / name).mkdir()
+        image = Image.frombytes("I;16", (4, 4), np.array([row] * 4, dtype="<u2").tobytes())
+        (image if ending == "png" else image.convert("I")).save(tmp_path / name / f"0.{ending}")
+    pixels = read_images(str(tmp_path), image_size=4, num_channels=1).pixels
+    assert pixels[:, 0, 0].tolist() == [[0, 0, 0, 0], [0, 100, 200, 255]]
+
+
+def test_a_set_of_16_bits_that_is_dark_throughout_stays_dark(tmp_path):
+    (tmp_path / "dark").mkdir()
+    (tmp_path / "dark" / "0.pgm").write_bytes(b"P5 2 1 65535\n" + bytes([0, 100, 0, 200]))
+    assert read_images(str(tmp_path), num_channels=1).pixels.flatten().tolist() == [0, 0]
 
 
 def test_images_of_16_bits_are_read_in_either_order_of_bytes(tmp_path):

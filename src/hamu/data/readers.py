@@ -26,6 +26,7 @@ _IMAGE_SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 }
 _OF_WINDOWS = {"thumbs.db", "desktop.ini"}
+_OF_16_BITS = ("PPM", "PNG")  # formats of which Pillow's mode "I" is 16 bits a pixel
 _LARGEST = 4096  # pixels of a side
 _MOST_CLASSES = 100_000
 _ALIASES = {"image": ("image", "img", "images", "pixel_values", "x"), "label": ("label", "labels", "fine_label", "y")}
@@ -287,9 +288,13 @@ def _decoded(
     size: int | None,
     channels: int | None,
 ) -> ImageData:
-    """Decode named pictures (an image, a path or bytes each) into one array."""
+    """Decode named pictures (an image, a path or bytes each) into one array.
 
-    def decode(item: tuple[str, Any]) -> np.ndarray:
+    Grey ones of 16 bits keep the upper 8. Those said to have 32 do not tell how many are used: 8 if no picture needs
+    more, else 16 in all of them.
+    """
+
+    def decode(item: tuple[str, Any]) -> np.ndarray | Image.Image:
         name, raw = item
         try:
             picture = raw if isinstance(raw, Image.Image) else Image.open(raw)
@@ -298,25 +303,30 @@ def _decoded(
                     f"{name} of {source} holds fractions, of which it is not known what is black and what is white; "
                     f"save it with whole numbers, 0 to 255"
                 )
-            if picture.mode.startswith("I"):  # 16 bits a pixel, or said to be 32: keep the upper 8 of what is used
-                values = np.asarray(picture)
-                wide = picture.mode != "I" or values.max(initial=0) > 255
-                picture = Image.fromarray((values >> 8 if wide else values).clip(0, 255).astype(np.uint8))
-            grey = picture.mode in ("1", "L")
-            picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
+            if picture.mode == "I" and picture.format not in _OF_16_BITS:
+                picture.load()
+                return picture
+            return shaped(_upper_8_bits(picture) if picture.mode.startswith("I") else picture)
         except HamuError:
             raise
         except Exception as error:  # a damaged picture can raise anything in its decoder; the cause is kept
             raise HamuError(
                 f"{name} of {source} is not a readable image: {first_line(error)}; remove or repair it"
             ) from None
+
+    def shaped(picture: Image.Image) -> np.ndarray:
+        grey = picture.mode in ("1", "L")
+        picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
         if size is not None and picture.size != (size, size):
             picture = picture.resize((size, size), Image.Resampling.BILINEAR)
         array = np.asarray(picture)
         return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
     with ThreadPoolExecutor() as pool:
-        arrays = list(pool.map(decode, items))
+        found = list(pool.map(decode, items))
+    of_32_bits = [one for one in found if isinstance(one, Image.Image)]
+    to_8_bits = _upper_8_bits if any(_most(one) > 255 for one in of_32_bits) else _lower_8_bits
+    arrays = [shaped(to_8_bits(one)) if isinstance(one, Image.Image) else one for one in found]
     if not arrays:
         raise HamuError(f"{source} is empty: it has no images")
     if len({array.shape[0] for array in arrays}) > 1:  # grey and coloured together: all become RGB
@@ -326,6 +336,19 @@ def _decoded(
         listed = ", ".join("x".join(map(str, shape[1:])) for shape in shapes[:3])
         raise HamuError(f"the images of {source} differ in size ({listed}, ...); give --image_size to resize them")
     return _image_data(np.stack(arrays), labels, classes, source, np.arange(len(arrays)))
+
+
+def _most(picture: Image.Image) -> int:
+    return int(np.asarray(picture).max(initial=0))
+
+
+def _upper_8_bits(picture: Image.Image) -> Image.Image:
+    """Of 16 bits a pixel."""
+    return Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
+
+
+def _lower_8_bits(picture: Image.Image) -> Image.Image:
+    return Image.fromarray(np.asarray(picture).clip(0, 255).astype(np.uint8))
 
 
 def _image_data(
