@@ -213,6 +213,26 @@ def test_a_list_of_other_answers_makes_as_many_records(texts):
         texts.answering("hint")
 
 
+@pytest.mark.parametrize(("cell", "found"), [
+    ({"Bob.": 1}, "a value of type dict"),
+    (3, "a value of type int"),
+    (["Bob.", 2], "a list with a value of type int"),
+    (["Bob.", None], "a list with a value of type NoneType"),
+    (["Bob.", " "], "a list with an empty text"),
+    ('["Bob.", "Cy."]', "a list written as text"),
+    (" ['Bob.' 'Cy.']", "a list written as text"),
+])  # fmt: skip
+def test_other_answers_are_texts(cell, found, tmp_path):
+    rows = [
+        {"question": "Who?", "answer": "Ada.", "other": "[sic] Bo."},
+        {"question": "Q", "answer": "A", "other": cell},
+    ]
+    texts = read_text(str(saved(tmp_path / "a.jsonl", rows)))
+    assert texts.select([0]).answering("other").records[0].answer == " [sic] Bo."
+    with pytest.raises(HamuError, match=rf"row 1 of .*a\.jsonl has {found} in other; expected a text, or a list of"):
+        texts.answering("other")
+
+
 @pytest.mark.parametrize(("prefix", "answer"), [(" A: ", "Bob."), (" ", "Bob."), ("", "Bob."), ("-\n", " Bob.")])
 def test_other_answers_begin_with_the_prefix_too(prefix, answer, tmp_path):
     rows = [{"question": "Who?", "answer": answer.replace("Bob", "Ada"), "perturbed_answer": ["Bob.", "Cy."]}]

@@ -53,8 +53,8 @@ class ImageTask(Task):
         )
         if data.left_out:
             self._tell_once(
-                f"warning: files of {data.source} are left out ({len(data.left_out)}), first {data.left_out[0]}; read are "
-                f"images (by their endings, such as .png and .jpg) in a folder per class"
+                f"warning: files of {data.source} are left out ({len(data.left_out)}), first {data.left_out[0]}; read "
+                f"are images (by their endings, such as .png and .jpg) in a folder per class"
             )
         return data
 
