@@ -281,9 +281,23 @@ def texts_as_images(folder):
     return str(folder / "a.parquet"), {}
 
 
+def labelled_by(labels, feature=None):
+    def prepare(folder):
+        features = datasets.Features({"image": datasets.Image(), "label": feature}) if feature is not None else None
+        rows = {"image": [Image.fromarray(p) for p in PIXELS[:2]], "label": labels}
+        datasets.Dataset.from_dict(rows, features).to_parquet(str(folder / "a.parquet"))
+        return str(folder / "a.parquet"), {}
+
+    return prepare
+
+
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
+        (labelled_by([[0, 1], [1, 0]]), r"the labels of .*a\.parquet have type list<.*int64>; expected one number per"),
+        (labelled_by([[0], [1, 0]]), r"the labels of .*a\.parquet have type list<.*int64>; expected one number per"),
+        (labelled_by([{"id": 0}, {"id": 1}]), r"the labels of .*a\.parquet have type struct<.*>; expected one number"),
+        (labelled_by([[[0]], [[1]]], datasets.Array2D((1, 1), "int64")), "have type .*; expected one number per image"),
         (lambda f: (str(f / "nowhere"), {}), "is neither a file nor a folder"),
         (broken_image, r"0\.png of .* is not a readable image"),
         (fractions, r"9\.tiff of .*images holds fractions, .*; save it with whole numbers, 0 to 255"),

@@ -254,6 +254,9 @@ def _table(
 
     image = _column(table.column_names, "image", columns["image"], source)
     label = _column(table.column_names, "label", columns["label"], source)
+    kind = table.data.schema.field(label).type
+    if pyarrow.types.is_nested(kind) or isinstance(kind, pyarrow.BaseExtensionType):
+        raise HamuError(f"the labels of {source} have type {kind}; expected one number per image")
     feature = table.features[label]
     classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
     try:
