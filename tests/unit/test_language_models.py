@@ -181,6 +181,14 @@ def test_a_model_whose_head_would_be_lost_is_refused(kind, tmp_path):
 
 
 @pytest.mark.usefixtures("saved")
+def test_an_adapter_on_a_base_of_another_width_is_named_with_both_shapes(tokenizer):
+    new_language_model(tokenizer, hidden=32, layers=1, max_length=64).save_pretrained("wide")
+    with pytest.raises(HamuError, match=r"the adapter adapter cannot be loaded: Error\(s\) in loading state_dict for .*: "
+                                        r"size mismatch for .*lora_A.*\[2, 16\].*\[2, 32\]"):  # fmt: skip
+        load_language_model("adapter", base_model="wide")
+
+
+@pytest.mark.usefixtures("saved")
 def test_a_config_that_does_not_fit_the_weights_is_named_with_both_shapes():
     config = json.loads(Path("base/config.json").read_text())
     Path("base/config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
