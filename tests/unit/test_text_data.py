@@ -171,13 +171,34 @@ def test_an_unclosed_quote_is_an_error(tmp_path):
 @pytest.mark.parametrize(("content", "message"), [
     ("question,answer\nWho?,Ada\nWhere?,in town 1, house 3\n",
      r"line 3 of .*a\.csv has 3 cells, the header 2; put a text with commas in quotes"),
-    ("question,answer,answer\nWho?,Ada,Bo\n", r"a\.csv has the column answer twice; rename or remove one"),
+    ("question,answer,answer\nWho?,Ada,Bo\n", r"a\.csv has the column answer twice, among question, answer, answer; rename or remove one"),
 ])  # fmt: skip
 def test_no_cell_of_a_csv_is_left_out_silently(content, message, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(content)
     with pytest.raises(HamuError, match=message):
         read_text(str(path))
+
+
+@pytest.mark.parametrize("header", [
+    "Where does Ada Byron live?,Her diagnosis is secret",
+    "She is a person whom nobody knows,secret",
+    "secretsecretsecretsecretsecretsecretsecret,Ada",
+    "Is it a secret?,Is it a secret?",
+])  # fmt: skip
+def test_a_message_does_not_say_what_a_file_without_header_holds(header, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{header}\nWho?,Ada\n")
+    said = r"a\.csv has 2 columns whose names are texts; does the file lack its header\?"
+    with pytest.raises(HamuError, match=said):
+        read_text(str(path))
+    with pytest.raises(HamuError, match=said):
+        read_text(str(path), prompt_column="quest")
+    prompt, answer = header.split(",")
+    if prompt != answer:
+        texts = read_text(str(path), prompt_column=prompt, answer_column=answer)
+        with pytest.raises(HamuError, match=said):
+            matching(texts, "user=1")
 
 
 def test_columns_of_a_csv_without_a_name_do_no_harm(tmp_path):

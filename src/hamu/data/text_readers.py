@@ -27,6 +27,7 @@ _MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
 QUESTION_TEMPLATE = "Question: {question}\nAnswer:"
 _ALPACA = ("instruction", "output")
 _PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), _ALPACA)
+_NAME = re.compile(r"[\w()/#:.-]*( [\w()/#:.-]+){0,2}")  # of a column: at most three words
 _CONVERSATIONS = ("messages", "conversations")
 
 
@@ -109,12 +110,24 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     chosen = []
     for position, record in enumerate(texts.records):
         if column not in record.fields:
-            has = ", ".join(map(str, record.fields))
+            has = _names(record.fields, texts.source)
             raise HamuError(f"record {position} of {texts.source} has no column {column}; it has {has}")
         written = _written(record.fields[column])
         if any(map(found, written)) if found else (value in written) == (operator == "="):
             chosen.append(position)
     return chosen
+
+
+def _names(columns: Iterable[Any], source: str) -> str:
+    """The names of columns, for a message.
+
+    Raises:
+        HamuError: if they are not all names: without its header, a file's first record stands there.
+    """
+    names = [str(column) for column in columns]
+    if not all(len(name) <= 40 and _NAME.fullmatch(name) for name in names):
+        raise HamuError(f"{source} has {len(names)} columns whose names are texts; does the file lack its header?")
+    return ", ".join(names)
 
 
 def _written(value: Any) -> set[str]:
@@ -154,7 +167,8 @@ def _csv(content: str, path: Path) -> list[Any]:
         columns = list(reader.fieldnames or [])
         twice = next((name for name in columns if name and columns.count(name) > 1), None)
         if twice is not None:
-            raise HamuError(f"{path} has the column {twice} twice; rename or remove one")
+            all_names = _names(columns, str(path))
+            raise HamuError(f"{path} has the column {twice} twice, among {all_names}; rename or remove one")
         for row in reader:
             beyond = row.get(None)
             if beyond is not None:
@@ -233,7 +247,7 @@ def _shape(
         pair = (prompt_column or "question", answer_column or "answer")
         missing = [name for name in pair if name not in columns]
         if missing:
-            raise HamuError(f"{source} has no column {missing[0]}; it has {', '.join(map(str, columns))}")
+            raise HamuError(f"{source} has no column {missing[0]}; it has {_names(columns, source)}")
     else:
         conversation = next((name for name in _CONVERSATIONS if name in columns), None)
         if conversation:
@@ -243,7 +257,7 @@ def _shape(
             return lambda number, row: TextRecord("", cell(number, row, "text"), row)
         if found is None:
             raise HamuError(
-                f"{source} has the columns {', '.join(map(str, columns)) or 'none'}; expected question and answer, "
+                f"{source} has the columns {_names(columns, source) or 'none'}; expected question and answer, "
                 f"prompt and completion, messages, or text; name others with --prompt_column and --answer_column"
             )
         pair = found
