@@ -183,7 +183,7 @@ def test_a_model_whose_head_would_be_lost_is_refused(kind, tmp_path):
 @pytest.mark.usefixtures("saved")
 def test_an_adapter_on_a_base_of_another_width_is_named_with_both_shapes(tokenizer):
     new_language_model(tokenizer, hidden=32, layers=1, max_length=64).save_pretrained("wide")
-    with pytest.raises(HamuError, match=r"the adapter adapter cannot be loaded: Error\(s\) in loading state_dict for .*: "
+    with pytest.raises(HamuError, match=r"the adapter adapter cannot be loaded: Error\(s\) in loading state_dict .*: "
                                         r"size mismatch for .*lora_A.*\[2, 16\].*\[2, 32\]"):  # fmt: skip
         load_language_model("adapter", base_model="wide")
 

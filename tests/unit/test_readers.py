@@ -91,6 +91,22 @@ def test_a_folder_with_train_and_test_has_both_splits(parquet):
     assert len(read_images(str(parquet.parent), "test")) == 6
 
 
+def test_a_split_in_parts_is_one(parquet, tmp_path):
+    whole = read_images(str(parquet))
+    (tmp_path / "repository" / "data").mkdir(parents=True)
+    for number in range(2):
+        shutil.copy(parquet, tmp_path / "repository" / "data" / f"train-0000{number}-of-00002.parquet")
+    found = read_images(str(tmp_path / "repository"))
+    assert torch.equal(found.pixels, torch.cat([whole.pixels, whole.pixels]))
+    assert found.classes == whole.classes
+    assert not has_test_split(str(tmp_path / "repository"))
+    shutil.copy(parquet, tmp_path / "repository" / "data" / "test-00000-of-00001.parquet")
+    assert has_test_split(str(tmp_path / "repository"))
+    assert len(read_images(str(tmp_path / "repository"), "test")) == 6
+    parquet.rename(parquet.with_name("a.PARQUET"))
+    assert len(read_images(str(parquet.with_name("a.PARQUET")))) == 6
+
+
 def test_nothing_is_left_in_a_cache_folder(parquet, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
@@ -307,7 +323,7 @@ def labelled_by(labels, feature=None):
             "is a split, name it with --data or --test_data",
         ),
         (odd_size, "differ in size .*; give --image_size"),
-        (lambda f: (str(f / "cat" / "0.png"), {}), "is not a data set that can be read"),
+        (lambda f: (str(f / "cat" / "0.png"), {}), "is not a data set that can be read; give images as .*, texts as"),
         (lambda f: (str(f / "cat"), {}), "holds no images"),
         (lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS[:3]), {}), "6 images but 3 labels"),
         (lambda f: (save_npz(f / "a.npz", images=PIXELS / 255, labels=LABELS), {}), "type float64"),

@@ -6,7 +6,7 @@ Every reader returns `ImageData`: one array, decoded once. Only a source that st
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from PIL import Image
 
 from hamu.data.images import ImageData
 from hamu.data.packed import check_unpacked, parquet_table
+from hamu.data.parts import parts_of
 from hamu.errors import HamuError, first_line
 from hamu.sources import DIGITS, HUB, existing, is_of_hub
 
@@ -45,9 +46,9 @@ def read_images(
 
     Args:
         source: "digits" (bundled with scikit-learn), a .parquet or .npz file, a folder with one subfolder of images
-            per class, a folder that holds "train" and "test" as such files or folders, or "hub:OWNER/NAME". Classes of
-            a folder are in the order of their names, or of their numbers if all names are numbers; its rows by class,
-            then by file name.
+            per class, a folder that holds "train" and "test" as such files or folders, or in parts (see `parts_of`), or
+            "hub:OWNER/NAME". Classes of a folder are in the order of their names, or of their numbers if all names are
+            numbers; its rows by class, then by file name.
         split: "train" or "test", for sources that have both.
         image_size: resize to this many pixels squared (bilinear); without it all images must have one size.
         num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless every image is grey.
@@ -68,18 +69,25 @@ def read_images(
     path = existing(source)
     if path.is_dir():
         path = _inner(path, split) or path
+        parts = parts_of(path, split) if path.is_dir() else []
+        if parts:
+            return _parquet(parts, path, columns, image_size, num_channels)
         if path.is_dir():
             return _folder(path, image_size, num_channels)
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return _npz(path, columns, image_size, num_channels)
-    if path.suffix == ".parquet":
-        return _parquet(path, columns, image_size, num_channels)
-    raise HamuError(f"{path} is not a data set that can be read; give .parquet, .npz, or a folder of images per class")
+    if path.suffix.lower() == ".parquet":
+        return _parquet([path], path, columns, image_size, num_channels)
+    raise HamuError(
+        f"{path} is not a data set that can be read; give images as .parquet, .npz or a folder per class, texts as "
+        f".jsonl, .json, .csv or .parquet"
+    )
 
 
 def has_test_split(source: str) -> bool:
     """Whether `read_images(source, "test")` reads something other than the training data."""
-    return source == DIGITS or (Path(source).is_dir() and _inner(Path(source), "test") is not None)
+    path = Path(source)
+    return source == DIGITS or (path.is_dir() and bool(_inner(path, "test") or parts_of(path, "test")))
 
 
 def _inner(folder: Path, split: str) -> Path | None:
@@ -181,7 +189,10 @@ def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
     classes = _in_order([child.name for child in path.iterdir() if child.is_dir() and not _is_of_tools(child.name)])
     files = [(file, number) for number, name in enumerate(classes) for file in _images_of_class(path / name)]
     if not files:
-        raise HamuError(f"{path} holds no images; expected one subfolder per class with image files in it")
+        raise HamuError(
+            f"{path} holds no images; expected one subfolder per class with image files in it, or for texts a "
+            f"train.jsonl, .json, .csv or .parquet"
+        )
     labels = np.array([number for _, number in files])
     data = _decoded(((str(file), file) for file, _ in files), labels, classes, str(path), size, channels)
     return replace(data, left_out=_left_out(path, classes))
@@ -221,12 +232,14 @@ def _images_of_class(folder: Path) -> list[Path]:
     return found
 
 
-def _parquet(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
+def _parquet(
+    files: Sequence[Path], path: Path, columns: dict[str, str | None], size: int | None, channels: int | None
+) -> ImageData:
     import datasets
 
     try:
         # Not Dataset.from_parquet: that would leave a copy of the user's data in a cache folder.
-        table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(path)))
+        table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(files)))
     except HamuError:
         raise
     except Exception as error:  # the file itself, or what it says about its columns; the cause is kept

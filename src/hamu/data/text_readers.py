@@ -11,13 +11,15 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hamu.data.packed import parquet_table, text_columns
+from hamu.data.parts import parts_of
 from hamu.data.text import TextRecord, TextRecords
 from hamu.errors import HamuError, first_line
 from hamu.sources import HUB, MINIATURE, existing, is_of_hub
@@ -76,19 +78,19 @@ def is_text(source: str) -> bool:
 
     Data sets of the hub can be either, and are taken for images.
     """
-    if source == MINIATURE or source.endswith((".jsonl", ".json", ".csv")):
+    if source == MINIATURE or source.lower().endswith((".jsonl", ".json", ".csv")):
         return True
     path = Path(source)
     if path.is_dir():
         inner = _inner(path, "train")
-        return inner is not None and is_text(str(inner))
-    columns = text_columns(path) if path.suffix == ".parquet" and path.is_file() else []
+        return bool(inner) and is_text(str(inner[0]))
+    columns = text_columns(path) if path.suffix.lower() == ".parquet" and path.is_file() else []
     return "text" in columns or any(set(shape) <= set(columns) for shape in (*_PAIRS, *((c,) for c in _CONVERSATIONS)))
 
 
 def has_test_split(source: str) -> bool:
     """Whether `read_text(source, "test")` reads something other than the training data."""
-    return source == MINIATURE or (Path(source).is_dir() and _inner(Path(source), "test") is not None)
+    return source == MINIATURE or (Path(source).is_dir() and bool(_inner(Path(source), "test")))
 
 
 def matching(texts: TextRecords, expression: str) -> list[int]:
@@ -139,24 +141,30 @@ def _rows(source: str, split: str) -> Iterable[Any]:
     if is_of_hub(source):
         return _hub(source, split)
     path = _MINIATURE if source == MINIATURE else existing(source)
-    if path.is_dir():
-        inner = _inner(path, split)
-        if inner is None:
-            raise HamuError(f"{path} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
-        path = inner
-    if path.suffix == ".parquet":
-        return _parquet(path)
-    if path.suffix not in SUFFIXES:
-        raise HamuError(f"{path} is not text that can be read; give .jsonl, .json, .csv or .parquet")
+    files = _inner(path, split) if path.is_dir() else [path]
+    if not files:
+        raise HamuError(f"{path} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
+    suffix = files[0].suffix.lower()
+    if suffix == ".parquet":
+        return _parquet(files, path)
+    (path,) = files
+    if suffix not in SUFFIXES:
+        raise HamuError(
+            f"{path} is not text that can be read; give texts as .jsonl, .json, .csv or .parquet, images as .parquet, "
+            f".npz or a folder per class"
+        )
     try:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise HamuError(f"{path} is not UTF-8 text: {error}") from error
-    return _csv(content, path) if path.suffix == ".csv" else _json(content, path)
+    return _csv(content, path) if suffix == ".csv" else _json(content, path)
 
 
-def _inner(folder: Path, split: str) -> Path | None:
-    return next((folder / f"{split}{s}" for s in SUFFIXES if (folder / f"{split}{s}").is_file()), None)
+def _inner(folder: Path, split: str) -> list[Path]:
+    """The file of a split, or its parts; none if it has neither."""
+    files = {file.name.lower(): file for file in sorted(folder.iterdir()) if file.is_file()}
+    found = next((files[f"{split}{suffix}"] for suffix in SUFFIXES if f"{split}{suffix}" in files), None)
+    return parts_of(folder, split) if found is None else [found]
 
 
 def _csv(content: str, path: Path) -> list[Any]:
@@ -183,7 +191,7 @@ def _csv(content: str, path: Path) -> list[Any]:
 
 
 def _json(content: str, path: Path) -> list[Any]:
-    """One JSON list, or a JSON value per line."""
+    """One JSON list, a JSON value per line, or one over several lines."""
     if content.lstrip()[:1] == "[":
         try:
             return list(json.loads(content))
@@ -195,16 +203,18 @@ def _json(content: str, path: Path) -> list[Any]:
             try:
                 rows.append(json.loads(line))
             except (ValueError, RecursionError) as error:
+                with suppress(ValueError, RecursionError):
+                    return [json.loads(content)]
                 why = getattr(error, "msg", first_line(error))
                 raise HamuError(f"line {number} of {path} cannot be read as JSON: {why}") from error
     return rows
 
 
-def _parquet(path: Path) -> list[Any]:
+def _parquet(files: Sequence[Path], path: Path) -> list[Any]:
     import pyarrow
 
     try:
-        return list(parquet_table(path).to_pylist())
+        return list(parquet_table(files).to_pylist())
     except HamuError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
