@@ -298,6 +298,13 @@ def unreadable_image(saved_model, tmp_path):
     return saved_model
 
 
+def other_retain_model(saved_model, tmp_path):
+    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8,
+                       patch_size=4, num_channels=1, num_labels=12)  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(tmp_path / "retain")
+    return saved_model
+
+
 def bad_yaml(saved_model, tmp_path):
     (tmp_path / "run.yaml").write_text("constraint: [")
     return saved_model
@@ -346,6 +353,7 @@ CLASS = [*DIGITS, "--forget_class", "3"]
         (colour_images, ["--data", "a.npz", "--forget_class", "3"], "1 channels, those of a.npz have 3"),
         (too_many_classes, ["--data", "a.npz", "--forget_class", "3"], "label 11 of a.npz is out of range"),
         (unreadable_image, ["--data", "images", "--forget_class", "a"], "2.png of images is not a readable image"),
+        (other_retain_model, [*CLASS, "--retain_model", "retain"], "has 10 classes, the retain model retain 12; both"),
         (copy_of, [*CLASS, "--output_dir", "model/inside"], "the source model overlap"),
     ],
 )

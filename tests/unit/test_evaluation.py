@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from hamu import HamuError
 from hamu.evaluation import Predictions, classifier_report, loss_attack, membership_inference, predict
 from hamu.evaluation.membership import _matched, auc_of
 
@@ -43,6 +44,12 @@ def test_the_report_matches_a_loop_over_samples():
     rest = sets["test"].labels != 1
     assert report["test_without_class"]["accuracy"] == sets["test"].correct[rest].double().mean().item()
     assert report["test_without_class"]["samples"] == rest.sum()
+
+
+def test_a_retain_model_with_other_classes_is_refused():
+    ours, theirs = ({"retain": random_predictions(5, 0, classes)} for classes in (3, 5))
+    with pytest.raises(HamuError, match="the model has 3 classes, the retain model 5; both need the same"):
+        classifier_report(ours, ("a", "b", "c"), reference=theirs)
 
 
 def with_losses(losses, labels):

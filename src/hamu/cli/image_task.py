@@ -21,7 +21,7 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.loading import check_is_classifier
+from hamu.models.loading import check_as_many_classes, check_is_classifier
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS, is_of_hub
 from hamu.training import TrainConfig
@@ -84,9 +84,12 @@ class ImageTask(Task):
 
     def check_models(self, options: EvaluateOptions | None = None) -> None:
         """Those of the hub are not looked for yet."""
-        for name in (self.run_options.model, self.run_options.retain_model):
+        model, retain_model = self.run_options.model, self.run_options.retain_model
+        for name in (model, retain_model):
             if name is not None:
                 check_is_classifier(name)
+        if model is not None and retain_model is not None:
+            check_as_many_classes(model, retain_model)
 
     def load_model(self, source: str, base: str | None = None) -> Any:
         """A saved classifier; its image processor is kept, if it has one."""

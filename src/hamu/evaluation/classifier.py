@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hamu.errors import HamuError
 from hamu.evaluation.membership import membership_inference
 from hamu.evaluation.predictions import Predictions
 
@@ -33,7 +34,16 @@ def classifier_report(
     Returns:
         For each set `loss` (mean cross-entropy), `accuracy` (share of samples), `samples` and `per_class_accuracy`;
         `membership_inference` (None without test data); and with a reference `against_retain_model`.
+
+    Raises:
+        HamuError: if the retain model has another number of classes.
     """
+    for name, theirs in (reference or {}).items():
+        if theirs.logits.shape[-1] != predictions[name].logits.shape[-1]:
+            raise HamuError(
+                f"the model has {predictions[name].logits.shape[-1]} classes, the retain model "
+                f"{theirs.logits.shape[-1]}; both need the same"
+            )
     sets = dict(predictions)
     if target_class is not None and "test" in sets:
         sets["test_without_class"] = _without(sets["test"], target_class)

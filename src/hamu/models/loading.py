@@ -196,6 +196,27 @@ def class_names(source: str) -> tuple[str, ...] | None:
     return ordered if "" not in ordered and len(set(ordered)) == len(ordered) else None
 
 
+def check_as_many_classes(source: str, retain_source: str) -> None:
+    """Check that two saved classifiers can be compared, by their configurations; none is fetched from the hub for it.
+
+    Raises:
+        HamuError: if one has more classes than the other.
+    """
+    ours, theirs = map(_number_of_classes, (source, retain_source))
+    if ours is not None and theirs is not None and ours != theirs:
+        raise HamuError(
+            f"the model {source} has {ours} classes, the retain model {retain_source} {theirs}; both need the same"
+        )
+
+
+def _number_of_classes(source: str) -> int | None:
+    """None if the configuration is not here, or cannot be read."""
+    try:
+        return int(AutoConfig.from_pretrained(source.removeprefix(HUB), local_files_only=True).num_labels)
+    except Exception:  # whatever is wrong with it is said when it is loaded
+        return None
+
+
 class NeedsCode(HamuError):
     """A model is defined by code that comes with it."""
 
