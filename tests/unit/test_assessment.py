@@ -1,5 +1,6 @@
 """The assessment as a whole: its figures against direct ones, its verdict, and that nothing is changed."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from helpers import gram_at
 from torch import nn
 from torch.utils.data import Dataset
 
-from hamu import HamuError, HamuQ, HamuU
+from hamu import HamuError, HamuQ, HamuU, build_method
 from hamu.assess import (
     CAN_IMPROVE,
     MUST_HURT,
@@ -152,6 +153,24 @@ def test_too_few_parts_give_no_interval():
     assert assess(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals is None
     assert assess(network(), Points(7, 1), FORGET, collate=collate).intervals is None
     assert assess(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"max_grad_norm": -1.0}, "max_grad_norm -1.0 must be positive, or None for no clipping"),
+    ({"max_grad_norm": 0}, "max_grad_norm 0 must be positive"),
+    ({"learning_rate": math.nan}, "learning_rate nan must be a positive number: that of the run to come"),
+    ({"learning_rate": -1.0}, "learning_rate -1.0 must be a positive number"),
+    ({"most_batches": 0}, r"most_batches \(--assess_batches\) 0 must be at least 1"),
+    ({"batch_size": 0}, "batch_size 0 must be at least 1 record"),
+    ({"curvature_samples": -1}, "curvature_samples -1 must not be negative; 0 for no curvature"),
+    ({"bootstrap_memory": math.inf}, "bootstrap_memory inf must be a number of GB, 0 or more"),
+    ({"bootstrap_memory": math.nan}, "bootstrap_memory nan must be a number of GB"),
+    ({"method": build_method("gdiff")}, "method 'gdiff' has no constraint that could be assessed"),
+    ({"method": "hamu-q"}, "method 'hamu-q' has no constraint"),
+])  # fmt: skip
+def test_what_cannot_be_assessed_is_refused(settings, message):
+    with pytest.raises(HamuError, match=message):
+        assess(network(), RETAIN, FORGET, collate=collate, **settings)
 
 
 @pytest.mark.parametrize("parts", [8, 16])
