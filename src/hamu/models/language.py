@@ -331,7 +331,7 @@ def check_reads(model: Any, data: TextData) -> None:
             before_last = predict_logits(model, {"input_ids": both})[:, :-1].float()
     except (ValueError, RuntimeError, IndexError) as error:
         raise HamuError(f"the model cannot read the records of {data.texts.source}: {first_line(error)}") from error
-    if _differ(*before_last, precision=next(model.parameters()).dtype):
+    if _differ(*before_last, precision=next(p.dtype for p in model.parameters() if p.is_floating_point())):
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise HamuError(
             f"a model of type {kind} is no causal language model: its predictions change with tokens that come later; "
