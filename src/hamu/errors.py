@@ -11,8 +11,9 @@ class HamuError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says first."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an error of a library says first; if that only announces the next line, by a colon, that too."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def one_line(text: str) -> str:

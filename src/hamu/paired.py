@@ -83,7 +83,8 @@ class PairedGradients:
             clipping. Leave other clipping off.
 
     Raises:
-        HamuError: if no parameter requires a gradient, one is offloaded, or the model is wrapped in FSDP1.
+        HamuError: if no parameter requires a gradient, one is offloaded, the model is wrapped in FSDP1, or the method
+            is not one.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class PairedGradients:
         max_grad_norm: float | None = 1.0,
         stash: str = "none",
     ) -> None:
+        if not isinstance(method, Method):
+            raise HamuError(f"method {method!r} is none; give one that is made: HamuQ(), or build_method(name)")
         if is_flattened(model):
             raise HamuError(
                 "the model is wrapped in FullyShardedDataParallel, where each process sees its own piece alone; cut it "

@@ -100,7 +100,10 @@ def test_it_says_which_loss_is_assessed_and_that_of_the_run_where_it_is_another(
 
 
 def test_wrong_options_are_one_line(assess):
-    assert assess("--assess_batches", "0")[::2] == (2, "hamu assess: assess_batches 0 must be at least 1")
+    assert assess("--assess_batches", "0")[::2] == (
+        2,
+        "hamu assess: most_batches (--assess_batches) 0 must be at least 1",
+    )
     code, found, screen = assess("--curvature_samples", "-1")
     assert (code, found) == (2, None)
     assert "0 for no curvature" in screen

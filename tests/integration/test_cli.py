@@ -147,6 +147,12 @@ def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
     code, out, err = cli("unlearn", *common, "--model", "original/model", "--forget_rows", "0,7,33", *settings)
     assert (code, err) == (0, "")
     assert "forget 3 images (3 named rows), retain 37" in out
+    assert "left out" not in out
+    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "loose.png")
+    evaluate = ["--data", "images", "--forget_rows", "0", "--model", "original/model", "--output_dir", "again"]
+    code, out, _ = cli("evaluate", *evaluate)
+    assert code == 0
+    assert out.count("warning: files of images are left out (1), first images/loose.png; read are images") == 1
     assert "membership inference: not measured" in out
 
 
@@ -300,6 +306,13 @@ def unreadable_image(saved_model, tmp_path):
     return saved_model
 
 
+def other_retain_model(saved_model, tmp_path):
+    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8,
+                       patch_size=4, num_channels=1, num_labels=12)  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(tmp_path / "retain")
+    return saved_model
+
+
 def bad_yaml(saved_model, tmp_path):
     (tmp_path / "run.yaml").write_text("constraint: [")
     return saved_model
@@ -348,6 +361,7 @@ CLASS = [*DIGITS, "--forget_class", "3"]
         (colour_images, ["--data", "a.npz", "--forget_class", "3"], "1 channels, those of a.npz have 3"),
         (too_many_classes, ["--data", "a.npz", "--forget_class", "3"], "label 11 of a.npz is out of range"),
         (unreadable_image, ["--data", "images", "--forget_class", "a"], "2.png of images is not a readable image"),
+        (other_retain_model, [*CLASS, "--retain_model", "retain"], "has 10 classes, the retain model retain 12; both"),
         (copy_of, [*CLASS, "--output_dir", "model/inside"], "the source model overlap"),
     ],
 )

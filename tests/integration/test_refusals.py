@@ -73,7 +73,8 @@ def image_model(tmp_path):
      "eval_strategy 'often' is unknown; choose one of no, steps, epoch"),
     (["reproduce", "figure-1", "--output_dir", "."], "README.md is there and is no page of `hamu reproduce`; choose "
      "another --output_dir"),
-    (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must not be negative, in GB"),
+    (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must be a number of GB, 0 or more"),
+    (["assess", *FULL, "--bootstrap_memory", "inf"], "bootstrap_memory inf must be a number of GB, 0 or more"),
     (["unlearn", *FULL, "--forget_filter", "name=Ada"],
      "forget_filter is not for images; say what to forget with one of --forget_class, --forget_rows, --forget_data"),
     (["unlearn", "--recipe", "tofu-llama2-lora", "--model", "resnet20", "--data_dir", "tofu"],

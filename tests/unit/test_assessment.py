@@ -10,7 +10,7 @@ from helpers import gram_at
 from torch import nn
 from torch.utils.data import Dataset
 
-from hamu import HamuError, HamuQ, HamuU
+from hamu import HamuError, HamuQ, HamuU, build_method
 from hamu.assess import (
     CAN_IMPROVE,
     MUST_HURT,
@@ -267,6 +267,24 @@ def test_each_block_has_both_variants_thresholds_with_intervals():
     assert any(block["hamu-q"]["regimes"] != block["hamu-u"]["regimes"] for block in record["blocks"])
     few = assess(model, Points(7, 1), FORGET, collate=collate, curvature_samples=0).record()["blocks"][0]["hamu-q"]
     assert set(few) == {"direct_threshold", "stop_threshold", "regime"}
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"max_grad_norm": -1.0}, "max_grad_norm -1.0 must be positive, or None for no clipping"),
+    ({"max_grad_norm": 0}, "max_grad_norm 0 must be positive"),
+    ({"learning_rate": math.nan}, "learning_rate nan must be a positive number: that of the run to come"),
+    ({"learning_rate": -1.0}, "learning_rate -1.0 must be a positive number"),
+    ({"most_batches": 0}, r"most_batches \(--assess_batches\) 0 must be at least 1"),
+    ({"batch_size": 0}, "batch_size 0 must be at least 1 record"),
+    ({"curvature_samples": -1}, "curvature_samples -1 must not be negative; 0 for no curvature"),
+    ({"bootstrap_memory": math.inf}, "bootstrap_memory inf must be a number of GB, 0 or more"),
+    ({"bootstrap_memory": math.nan}, "bootstrap_memory nan must be a number of GB"),
+    ({"method": build_method("gdiff")}, "method 'gdiff' has no constraint that could be assessed"),
+    ({"method": "hamu-q"}, "method 'hamu-q' has no constraint"),
+])  # fmt: skip
+def test_what_cannot_be_assessed_is_refused(settings, message):
+    with pytest.raises(HamuError, match=message):
+        assess(network(), RETAIN, FORGET, collate=collate, **settings)
 
 
 @pytest.mark.parametrize("parts", [8, 16])

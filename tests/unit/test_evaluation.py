@@ -7,8 +7,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from hamu import HamuError
 from hamu.cli.tables import membership_difference_line, membership_line
-from hamu.evaluation import Predictions, classifier_report, loss_attack, membership_inference, predict
+from hamu.evaluation import Predictions, classifier_report, loss_attack, membership_inference, predict, predict_tokens
 from hamu.evaluation.membership import _matched, auc_of
 
 
@@ -92,6 +93,18 @@ def test_a_set_without_records_is_compared_with_nothing():
     report = classifier_report(sets, ("a", "b", "c"), target_class=1, reference=sets)
     assert "test_without_class" not in report
     assert set(report["against_retain_model"]) == {"retain", "forget", "test"}
+
+
+def test_a_retain_model_with_other_classes_is_refused():
+    ours, theirs = ({"retain": random_predictions(5, 0, classes)} for classes in (3, 5))
+    with pytest.raises(HamuError, match="the model has 3 classes, the retain model 5; both need the same"):
+        classifier_report(ours, ("a", "b", "c"), reference=theirs)
+
+
+@pytest.mark.parametrize("function", [predict, predict_tokens])
+def test_nothing_is_predicted_of_an_empty_set(function):
+    with pytest.raises(HamuError, match="the data set is empty: it has no record to predict"):
+        function(torch.nn.Linear(2, 2), [], 4, None)
 
 
 def with_losses(losses, labels):

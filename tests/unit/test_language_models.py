@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from hamu import HamuError
@@ -124,6 +125,76 @@ def test_a_model_that_cannot_read_the_records(texts, tokenizer):
         check_reads(new_language_model(tokenizer, hidden=16, layers=1, max_length=9), data)
     with pytest.raises(HamuError, match="the model cannot read the records of miniature: no attention"):
         check_reads(Unable(300), data)
+
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+OF_GPT = {"vocab_size": 300, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+
+
+@pytest.mark.parametrize(("architecture", "settings", "older"), [
+    ("Llama", SIZES | {"tie_word_embeddings": True}, ["model.layers.0.self_attn.rotary_emb.inv_freq"]),
+    ("Llama", SIZES, []),
+    ("Mistral", SIZES | {"num_key_value_heads": 1}, ["model.layers.0.self_attn.rotary_emb.inv_freq"]),
+    ("Qwen2", SIZES | {"num_key_value_heads": 1}, []),
+    ("Phi", SIZES, []),
+    ("OPT", SIZES | {"ffn_dim": 32, "word_embed_proj_dim": 16}, []),
+    ("GPT2", OF_GPT, ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]),
+    ("GPTNeoX", SIZES, ["gpt_neox.layers.0.attention.bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq"]),
+    ("GPTNeo", {"vocab_size": 300, "hidden_size": 16, "num_layers": 1, "num_heads": 2,
+                "attention_types": [[["global"], 1]], "max_position_embeddings": 128},
+     ["transformer.h.0.attn.attention.bias", "transformer.h.0.attn.attention.masked_bias"]),
+])  # fmt: skip
+def test_causal_language_models_are_taken_with_the_masks_of_older_versions(
+    architecture, settings, older, texts, tokenizer, tmp_path
+):
+    config = getattr(transformers, f"{architecture}Config")(**settings)
+    getattr(transformers, f"{architecture}ForCausalLM" if architecture != "GPT2" else "GPT2LMHeadModel")(
+        config
+    ).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {name: torch.ones(2) for name in older}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    model = load_language_model(str(tmp_path))
+    data = encode(texts, tokenizer)
+    check_reads(model, data)
+    check_reads(with_adapter(model, AdapterSettings(rank=2, targets="all-linear")), data)
+
+
+def test_a_model_that_sees_what_it_is_to_predict_is_refused(texts, tokenizer, tmp_path):
+    data = encode(texts, tokenizer)
+    transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(HamuError, match="a model of type bert is no causal language model: its predictions change"):
+        check_reads(load_language_model(str(tmp_path)), data)
+    check_reads(transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, is_decoder=True)), data)
+
+
+@pytest.mark.parametrize("kind", ["GPT2ForSequenceClassification", "GPT2DoubleHeadsModel"])
+def test_a_model_whose_head_would_be_lost_is_refused(kind, tmp_path):
+    getattr(transformers, kind)(transformers.GPT2Config(**OF_GPT)).save_pretrained(tmp_path)
+    with pytest.raises(HamuError, match=r"has (score|multiple_choice).*, for which a GPT2LMHeadModel has no place"):
+        load_language_model(str(tmp_path))
+
+
+@pytest.mark.usefixtures("saved")
+def test_an_adapter_on_a_base_of_another_width_is_named_with_both_shapes(tokenizer):
+    new_language_model(tokenizer, hidden=32, layers=1, max_length=64).save_pretrained("wide")
+    with pytest.raises(HamuError, match=r"the adapter adapter cannot be loaded: Error\(s\) in loading state_dict .*: "
+                                        r"size mismatch for .*lora_A.*\[2, 16\].*\[2, 32\]"):  # fmt: skip
+        load_language_model("adapter", base_model="wide")
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_config_that_does_not_fit_the_weights_is_named_with_both_shapes():
+    config = json.loads(Path("base/config.json").read_text())
+    Path("base/config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
+    with pytest.raises(HamuError, match=r"base has model\.layers\.0\.mlp\.down_proj\.weight as \(16, 44\), by its "
+                                        r"config\.json it is \(16, 48\); put back"):  # fmt: skip
+        load_language_model("base")
 
 
 def test_trying_a_record_leaves_each_module_in_its_mode(texts, tokenizer):

@@ -111,6 +111,25 @@ def test_a_model_that_does_not_fit_the_data_is_an_error(tmp_path):
         new_classifier("resnet9", data, [0.5], [0.5])
 
 
+@pytest.mark.parametrize(("classes", "message"), [
+    (("CAT", "ANT", "BEE"), r"the model writes its classes ant, bee, cat, \.\.\., the data CAT, ANT, BEE, \.\.\.; they "
+                            "differ in upper and lower case: write them alike"),
+    (("owl", "fox", "elk"), r"the model has the classes ant, bee, cat, \.\.\., the data owl, fox, elk, \.\.\., and no "
+                            "name is the same, so that it is not known which is which; name them alike"),
+    (("0", "1", "2"), None),
+])  # fmt: skip
+def test_classes_that_share_no_name_are_not_taken_by_number(classes, message, tmp_path):
+    data = read_images("digits")
+    data = replace(data, classes=classes, labels=data.labels % 3)
+    model = saved(tmp_path, num_labels=3, id2label=dict(enumerate(("ant", "bee", "cat"))))
+    if message is None:
+        check_fits(model, data)
+    else:
+        with pytest.raises(HamuError, match=message):
+            check_fits(model, data)
+    check_fits(saved(tmp_path), data)
+
+
 def test_the_image_that_is_tried_goes_to_the_models_device(tmp_path):
     asked = []
     model = saved(tmp_path).to("meta")

@@ -91,6 +91,22 @@ def test_a_folder_with_train_and_test_has_both_splits(parquet):
     assert len(read_images(str(parquet.parent), "test")) == 6
 
 
+def test_a_split_in_parts_is_one(parquet, tmp_path):
+    whole = read_images(str(parquet))
+    (tmp_path / "repository" / "data").mkdir(parents=True)
+    for number in range(2):
+        shutil.copy(parquet, tmp_path / "repository" / "data" / f"train-0000{number}-of-00002.parquet")
+    found = read_images(str(tmp_path / "repository"))
+    assert torch.equal(found.pixels, torch.cat([whole.pixels, whole.pixels]))
+    assert found.classes == whole.classes
+    assert not has_test_split(str(tmp_path / "repository"))
+    shutil.copy(parquet, tmp_path / "repository" / "data" / "test-00000-of-00001.parquet")
+    assert has_test_split(str(tmp_path / "repository"))
+    assert len(read_images(str(tmp_path / "repository"), "test")) == 6
+    parquet.rename(parquet.with_name("a.PARQUET"))
+    assert len(read_images(str(parquet.with_name("a.PARQUET")))) == 6
+
+
 def test_nothing_is_left_in_a_cache_folder(parquet, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
@@ -163,6 +179,23 @@ def test_what_tools_leave_is_passed_over_at_every_depth(folder):
     assert (data.classes, len(data)) == (("cat", "dog"), 6)
 
 
+def test_what_a_folder_leaves_out_is_said(folder):
+    assert read_images(str(folder)).left_out == ()
+    shutil.copy(folder / "cat" / "0.png", folder / "loose.PNG")
+    for name in ("notes.txt", "7.heic", "Thumbs.db", ".DS_Store"):
+        (folder / "dog" / name).write_bytes(b"no image that can be read")
+    (folder / "README.md").write_text("what this is")
+    data = read_images(str(folder))
+    assert data.left_out == tuple(str(folder / name) for name in ("dog/7.heic", "dog/notes.txt", "loose.PNG"))
+    assert len(data) == 6
+
+
+@pytest.mark.parametrize("ending", [".jfif", ".jpe", ".JPG"])
+def test_jpeg_has_several_endings(folder, ending):
+    Image.fromarray(PIXELS[0]).save(folder / "cat" / f"9{ending}", format="JPEG")
+    assert len(read_images(str(folder))) == 7
+
+
 def test_normalised_batches_have_mean_zero_and_deviation_one():
     train = read_images("digits")
     batch = train.normalized(*pixel_statistics(train)).__getitems__(range(len(train)))["pixel_values"]
@@ -190,12 +223,32 @@ def test_grey_images_fit_to_coloured_ones_and_folders_of_tools_are_no_class(fold
     assert read_images(str(folder)).classes == ("cat", "dog")
 
 
-def test_images_of_32_bits_keep_what_they_show(tmp_path):
-    for name, values in (("low", [0, 100, 255]), ("high", [0, 256 * 100, 256 * 255 + 7])):
+@pytest.mark.parametrize(("values", "shown"), [
+    ([[0, 100, 255], [0, 1, 2]], [[0, 100, 255], [0, 1, 2]]),
+    ([[0, 100, 255], [0, 256 * 100, 256 * 255 + 7]], [[0, 0, 0], [0, 100, 255]]),
+])  # fmt: skip
+def test_how_many_of_32_bits_are_used_is_decided_for_all_images_together(values, shown, tmp_path):
+    for name, row in zip("ab", values, strict=True):
         (tmp_path / name).mkdir()
-        Image.fromarray(np.array([values] * 3, dtype=np.int32), mode="I").save(tmp_path / name / "0.tiff")
+        Image.fromarray(np.array([row] * 3, dtype=np.int32), mode="I").save(tmp_path / name / "0.tiff")
     pixels = read_images(str(tmp_path), num_channels=1).pixels
-    assert pixels[:, 0, 0].tolist() == [[0, 100, 255]] * 2
+    assert pixels[:, 0, 0].tolist() == shown
+
+
+@pytest.mark.parametrize("ending", ["pgm", "png"])
+def test_a_dark_image_of_16_bits_stays_dark(ending, tmp_path):
+    for name, row in (("dark", [0, 100, 150, 200]), ("light", [0, 256 * 100, 256 * 200, 65535])):
+        (tmp_path / name).mkdir()
+        image = Image.frombytes("I;16", (4, 4), np.array([row] * 4, dtype="<u2").tobytes())
+        (image if ending == "png" else image.convert("I")).save(tmp_path / name / f"0.{ending}")
+    pixels = read_images(str(tmp_path), image_size=4, num_channels=1).pixels
+    assert pixels[:, 0, 0].tolist() == [[0, 0, 0, 0], [0, 100, 200, 255]]
+
+
+def test_a_set_of_16_bits_that_is_dark_throughout_stays_dark(tmp_path):
+    (tmp_path / "dark").mkdir()
+    (tmp_path / "dark" / "0.pgm").write_bytes(b"P5 2 1 65535\n" + bytes([0, 100, 0, 200]))
+    assert read_images(str(tmp_path), num_channels=1).pixels.flatten().tolist() == [0, 0]
 
 
 def test_images_of_16_bits_are_read_in_either_order_of_bytes(tmp_path):
@@ -253,9 +306,23 @@ def texts_as_images(folder):
     return str(folder / "a.parquet"), {}
 
 
+def labelled_by(labels, feature=None):
+    def prepare(folder):
+        features = datasets.Features({"image": datasets.Image(), "label": feature}) if feature is not None else None
+        rows = {"image": [Image.fromarray(p) for p in PIXELS[:2]], "label": labels}
+        datasets.Dataset.from_dict(rows, features).to_parquet(str(folder / "a.parquet"))
+        return str(folder / "a.parquet"), {}
+
+    return prepare
+
+
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
+        (labelled_by([[0, 1], [1, 0]]), r"the labels of .*a\.parquet have type list<.*int64>; expected one number per"),
+        (labelled_by([[0], [1, 0]]), r"the labels of .*a\.parquet have type list<.*int64>; expected one number per"),
+        (labelled_by([{"id": 0}, {"id": 1}]), r"the labels of .*a\.parquet have type struct<.*>; expected one number"),
+        (labelled_by([[[0]], [[1]]], datasets.Array2D((1, 1), "int64")), "have type .*; expected one number per image"),
         (lambda f: (str(f / "nowhere"), {}), "is neither a file nor a folder"),
         (broken_image, r"0\.png of .* is not a readable image"),
         (fractions, r"9\.tiff of .*images holds fractions, .*; save it with whole numbers, 0 to 255"),
@@ -265,7 +332,7 @@ def texts_as_images(folder):
             "is a split, name it with --data or --test_data",
         ),
         (odd_size, "differ in size .*; give --image_size"),
-        (lambda f: (str(f / "cat" / "0.png"), {}), "is not a data set that can be read"),
+        (lambda f: (str(f / "cat" / "0.png"), {}), "is not a data set that can be read; give images as .*, texts as"),
         (lambda f: (str(f / "cat"), {}), "holds no images"),
         (lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS[:3]), {}), "6 images but 3 labels"),
         (lambda f: (save_npz(f / "a.npz", images=PIXELS / 255, labels=LABELS), {}), "type float64"),

@@ -35,6 +35,12 @@ from hamu.methods import method_classes
         ({"distribution": [1.0, math.nan]}, "non-negative and not all zero"),
         ({"distribution": [1.0, math.inf]}, "shares of the constraint"),
         ({"stopping": "sometimes"}, "stopping criterion 'sometimes' is unknown"),
+        ({"stopping": None}, "stopping None must be aggregate, any, global or off, or a StoppingRule that has one"),
+        ({"stopping": False}, "stopping False must be aggregate"),
+        ({"constraint": "0.5"}, "constraint '0.5' must be a positive number"),
+        ({"constraint": None}, "constraint None must be a positive number"),
+        ({"radius": None}, r"radius None must be positive \(R/η\)"),
+        ({"distribution": None}, "shares of the constraint must be finite"),
     ],
 )
 def test_a_method_refuses(method, settings, message):
@@ -58,6 +64,12 @@ def test_shares_must_match_the_blocks():
 def test_paired_gradients_refuse(settings, message):
     with pytest.raises(HamuError, match=message):
         PairedGradients(nn.Linear(2, 2), HamuQ(), **settings)
+
+
+@pytest.mark.parametrize("method", ["hamu-q", HamuQ, None])
+def test_paired_gradients_take_a_method_that_is_made(method):
+    with pytest.raises(HamuError, match=r"method .* is none; give one that is made: HamuQ\(\), or build_method"):
+        PairedGradients(nn.Linear(2, 2), method)
 
 
 def test_a_model_without_trainable_parameters_is_refused():

@@ -9,7 +9,7 @@ import torch
 
 from hamu import HamuError
 from hamu.data import TextCollator, encode, forget_data, matching, read_text
-from hamu.data.text_readers import is_text
+from hamu.data.text_readers import has_test_split, is_text
 from hamu.models.language import new_tokenizer
 
 RECORDS = [
@@ -182,6 +182,46 @@ def test_an_unclosed_quote_is_an_error(tmp_path):
         read_text(str(path))
 
 
+@pytest.mark.parametrize(("content", "message"), [
+    ("question,answer\nWho?,Ada\nWhere?,in town 1, house 3\n",
+     r"line 3 of .*a\.csv has 3 cells, the header 2; put a text with commas in quotes"),
+    ("question,answer,answer\nWho?,Ada,Bo\n",
+     r"a\.csv has the column answer twice, among question, answer, answer; rename or remove one"),
+])  # fmt: skip
+def test_no_cell_of_a_csv_is_left_out_silently(content, message, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    with pytest.raises(HamuError, match=message):
+        read_text(str(path))
+
+
+@pytest.mark.parametrize("header", [
+    "Where does Ada Byron live?,Her diagnosis is secret",
+    "She is a person whom nobody knows,secret",
+    "secretsecretsecretsecretsecretsecretsecret,Ada",
+    "Is it a secret?,Is it a secret?",
+])  # fmt: skip
+def test_a_message_does_not_say_what_a_file_without_header_holds(header, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{header}\nWho?,Ada\n")
+    said = r"a\.csv has 2 columns whose names are texts; does the file lack its header\?"
+    with pytest.raises(HamuError, match=said):
+        read_text(str(path))
+    with pytest.raises(HamuError, match=said):
+        read_text(str(path), prompt_column="quest")
+    prompt, answer = header.split(",")
+    if prompt != answer:
+        texts = read_text(str(path), prompt_column=prompt, answer_column=answer)
+        with pytest.raises(HamuError, match=said):
+            matching(texts, "user=1")
+
+
+def test_columns_of_a_csv_without_a_name_do_no_harm(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("question,answer,,\nWho?,Ada,,\n")
+    assert [r.answer for r in read_text(str(path)).records] == [" Ada"]
+
+
 def test_another_answer_to_a_conversation_is_its_last_message(tmp_path):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages, "other": "hum"}])))
@@ -207,6 +247,26 @@ def test_a_list_of_other_answers_makes_as_many_records(texts):
     ]
     with pytest.raises(HamuError, match=r"row 0 of .* has no hint"):
         texts.answering("hint")
+
+
+@pytest.mark.parametrize(("cell", "found"), [
+    ({"Bob.": 1}, "a value of type dict"),
+    (3, "a value of type int"),
+    (["Bob.", 2], "a list with a value of type int"),
+    (["Bob.", None], "a list with a value of type NoneType"),
+    (["Bob.", " "], "a list with an empty text"),
+    ('["Bob.", "Cy."]', "a list written as text"),
+    (" ['Bob.' 'Cy.']", "a list written as text"),
+])  # fmt: skip
+def test_other_answers_are_texts(cell, found, tmp_path):
+    rows = [
+        {"question": "Who?", "answer": "Ada.", "other": "[sic] Bo."},
+        {"question": "Q", "answer": "A", "other": cell},
+    ]
+    texts = read_text(str(saved(tmp_path / "a.jsonl", rows)))
+    assert texts.select([0]).answering("other").records[0].answer == " [sic] Bo."
+    with pytest.raises(HamuError, match=rf"row 1 of .*a\.jsonl has {found} in other; expected a text, or a list of"):
+        texts.answering("other")
 
 
 @pytest.mark.parametrize(("prefix", "answer"), [(" A: ", "Bob."), (" ", "Bob."), ("", "Bob."), ("-\n", " Bob.")])
@@ -248,6 +308,42 @@ def test_texts_are_told_from_images(suffix, tmp_path):
         assert not is_text(str(tmp_path / other))
 
 
+@pytest.mark.parametrize("suffix", [".JSONL", ".Json", ".CSV", ".PARQUET"])
+def test_endings_are_without_case(suffix, tmp_path):
+    (tmp_path / "folder").mkdir()
+    path = saved(tmp_path / f"a{suffix.lower()}", RECORDS)
+    for place, source in ((f"b{suffix}", f"b{suffix}"), (f"folder/train{suffix}", "folder")):
+        (tmp_path / place).write_bytes(path.read_bytes())
+        assert is_text(str(tmp_path / source))
+        assert len(read_text(str(tmp_path / source))) == 2
+
+
+@pytest.mark.parametrize("inner", ["", "data"])
+def test_a_split_in_parts_is_read_in_order(inner, tmp_path):
+    place = tmp_path / inner
+    place.mkdir(exist_ok=True)
+    for number in range(2):
+        saved(place / f"train-0000{number}-of-00002-ab1.parquet", [RECORDS[number]])
+        assert not has_test_split(str(tmp_path))
+        if not number:
+            with pytest.raises(HamuError, match=r"has 1 files of train, by their names there are 2; get those that"):
+                read_text(str(tmp_path))
+    assert is_text(str(tmp_path))
+    assert [r.answer for r in read_text(str(tmp_path)).records] == [" Ada.", " In a house."]
+    saved(place / "test-00000-of-00001.parquet", RECORDS[:1])
+    assert has_test_split(str(tmp_path))
+    assert len(read_text(str(tmp_path), "test")) == 1
+
+
+def test_one_json_value_over_several_lines_is_no_damage(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(RECORDS[0], indent=2))
+    assert [r.answer for r in read_text(str(path)).records] == [" Ada."]
+    path.write_text(json.dumps({"data": RECORDS}, indent=2))
+    with pytest.raises(HamuError, match=r"a\.json has the columns data; expected question and answer"):
+        read_text(str(path))
+
+
 @pytest.mark.parametrize(("expression", "message"), [
     ("question", "the filter 'question' cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX"),
     ("question~(", r"'\(' in the filter is not a regular expression: missing \)"),
@@ -261,7 +357,7 @@ def test_a_filter_that_means_nothing_is_refused(expression, message, texts):
 @pytest.mark.parametrize(("name", "options", "message"), [
     ("a.jsonl", {"question_template": "Q:"}, "question_template 'Q:' must have {question} in it"),
     ("a.jsonl", {"prompt_column": "quest"}, r"a\.jsonl has no column quest; it has question, answer"),
-    ("a.txt", {}, r"a\.txt is not text that can be read; give \.jsonl, \.json, \.csv or \.parquet"),
+    ("a.txt", {}, r"a\.txt is not text that can be read; give texts as \.jsonl, \.json, \.csv or \.parquet, images as"),
     ("latin.jsonl", {}, r"latin\.jsonl is not UTF-8 text: "),
     ("", {}, r"holds no train\.jsonl, \.json, \.csv or \.parquet; name a file"),
 ])  # fmt: skip

@@ -1,5 +1,6 @@
 """The figures of a language model against slow, obvious twins: plain loops over one unpadded record at a time."""
 
+import copy
 import json
 import math
 import re
@@ -357,6 +358,16 @@ def test_the_models_own_generation_settings_do_not_matter(model, tokenizer):
             assert generate_answers(model, tokenizer, data) == plain, own
         finally:
             model.generation_config.update(**kept)
+
+
+def test_without_a_token_that_ends_an_answer_all_that_is_allowed_is_generated(model, tokenizer, monkeypatch):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.eos_token = tokenizer.pad_token = None
+    for config in (model.config, model.generation_config):
+        monkeypatch.setattr(config, "eos_token_id", None)
+        monkeypatch.setattr(config, "pad_token_id", None)
+    slow = [slow_answer(model, tokenizer, record, 5) for record in FORGET.records]
+    assert generate_answers(model, tokenizer, encode(FORGET, tokenizer), max_new_tokens=5) == slow
 
 
 def test_plain_text_has_nothing_to_answer(model, tokenizer):

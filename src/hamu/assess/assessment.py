@@ -26,9 +26,11 @@ from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
 from hamu.assess.problem import Problem
 from hamu.assess.second_order import SecondOrder, second_order
+from hamu.assess.settings import check_settings
 from hamu.assess.vectors import flat, shaped
 from hamu.assess.verdict import ERROR_RATIO, Verdict, judge
 from hamu.blocks import Blocks
+from hamu.errors import HamuError
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy, count_predictions
@@ -239,9 +241,20 @@ def assess(
         progress: told (done, total) in records of a forward and backward pass.
 
     Raises:
-        HamuError: if a set is empty, nothing is trainable, or a gradient is not finite.
+        HamuError: if a setting is out of range, a set is empty, nothing is trainable, or a gradient is not finite.
     """
-    method = method or HamuQ(0.5, constraint_mode="relative")
+    check_settings(
+        learning_rate=learning_rate,
+        max_grad_norm=max_grad_norm,
+        batch_size=batch_size,
+        most_batches=most_batches,
+        curvature_samples=curvature_samples,
+        bootstrap_memory=bootstrap_memory,
+    )
+    method = HamuQ(0.5, constraint_mode="relative") if method is None else method
+    if not isinstance(method, HamuQ | HamuU):
+        name = getattr(method, "name", method)
+        raise HamuError(f"method {name!r} has no constraint that could be assessed; give HamuQ(...) or HamuU(...)")
     problem = Problem(model, retain, forget, collate, batch_size, blocks, seed)
     records = {side: len(problem.data(side)) for side in ("retain", "forget")}  # type: ignore[arg-type]
     most = None if most_batches is None else most_batches * batch_size

@@ -7,6 +7,7 @@ from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import REGIMES, Assessment, assess
+from hamu.assess.settings import check_settings
 from hamu.assess.verdict import ERROR_RATIO
 from hamu.cli.options import AssessOptions, DataOptions, RunOptions
 from hamu.cli.parsing import parse
@@ -32,7 +33,14 @@ def run(argv: list[str], console: Console) -> int:
         AssessOptions,
         UnlearnConfig,
     )
-    _check(options)
+    check_settings(
+        learning_rate=args.learning_rate,
+        max_grad_norm=args.clip_norm,
+        batch_size=args.per_device_train_batch_size,
+        most_batches=options.assess_batches,
+        curvature_samples=options.curvature_samples,
+        bootstrap_memory=options.bootstrap_memory,
+    )
     for name, asked in (("dry_run", run_options.dry_run), ("auto", args.auto)):
         if asked:
             raise HamuError(f"assess has no --{name}; leave it out")
@@ -85,15 +93,6 @@ def run(argv: list[str], console: Console) -> int:
         f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True, markup=False
     )
     return found.verdict.code
-
-
-def _check(options: AssessOptions) -> None:
-    if options.assess_batches is not None and options.assess_batches < 1:
-        raise HamuError(f"assess_batches {options.assess_batches} must be at least 1")
-    if options.curvature_samples is not None and options.curvature_samples < 0:
-        raise HamuError(f"curvature_samples {options.curvature_samples} must not be negative; 0 for no curvature")
-    if not options.bootstrap_memory >= 0:
-        raise HamuError(f"bootstrap_memory {options.bootstrap_memory} must not be negative, in GB")
 
 
 def _method(args: UnlearnConfig) -> HamuQ | HamuU:

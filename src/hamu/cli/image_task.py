@@ -21,7 +21,7 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.loading import check_is_classifier
+from hamu.models.loading import check_as_many_classes, check_is_classifier
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS, is_of_hub
 from hamu.training import TrainConfig
@@ -41,9 +41,9 @@ class ImageTask(Task):
         self._told: list[str] = []
 
     def read(self, source: str, split: str) -> ImageData:
-        """See `read_images`."""
+        """See `read_images`; files that it leaves out are said."""
         options = self.data_options
-        return read_images(
+        data = read_images(
             source,
             split,
             image_size=options.image_size,
@@ -51,6 +51,12 @@ class ImageTask(Task):
             image_column=options.image_column,
             label_column=options.label_column,
         )
+        if data.left_out:
+            self._tell_once(
+                f"warning: files of {data.source} are left out ({len(data.left_out)}), first {data.left_out[0]}; read "
+                f"are images (by their endings, such as .png and .jpg) in a folder per class"
+            )
+        return data
 
     def numbered(self, train: ImageData) -> ImageData:
         """Labels as by the model, if that has all of the classes by name; the other sets follow the training data."""
@@ -78,9 +84,12 @@ class ImageTask(Task):
 
     def check_models(self, options: EvaluateOptions | None = None) -> None:
         """Those of the hub are not looked for yet."""
-        for name in (self.run_options.model, self.run_options.retain_model):
+        model, retain_model = self.run_options.model, self.run_options.retain_model
+        for name in (model, retain_model):
             if name is not None:
                 check_is_classifier(name)
+        if model is not None and retain_model is not None:
+            check_as_many_classes(model, retain_model)
 
     def load_model(self, source: str, base: str | None = None) -> Any:
         """A saved classifier; its image processor is kept, if it has one."""

@@ -26,6 +26,7 @@ class ImageData(Dataset[dict[str, Tensor]]):
         mean: of the pixels in [0, 1] by channel, shape [C], for normalisation; see `normalized`.
         std: their standard deviation, [C].
         named: whether the source names its classes; else they are called by their numbers.
+        left_out: files of the source that were not read: images of no class, files of a class that are no images.
     """
 
     pixels: Tensor
@@ -36,6 +37,7 @@ class ImageData(Dataset[dict[str, Tensor]]):
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     named: bool = True
+    left_out: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)

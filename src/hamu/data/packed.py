@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,22 @@ def check_unpacked(path: Path, size: int) -> None:
         )
 
 
-def parquet_table(path: Path) -> Any:
-    """A parquet file as a pyarrow table.
+def parquet_table(files: Sequence[Path]) -> Any:
+    """Parquet files with the same columns as one pyarrow table.
 
     Raises:
-        HamuError: if it takes too much memory.
-        Exception: what pyarrow raises if it cannot be read.
+        HamuError: if they take too much memory.
+        Exception: what pyarrow raises if they cannot be read.
     """
+    import pyarrow
     from pyarrow import parquet
 
-    about = parquet.read_metadata(path)
-    check_unpacked(path, sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups)))
-    return parquet.read_table(path)
+    size = 0
+    for path in files:
+        about = parquet.read_metadata(path)
+        size += sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+        check_unpacked(path, size)
+    return pyarrow.concat_tables([parquet.read_table(path) for path in files])
 
 
 def text_columns(path: Path) -> list[str]:

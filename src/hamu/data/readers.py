@@ -6,8 +6,9 @@ Every reader returns `ImageData`: one array, decoded once. Only a source that st
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,16 @@ from PIL import Image
 
 from hamu.data.images import ImageData
 from hamu.data.packed import check_unpacked, parquet_table
+from hamu.data.parts import parts_of
 from hamu.errors import HamuError, first_line
 from hamu.sources import DIGITS, HUB, existing, is_of_hub
 
 CLASSES = "classes"  # an npz may hold their names
-_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+_IMAGE_SUFFIXES = {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+}
+_OF_WINDOWS = {"thumbs.db", "desktop.ini"}
+_OF_16_BITS = ("PPM", "PNG")  # formats of which Pillow's mode "I" is 16 bits a pixel
 _LARGEST = 4096  # pixels of a side
 _MOST_CLASSES = 100_000
 _ALIASES = {"image": ("image", "img", "images", "pixel_values", "x"), "label": ("label", "labels", "fine_label", "y")}
@@ -40,9 +46,9 @@ def read_images(
 
     Args:
         source: "digits" (bundled with scikit-learn), a .parquet or .npz file, a folder with one subfolder of images
-            per class, a folder that holds "train" and "test" as such files or folders, or "hub:OWNER/NAME". Classes of
-            a folder are in the order of their names, or of their numbers if all names are numbers; its rows by class,
-            then by file name.
+            per class, a folder that holds "train" and "test" as such files or folders, or in parts (see `parts_of`), or
+            "hub:OWNER/NAME". Classes of a folder are in the order of their names, or of their numbers if all names are
+            numbers; its rows by class, then by file name.
         split: "train" or "test", for sources that have both.
         image_size: resize to this many pixels squared (bilinear); without it all images must have one size.
         num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless every image is grey.
@@ -63,18 +69,25 @@ def read_images(
     path = existing(source)
     if path.is_dir():
         path = _inner(path, split) or path
+        parts = parts_of(path, split) if path.is_dir() else []
+        if parts:
+            return _parquet(parts, path, columns, image_size, num_channels)
         if path.is_dir():
             return _folder(path, image_size, num_channels)
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return _npz(path, columns, image_size, num_channels)
-    if path.suffix == ".parquet":
-        return _parquet(path, columns, image_size, num_channels)
-    raise HamuError(f"{path} is not a data set that can be read; give .parquet, .npz, or a folder of images per class")
+    if path.suffix.lower() == ".parquet":
+        return _parquet([path], path, columns, image_size, num_channels)
+    raise HamuError(
+        f"{path} is not a data set that can be read; give images as .parquet, .npz or a folder per class, texts as "
+        f".jsonl, .json, .csv or .parquet"
+    )
 
 
 def has_test_split(source: str) -> bool:
     """Whether `read_images(source, "test")` reads something other than the training data."""
-    return source == DIGITS or (Path(source).is_dir() and _inner(Path(source), "test") is not None)
+    path = Path(source)
+    return source == DIGITS or (path.is_dir() and bool(_inner(path, "test") or parts_of(path, "test")))
 
 
 def _inner(folder: Path, split: str) -> Path | None:
@@ -176,9 +189,20 @@ def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
     classes = _in_order([child.name for child in path.iterdir() if child.is_dir() and not _is_of_tools(child.name)])
     files = [(file, number) for number, name in enumerate(classes) for file in _images_of_class(path / name)]
     if not files:
-        raise HamuError(f"{path} holds no images; expected one subfolder per class with image files in it")
+        raise HamuError(
+            f"{path} holds no images; expected one subfolder per class with image files in it, or for texts a "
+            f"train.jsonl, .json, .csv or .parquet"
+        )
     labels = np.array([number for _, number in files])
-    return _decoded(((str(file), file) for file, _ in files), labels, classes, str(path), size, channels)
+    data = _decoded(((str(file), file) for file, _ in files), labels, classes, str(path), size, channels)
+    return replace(data, left_out=_left_out(path, classes))
+
+
+def _left_out(path: Path, classes: Iterable[str]) -> tuple[str, ...]:
+    """The images beside the folders of the classes, and the files in these that are no images by their names."""
+    others = (file for name in classes for file in path.joinpath(name).iterdir() if file.is_file())
+    found = [*filter(_is_image, path.iterdir()), *(file for file in others if not _is_image(file))]
+    return tuple(sorted(str(f) for f in found if not _is_of_tools(f.name) and f.name.lower() not in _OF_WINDOWS))
 
 
 def _in_order(names: list[str]) -> tuple[str, ...]:
@@ -208,12 +232,14 @@ def _images_of_class(folder: Path) -> list[Path]:
     return found
 
 
-def _parquet(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
+def _parquet(
+    files: Sequence[Path], path: Path, columns: dict[str, str | None], size: int | None, channels: int | None
+) -> ImageData:
     import datasets
 
     try:
         # Not Dataset.from_parquet: that would leave a copy of the user's data in a cache folder.
-        table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(path)))
+        table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(files)))
     except HamuError:
         raise
     except Exception as error:  # the file itself, or what it says about its columns; the cause is kept
@@ -241,6 +267,9 @@ def _table(
 
     image = _column(table.column_names, "image", columns["image"], source)
     label = _column(table.column_names, "label", columns["label"], source)
+    kind = table.data.schema.field(label).type
+    if pyarrow.types.is_nested(kind) or isinstance(kind, pyarrow.BaseExtensionType):
+        raise HamuError(f"the labels of {source} have type {kind}; expected one number per image")
     feature = table.features[label]
     classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
     try:
@@ -275,9 +304,13 @@ def _decoded(
     size: int | None,
     channels: int | None,
 ) -> ImageData:
-    """Decode named pictures (an image, a path or bytes each) into one array."""
+    """Decode named pictures (an image, a path or bytes each) into one array.
 
-    def decode(item: tuple[str, Any]) -> np.ndarray:
+    Grey ones of 16 bits keep the upper 8. Those said to have 32 do not tell how many are used: 8 if no picture needs
+    more, else 16 in all of them.
+    """
+
+    def decode(item: tuple[str, Any]) -> np.ndarray | Image.Image:
         name, raw = item
         try:
             picture = raw if isinstance(raw, Image.Image) else Image.open(raw)
@@ -286,25 +319,30 @@ def _decoded(
                     f"{name} of {source} holds fractions, of which it is not known what is black and what is white; "
                     f"save it with whole numbers, 0 to 255"
                 )
-            if picture.mode.startswith("I"):  # 16 bits a pixel, or said to be 32: keep the upper 8 of what is used
-                values = np.asarray(picture)
-                wide = picture.mode != "I" or values.max(initial=0) > 255
-                picture = Image.fromarray((values >> 8 if wide else values).clip(0, 255).astype(np.uint8))
-            grey = picture.mode in ("1", "L")
-            picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
+            if picture.mode == "I" and picture.format not in _OF_16_BITS:
+                picture.load()
+                return picture
+            return shaped(_upper_8_bits(picture) if picture.mode.startswith("I") else picture)
         except HamuError:
             raise
         except Exception as error:  # a damaged picture can raise anything in its decoder; the cause is kept
             raise HamuError(
                 f"{name} of {source} is not a readable image: {first_line(error)}; remove or repair it"
             ) from None
+
+    def shaped(picture: Image.Image) -> np.ndarray:
+        grey = picture.mode in ("1", "L")
+        picture = picture.convert("L" if channels == 1 or (channels is None and grey) else "RGB")
         if size is not None and picture.size != (size, size):
             picture = picture.resize((size, size), Image.Resampling.BILINEAR)
         array = np.asarray(picture)
         return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
     with ThreadPoolExecutor() as pool:
-        arrays = list(pool.map(decode, items))
+        found = list(pool.map(decode, items))
+    of_32_bits = [one for one in found if isinstance(one, Image.Image)]
+    to_8_bits = _upper_8_bits if any(_most(one) > 255 for one in of_32_bits) else _lower_8_bits
+    arrays = [shaped(to_8_bits(one)) if isinstance(one, Image.Image) else one for one in found]
     if not arrays:
         raise HamuError(f"{source} is empty: it has no images")
     if len({array.shape[0] for array in arrays}) > 1:  # grey and coloured together: all become RGB
@@ -314,6 +352,19 @@ def _decoded(
         listed = ", ".join("x".join(map(str, shape[1:])) for shape in shapes[:3])
         raise HamuError(f"the images of {source} differ in size ({listed}, ...); give --image_size to resize them")
     return _image_data(np.stack(arrays), labels, classes, source, np.arange(len(arrays)))
+
+
+def _most(picture: Image.Image) -> int:
+    return int(np.asarray(picture).max(initial=0))
+
+
+def _upper_8_bits(picture: Image.Image) -> Image.Image:
+    """Of 16 bits a pixel."""
+    return Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
+
+
+def _lower_8_bits(picture: Image.Image) -> Image.Image:
+    return Image.fromarray(np.asarray(picture).clip(0, 255).astype(np.uint8))
 
 
 def _image_data(

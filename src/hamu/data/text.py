@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,13 +78,18 @@ class TextRecords:
         They begin as the answers do: with the same prefix, and the same space behind it.
 
         Raises:
-            HamuError: if a record has no such column.
+            HamuError: if a record has no such column, or there something else than a text or a list of texts.
         """
         found, rows = [], []
         for row, record in zip(self.rows.tolist(), self.records, strict=True):
             value = record.fields.get(column)
             if not value:
                 raise HamuError(f"row {row} of {self.source} has no {column}; this figure needs one for each record")
+            other = _other_than_texts(value)
+            if other is not None:
+                raise HamuError(
+                    f"row {row} of {self.source} has {other} in {column}; expected a text, or a list of texts"
+                )
             said = record.answer.removeprefix(record.answer_prefix)
             lead = record.answer_prefix + said[: len(said) - len(said.lstrip())]
             for answer in [value] if isinstance(value, str) else value:
@@ -91,6 +97,29 @@ class TextRecords:
                 found.append(replace(record, answer=lead + answer, messages=messages))
                 rows.append(row)
         return TextRecords(tuple(found), self.source, torch.tensor(rows))
+
+
+def _other_than_texts(value: Any) -> str | None:
+    """What a cell of answers has instead of them; None if it is a text, or a list of texts with something in each."""
+    if isinstance(value, str):
+        return "a list written as text" if _is_list_as_text(value) else None
+    if not isinstance(value, list):
+        return f"a value of type {type(value).__name__}"
+    wrong = [one for one in value if not (isinstance(one, str) and one.strip())]
+    if not wrong:
+        return None
+    kind = type(wrong[0]).__name__
+    return "a list with an empty text" if kind == "str" else f"a list with a value of type {kind}"
+
+
+def _is_list_as_text(text: str) -> bool:
+    """Such as "['a', 'b']", which CSV has of a list."""
+    if not text.lstrip().startswith("["):
+        return False
+    try:
+        return isinstance(ast.literal_eval(text.strip()), list)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
 
 
 @dataclass(frozen=True, eq=False)

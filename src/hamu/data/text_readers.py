@@ -11,13 +11,15 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hamu.data.packed import parquet_table, text_columns
+from hamu.data.parts import parts_of
 from hamu.data.text import TextRecord, TextRecords
 from hamu.errors import HamuError, first_line
 from hamu.sources import HUB, MINIATURE, existing, is_of_hub
@@ -27,6 +29,7 @@ _MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
 QUESTION_TEMPLATE = "Question: {question}\nAnswer:"
 _ALPACA = ("instruction", "output")
 _PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), _ALPACA)
+_NAME = re.compile(r"[\w()/#:.-]*( [\w()/#:.-]+){0,2}")  # of a column: at most three words
 _CONVERSATIONS = ("messages", "conversations")
 
 
@@ -75,19 +78,19 @@ def is_text(source: str) -> bool:
 
     Data sets of the hub can be either, and are taken for images.
     """
-    if source == MINIATURE or source.endswith((".jsonl", ".json", ".csv")):
+    if source == MINIATURE or source.lower().endswith((".jsonl", ".json", ".csv")):
         return True
     path = Path(source)
     if path.is_dir():
         inner = _inner(path, "train")
-        return inner is not None and is_text(str(inner))
-    columns = text_columns(path) if path.suffix == ".parquet" and path.is_file() else []
+        return bool(inner) and is_text(str(inner[0]))
+    columns = text_columns(path) if path.suffix.lower() == ".parquet" and path.is_file() else []
     return "text" in columns or any(set(shape) <= set(columns) for shape in (*_PAIRS, *((c,) for c in _CONVERSATIONS)))
 
 
 def has_test_split(source: str) -> bool:
     """Whether `read_text(source, "test")` reads something other than the training data."""
-    return source == MINIATURE or (Path(source).is_dir() and _inner(Path(source), "test") is not None)
+    return source == MINIATURE or (Path(source).is_dir() and bool(_inner(Path(source), "test")))
 
 
 def matching(texts: TextRecords, expression: str) -> list[int]:
@@ -109,12 +112,24 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     chosen = []
     for position, record in enumerate(texts.records):
         if column not in record.fields:
-            has = ", ".join(map(str, record.fields))
+            has = _names(record.fields, texts.source)
             raise HamuError(f"record {position} of {texts.source} has no column {column}; it has {has}")
         written = _written(record.fields[column])
         if any(map(found, written)) if found else (value in written) == (operator == "="):
             chosen.append(position)
     return chosen
+
+
+def _names(columns: Iterable[Any], source: str) -> str:
+    """The names of columns, for a message.
+
+    Raises:
+        HamuError: if they are not all names: without its header, a file's first record stands there.
+    """
+    names = [str(column) for column in columns]
+    if not all(len(name) <= 40 and _NAME.fullmatch(name) for name in names):
+        raise HamuError(f"{source} has {len(names)} columns whose names are texts; does the file lack its header?")
+    return ", ".join(names)
 
 
 def _written(value: Any) -> set[str]:
@@ -126,37 +141,57 @@ def _rows(source: str, split: str) -> Iterable[Any]:
     if is_of_hub(source):
         return _hub(source, split)
     path = _MINIATURE if source == MINIATURE else existing(source)
-    if path.is_dir():
-        inner = _inner(path, split)
-        if inner is None:
-            raise HamuError(f"{path} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
-        path = inner
-    if path.suffix == ".parquet":
-        return _parquet(path)
-    if path.suffix not in SUFFIXES:
-        raise HamuError(f"{path} is not text that can be read; give .jsonl, .json, .csv or .parquet")
+    files = _inner(path, split) if path.is_dir() else [path]
+    if not files:
+        raise HamuError(f"{path} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
+    suffix = files[0].suffix.lower()
+    if suffix == ".parquet":
+        return _parquet(files, path)
+    (path,) = files
+    if suffix not in SUFFIXES:
+        raise HamuError(
+            f"{path} is not text that can be read; give texts as .jsonl, .json, .csv or .parquet, images as .parquet, "
+            f".npz or a folder per class"
+        )
     try:
         content = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise HamuError(f"{path} is not UTF-8 text: {error}") from error
-    return _csv(content, path) if path.suffix == ".csv" else _json(content, path)
+    return _csv(content, path) if suffix == ".csv" else _json(content, path)
 
 
-def _inner(folder: Path, split: str) -> Path | None:
-    return next((folder / f"{split}{s}" for s in SUFFIXES if (folder / f"{split}{s}").is_file()), None)
+def _inner(folder: Path, split: str) -> list[Path]:
+    """The file of a split, or its parts; none if it has neither."""
+    files = {file.name.lower(): file for file in sorted(folder.iterdir()) if file.is_file()}
+    found = next((files[f"{split}{suffix}"] for suffix in SUFFIXES if f"{split}{suffix}" in files), None)
+    return parts_of(folder, split) if found is None else [found]
 
 
 def _csv(content: str, path: Path) -> list[Any]:
     csv.field_size_limit(2**31 - 1)  # by default a cell ends at 131,072 characters
     reader = csv.DictReader(io.StringIO(content, newline=""), strict=True)
+    rows = []
     try:
-        return list(reader)
+        columns = list(reader.fieldnames or [])
+        twice = next((name for name in columns if name and columns.count(name) > 1), None)
+        if twice is not None:
+            all_names = _names(columns, str(path))
+            raise HamuError(f"{path} has the column {twice} twice, among {all_names}; rename or remove one")
+        for row in reader:
+            beyond = row.get(None)
+            if beyond is not None:
+                raise HamuError(
+                    f"line {reader.line_num} of {path} has {len(columns) + len(beyond)} cells, the header "
+                    f"{len(columns)}; put a text with commas in quotes"
+                )
+            rows.append(row)
     except csv.Error as error:
         raise HamuError(f"line {reader.line_num} of {path} cannot be read as CSV: {error}") from error
+    return rows
 
 
 def _json(content: str, path: Path) -> list[Any]:
-    """One JSON list, or a JSON value per line."""
+    """One JSON list, a JSON value per line, or one over several lines."""
     if content.lstrip()[:1] == "[":
         try:
             return list(json.loads(content))
@@ -168,16 +203,18 @@ def _json(content: str, path: Path) -> list[Any]:
             try:
                 rows.append(json.loads(line))
             except (ValueError, RecursionError) as error:
+                with suppress(ValueError, RecursionError):
+                    return [json.loads(content)]
                 why = getattr(error, "msg", first_line(error))
                 raise HamuError(f"line {number} of {path} cannot be read as JSON: {why}") from error
     return rows
 
 
-def _parquet(path: Path) -> list[Any]:
+def _parquet(files: Sequence[Path], path: Path) -> list[Any]:
     import pyarrow
 
     try:
-        return list(parquet_table(path).to_pylist())
+        return list(parquet_table(files).to_pylist())
     except HamuError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -220,7 +257,7 @@ def _shape(
         pair = (prompt_column or "question", answer_column or "answer")
         missing = [name for name in pair if name not in columns]
         if missing:
-            raise HamuError(f"{source} has no column {missing[0]}; it has {', '.join(map(str, columns))}")
+            raise HamuError(f"{source} has no column {missing[0]}; it has {_names(columns, source)}")
     else:
         conversation = next((name for name in _CONVERSATIONS if name in columns), None)
         if conversation:
@@ -230,7 +267,7 @@ def _shape(
             return lambda number, row: TextRecord("", cell(number, row, "text"), row)
         if found is None:
             raise HamuError(
-                f"{source} has the columns {', '.join(map(str, columns)) or 'none'}; expected question and answer, "
+                f"{source} has the columns {_names(columns, source) or 'none'}; expected question and answer, "
                 f"prompt and completion, messages, or text; name others with --prompt_column and --answer_column"
             )
         pair = found

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hamu.errors import HamuError
 from hamu.evaluation.membership import membership_inference
 from hamu.evaluation.predictions import Predictions
 
@@ -35,7 +36,16 @@ def classifier_report(
         the differences in each set, see there; `against_retain_model_per_class`, by set and class; and
         `retain_model`, with the reference's own `membership_inference` and the `membership_inference_difference` of
         `accuracy` and `auc`, ours less its (None where one of them is).
+
+    Raises:
+        HamuError: if the retain model has another number of classes.
     """
+    for name, theirs in (reference or {}).items():
+        if theirs.logits.shape[-1] != predictions[name].logits.shape[-1]:
+            raise HamuError(
+                f"the model has {predictions[name].logits.shape[-1]} classes, the retain model "
+                f"{theirs.logits.shape[-1]}; both need the same"
+            )
     sets, others = (_with_test_without(one, target_class) for one in (predictions, reference or {}))
     report: dict[str, Any] = {name: _figures(p, classes) for name, p in sets.items() if len(p.labels)}
     report["membership_inference"] = _inference(predictions, seed)

@@ -67,7 +67,7 @@ def generate_answers(
                 no_repeat_ngram_size=0,
                 use_cache=True,
                 pad_token_id=tokenizer.pad_token_id,
-                eos_token_id=ends,
+                eos_token_id=ends or None,
             )
             texts = tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
             for place, text in zip(places, texts, strict=True):

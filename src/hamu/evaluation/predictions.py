@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from hamu.errors import HamuError
 from hamu.modes import evaluating
 from hamu.objectives import Scored, predict_logits
 
@@ -96,6 +97,9 @@ def predict(
 
     Returns:
         The predictions, in the data's order.
+
+    Raises:
+        HamuError: if the data set is empty.
     """
     logits, labels = [], []
     for batch, moved in _batches(model, DataLoader(data, batch_size=batch_size, collate_fn=collate)):
@@ -123,6 +127,9 @@ def predict_tokens(
 
     Returns:
         The predictions, in the data's order.
+
+    Raises:
+        HamuError: if the data set is empty.
     """
     items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     order = sorted(range(len(items)), key=lambda i: -len(items[i]["input_ids"]))
@@ -160,7 +167,10 @@ def _moments(log_p: Tensor) -> tuple[Tensor, Tensor]:
 
 def _batches(model: nn.Module, loader: DataLoader[Any]) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Tensor]]]:
     """Each batch as it is and on the model's device, the model in evaluation mode meanwhile."""
-    device = next(model.parameters()).device
+    device, any_batch = next(model.parameters()).device, False
     with evaluating(model):
         for batch in loader:
+            any_batch = True
             yield batch, {key: value.to(device) for key, value in batch.items()}
+    if not any_batch:
+        raise HamuError("the data set is empty: it has no record to predict")

@@ -14,8 +14,10 @@ HAMU-Q has g_o = g_r, g_c = g_f (Problem 1, Proposition 4.3); HAMU-U has g_o = -
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
 from typing import ClassVar, Literal
 
 import torch
@@ -44,10 +46,14 @@ class _Hamu(Method):
     stopping: StoppingRule | Criterion = "aggregate"
 
     def __post_init__(self) -> None:
-        _ = self.stopping_rule  # a wrong criterion is an error now, not at the first step
-        if not (self.constraint > 0 and math.isfinite(self.constraint)):
+        if not isinstance(self.stopping, str | StoppingRule):
             raise HamuError(
-                f"constraint {self.constraint} must be a positive number: the loss change to demand per unit of "
+                f"stopping {self.stopping!r} must be aggregate, any, global or off, or a StoppingRule that has one"
+            )
+        _ = self.stopping_rule  # a wrong criterion is an error now, not at the first step
+        if not _is_positive(self.constraint):
+            raise HamuError(
+                f"constraint {self.constraint!r} must be a positive number: the loss change to demand per unit of "
                 f"learning rate (the paper uses 0.5)"
             )
         if self.constraint_mode not in ("absolute", "relative"):
@@ -57,8 +63,8 @@ class _Hamu(Method):
         if isinstance(self.radius, str):
             if self.radius != "gradient":
                 raise HamuError(f'radius {self.radius!r} is unknown; use "gradient" or a positive number (R/η)')
-        elif not (self.radius > 0 and math.isfinite(self.radius)):
-            raise HamuError(f'radius {self.radius} must be positive (R/η), or "gradient"')
+        elif not _is_positive(self.radius):
+            raise HamuError(f'radius {self.radius!r} must be positive (R/η), or "gradient"')
         if self.on_infeasible not in ("stop", "clamp", "skip"):
             raise HamuError(f"on_infeasible {self.on_infeasible!r} is unknown; choose stop, clamp or skip")
         if isinstance(self.distribution, str):
@@ -67,7 +73,11 @@ class _Hamu(Method):
                     f"distribution {self.distribution!r} is unknown; choose norm_product, uniform or give one "
                     f"share per block"
                 )
-        elif not all(0 <= share < math.inf for share in self.distribution) or not sum(self.distribution) > 0:
+        elif not (
+            isinstance(self.distribution, Iterable)
+            and all(0 <= share < math.inf for share in self.distribution)
+            and sum(self.distribution) > 0
+        ):
             raise HamuError("the shares of the constraint must be finite, non-negative and not all zero")
         else:
             object.__setattr__(self, "distribution", tuple(self.distribution))
@@ -185,6 +195,11 @@ class _Hamu(Method):
             swapped=self._swapped,
             margin=self.stopping_rule.margin,
         )
+
+
+def _is_positive(value: object) -> bool:
+    """Whether it is a finite number above 0."""
+    return isinstance(value, Real | Tensor) and 0 < float(value) < math.inf
 
 
 @lru_cache(maxsize=8)

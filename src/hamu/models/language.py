@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -179,7 +179,9 @@ def load_language_model(
     check_is_saved(source)
     base_of_adapter = base_of(source, base_model)
     base = base_of_adapter or source
-    model = from_pretrained(AutoModelForCausalLM, base, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code)
+    model = from_pretrained(
+        AutoModelForCausalLM, base, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code, all_of_it=True
+    )
     model.config.use_cache = False
     if base_of_adapter is not None:
         model = _with_saved_adapter(model, source)
@@ -305,7 +307,8 @@ def check_reads(model: Any, data: TextData) -> None:
     """Check that the model can read this data, in the end by trying its shortest record.
 
     Raises:
-        HamuError: if the model has no trainable parameter, or vocabulary or length do not fit.
+        HamuError: if the model has no trainable parameter, vocabulary or length do not fit, or a later token changes
+            what it says before.
     """
     trainable_parameters(model)
     highest = max(int(ids.max()) for ids in data.tokens)
@@ -319,13 +322,27 @@ def check_reads(model: Any, data: TextData) -> None:
         raise HamuError(
             f"a record of {data.texts.source} has {longest} tokens, the model reads {most}; give --max_length {most}"
         )
-    shortest = min(range(len(data)), key=lambda i: len(data.tokens[i]))
-    device = next(model.parameters()).device
+    shortest = min(data.tokens, key=lambda ids: (len(ids) < 2, len(ids))).long()
+    changed = shortest.clone()
+    changed[-1] = (shortest[-1] + 1) % rows
+    both = torch.stack([shortest, changed]).to(next(model.parameters()).device)
     try:
         with torch.no_grad(), evaluating(model):
-            predict_logits(model, {"input_ids": data[shortest]["input_ids"][None].to(device)})
+            before_last = predict_logits(model, {"input_ids": both})[:, :-1].float()
     except (ValueError, RuntimeError, IndexError) as error:
         raise HamuError(f"the model cannot read the records of {data.texts.source}: {first_line(error)}") from error
+    if _differ(*before_last, precision=next(p.dtype for p in model.parameters() if p.is_floating_point())):
+        kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+        raise HamuError(
+            f"a model of type {kind} is no causal language model: its predictions change with tokens that come later; "
+            f"give one that was trained to predict the next token"
+        )
+
+
+def _differ(one: Tensor, other: Tensor, *, precision: torch.dtype) -> bool:
+    """Whether logits differ by more than rounding does."""
+    share = min(100 * torch.finfo(precision).eps, 0.05)
+    return bool(((one - other).abs() > share * one.abs().max()).any()) if one.numel() else False
 
 
 def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:

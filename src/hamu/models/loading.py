@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.modes import evaluating
 from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
+
+_MADE_ANEW = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")  # not trained
+
+_NUMBER = re.compile(r"(LABEL_)?\d+")  # as a name: what transformers calls a class that has none
 
 
 def new_classifier(
@@ -120,7 +124,9 @@ def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any
     return load_processor(source.removeprefix(HUB), local=local, trust_remote_code=trust_remote_code)
 
 
-def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False) -> Any:
+def from_pretrained(
+    kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False, all_of_it: bool = False
+) -> Any:
     """A whole saved model of a kind, from safetensors alone.
 
     Args:
@@ -128,9 +134,11 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bo
         source: a folder, or "hub:OWNER/NAME".
         dtype: of its weights.
         trust_remote_code: run the code that comes with it; that can do anything.
+        all_of_it: refuse weights that this kind has no place for; masks and positions of older versions are none.
 
     Raises:
-        HamuError: if it cannot be loaded, or lacks a weight, which would be drawn at random.
+        HamuError: if it cannot be loaded, lacks a weight, which would be drawn at random, or has one of another shape
+            than its config.json says.
     """
     is_local = not is_of_hub(source)
     with readable(f"the model {source}"):
@@ -149,10 +157,28 @@ def from_pretrained(kind: Any, source: str, *, dtype: Any, trust_remote_code: bo
                 f"out of its config.json"
             )
         model, found = kind.from_pretrained(
-            where, config=config, use_safetensors=True, dtype=dtype, output_loading_info=True, **settings
+            where,
+            config=config,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else transformers says which in its log alone
+            **settings,
+        )
+    if found["mismatched_keys"]:
+        name, saved, wanted = min(found["mismatched_keys"])
+        raise HamuError(
+            f"the model {source} has {name} as {tuple(saved)}, by its config.json it is {tuple(wanted)}; put back the "
+            f"config.json that the weights were saved with"
         )
     if found["missing_keys"]:
         raise HamuError(f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy")
+    without_a_place = {name for name in found["unexpected_keys"] if not _MADE_ANEW.search(name)}
+    if all_of_it and without_a_place:
+        raise HamuError(
+            f"the model {source} has {min(without_a_place)}, for which a {type(model).__name__} has no place, and "
+            f"which would be lost; it is of another kind"
+        )
     return model
 
 
@@ -168,6 +194,27 @@ def class_names(source: str) -> tuple[str, ...] | None:
         return None
     ordered = tuple(names.get(number, "") for number in range(len(names)))
     return ordered if "" not in ordered and len(set(ordered)) == len(ordered) else None
+
+
+def check_as_many_classes(source: str, retain_source: str) -> None:
+    """Check that two saved classifiers can be compared, by their configurations; none is fetched from the hub for it.
+
+    Raises:
+        HamuError: if one has more classes than the other.
+    """
+    ours, theirs = map(_number_of_classes, (source, retain_source))
+    if ours is not None and theirs is not None and ours != theirs:
+        raise HamuError(
+            f"the model {source} has {ours} classes, the retain model {retain_source} {theirs}; both need the same"
+        )
+
+
+def _number_of_classes(source: str) -> int | None:
+    """None if the configuration is not here, or cannot be read."""
+    try:
+        return int(AutoConfig.from_pretrained(source.removeprefix(HUB), local_files_only=True).num_labels)
+    except Exception:  # whatever is wrong with it is said when it is loaded
+        return None
 
 
 class NeedsCode(HamuError):
@@ -287,6 +334,7 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
             f"both need the same classes in the same order"
         )
+    _check_same_names([str(name) for name in names.values()], data.classes)
     device = next(model.parameters()).device
     try:
         with torch.no_grad(), evaluating(model):
@@ -297,6 +345,21 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
             f"{first_line(error)}; give --image_size {size} to resize them"
         ) from error
+
+
+def _check_same_names(ours: Sequence[str], theirs: Sequence[str]) -> None:
+    """Check that the names of a model's classes are not all others than those of the data; numbers are no names."""
+    if set(ours) & set(theirs) or not all(any(not _NUMBER.fullmatch(name) for name in one) for one in (ours, theirs)):
+        return
+    if {name.casefold() for name in ours} & {name.casefold() for name in theirs}:
+        raise HamuError(
+            f"the model writes its classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, ...; they "
+            f"differ in upper and lower case: write them alike"
+        )
+    raise HamuError(
+        f"the model has the classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, ..., and no name is "
+        f"the same, so that it is not known which is which; name them alike"
+    )
 
 
 def _are_numbers(values: Any, many: int, above: float | None) -> bool:
