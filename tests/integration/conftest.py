@@ -104,7 +104,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def wait(self):
+        deadline = time.monotonic() + 120
         while self.poll() is None:
+            assert time.monotonic() < deadline, f"process {self.pid} does not end"
             time.sleep(0.01)
 
 
