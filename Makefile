@@ -7,8 +7,9 @@ BIN := .venv/bin
 demo: venv
 	$(BIN)/hamu demo --overwrite
 
+# A file stays with one process, for its fixtures. In the order of their names the long ones come first.
 test: venv
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder --durations=25
 
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -1,13 +1,18 @@
-"""Runs cases in one or several processes and saves the weights that they end with: worker.py FOLDER STEPS CASE...
+"""Runs cases in one or several processes and saves the weights that they end with: worker.py FOLDER PROCESSES CASES
 
-With HAMU_SAVE each run saves a checkpoint at its last step; with HAMU_RESUME=FOLDER each resumes from the checkpoint
-that the same case saved there, whatever number of processes and layout it had.
+CASES are JSON, settings by name; see `run`. The processes are forked when the libraries are loaded, which takes far
+longer than the steps of a case; otherwise they are as torchrun starts them.
 """
 
+import faulthandler
+import json
 import os
+import signal
 import sys
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 import transformers
@@ -18,7 +23,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 import hamu.guard
 import hamu.training.preparation
 import hamu.training.trainer
-from hamu import UnlearnConfig, UnlearnTrainer
+from hamu import HamuError, UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.distributed import SplitPairing, leave, processes, rank
 from hamu.evaluation import predict
@@ -27,6 +32,7 @@ from hamu.models.language import AdapterSettings, with_adapter
 
 transformers.utils.logging.set_verbosity_error()
 GLOBAL_BATCH = 12
+HANGS = 600  # seconds after which a process that waits for another one ends
 
 
 class ConvNet(nn.Module):
@@ -82,10 +88,9 @@ def rounded(measure):
 
 
 class Parting(TrainerCallback):
-    """Moves a weight of one process after the first step, and has the weights compared after every one."""
+    """Moves a weight of one process after every step."""
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
-        hamu.training.trainer._COMPARED_EVERY = 1
         with torch.no_grad():
             model.get_parameter("conv.bias")[0] += 1e-7 * rank()
 
@@ -117,15 +122,42 @@ def problem(kind):
     return model if kind == "rough" else model.double(), texts(31, 1), texts(10, 2), TextCollator(0)
 
 
-def run(case, folder, steps):
-    kind, method, accumulation, optimizer, *pairing = case.split("/")
+@contextmanager
+def altered(how):
+    """The library as some cases need it."""
+    with ExitStack() as changes:
+
+        def change(where, name, to):
+            changes.enter_context(mock.patch.object(where, name, to))
+
+        if "small" in how:  # buckets of a few numbers: every tensor is cut over several
+            change(hamu.training.preparation, "SplitPairing", partial(SplitPairing, bucket=50))
+        if "rounded" in how:  # as another processor would
+            for name in ("measure", "refined"):
+                change(GramMeter, name, rounded(getattr(GramMeter, name)))
+            sums = hamu.guard._dot
+            change(hamu.guard, "_dot", lambda *given: sums(*given) * (1 + 1e-6 * rank()))
+        if "parted" in how:  # the weights are compared after every step
+            change(hamu.training.trainer, "_COMPARED_EVERY", 1)
+        yield
+
+
+def run(case, folder, steps, saves=False, resumes=None, target=None):
+    """One case.
+
+    Args:
+        case: "kind/method/accumulation/optimizer", and after another slash what is special, words with hyphens between.
+        folder: of what is saved.
+        steps: how many, with those before a checkpoint.
+        saves: whether to leave a checkpoint at the last step.
+        resumes: the folder where the same case, in any number of processes and any layout, left one half way.
+        target: the forget loss at which to end.
+    """
+    kind, method, accumulation, optimizer, *how = case.split("/")
+    how = set("".join(how).split("-"))
     model, retain, forget, collate = problem(kind)
-    spoiled = pairing[0].split("-")[0] if pairing and pairing[0].startswith(("spoiled", "infinite")) else ""
-    if spoiled:
-        pairing = pairing[0].split("-")[1:]
-    sharing = processes() if pairing in ([], ["shard"], ["rounded"], ["parted"]) else processes() // 2
-    each = GLOBAL_BATCH // sharing // int(accumulation)
-    saves, resumed = os.environ.get("HAMU_SAVE"), os.environ.get("HAMU_RESUME")
+    is_split = bool(how & {"split", "small", "unequal"})
+    each = GLOBAL_BATCH // (processes() // 2 if is_split else processes()) // int(accumulation)
     start = "-".join((kind, method, accumulation, optimizer))
     args = UnlearnConfig(
         output_dir=str(folder / start), method=method, max_steps=steps, per_device_train_batch_size=each,
@@ -133,50 +165,74 @@ def run(case, folder, steps):
         gradient_accumulation_steps=int(accumulation), learning_rate=0.05 if optimizer == "sgd" else 0.005,
         optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
         disable_tqdm=True, min_forget_loss=1e-9,
-        target_forget_loss=float(os.environ["HAMU_TARGET"]) if "HAMU_TARGET" in os.environ else None,
-        pairing="split" if pairing == ["split"] else "sequential", shard=pairing == ["shard"],
-        trust_region=kind == "rough", guarantee="exact" if optimizer == "adamw_torch" and pairing == ["rounded"] else
+        target_forget_loss=target, pairing="split" if is_split else "sequential", shard="shard" in how,
+        trust_region=kind == "rough", guarantee="exact" if optimizer == "adamw_torch" and "rounded" in how else
         "first_order", freeze_batchnorm=kind != "batchnorm",
     )  # fmt: skip
-    small = pairing == ["small"]
-    if small:  # buckets of a few numbers: every tensor is cut over several
-        args.pairing = "split"
-        hamu.training.preparation.SplitPairing = partial(SplitPairing, bucket=50)
-    if pairing[:1] == ["rounded"]:  # as another processor would
-        for name in ("measure", "refined"):
-            setattr(GramMeter, name, rounded(getattr(GramMeter, name)))
-        sums = hamu.guard._dot
-        hamu.guard._dot = lambda *given: sums(*given) * (1 + 1e-6 * rank())
-    if pairing == ["unequal"]:
-        args.pairing = "split"
+    if "unequal" in how:
         with torch.no_grad():
             model.get_parameter("conv.bias")[0] += 1e-7 * rank()
-    if spoiled:
-        model.rules_out_one_more = spoiled == "infinite"
-        collate = Spoiling(collate, 1 if pairing == ["split"] else 2, of_loss=spoiled == "infinite")
-    trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
-    trainer.remove_callback(PrinterCallback)
-    if pairing == ["parted"]:
-        trainer.add_callback(Parting())
-    trainer.train(resume_from_checkpoint=f"{resumed}/{start}/checkpoint-{steps // 2}" if resumed else None)
-    trainer.evaluate()
+    if how & {"spoiled", "infinite"}:
+        model.rules_out_one_more = "infinite" in how
+        collate = Spoiling(collate, 1 if is_split else 2, of_loss="infinite" in how)
+    with altered(how):
+        trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
+        trainer.remove_callback(PrinterCallback)
+        if "parted" in how:
+            trainer.add_callback(Parting())
+        trainer.train(resume_from_checkpoint=f"{resumes}/{start}/checkpoint-{steps // 2}" if resumes else None)
+        trainer.evaluate()
     found = {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad}
     log = [{k: v for k, v in e.items() if isinstance(v, float)} for e in trainer.state.log_history if "taken" in e]
-    torch.save(
-        {
-            "weights": found,
-            "log": log,
-            "promise": trainer.promise,
-            "ended": trainer.stop_reason,
-            "losses": {name: one.losses for name, one in trainer.predictions.items()},
-            "own losses": predict(model, retain, 8, collate).losses if kind == "batchnorm" else None,
-        },
-        folder / f"{case.replace('/', '-')}-{rank()}.pt",
-    )
+    return {
+        "weights": found,
+        "log": log,
+        "promise": trainer.promise,
+        "ended": trainer.stop_reason,
+        "losses": {name: one.losses for name, one in trainer.predictions.items()},
+        "own losses": predict(model, retain, 8, collate).losses if kind == "batchnorm" else None,
+    }
 
 
 def _whole(parameter):
     return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().clone()
+
+
+def fork(number):
+    """Go on as each of so many processes, in the environment that torchrun makes; one that fails ends the others."""
+    port = 10_000 + os.getpid() % 20_000  # of those that the system gives to nobody by itself
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(number))
+    children = set()
+    for each in range(number):
+        child = os.fork()
+        if not child:
+            os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(each))
+            return
+        children.add(child)
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
+    sys.exit()
+
+
+def run_all(folder, cases):
+    """Those that are to fail leave what they say, the others what `run` returns."""
+    for case, settings in cases.items():
+        print(f"process {rank()}: {case}", file=sys.stderr)
+        fails = settings.pop("fails", False)
+        try:
+            found = run(case, folder, **settings)
+            assert not fails, "it does not fail"
+        except HamuError as error:
+            if not fails:
+                raise
+            found = str(error)
+        torch.save(found, folder / f"{case.replace('/', '-')}-{rank()}.pt")
 
 
 if __name__ == "__main__":
@@ -184,6 +240,8 @@ if __name__ == "__main__":
     import recorded_errors
 
     recorded_errors.record()
-    for name in sys.argv[3:]:
-        run(name, Path(sys.argv[1]), int(sys.argv[2]))
+    if int(sys.argv[2]) > 1:
+        fork(int(sys.argv[2]))
+    faulthandler.dump_traceback_later(HANGS, exit=True)
+    run_all(Path(sys.argv[1]), json.loads(sys.argv[3]))
     leave()

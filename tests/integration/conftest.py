@@ -3,19 +3,22 @@
 import gc
 import importlib
 import os
+import shutil
 import signal
 import sys
 import time
 
+import numpy as np
 import pytest
 import transformers
+from small_models import save_fine_tuned
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.cli import main
 from hamu.compare import children
-from hamu.data import forget_class, pixel_statistics, read_images
+from hamu.data import forget_class, pixel_statistics, read_images, read_text
 from hamu.models import new_classifier
 from hamu.training import TrainConfig, train_original
 
@@ -48,6 +51,31 @@ def saved_model(digits, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def saved_text_model(tmp_path_factory):
+    """The folder of a tiny Llama that was trained on the first 48 records of miniature."""
+    folder = tmp_path_factory.mktemp("text-original")
+    save_fine_tuned(folder, read_text("miniature").records[:48])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished_images(tmp_path_factory, saved_model):
+    """A folder to copy, with data, a model, and a run that has unlearned a class of these data from it."""
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "data").mkdir()
+    for name, most in (("train", 300), ("test", 120)):
+        digits = read_images("digits", name).select(range(most))
+        np.savez(folder / f"data/{name}.npz", images=digits.pixels[:, 0].numpy(), labels=digits.labels.numpy())
+    shutil.copytree(saved_model, folder / "original")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["unlearn", "--data", "data", "--model", "original", "--retain_model", "original",
+                     "--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off", "--forget_class", "3",
+                     "--learning_rate", "0.1", "--output_dir", "run"]) == 0  # fmt: skip
+    return folder
+
+
 @pytest.fixture
 def model(saved_model):
     from hamu.models import load_classifier
@@ -69,6 +97,19 @@ def trainer_of(problem, tmp_path):
         return trainer
 
     return make
+
+
+@pytest.fixture
+def cli(capfd, tmp_path, monkeypatch):
+    """Runs a command in an empty folder; returns its exit code, its output and what it said on standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*argv):
+        code = main([str(a) for a in argv])
+        captured = capfd.readouterr()
+        return code, " ".join(captured.out.split()), captured.err
+
+    return call
 
 
 class Forked:
@@ -104,7 +145,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def wait(self):
+        deadline = time.monotonic() + 120
         while self.poll() is None:
+            assert time.monotonic() < deadline, f"process {self.pid} does not end"
             time.sleep(0.01)
 
 

@@ -109,11 +109,9 @@ def test_wrong_options_are_one_line(assess):
     assert "0 for no curvature" in screen
 
 
-def test_a_language_model_and_its_adapter(tmp_path, capsys):
+def test_a_language_model_and_its_adapter(tmp_path, capsys, saved_text_model):
     data = ["--data", "miniature", "--max_length", "96", "--per_device_train_batch_size", "32"]
-    few = ["--max_steps", "2", "--output_dir", str(tmp_path / "original")]
-    assert main(["train", *data, "--model", "tiny-llama", *few]) == 0
-    problem = [*data, "--model", str(tmp_path / "original/model"), "--forget_filter", "author~^V"]
+    problem = [*data, "--model", str(saved_text_model), "--forget_filter", "author~^V"]
     problem += ["--constraint_mode", "relative", "--assess_batches", "2"]
     assert main(["assess", *problem, "--curvature_samples", "4", "--output_dir", str(tmp_path / "whole")]) in (0, 3, 4)
     found = json.loads((tmp_path / "whole/assess.json").read_text())
@@ -126,17 +124,15 @@ def test_a_language_model_and_its_adapter(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["image", "text"])
-def test_records_in_conflict_are_those_of_backward_passes_on_trained_networks(kind, tmp_path, saved_model, problem):
+def test_records_in_conflict_are_those_of_backward_passes_on_trained_networks(
+    kind, saved_model, saved_text_model, problem
+):
     """A trained network bends: with too long a step the two forward passes would rank its records at random."""
     if kind == "image":
         model, data, collator = load_classifier(str(saved_model)), problem, collate
         retain, forget = data.retain, data.forget.select(range(40))
     else:
-        source = ["--data", "miniature", "--max_length", "96", "--per_device_train_batch_size", "32"]
-        few = ["--max_steps", "30", "--learning_rate", "0.003", "--output_dir", str(tmp_path / "original")]
-        assert main(["train", *source, "--model", "tiny-llama", *few]) == 0
-        tokenizer = load_tokenizer(str(tmp_path / "original/model"))
-        model = load_language_model(str(tmp_path / "original/model"))
+        tokenizer, model = load_tokenizer(str(saved_text_model)), load_language_model(str(saved_text_model))
         texts = encode(read_text("miniature"), tokenizer, 96)
         retain, forget, collator = texts.select(range(40, 100)), texts.select(range(24)), TextCollator(0)
     found = assess_in_python(model, retain, forget, collate=collator, batch_size=64, curvature_samples=0)

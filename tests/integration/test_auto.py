@@ -41,7 +41,7 @@ def test_it_ends_at_the_target_within_the_budget(model, trainer_of, problem):
 
 
 def test_it_ends_at_the_budget_with_a_model_that_keeps_it(model, trainer_of, problem):
-    trainer = by_goal(trainer_of, model, problem, 1e6, 0.0005, max_steps=100, per_device_train_batch_size=64)
+    trainer = by_goal(trainer_of, model, problem, 1e6, 0.0005, max_steps=30, per_device_train_batch_size=64)
     assert "the goal is not reached" in trainer.steering.outcome
     assert any(row["retain_loss"] > trainer.steering._start.retain_loss + 0.0005 for row in trainer.steering.history)
     now = trainer.steering._measure()

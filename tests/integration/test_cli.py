@@ -23,19 +23,6 @@ from hamu.training import TrainConfig
 FAST = ["--per_device_train_batch_size", "256", "--max_steps", "2"]
 
 
-@pytest.fixture
-def cli(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder; returns its exit code, its output and what it said on standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*argv):
-        code = main([str(a) for a in argv])
-        captured = capsys.readouterr()
-        return code, " ".join(captured.out.split()), captured.err
-
-    return call
-
-
 def test_train_unlearn_evaluate_from_end_to_end(cli, tmp_path):
     original = ["--recipe", "digits", "--num_train_epochs", "1"]
     assert cli("train", *original, "--output_dir", "original")[0] == 0
@@ -238,12 +225,12 @@ def test_methods_prints_every_method(cli):
 
 
 @pytest.mark.parametrize("command", ["train", "unlearn", "evaluate"])
-def test_help_shows_what_matters_and_help_all_the_rest(cli, capsys, command):
+def test_help_shows_what_matters_and_help_all_the_rest(cli, capfd, command):
     for flag, hidden in (("--help", False), ("--help-all", True)):
         with pytest.raises(SystemExit) as stop:
             main([command, flag])
         assert stop.value.code == 0
-        out = capsys.readouterr().out
+        out = capfd.readouterr().out
         assert "--forget_class" in out
         assert "--learning_rate" in out
         assert ("--adam_beta1" in out) == hidden

@@ -2,18 +2,15 @@
 
 import csv
 import json
-import os
 import re
 import shutil
-import signal
-from contextlib import contextmanager
 
 import pytest
 import torch
 import yaml
+from interrupting import interrupted_at
 
 from hamu.cli import main
-from hamu.cli.progress import ProgressBar
 from hamu.compare.rows import check_same_inputs
 from hamu.data import read_text
 from hamu.errors import HamuError
@@ -43,25 +40,6 @@ def compare(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
 def without_picture(monkeypatch):
     """Drawing takes longer than such runs."""
     monkeypatch.setattr("hamu.cli.compare.plot_comparison", lambda *_: None)
-
-
-@contextmanager
-def interrupted_at(run, step):
-    """Sends the comparison a signal while one of its runs is at a step."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if args.output_dir.endswith(run) and state.global_step == step:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            os.kill(os.getppid(), signal.SIGTERM)
-            signal.sigwait({signal.SIGTERM})  # the comparison's answer
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            os.kill(os.getpid(), signal.SIGTERM)
-        original(self, args, state, control, **kwargs)
-
-    original = ProgressBar.on_step_end
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProgressBar, "on_step_end", on_step_end)
-        yield
 
 
 def shown(folder):

@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 from doc_blocks import FENCE, ROOT, blocks_of
 from PIL import Image
-from small_models import save_fine_tuned
 
 from hamu import plugins
 from hamu.cli import COMMANDS, main
@@ -124,7 +124,7 @@ def test_the_commands_that_the_demos_end_with_are_understood():
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, saved_text_model):
     """A folder with what the pages say that a reader has: images, records, a model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -137,7 +137,7 @@ def place(tmp_path, monkeypatch):
     for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    save_fine_tuned("my-model", texts.records[:48])
+    shutil.copytree(saved_text_model, "my-model")
     yield tmp_path
     plugins.points_of.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_unlearning"]:

@@ -3,12 +3,12 @@
 import json
 import re
 import shlex
+import shutil
 
 import numpy as np
 import torch
 from doc_blocks import ROOT, blocks_of
 from PIL import Image
-from small_models import save_fine_tuned
 
 from hamu.cli import main
 from hamu.data import read_text
@@ -59,13 +59,13 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, f
     assert (tmp_path / "runs/unlearned/report.html").is_file()
 
 
-def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys):
+def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys, saved_text_model):
     monkeypatch.chdir(tmp_path)
     texts = read_text("miniature")
     for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    save_fine_tuned("my-model", texts.records[:48])
+    shutil.copytree(saved_text_model, "my-model")
     for line in blocks("sh")[0].commands:
         program, *argv = shlex.split(line)
         assert program == "hamu"

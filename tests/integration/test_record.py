@@ -43,22 +43,6 @@ def contents(folder):
 
 
 @pytest.fixture(scope="module")
-def finished_images(tmp_path_factory, saved_model):
-    """A folder with data, a model, and a run that has unlearned a class of these data from it."""
-    folder = tmp_path_factory.mktemp("images")
-    (folder / "data").mkdir()
-    for name, most in (("train", 300), ("test", 120)):
-        digits = read_images("digits", name).select(range(most))
-        np.savez(folder / f"data/{name}.npz", images=digits.pixels[:, 0].numpy(), labels=digits.labels.numpy())
-    shutil.copytree(saved_model, folder / "original")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert run("unlearn", "--data", "data", "--model", "original", "--retain_model", "original", *FAST,
-                   "--forget_class", "3", "--learning_rate", "0.1", "--output_dir", "run") == 0  # fmt: skip
-    return folder
-
-
-@pytest.fixture(scope="module")
 def finished_texts(tmp_path_factory):
     """The same with texts, and an adapter."""
     folder = tmp_path_factory.mktemp("texts")

@@ -4,12 +4,11 @@ import json
 import shutil
 import stat
 
-import numpy as np
 import pytest
 from report_examples import NASTY, write_run
 
 from hamu.cli import main
-from hamu.data import read_images, read_text
+from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
 
 FAST = ["--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off", "--learning_rate", "0.1"]
@@ -21,21 +20,6 @@ def run(*words):
 
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture(scope="module")
-def finished_images(tmp_path_factory, saved_model):
-    folder = tmp_path_factory.mktemp("images")
-    (folder / "data").mkdir()
-    for name, most in (("train", 300), ("test", 120)):
-        digits = read_images("digits", name).select(range(most))
-        np.savez(folder / f"data/{name}.npz", images=digits.pixels[:, 0].numpy(), labels=digits.labels.numpy())
-    shutil.copytree(saved_model, folder / "original")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert run("unlearn", "--data", "data", "--model", "original", *FAST, "--forget_class", "3",
-                   "--output_dir", "run") == 0  # fmt: skip
-    return folder
 
 
 @pytest.fixture(scope="module")

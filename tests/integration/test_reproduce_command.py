@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from interrupting import interrupted_at
 
 from hamu.cli import main
 from hamu.cli.progress import ProgressBar
@@ -147,22 +147,14 @@ def test_an_original_model_that_was_not_trained_is_said_with_the_reason(capsys, 
 
 
 def test_training_the_original_may_be_interrupted_and_goes_on(capsys, tmp_path, monkeypatch, forked_runs):
-    def on_step_end(self, args, state, control, **kwargs):
-        if "models" in args.output_dir and state.global_step == 2:
-            os.kill(os.getppid(), signal.SIGTERM)
-            time.sleep(1)  # in which it is passed on
-        original(self, args, state, control, **kwargs)
-
     monkeypatch.chdir(tmp_path)
-    original = ProgressBar.on_step_end
-    monkeypatch.setattr(ProgressBar, "on_step_end", on_step_end)
     words = ["reproduce", "figure-12", *map(str, SMALL), "--epochs", "1", "--output_dir", "out"]
-    assert main(words) == 143
+    with interrupted_at("models/digits-0.1-s42", 2):
+        assert main(words) == 143
     assert "interrupted by SIGTERM while the original model was trained" in capsys.readouterr().err
     folder = tmp_path / "out/work/models/digits-0.1-s42"
     assert list(folder.glob("checkpoint-*"))
     assert not (folder / "evaluation.json").exists()
-    monkeypatch.setattr(ProgressBar, "on_step_end", original)
     assert main(words) == 0
     assert "figure-12, Fig. 12" in capsys.readouterr().out
     assert json.loads((folder / "evaluation.json").read_text())

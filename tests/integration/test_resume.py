@@ -22,19 +22,6 @@ KILLS = Path(__file__).parents[2] / "benchmarks" / "kill_resume.py"
 
 
 @pytest.fixture
-def cli(capfd, tmp_path, monkeypatch):
-    """Runs a command in an empty folder; returns its exit code, its output and what it said on standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*argv):
-        code = main([str(a) for a in argv])
-        captured = capfd.readouterr()
-        return code, " ".join(captured.out.split()), captured.err
-
-    return call
-
-
-@pytest.fixture
 def signal_at(monkeypatch):
     """Sends this process a signal at the end of one step, once."""
 

@@ -319,6 +319,7 @@ def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, traine
 
 
 def test_ones_own_module_and_data_set_can_be_unlearned_from(trainer_of):
+    torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     items = [{"pixel_values": torch.randn(1, 2, 2), "labels": i % 3} for i in range(30)]
     trainer = trainer_of(net, retain=items[:20], forget=items[20:], per_device_train_batch_size=10)

@@ -153,7 +153,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     for seed in range(40):
         problem = Problem(model, Points(200, 100 + seed), Points(200, 200 + seed), collate, seed=seed)
         parted = PartedGram.of(problem, *(parted_gradient(problem, side, 16) for side in ("retain", "forget")))
-        low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=200, level=0.9).kappa
+        low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=100, level=0.9).kappa
         covered += low <= truth <= high
         widths.append(high - low)
         kappas.append(parted.gram().dot.sum().item())

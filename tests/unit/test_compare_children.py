@@ -19,6 +19,14 @@ from hamu.errors import Interrupted
 from hamu.run_folder import RunFolder
 
 
+def wait_until(holds):
+    """Look again and again, for a minute."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def shell(monkeypatch):
     """Calls run as shell scripts in place of `hamu`."""
@@ -66,8 +74,9 @@ def test_as_many_run_at_a_time_as_are_allowed_and_share_the_threads(shell, lock,
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     script = (
-        f"cd {tmp_path}; touch $$.running; until [ -e full ] || [ $(ls *.running | wc -l) -ge {jobs} ]; do sleep 0.01;"
-        "done; touch full; ls *.running | wc -l >> counts; rm $$.running; echo $OMP_NUM_THREADS >> threads"
+        f"cd {tmp_path}; touch $$.running; left=6000; until [ -e full ] || [ $(ls *.running | wc -l) -ge {jobs} ]; do "
+        "[ $((left -= 1)) -gt 0 ] || exit 1; sleep 0.01; done; "
+        "touch full; ls *.running | wc -l >> counts; rm $$.running; echo $OMP_NUM_THREADS >> threads"
     )
     assert set(reasons([script] * 6, lock, jobs).values()) == {""}
     assert max(map(int, (tmp_path / "counts").read_text().split())) <= jobs
@@ -76,14 +85,14 @@ def test_as_many_run_at_a_time_as_are_allowed_and_share_the_threads(shell, lock,
 
 @pytest.mark.parametrize(("times", "reason"), [(1, "saved"), (2, "killed by SIGKILL")])
 def test_asked_to_end_calls_save_and_asked_again_are_killed(shell, lock, tmp_path, times, reason):
-    stubborn = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
-    obedient = "trap 'echo saved >&2; exit 143' TERM; touch ready; while :; do sleep 0.05; done"
+    lasting = "touch ready; left=1200; while [ $((left -= 1)) -gt 0 ]; do sleep 0.05; done"
+    stubborn = f"trap '' TERM; {lasting}"
+    obedient = f"trap 'echo saved >&2; exit 143' TERM; {lasting}"
     script = f"cd {tmp_path}; {obedient if times == 1 else stubborn}"
     pool = Children(1, os.environ, lock)
 
     def ask():
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.01)
+        wait_until((tmp_path / "ready").exists)
         for _ in range(times):
             pool.ask_to_end(signal.SIGINT)
 
@@ -100,8 +109,7 @@ def test_nothing_is_left_running_when_the_caller_fails(shell, lock, tmp_path):
         [Call("quick", ("true",)), Call("slow", (f"echo $$ > {tmp_path}/pid; exec sleep 60",))]
     )
     next(made)
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        time.sleep(0.01)
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     made.close()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

@@ -198,6 +198,7 @@ def test_one_auc_stands_for_the_inference_of_a_report(inference, auc):
 
 
 def test_predictions_do_not_depend_on_the_batch_size_and_leave_the_mode_alone():
+    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)).train()
     model.append(torch.nn.Linear(4, 2))
     data = [{"pixel_values": torch.randn(1, 2, 2), "labels": torch.tensor(i % 2)} for i in range(7)]

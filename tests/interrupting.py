@@ -1,0 +1,30 @@
+"""A command that runs others is told to end while one of them is at a chosen step."""
+
+import os
+import signal
+from contextlib import contextmanager
+
+import pytest
+
+from hamu.cli.progress import ProgressBar
+
+_PATIENCE = 120  # seconds
+
+
+@contextmanager
+def interrupted_at(run, step):
+    """Sends the command SIGTERM when the run in this folder is at this step; the run waits until it is passed on."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.output_dir.endswith(run) and state.global_step == step:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            os.kill(os.getppid(), signal.SIGTERM)
+            assert signal.sigtimedwait({signal.SIGTERM}, _PATIENCE), "it was not passed on"
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            os.kill(os.getpid(), signal.SIGTERM)
+        original(self, args, state, control, **kwargs)
+
+    original = ProgressBar.on_step_end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProgressBar, "on_step_end", on_step_end)
+        yield
