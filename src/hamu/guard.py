@@ -102,9 +102,8 @@ class StepGuard:
         self._constrained = constrained
         self.keep = tuple(dict.fromkeys((*keep, *([constrained] if constrained else []))))
         self._before: list[Tensor] = []
-        known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if self._exact and not all(id(p) in known for p in pair.parameters):
-            raise HamuError("a trainable parameter is not in the optimizer; give it all, or freeze those that stay")
+        if self._exact:
+            check_steps_all(optimizer, pair)
         self._blocks = torch.tensor(pair.block_of)
 
     @contextmanager
@@ -238,6 +237,17 @@ class StepGuard:
             push *= 2.0
         assert first is not None
         return first
+
+
+def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> None:
+    """Check that an optimizer steps on all that takes part.
+
+    Raises:
+        HamuError: if it does not.
+    """
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not all(id(p) in known for p in pair.parameters):
+        raise HamuError("a trainable parameter is not in the optimizer; give it all, or freeze those that stay")
 
 
 def _dot(x: Tensor, y: Tensor, less_x: Tensor | None, less_y: Tensor | None) -> Tensor:

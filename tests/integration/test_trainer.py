@@ -250,6 +250,12 @@ def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end
     assert torch.equal(weights(net), start)
 
 
+def test_an_optimizer_of_another_model_is_refused(model, trainer_of):
+    another = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
+        trainer_of(model, optimizers=(another, None))
+
+
 def test_a_run_whose_demand_is_never_met_blames_no_learning_rate(model, trainer_of):
     trainer = trainer_of(model, max_steps=8, max_skips=2, constraint=1e6, constraint_mode="absolute",
                          on_infeasible="skip", check_steps=0)  # fmt: skip

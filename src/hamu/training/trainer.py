@@ -22,6 +22,7 @@ from hamu.ends import ALL_DONE, End
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.gram import SIDES
+from hamu.guard import check_steps_all
 from hamu.pair_step import PairStep
 from hamu.training.config import UnlearnConfig
 from hamu.training.early_ends import EarlyEnds
@@ -67,8 +68,8 @@ class UnlearnTrainer(ResumableTrainer):
         predictions: by set, what the last one did.
 
     Raises:
-        HamuError: if a set is empty, the model cannot train, a function is given that would never be called, or the
-            constraint cannot be met at the first step.
+        HamuError: if a set is empty, the model cannot train, a function is given that would never be called, an
+            optimizer that leaves out what is trained, or the constraint cannot be met at the first step.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class UnlearnTrainer(ResumableTrainer):
         self._steps_of_best: int | None = None
         collator, retain = PairCollator(data_collator), sets["retain"]
         super().__init__(model, args, data_collator=collator, train_dataset=pairs, eval_dataset=retain, **kwargs)
+        if self.optimizer is not None:  # one that was given
+            check_steps_all(self.optimizer, self.pair)
         if self._is_split or args.shard:
             # accelerate is to prepare the model for its precision, but not to average its gradients
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
