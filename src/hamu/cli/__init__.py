@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 
+from hamu.cli.screen import Screen, say, write_any_character
 from hamu.errors import HamuError, Interrupted, first_line, one_line
 
 COMMANDS = {
@@ -43,13 +44,14 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:
         argv = sys.argv[1:]
         del sys.argv[2:]  # trackers send it along, and it may name whom to forget
+    write_any_character()
     if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
+        say(_USAGE)
         return 0
     if argv[0] == "--version":
         from hamu import __version__
 
-        print(f"hamu {__version__}")
+        say(f"hamu {__version__}")
         return 0
     command, debug = argv[0], "--debug" in argv
     try:
@@ -112,18 +114,21 @@ def _say_on_main(text: str) -> None:
 
 
 def _run(command: str, argv: list[str]) -> int:
-    from rich.console import Console
-
     from hamu.cli.interrupts import at_once, handling
     from hamu.distributed import is_main, processes
 
     _quiet()
     if processes() > 1 and command not in _PARALLEL:
         raise HamuError(f"{command} runs in one process; start it without torchrun")
-    # names of files and classes are shown as they are, whatever brackets and colons are in them
-    console = Console(highlight=False, markup=False, emoji=False, quiet=not is_main())
+    screen = Screen(quiet=not is_main())
     with handling(at_once):
-        return int(importlib.import_module(f"hamu.cli.{command}").run(argv, console))
+        code = int(importlib.import_module(f"hamu.cli.{command}").run(argv, screen))
+    if screen.failure is not None and not code:
+        raise HamuError(
+            f"standard output cannot be written: {first_line(screen.failure)}; the command has done all else, so look "
+            f"for its files"
+        )
+    return code
 
 
 def _quiet() -> None:

@@ -95,6 +95,10 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
     finished = runs.folders()
     check_same_inputs(finished)
     comparison = runs.comparison()
+    table, page, tex, drawing = _SHOWN
+    folder.write_text(table, csv_table(comparison.rows))
+    folder.write_text(page, markdown_page(comparison))
+    folder.write_text(tex, latex_page(comparison))
     show(comparison, console)
     others = [path.parent.name for path in folder.path.glob(f"*/{RECORD}") if path.parent.name not in finished]
     if others:
@@ -102,10 +106,6 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
             f"not in this table: {len(others)} more in {folder.path}; name their settings too to have all in one",
             soft_wrap=True, markup=False,
         )  # fmt: skip
-    table, page, tex, drawing = _SHOWN
-    folder.write_text(table, csv_table(comparison.rows))
-    folder.write_text(page, markdown_page(comparison))
-    folder.write_text(tex, latex_page(comparison))
     if not finished:
         raise HamuError(f"none of {len(runs)} runs came to its end; why is said above and in {folder.path}")
     drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]

@@ -103,17 +103,17 @@ def run(argv: list[str], console: Console) -> int:
     )
     results, models = _unlearn_by_all(original, scenario, options, console)
     seconds = time.perf_counter() - begin
+    summary = {"task": options.task, "seed": options.seed, "settings": settings, "hardness": hardness}
+    with folder:
+        path = folder.prepare() / "trajectories.png"
+        plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
+        folder.write_json("summary.json", summary | {"methods": results, "seconds": round(seconds, 1)})
 
     console.print(_table(results))
     console.print("ΔL_f: rise of the forget loss. -ΔL_r: fall of the retain loss. Both should be positive.")
     console.print("AUC: membership inference on the forget set; 0.5 is ideal.")
     console.print("stop at: the step at which the stopping criterion was first met; not enforced here.\n")
     scenario.finish(console, original, models)
-    summary = {"task": options.task, "seed": options.seed, "settings": settings, "hardness": hardness}
-    with folder:
-        path = folder.prepare() / "trajectories.png"
-        plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
-        folder.write_json("summary.json", summary | {"methods": results, "seconds": round(seconds, 1)})
     console.print(f"The picture is in {path}, all figures in {folder.path / 'summary.json'} ({seconds:.0f} s).\n")
     console.print(scenario.next)
     return 0

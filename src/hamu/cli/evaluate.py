@@ -33,11 +33,11 @@ def run(argv: list[str], console: Console) -> int:
     reference = None if run_options.retain_model is None else _reference(task, problem, args)
     model, predictions = predictions_of(task, run_options.model, problem, args)
     report = task.report(predictions, problem, reference, args)
-    console.print(f"forget set: {problem.forget_name}")
-    task.show({"": report})
     with folder:
         folder.write_config(resolved)
         path = folder.write_json("evaluation.json", report)  # kept, whatever becomes of what takes longer
+        console.print(f"forget set: {problem.forget_name}")
+        task.show({"": report})
         task.evaluate_further(model, args, further, report)
         folder.write_json("evaluation.json", report)
         for name, text in task.further_files(model, problem, args, further).items():

@@ -10,6 +10,7 @@ from transformers import HfArgumentParser
 
 from hamu.cli.help import called, described
 from hamu.cli.refused import has_a_place
+from hamu.cli.screen import say
 from hamu.errors import HamuError
 
 
@@ -19,6 +20,10 @@ class Parser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving the program."""
         raise HamuError(f"{message}; {self.prog} --help lists the options")
+
+    def print_help(self, file: Any = None) -> None:
+        """Print it even if nobody reads to its end."""
+        say(self.format_help().rstrip("\n"))
 
     def format_help(self) -> str:
         """The layout of all commands: what is named first, then every option."""

@@ -82,9 +82,11 @@ def run(argv: list[str], console: Console) -> int:
                 predictions = task.predict(model, data, args)
                 figures[f"{name}_loss"] = predictions.losses.mean().item()
                 figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
-                console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
         folder.begin(resolved, inputs)
         path = task.save_model(folder, model)
         folder.write_json("evaluation.json", figures)
-        console.print(f"the model is in {path}", soft_wrap=True, markup=False)
+    for name in ("train", "test"):
+        if f"{name}_loss" in figures:
+            console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
+    console.print(f"the model is in {path}", soft_wrap=True, markup=False)
     return 0

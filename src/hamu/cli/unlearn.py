@@ -85,14 +85,17 @@ def run(argv: list[str], console: Console) -> int:
         }
         evaluation = reports | history(trainer)
         folder.write_json("evaluation.json", evaluation)
+        record = None
+        if is_main():
+            settings = recorded_settings(data_options, run_options, args, resolved)
+            asked = Asked(problem, task.chosen_by(), settings, inputs, hardness)
+            record = write(folder, build(asked, trainer, evaluation, folder.path))
         task.show(reports)
         for line in outcome(trainer):
             console.print(line)
         console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True, markup=False)
-        if is_main():
-            settings = recorded_settings(data_options, run_options, args, resolved)
-            asked = Asked(problem, task.chosen_by(), settings, inputs, hardness)
-            readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
+        if record is not None:
+            readable, digest = record
             console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
     console.print(f"to look at it: hamu report {shlex.quote(str(folder.path))}", soft_wrap=True)
     return 0
