@@ -11,6 +11,13 @@ TRAIN = ("train", "--recipe", "digits", "--num_train_epochs", "1", "--output_dir
 RESULTS = ("config.yaml", "evaluation.json", "inputs.json", "model")
 
 
+def code_of(words):
+    try:
+        return main(words)
+    except SystemExit as left:
+        return left.code
+
+
 @pytest.fixture
 def output(monkeypatch):
     """Puts a file in the place of standard output."""
@@ -65,10 +72,7 @@ def test_the_verdict_of_an_assessment_does_not_depend_on_who_reads_it(tmp_path, 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["report", "--help"], ["unlearn", "--help-all"]])
 def test_help_that_is_cut_short_is_no_error(words, output, broken_pipe, capfd):
     output(broken_pipe)
-    try:
-        assert main(words) == 0
-    except SystemExit as left:
-        assert not left.code
+    assert code_of(words) == 0
     assert not capfd.readouterr().err
     broken_pipe.flush()  # as Python does in the end
 

@@ -105,9 +105,10 @@ def run(argv: list[str], console: Console) -> int:
     seconds = time.perf_counter() - begin
     summary = {"task": options.task, "seed": options.seed, "settings": settings, "hardness": hardness}
     with folder:
-        path = folder.prepare() / "trajectories.png"
-        plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
+        # the summary first: it shows whose folder this is
         folder.write_json("summary.json", summary | {"methods": results, "seconds": round(seconds, 1)})
+        path = folder.path / "trajectories.png"
+        plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
 
     console.print(_table(results))
     console.print("ΔL_f: rise of the forget loss. -ΔL_r: fall of the retain loss. Both should be positive.")

@@ -34,8 +34,8 @@ def run(argv: list[str], console: Console) -> int:
     model, predictions = predictions_of(task, run_options.model, problem, args)
     report = task.report(predictions, problem, reference, args)
     with folder:
-        folder.write_config(resolved)
         path = folder.write_json("evaluation.json", report)  # kept, whatever becomes of what takes longer
+        folder.write_config(resolved)
         console.print(f"forget set: {problem.forget_name}")
         task.show({"": report})
         task.evaluate_further(model, args, further, report)

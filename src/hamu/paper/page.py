@@ -53,8 +53,8 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
         "the order of the data is shuffled once, and a constraint that cannot be met is met as far as the radius "
         "allows (`--on_infeasible clamp`; layer by layer less is possible than for the model as a whole, as the "
         "products of the layers' norms sum to less than the product of the norms). FT and GA, which look at one side, "
-        "read one batch of it in a step; the paper doubles their data, so that their steps are of twice as many records. "
-        "Everything else is as the settings named have it.",
+        "read one batch of it in a step; the paper doubles their data, so that their steps are of twice as many "
+        "records. Everything else is as the settings named have it.",
         "",
         "| | | scale | agrees | does not | cannot be told |",
         "|---|---|---|---:|---:|---:|",
