@@ -277,6 +277,20 @@ def test_a_run_does_not_go_on_with_another_model_or_other_data(cli, tmp_path, sa
         said = cli("unlearn", "--resume", "--output_dir", "run")[2]
         assert said.startswith(f"hamu unlearn: run/inputs.json does not say what that run has read: {wrong}")
     (tmp_path / "run/inputs.json").write_bytes(inputs)
+    config = (tmp_path / "run/config.yaml").read_text()
+    for was, now, key in (
+        ("num_train_epochs: 2.0", "num_train_epochs: 6", "num_train_epochs"),
+        ("data: digits", "data: digits\ndata_seed: 7", "data_seed"),
+        ("forget_class: '3'\n", "", "forget_class"),
+    ):
+        assert was in config
+        (tmp_path / "run/config.yaml").write_text(config.replace(was, now))
+        assert cli("unlearn", "--resume", "--output_dir", "run") == (2, "", (
+            f"hamu unlearn: run/config.yaml has another {key} than the run began with; put back what it was, or start "
+            f"a new run in another --output_dir\n"
+        ))  # fmt: skip
+        assert (tmp_path / "run/steps.jsonl").read_bytes() == log
+    (tmp_path / "run/config.yaml").write_text(config + "save_strategy: epoch\n")  # which changes no result
     (tmp_path / "model").rename(tmp_path / "other")
     (tmp_path / "renamed").rename(tmp_path / "model")
     assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0, "it is put back"
@@ -311,6 +325,17 @@ def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, save
     assert not (tmp_path / "moved/checkpoint-9").exists()
     assert cli("unlearn", "--resume", "--output_dir", "moved")[0] == 0
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "moved")
+
+
+def test_a_run_that_began_without_digests_of_its_settings_goes_on(cli, tmp_path, saved_model, signal_at):
+    signal_at(2, signal.SIGTERM)
+    assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143
+    inputs = json.loads((tmp_path / "run/inputs.json").read_text())
+    assert inputs.pop("settings").keys() > {"data", "learning_rate", "model"}
+    (tmp_path / "run/inputs.json").write_text(json.dumps(inputs))
+    assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0
+    assert "settings" in json.loads((tmp_path / "run/inputs.json").read_text())
+    assert cli("verify", "run", "--no_figures")[0] == 0
 
 
 def test_commands_run_outside_of_the_main_thread(capsys):

@@ -11,7 +11,7 @@ from hamu.cli.config_files import read_config
 from hamu.cli.options import ResumeOptions
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
-from hamu.record.inputs import INPUTS, read_inputs
+from hamu.record.inputs import INPUTS, edited, read_inputs
 
 _READS = {"train": "training set", "unlearn": "forget set"}  # by which the runs of a command are known
 # what a run may be resumed with although it was begun with something else: none of it changes a result
@@ -57,6 +57,12 @@ def check_same_settings(name: str, settings: dict[str, Any], given: dict[str, An
     """
     if files.recipe or files.config:
         raise HamuError(f"a run is resumed by its own settings, {name}; leave out --recipe and --config")
+    changed = sorted(edited(Path(name).parent, settings) - _MAY_CHANGE)
+    if changed:
+        raise HamuError(
+            f"{name} has another {changed[0]} than the run began with; put back what it was, or start a new run in "
+            f"another --output_dir"
+        )
     for key, value in given.items():
         if key in _MAY_CHANGE or (key in settings and settings[key] == value):
             continue

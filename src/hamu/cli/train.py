@@ -18,7 +18,7 @@ from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import choose_task
 from hamu.distributed import from_main
 from hamu.errors import HamuError
-from hamu.record import check_same
+from hamu.record import check_same, with_settings
 from hamu.run_folder import RunFolder
 from hamu.sources import is_of_hub
 from hamu.training import TrainConfig, train_original
@@ -70,7 +70,7 @@ def run(argv: list[str], console: Console) -> int:
         @contextmanager
         def around(trainer: ResumableTrainer) -> Iterator[None]:
             # an earlier run gives way only to a first checkpoint, or once training has succeeded
-            trainer.before_saving = lambda: folder.begin(resolved, inputs)
+            trainer.before_saving = lambda: folder.begin(resolved, with_settings(inputs, resolved))
             with bar, leaving_in_order("train")(trainer):
                 yield
 
@@ -82,7 +82,7 @@ def run(argv: list[str], console: Console) -> int:
                 predictions = task.predict(model, data, args)
                 figures[f"{name}_loss"] = predictions.losses.mean().item()
                 figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
-        folder.begin(resolved, inputs)
+        folder.begin(resolved, with_settings(inputs, resolved))
         path = task.save_model(folder, model)
         folder.write_json("evaluation.json", figures)
     for name in ("train", "test"):
