@@ -54,6 +54,8 @@ def holds_a_run(folder: Path) -> bool:
 
 def holds_a_comparison(folder: Path) -> bool:
     """Likewise `hamu compare`, whose own file may be damaged: nothing but times is lost with it."""
+    if not (folder / COMPARISON).is_file():
+        return False
     found = _json(folder / COMPARISON)
     if isinstance(found.get("runs"), list) and isinstance(found.get("seconds"), dict):
         return True

@@ -20,7 +20,7 @@ from hamu.cli.running import run_waiting
 from hamu.cli.tables import plain_table
 from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.compare.rows import Row, check_same_inputs, trajectory
-from hamu.compare.runs import RECORD, SUMMARY
+from hamu.compare.runs import RECORD
 from hamu.compare.table import (
     CAPTION,
     SETTINGS,
@@ -37,6 +37,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.methods import method_classes
 from hamu.reporting import plot_comparison
+from hamu.run_files import holds_a_comparison
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
@@ -67,8 +68,8 @@ def run(argv: list[str], console: Console) -> int:
         options.learning_rates or [args.learning_rate],
         options.seeds or [args.seed],
     )
-    folder_is_ours = (Path(args.output_dir) / SUMMARY).is_file()
-    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=folder_is_ours)
+    goes_on = holds_a_comparison(Path(args.output_dir))
+    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=goes_on)
     if task.is_local(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
     task.settle_adapter(resolved)
