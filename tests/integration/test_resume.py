@@ -327,6 +327,27 @@ def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, save
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "moved")
 
 
+def test_a_folder_may_have_the_name_of_a_model_that_is_built_in(cli, tmp_path, saved_model, signal_at):
+    train = ("train", "--data", "digits", "--model", "resnet8", "--max_steps", 4)
+    signal_at(2, signal.SIGTERM)
+    assert cli(*train, "--output_dir", "resnet8")[0] == 143
+    assert cli("train", "--resume", "--output_dir", "resnet8")[0] == 0
+    for left in (tmp_path / "resnet8/model").iterdir():
+        shutil.copy(left, tmp_path / "resnet8")  # a saved model of this name too
+    assert cli(*train, "--output_dir", "other")[0] == 0
+    for name in ("resnet8", "other"):
+        assert json.loads((tmp_path / name / "inputs.json").read_text())["original model"] is None
+    assert (tmp_path / "other/model/model.safetensors").read_bytes() == (
+        tmp_path / "resnet8/model/model.safetensors"
+    ).read_bytes()
+    lines = [json.dumps({"question": f"What is {n}?", "answer": f"It is {n}."}) + "\n" for n in range(9)]
+    (tmp_path / "data.jsonl").write_text("".join(lines))
+    (tmp_path / "tiny-llama").mkdir()
+    assert cli("train", "--data", "data.jsonl", "--model", "tiny-llama", "--max_length", 64, "--max_steps", 1,
+               "--output_dir", "tiny-llama")[0] == 0  # fmt: skip
+    assert json.loads((tmp_path / "tiny-llama/inputs.json").read_text())["original model"] is None
+
+
 def test_a_run_that_began_without_digests_of_its_settings_goes_on(cli, tmp_path, saved_model, signal_at):
     signal_at(2, signal.SIGTERM)
     assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143

@@ -27,6 +27,8 @@ from hamu.modes import evaluating
 from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
 
+NEW_CLASSIFIER = r"resnet(\d+)"
+
 
 def new_classifier(
     name: str, data: ImageData, mean: list[float], std: list[float], *, trust_remote_code: bool = False
@@ -42,7 +44,7 @@ def new_classifier(
     Raises:
         HamuError: if the name is unknown.
     """
-    match = re.fullmatch(r"resnet(\d+)", name)
+    match = re.fullmatch(NEW_CLASSIFIER, name)
     if match is None:
         model = load_classifier(name, trust_remote_code=trust_remote_code)
         if model.config.image_mean is None:
