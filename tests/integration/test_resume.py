@@ -157,6 +157,22 @@ def test_training_of_the_original_resumes_too(cli, tmp_path, signal_at, train, s
     assert ends[0] == ends[1]
 
 
+def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_it_is_to_live_on(cli, signal_at):
+    train = ("train", "--data", "digits", "--model", "resnet8", "--max_steps", 4, "--output_dir")
+    signal_at(2, signal.SIGHUP)
+    code, _, err = cli(*train, "of mine")
+    assert (code, err) == (129, (
+        "hamu train: interrupted by SIGHUP; step 2 is saved in of mine/checkpoint-2; go on with: hamu train --resume "
+        "--output_dir 'of mine'\n"
+    ))  # fmt: skip
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        signal_at(3, signal.SIGHUP)
+        assert cli("train", "--resume", "--output_dir", "of mine")[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
 def test_the_best_model_is_that_of_a_step_that_was_saved_and_its_step_is_named(cli, tmp_path, saved_model):
     more = ("--learning_rate", "0.3", "--stopping", "off", "--report_to", "none")
     code, _, _ = cli(*settings(saved_model, *BEST_OF_SAVED, *more), "--output_dir", "run")

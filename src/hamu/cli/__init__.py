@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 
 from hamu.cli.screen import Screen, say, write_any_character
 from hamu.errors import HamuError, Interrupted, first_line, one_line
@@ -37,9 +38,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 if all went well, 2 if something that the user can put right is wrong, 130 or 143 if interrupted (by Ctrl-C,
-        by SIGTERM); `assess` also 3 if unlearning will cost, 4 if any step hurts or none is possible; `verify` 1 if
-        something does not hold.
+        0 if all went well, 2 if something that the user can put right is wrong, 130, 143 or 129 if interrupted (by
+        Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if unlearning will cost, 4 if any step hurts
+        or none is possible; `verify` 1 if something does not hold.
     """
     if argv is None:
         argv = sys.argv[1:]
@@ -87,7 +88,7 @@ def _outcome(command: str, argv: list[str], debug: bool) -> int:
         _say_on_main(f"hamu {command}: {end}")
         return 128 + end.signal
     except KeyboardInterrupt:
-        print(f"hamu {command}: interrupted", file=sys.stderr)
+        _complain(f"hamu {command}: interrupted")
         return 130
 
 
@@ -102,7 +103,7 @@ def _has_lost_a_process(error: Exception) -> bool:
 
 
 def _refused(command: str, why: str) -> int:
-    print(one_line(f"hamu {command}: {why}"), file=sys.stderr)
+    _complain(one_line(f"hamu {command}: {why}"))
     return 2
 
 
@@ -110,7 +111,13 @@ def _say_on_main(text: str) -> None:
     from hamu.distributed import is_main
 
     if is_main():
-        print(text, file=sys.stderr)
+        _complain(text)
+
+
+def _complain(text: str) -> None:
+    """Say what went wrong; where standard error is gone, as of a terminal that was closed, the exit code alone does."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _run(command: str, argv: list[str]) -> int:
