@@ -84,11 +84,12 @@ def run(argv: list[str], console: Console) -> int:
         raise HamuError(f"task {options.task!r} is unknown; choose image or text")
     folder = RunFolder(options.output_dir, overwrite=options.overwrite)
     begin = time.perf_counter()
-    scenario: Scenario = scenarios[options.task](options.seed)
+    kind: type[Scenario] = scenarios[options.task]
+    config = TrainConfig(output_dir=options.output_dir, seed=options.seed, disable_tqdm=True, **kind.train_settings)
+    scenario = kind(options.seed)
 
     console.print(f"1. {scenario.intro}")
     set_seed(options.seed)
-    config = TrainConfig(output_dir=options.output_dir, seed=options.seed, disable_tqdm=True, **scenario.train_settings)
     original, train = scenario.new_model()
     with ProgressBar(console, "train") as bar:
         train_original(original, train, config, scenario.collate, [bar])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def settings_to_resume(command: str, rest: list[str]) -> tuple[str, str] | None:
     found = asked.parse_known_args(rest)[0]
     if not found.resume:
         return None
-    path = Path(os.path.expanduser(found.output_dir)) / "config.yaml"
+    path = Path(found.output_dir) / "config.yaml"
     if not path.is_file():
         raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
     for other, of_it in _READS.items():
