@@ -89,7 +89,7 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     (tmp_path / "runs/.comparison.json.abcdefgh").write_text("{")  # one that was killed in its first write
     assert compare("--methods", "gdiff", "--max_steps", 1)[0] == 0
     shutil.rmtree(tmp_path / "runs" / NAMES[2])
-    (tmp_path / "runs/comparison.json").write_text("{}")
+    (tmp_path / "runs/comparison.json").write_text('{"runs": [], "seconds": {}}')
     assert len(shown(tmp_path / "runs")) == 4
     with interrupted_at(NAMES[1], 2):
         code, out, err = compare(*GRID)
