@@ -18,31 +18,12 @@ from typing import Any, Self
 
 import yaml
 
+from hamu.disk import is_of_disk
 from hamu.distributed import is_main
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 from hamu.folder_lock import lock
 from hamu.models.saving import save_model
-
-# The files of a run of unlearning, in the order in which it writes them; the last tells that it came to its end.
-CONFIG, INPUTS, HARDNESS = "config.yaml", "inputs.json", "hardness.json"
-STEPS, LAYERS, EVALUATION = "steps.jsonl", "layers.jsonl", "evaluation.json"
-READABLE_RECORD, RECORD = "record.md", "record.json"
-MODEL, MERGED = "model", "merged"  # folders
-# What other commands write into a folder of their own, or beside a run's files.
-REPORT, TRAJECTORIES, ANSWERS_PAGE, ANSWERS = "report.html", "trajectories.png", "answers.html", "answers.jsonl"
-ASSESSMENT, FRONTIER, SUMMARY = "assess.json", "frontier.png", "summary.json"
-COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
-COMPARISON_TABLES = ("comparison.csv", "comparison.md", "comparison.tex")
-
-_OWN = (
-    *(MODEL, MERGED, CONFIG, INPUTS, HARDNESS, STEPS, LAYERS, EVALUATION, RECORD, READABLE_RECORD),
-    *(REPORT, ANSWERS_PAGE, ANSWERS, SUMMARY, TRAJECTORIES, ASSESSMENT, FRONTIER),
-    "runs",  # of tensorboard, as transformers names it
-    "tensorboard",
-)
-_OF_COMPARISONS = (COMPARISON, *COMPARISON_TABLES, COMPARISON_PICTURE)
-_LEFT = (".checkpoint-", *(f".{name}." for name in (*_OWN, *_OF_COMPARISONS)))  # what an interrupted write leaves
-_OWN_PREFIXES = ("checkpoint-", *_LEFT)
+from hamu.run_files import CONFIG, INPUTS, MODEL, holds_a_run, is_left, is_of_a_run, shows_a_run
 
 
 class RunFolder:
@@ -75,6 +56,12 @@ class RunFolder:
                 )
         if self.path.exists() and not self.path.is_dir():
             raise HamuError(f"the output folder {path} is a file; choose another --output_dir")
+        for above in (self.path, *self.path.parents):
+            if above.is_symlink() and not above.exists():
+                raise HamuError(
+                    f"the output folder {path} cannot be made: {above} is a link to {os.readlink(above)}, which is not "
+                    f"there; make that, or choose another --output_dir"
+                )
         self._absent = [p for p in (self.path, *self.path.parents) if not p.exists()]
         self._stale()
         if self.path.is_dir() and is_main():
@@ -109,11 +96,9 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock = lock(self.path)
         stale = self._stale()  # as it is now: another run may have come and gone
-        for left in sorted(stale, key=lambda path: path.name != CONFIG):  # first: it says that this is a run
-            if left.is_dir():
-                shutil.rmtree(left)
-            else:
-                left.unlink(missing_ok=True)
+        # first what says that there is one to resume; last what shows that all of this may go
+        for left in sorted(stale, key=lambda path: (path.name != CONFIG, shows_a_run(path))):
+            _remove(left)
         return self.path
 
     def _stale(self) -> list[Path]:
@@ -123,14 +108,16 @@ class RunFolder:
             HamuError: if there is what must not go.
         """
         found = list(self.path.iterdir()) if self.path.is_dir() else []
-        left = [path for path in found if path.name.startswith(_LEFT)]
+        left = [path for path in found if is_left(path)]
         if self._resume or left == found:
             return left
         if not self._overwrite:
             raise HamuError(
                 f"the output folder {self.path} is in use; choose another --output_dir, or give --overwrite"
             )
-        foreign = [p.name for p in found if p.name not in _OWN and not p.name.startswith(_OWN_PREFIXES)]
+        foreign = sorted(path.name for path in found if not is_of_a_run(path))
+        if not foreign and not holds_a_run(self.path):
+            foreign = sorted(path.name for path in found if path not in left)
         if foreign:
             raise HamuError(
                 f"the output folder {self.path} holds {foreign[0]}, which is not of a run; --overwrite only replaces "
@@ -195,17 +182,31 @@ class RunFolder:
         return self.write_text(CONFIG, text, private="forget_filter" in content)  # it may name a person
 
     def save_model(self, model: Any, *beside_it: Any, name: str = MODEL) -> Path:
-        """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all."""
+        """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all.
+
+        Raises:
+            HamuError: if it cannot be written.
+        """
         target = self.prepare() / name
-        beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}.")) if is_main() else self.path
-        save_model(model, beside)
         if not is_main():
+            save_model(model, self.path)
             return target
-        for other in beside_it:
-            other.save_pretrained(beside)
+        beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
+        try:
+            save_model(model, beside)
+            for other in beside_it:
+                other.save_pretrained(beside)
+        except BaseException as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            if is_of_disk(error):
+                raise HamuError(
+                    f"the model cannot be written into {self.path}: {first_line(error)}; make room, and go on with "
+                    f"--resume"
+                ) from error
+            raise
         os.chmod(beside, 0o777 & ~_umask())
-        if target.exists():
-            shutil.rmtree(target)
+        if os.path.lexists(target):
+            _remove(target)
         os.replace(beside, target)
         return target
 
@@ -231,6 +232,14 @@ def write_whole(target: Path, text: str, *, private: bool = False) -> None:
             raise
     os.chmod(file.name, 0o666 & ~_umask() if not private else 0o600)
     os.replace(file.name, target)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder; of a link that alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -327,7 +327,7 @@ CLASS = [*DIGITS, "--forget_class", "3"]
         (as_it_is, DIGITS, "say what to forget with one of --forget_class"),
         (as_it_is, [*CLASS, "--forget_rows", "1"], "got --forget_class and --forget_rows"),
         (as_it_is, [*DIGITS, "--forget_class", "cow"], "class 'cow' does not exist in digits"),
-        (as_it_is, [*DIGITS, "--forget_rows", ""], "the forget set is empty"),
+        (as_it_is, [*DIGITS, "--forget_rows", ""], "forget_rows is empty; is a shell variable unset?"),
         (as_it_is, [*DIGITS, "--forget_rows", "4,4"], "row 4 is named twice"),
         (as_it_is, [*DIGITS, "--forget_rows", "1438"], "row 1438 is not in digits, which has rows 0 to 1437"),
         (as_it_is, [*DIGITS, "--forget_data", "digits"], "nothing is left to retain"),

@@ -67,7 +67,7 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     (tmp_path / "runs/.comparison.json.abcdefgh").write_text("{")  # one that was killed in its first write
     assert compare("--methods", "gdiff", "--max_steps", 1)[0] == 0
     shutil.rmtree(tmp_path / "runs" / NAMES[2])
-    (tmp_path / "runs/comparison.json").write_text("{}")
+    (tmp_path / "runs/comparison.json").write_text('{"runs": [], "seconds": {}}')
     assert len(shown(tmp_path / "runs")) == 4
     with interrupted_at(NAMES[1], 2):
         code, out, err = compare(*GRID)
@@ -173,6 +173,12 @@ def test_what_does_not_fit_together_is_said_before_anything_is_written(compare, 
         assert message in err
         assert list(tmp_path.iterdir()) == []
     (tmp_path / "runs").mkdir()
+    for content in ('{"mine": 1}', "mine", '{"runs": ["mine"]}'):
+        (tmp_path / "runs/comparison.json").write_text(content)
+        assert "the output folder runs is in use" in compare()[2]
+        assert "the output folder runs holds comparison.json, which is not of a run" in compare("--overwrite")[2]
+        assert [path.read_text() for path in (tmp_path / "runs").iterdir()] == [content]
+    (tmp_path / "runs/comparison.json").unlink()
     (tmp_path / "runs/thesis.txt").write_text("mine")
     assert "the output folder runs is in use" in compare()[2]
     assert "thesis.txt, which is not of a run" in compare("--overwrite")[2]

@@ -1,6 +1,7 @@
 """`hamu report`: from real runs on images and texts, and all that can be wrong; only the page is written."""
 
 import json
+import os
 import shutil
 import stat
 
@@ -182,9 +183,26 @@ def test_a_comparison_stands_for_its_runs(tmp_path):
     assert (tmp_path / "compare/report.html").read_text().count('<article class="run"') == 2
 
 
+def test_a_link_in_place_of_the_page_stays_and_leads_to_it(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "link.html").symlink_to("shared/page.html")
+    for _ in range(2):
+        assert run("report", tmp_path / "run", "--no_models", "--output", tmp_path / "link.html") == 0
+        assert (tmp_path / "link.html").is_symlink()
+        assert "What was gained" in (tmp_path / "shared/page.html").read_text()
+
+
+def test_a_name_that_is_no_text_is_shown_as_an_escape(tmp_path):
+    place = write_run(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert run("report", place, "--no_models") == 0
+    assert "caf\\udce9" in (place / "report.html").read_text()
+
+
 def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
     before = contents(images)
     (images / "mine.html").write_text("mine")
+    os.mkfifo(images / "pipe.html")
     for name, content in (("demo/summary.json", "{}"), ("compare/comparison.json", "{}")):
         (images / name).parent.mkdir()
         (images / name).write_text(content)
@@ -195,6 +213,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
         (["data"], "data holds no run: it has neither steps.jsonl nor evaluation.json"),
         (["run", "--output", "nowhere/x.html"], "the folder nowhere of --output is not there; make it"),
         (["run", "--output", "data"], "--output data is a folder; name a file, such as data/report.html"),
+        (["run", "--output", "pipe.html"], "--output pipe.html is no regular file, and cannot be replaced by a page"),
         (["run", "--output", "mine.html"], "mine.html is there and is no report; choose another --output"),
         (["run", "--samples", "0"], "samples 0 must be at least 1"),
         (["run", "--answers", "-1"], "answers -1 must be at least 0"),

@@ -144,6 +144,22 @@ def test_training_of_the_original_resumes_too(cli, tmp_path, signal_at, train, s
     assert ends[0] == ends[1]
 
 
+def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_it_is_to_live_on(cli, signal_at):
+    train = ("train", "--data", "digits", "--model", "resnet8", "--max_steps", 4, "--output_dir")
+    signal_at(2, signal.SIGHUP)
+    code, _, err = cli(*train, "of mine")
+    assert (code, err) == (129, (
+        "hamu train: interrupted by SIGHUP; step 2 is saved in of mine/checkpoint-2; go on with: hamu train --resume "
+        "--output_dir 'of mine'\n"
+    ))  # fmt: skip
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        signal_at(3, signal.SIGHUP)
+        assert cli("train", "--resume", "--output_dir", "of mine")[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
 def test_the_best_model_is_that_of_a_step_that_was_saved_and_its_step_is_named(cli, tmp_path, saved_model):
     more = ("--learning_rate", "0.3", "--stopping", "off", "--report_to", "none")
     code, _, _ = cli(*settings(saved_model, *BEST_OF_SAVED, *more), "--output_dir", "run")
@@ -264,6 +280,20 @@ def test_a_run_does_not_go_on_with_another_model_or_other_data(cli, tmp_path, sa
         said = cli("unlearn", "--resume", "--output_dir", "run")[2]
         assert said.startswith(f"hamu unlearn: run/inputs.json does not say what that run has read: {wrong}")
     (tmp_path / "run/inputs.json").write_bytes(inputs)
+    config = (tmp_path / "run/config.yaml").read_text()
+    for was, now, key in (
+        ("num_train_epochs: 2.0", "num_train_epochs: 6", "num_train_epochs"),
+        ("data: digits", "data: digits\ndata_seed: 7", "data_seed"),
+        ("forget_class: '3'\n", "", "forget_class"),
+    ):
+        assert was in config
+        (tmp_path / "run/config.yaml").write_text(config.replace(was, now))
+        assert cli("unlearn", "--resume", "--output_dir", "run") == (2, "", (
+            f"hamu unlearn: run/config.yaml has another {key} than the run began with; put back what it was, or start "
+            f"a new run in another --output_dir\n"
+        ))  # fmt: skip
+        assert (tmp_path / "run/steps.jsonl").read_bytes() == log
+    (tmp_path / "run/config.yaml").write_text(config + "save_strategy: epoch\n")  # which changes no result
     (tmp_path / "model").rename(tmp_path / "other")
     (tmp_path / "renamed").rename(tmp_path / "model")
     assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0, "it is put back"
@@ -298,6 +328,38 @@ def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, save
     assert not (tmp_path / "moved/checkpoint-9").exists()
     assert cli("unlearn", "--resume", "--output_dir", "moved")[0] == 0
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "moved")
+
+
+def test_a_folder_may_have_the_name_of_a_model_that_is_built_in(cli, tmp_path, saved_model, signal_at):
+    train = ("train", "--data", "digits", "--model", "resnet8", "--max_steps", 4)
+    signal_at(2, signal.SIGTERM)
+    assert cli(*train, "--output_dir", "resnet8")[0] == 143
+    assert cli("train", "--resume", "--output_dir", "resnet8")[0] == 0
+    for left in (tmp_path / "resnet8/model").iterdir():
+        shutil.copy(left, tmp_path / "resnet8")  # a saved model of this name too
+    assert cli(*train, "--output_dir", "other")[0] == 0
+    for name in ("resnet8", "other"):
+        assert json.loads((tmp_path / name / "inputs.json").read_text())["original model"] is None
+    assert (tmp_path / "other/model/model.safetensors").read_bytes() == (
+        tmp_path / "resnet8/model/model.safetensors"
+    ).read_bytes()
+    lines = [json.dumps({"question": f"What is {n}?", "answer": f"It is {n}."}) + "\n" for n in range(9)]
+    (tmp_path / "data.jsonl").write_text("".join(lines))
+    (tmp_path / "tiny-llama").mkdir()
+    assert cli("train", "--data", "data.jsonl", "--model", "tiny-llama", "--max_length", 64, "--max_steps", 1,
+               "--output_dir", "tiny-llama")[0] == 0  # fmt: skip
+    assert json.loads((tmp_path / "tiny-llama/inputs.json").read_text())["original model"] is None
+
+
+def test_a_run_that_began_without_digests_of_its_settings_goes_on(cli, tmp_path, saved_model, signal_at):
+    signal_at(2, signal.SIGTERM)
+    assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143
+    inputs = json.loads((tmp_path / "run/inputs.json").read_text())
+    assert inputs.pop("settings").keys() > {"data", "learning_rate", "model"}
+    (tmp_path / "run/inputs.json").write_text(json.dumps(inputs))
+    assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0
+    assert "settings" in json.loads((tmp_path / "run/inputs.json").read_text())
+    assert cli("verify", "run", "--no_figures")[0] == 0
 
 
 def test_commands_run_outside_of_the_main_thread(capsys):

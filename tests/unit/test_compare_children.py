@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+import hamu
 from hamu import HamuError, folder_lock
 from hamu.cli.running import run_waiting
 from hamu.compare import Children, children
@@ -141,6 +143,17 @@ def test_signals_to_the_terminal_do_not_reach_the_runs(lock, tmp_path):
         finally:
             run.send_signal(signal.SIGKILL)
             run.wait()
+
+
+def test_a_file_of_the_current_folder_is_not_taken_for_a_library(tmp_path, monkeypatch):
+    for name in ("inspect.py", "h2.py", "hamu.py"):
+        (tmp_path / name).write_text("raise SystemExit('mine')\n")
+    monkeypatch.chdir(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(Path(hamu.__file__).parents[1])}
+    with open(tmp_path / "said", "w+") as said:
+        code = children.start(["--version"], environment, said, None).wait()
+        said.seek(0)
+        assert (code, said.read()) == (0, "")
 
 
 def test_a_signal_between_two_rounds_of_runs_ends_the_next_at_once():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from hamu.paper.batches import Batches
 from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
 from hamu.paper.cost import median_interval
 from hamu.paper.finished_run import FinishedRun
-from hamu.paper.page import page, results_in
+from hamu.paper.page import check_output, page, results_in
 from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
 from hamu.paper.sampling import Sample, sample_images, sample_texts
 from hamu.paper.similarity import BASELINES, METHODS, pearson_of, volumes_of
@@ -533,6 +534,32 @@ def test_a_result_of_other_figures_is_not_told_again():
         HamuError, match=r"figure-8.json has other figures than this version makes \(KeyError: 'line'\)"
     ):
         told_again(EXPERIMENTS["figure-8"], result)
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("figure-1.json", '{"axes": []}'),
+    ("figure-1.json", "my notes"),
+    ("figure-4.json", "[1, 2]"),
+    ("figure-4.png", "mine"),
+])  # fmt: skip
+def test_files_of_somebody_else_are_not_taken_for_results(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(HamuError, match=rf"{name} is there and is not of `hamu reproduce`; choose another --output"):
+        check_output(tmp_path, EXPERIMENTS)
+
+
+def test_earlier_results_may_be_replaced(tmp_path):
+    check_output(tmp_path / "new", EXPERIMENTS)
+    for name in ("figure-1.json", "figure-1.png"):
+        shutil.copy(PUBLISHED / name, tmp_path)
+    check_output(tmp_path, EXPERIMENTS)  # broken off before its page was written
+    (tmp_path / "README.md").write_text(page({}, EXPERIMENTS))
+    (tmp_path / "figure-1.json").unlink()
+    (tmp_path / "figure-4.json").write_text('{"name": ')
+    check_output(tmp_path, EXPERIMENTS)  # that it is damaged is said when it is read
+    (tmp_path / "figure-4.json").write_text("{}")
+    with pytest.raises(HamuError, match=r"figure-4\.json is there and is not of"):
+        check_output(tmp_path, EXPERIMENTS)
 
 
 def test_a_damaged_result_is_named(tmp_path):

@@ -570,3 +570,66 @@ def test_thresholds_are_spoken_of_where_there_are_some(tmp_path):
     without = {key: values for key, values in run.steps.items() if not key.endswith("_threshold")}
     titles = {chart.title: chart.says for chart in steps_section(replace(run, steps=without)).charts}
     assert titles["Hardness κ"].startswith("Below 0 what helps one side helps the other")
+
+
+def without(evaluation, *place):
+    *above, last = place
+    for name in above:
+        evaluation = evaluation[name]
+    del evaluation[last]
+
+
+@pytest.mark.parametrize(("name", "content", "note"), [
+    ("evaluation.json", lambda e: without(e, "after", "retain"), "evaluation.after has no retain"),
+    ("evaluation.json", lambda e: e.update(trajectory=[1, 2]), "evaluation.trajectory[0] is not of type object"),
+    ("evaluation.json", lambda e: e.update(trajectory=None), "evaluation.trajectory is not of type array"),
+    ("evaluation.json", lambda e: e.update(after=None), "evaluation.after is not of type object"),
+    ("evaluation.json", lambda e: e["after"]["forget"].update(loss=None), "forget.loss is not of type number"),
+    ("evaluation.json", lambda e: e["after"].update(membership_inference="x"), "is not of type object or null"),
+    ("evaluation.json", "[" * 200_000, "evaluation.json cannot be read: "),
+    ("steps.jsonl", "[" * 200_000 + "\n", "of steps.jsonl, 1 line is broken off or damaged"),
+    ("steps.jsonl", '{"step": 1, "kappa": 1' + "0" * 400 + "}\n", ""),
+    ("steps.jsonl", '{"step": 1' + "0" * 400 + "}\n", "of steps.jsonl, 1 line is broken off or damaged"),
+    ("layers.jsonl", '{"step": 0, "blocks": ["a", "b"]}\n{"step": 1, "cos": ["x", 1], "change": [1, 2]}\n', ""),
+    ("layers.jsonl", '{"step": 0, "blocks": ["a"]}\n{"step": 1, "cos": 3, "change": [1]}\n', ""),
+    ("layers.jsonl", '{"step": 0, "blocks": 5}\n{"step": 1, "cos": [1]}\n', "does not begin with the names"),
+    ("config.yaml", None, "config.yaml cannot be read: "),
+    ("config.yaml", "[" * 200_000, "config.yaml cannot be read: "),
+])  # fmt: skip
+def test_one_odd_file_leaves_the_rest_of_the_page(tmp_path, name, content, note):
+    place = write_run(tmp_path / "run")
+    if content is None:
+        (place / name).unlink(missing_ok=True)
+        (place / name).mkdir()
+    elif isinstance(content, str):
+        (place / name).write_text(content)
+    else:
+        evaluation = json.loads((place / name).read_text())
+        content(evaluation)
+        (place / name).write_text(json.dumps(evaluation))
+    run = read_run(place)
+    assert note in "; ".join(run.notes)
+    page = report_page([Reported(run, None, "no model")])
+    assert MARK in page
+
+
+@pytest.mark.parametrize("summary", ['{"methods": 5}', '{"methods": {"ft": {"trajectory": null}}}', "[]"])
+def test_a_summary_of_something_else_is_refused(tmp_path, summary):
+    (tmp_path / "summary.json").write_text(summary)
+    with pytest.raises(HamuError, match=r"summary\.json is not that of a demo"):
+        read_runs(tmp_path)
+
+
+def test_a_comparison_whose_rows_are_none_has_its_folders(tmp_path):
+    write_run(tmp_path / "one")
+    (tmp_path / "comparison.json").write_text('{"runs": 5}')
+    assert [place.name for place in run_folders(tmp_path)] == ["one"]
+
+
+def test_a_checkpoint_with_odd_evaluations_has_the_others(tmp_path):
+    place = write_run(tmp_path / "run", finished=False)
+    good = {"step": 3, "eval_forget_gain": 0.1, "eval_retain_gain": 0.2}
+    (place / "checkpoint-99").mkdir()
+    state = {"log_history": [1, good, {"step": 4, "eval_forget_gain": None, "eval_retain_gain": 0.1}]}
+    (place / "checkpoint-99/trainer_state.json").write_text(json.dumps(state))
+    assert read_run(place).entries == [good]

@@ -1,18 +1,24 @@
 """Two runs that want one folder, and folders in which nothing was written."""
 
 import errno
+import shutil
+from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
+from torch import nn
 
 from hamu import HamuError
 from hamu.run_folder import RunFolder
+from hamu.training.checkpoints import seal
 
+INPUTS = {"forget set": None, "original model": None}
 UNDER_WAY = "another run, or one that it left, is under way"
 
 
 def test_a_folder_in_which_a_run_writes_is_refused_at_once(tmp_path):
     with RunFolder(tmp_path / "out") as first:
-        first.write_json("evaluation.json", {})
+        first.write_json("inputs.json", INPUTS)
         for how in ({"overwrite": True}, {"resume": True}):
             with pytest.raises(HamuError, match=UNDER_WAY):
                 RunFolder(tmp_path / "out", **how)
@@ -32,7 +38,7 @@ def test_of_two_that_began_together_the_second_to_write_is_refused_and_changes_n
 def test_what_another_run_has_left_meanwhile_is_not_mixed_with(tmp_path):
     first, second, third = (RunFolder(tmp_path / "out", overwrite=n == 2) for n in range(3))
     with first:
-        first.write_text("steps.jsonl", "first\n")
+        first.write_json("inputs.json", INPUTS)
         first.write_text("record.md", "first\n")
     with second, pytest.raises(HamuError, match="is in use"):
         second.write_text("steps.jsonl", "second\n")
@@ -100,3 +106,105 @@ def test_files_that_are_no_longer_true_are_removed(tmp_path):
         folder.write_text("steps.jsonl", "")
         folder.remove("record.md", "report.html")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["steps.jsonl"]
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def fill(folder, contents):
+    for name, text in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(("contents", "named"), [
+    ({"checkpoint-500/pytorch_model.bin": "x", "checkpoint-500/optimizer.pt": "x", "runs/log": "x"}, "checkpoint-500"),
+    ({"checkpoint-500/manifest.json": '{"files": ["a"]}'}, "checkpoint-500"),
+    ({"checkpoint-best/manifest.json": '{"a": {"size": 1, "sha256": "0"}}'}, "checkpoint-best"),
+    ({"config.yaml": "lr: 1", "model/best.pt": "x", "runs/log": "x", "summary.json": '{"loss": 1}'}, "config.yaml"),
+    ({"evaluation.json": '{"accuracy": 0.9}', "report.html": "x"}, "evaluation.json"),
+    ({"evaluation.json": '["retain", "forget"]', "inputs.json": "{"}, "evaluation.json"),
+    ({"model/best.pt": "x"}, "model"),
+])  # fmt: skip
+def test_what_no_run_has_left_outlives_an_overwrite(tmp_path, contents, named):
+    fill(tmp_path / "out", contents)
+    before = files_of(tmp_path)
+    with pytest.raises(HamuError, match=f"/out holds {named}, which is not of a run; --overwrite only replaces runs"):
+        RunFolder(tmp_path / "out", overwrite=True)
+    assert files_of(tmp_path) == before
+
+
+def test_a_checkpoint_of_somebody_else_outlives_a_run_beside_it(tmp_path):
+    with RunFolder(tmp_path / "out") as folder:
+        folder.begin({}, INPUTS)
+    for name in ("checkpoint-1", "checkpoint-500"):
+        fill(tmp_path / "out" / name, {"optimizer.pt": name})
+    seal(tmp_path / "out/checkpoint-1")
+    with pytest.raises(HamuError, match="/out holds checkpoint-500, which is not of a run"):
+        RunFolder(tmp_path / "out", overwrite=True)
+    shutil.rmtree(tmp_path / "out/checkpoint-500")
+    with RunFolder(tmp_path / "out", overwrite=True) as folder:
+        folder.prepare()
+        assert not any((tmp_path / "out").iterdir())
+
+
+def test_a_run_that_is_removed_shows_to_the_last_that_it_is_one(tmp_path, monkeypatch):
+    with RunFolder(tmp_path / "out") as folder:
+        folder.begin({}, INPUTS)
+        folder.write_text("steps.jsonl", "")
+    removed = []
+    unlink = Path.unlink
+
+    def noting(path, **how):
+        removed.append(path.name)
+        unlink(path, **how)
+
+    monkeypatch.setattr(Path, "unlink", noting)
+    with RunFolder(tmp_path / "out", overwrite=True) as folder:
+        folder.prepare()
+    assert (removed[0], removed[-1], len(removed)) == ("config.yaml", "inputs.json", 3)
+
+
+def test_of_a_link_in_a_run_the_link_alone_goes(tmp_path):
+    fill(tmp_path / "elsewhere", {"model.safetensors": "mine"})
+    with RunFolder(tmp_path / "out") as folder:
+        folder.begin({}, INPUTS)
+    for name in ("model", "merged"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "out/hardness.json").symlink_to(tmp_path / "nowhere")
+    with RunFolder(tmp_path / "out", overwrite=True) as folder:
+        folder.prepare()
+        assert not any((tmp_path / "out").iterdir())
+    for target in ("elsewhere", "nowhere"):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out/model").symlink_to(tmp_path / target)
+        with RunFolder(tmp_path / "out", resume=True) as folder:
+            folder.save_model(nn.Linear(1, 1))
+        assert [path.name for path in (tmp_path / "out/model").iterdir()] == ["model.safetensors"]
+        assert not (tmp_path / "out/model").is_symlink()
+        shutil.rmtree(tmp_path / "out")
+    assert (tmp_path / "elsewhere/model.safetensors").read_text() == "mine"
+
+
+def test_an_output_folder_below_a_link_that_leads_nowhere_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to("gone/away")
+    for path in (tmp_path / "link", tmp_path / "link/out"):
+        with pytest.raises(HamuError, match=rf"{path} cannot be made: .*/link is a link to gone/away, which is not "
+                                            r"there; make that, or choose another --output_dir"):  # fmt: skip
+            RunFolder(path)
+
+
+@pytest.mark.parametrize("error", [SafetensorError("I/O error: File too large"), OSError(28, "No space left")])
+def test_a_model_that_finds_no_room_leaves_nothing_half(tmp_path, monkeypatch, error):
+    def full(model, folder):
+        (folder / "config.json").write_text("{}")
+        raise error
+
+    monkeypatch.setattr("hamu.run_folder.save_model", full)
+    with RunFolder(tmp_path / "out") as folder:
+        folder.begin({}, INPUTS)
+        with pytest.raises(HamuError, match=r"the model cannot be written into .*/out: .*(File too large|No space left)"
+                                            r"; make room, and go on with --resume"):  # fmt: skip
+            folder.save_model(None)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.yaml", "inputs.json"]

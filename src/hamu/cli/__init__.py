@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 
+from hamu.cli.screen import Screen, say, write_any_character
 from hamu.errors import HamuError, Interrupted, first_line, one_line
 
 COMMANDS = {
@@ -36,20 +38,21 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 if all went well, 2 if something that the user can put right is wrong, 130 or 143 if interrupted (by Ctrl-C,
-        by SIGTERM); `assess` also 3 if unlearning will cost, 4 if any step hurts or none is possible; `verify` 1 if
-        something does not hold.
+        0 if all went well, 2 if something that the user can put right is wrong, 130, 143 or 129 if interrupted (by
+        Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if unlearning will cost, 4 if any step hurts
+        or none is possible; `verify` 1 if something does not hold.
     """
     if argv is None:
         argv = sys.argv[1:]
         del sys.argv[2:]  # trackers send it along, and it may name whom to forget
+    write_any_character()
     if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
+        say(_USAGE)
         return 0
     if argv[0] == "--version":
         from hamu import __version__
 
-        print(f"hamu {__version__}")
+        say(f"hamu {__version__}")
         return 0
     command, debug = argv[0], "--debug" in argv
     try:
@@ -85,7 +88,7 @@ def _outcome(command: str, argv: list[str], debug: bool) -> int:
         _say_on_main(f"hamu {command}: {end}")
         return 128 + end.signal
     except KeyboardInterrupt:
-        print(f"hamu {command}: interrupted", file=sys.stderr)
+        _complain(f"hamu {command}: interrupted")
         return 130
 
 
@@ -100,7 +103,7 @@ def _has_lost_a_process(error: Exception) -> bool:
 
 
 def _refused(command: str, why: str) -> int:
-    print(one_line(f"hamu {command}: {why}"), file=sys.stderr)
+    _complain(one_line(f"hamu {command}: {why}"))
     return 2
 
 
@@ -108,22 +111,31 @@ def _say_on_main(text: str) -> None:
     from hamu.distributed import is_main
 
     if is_main():
-        print(text, file=sys.stderr)
+        _complain(text)
+
+
+def _complain(text: str) -> None:
+    """Say what went wrong; where standard error is gone, as of a terminal that was closed, the exit code alone does."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _run(command: str, argv: list[str]) -> int:
-    from rich.console import Console
-
     from hamu.cli.interrupts import at_once, handling
     from hamu.distributed import is_main, processes
 
     _quiet()
     if processes() > 1 and command not in _PARALLEL:
         raise HamuError(f"{command} runs in one process; start it without torchrun")
-    # names of files and classes are shown as they are, whatever brackets and colons are in them
-    console = Console(highlight=False, markup=False, emoji=False, quiet=not is_main())
+    screen = Screen(quiet=not is_main())
     with handling(at_once):
-        return int(importlib.import_module(f"hamu.cli.{command}").run(argv, console))
+        code = int(importlib.import_module(f"hamu.cli.{command}").run(argv, screen))
+    if screen.failure is not None and not code:
+        raise HamuError(
+            f"standard output cannot be written: {first_line(screen.failure)}; the command has done all else, so look "
+            f"for its files"
+        )
+    return code
 
 
 def _quiet() -> None:

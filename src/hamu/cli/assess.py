@@ -83,12 +83,12 @@ def run(argv: list[str], console: Console) -> int:
             seed=args.seed,
             progress=lambda done, total: bar.update(shown, completed=round(done), total=round(total)),
         )
-    show(found, console)
     with folder:
-        folder.write_config(resolved)
         said = {"forget_set": problem.forget_name, "objectives_of_the_run": objectives}
-        path = folder.write_json("assess.json", said | found.record())
+        path = folder.write_json("assess.json", said | found.record())  # first: it shows whose folder this is
+        folder.write_config(resolved)
         plot_frontiers(found.frontiers, found.method, folder.path / "frontier.png")
+    show(found, console)
     console.print(
         f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True, markup=False
     )

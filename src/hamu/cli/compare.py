@@ -20,7 +20,7 @@ from hamu.cli.running import run_waiting
 from hamu.cli.tables import plain_table
 from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.compare.rows import Row, check_same_inputs, trajectory
-from hamu.compare.runs import RECORD, SUMMARY
+from hamu.compare.runs import RECORD
 from hamu.compare.table import (
     CAPTION,
     SETTINGS,
@@ -37,6 +37,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.methods import method_classes
 from hamu.reporting import plot_comparison
+from hamu.run_files import holds_a_comparison
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
@@ -67,8 +68,8 @@ def run(argv: list[str], console: Console) -> int:
         options.learning_rates or [args.learning_rate],
         options.seeds or [args.seed],
     )
-    folder_is_ours = (Path(args.output_dir) / SUMMARY).is_file()
-    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=folder_is_ours)
+    goes_on = holds_a_comparison(Path(args.output_dir))
+    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=goes_on)
     if task.is_local(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
     task.settle_adapter(resolved)
@@ -95,6 +96,10 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
     finished = runs.folders()
     check_same_inputs(finished)
     comparison = runs.comparison()
+    table, page, tex, drawing = _SHOWN
+    folder.write_text(table, csv_table(comparison.rows))
+    folder.write_text(page, markdown_page(comparison))
+    folder.write_text(tex, latex_page(comparison))
     show(comparison, console)
     others = [path.parent.name for path in folder.path.glob(f"*/{RECORD}") if path.parent.name not in finished]
     if others:
@@ -102,10 +107,6 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
             f"not in this table: {len(others)} more in {folder.path}; name their settings too to have all in one",
             soft_wrap=True, markup=False,
         )  # fmt: skip
-    table, page, tex, drawing = _SHOWN
-    folder.write_text(table, csv_table(comparison.rows))
-    folder.write_text(page, markdown_page(comparison))
-    folder.write_text(tex, latex_page(comparison))
     if not finished:
         raise HamuError(f"none of {len(runs)} runs came to its end; why is said above and in {folder.path}")
     drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]

@@ -84,11 +84,12 @@ def run(argv: list[str], console: Console) -> int:
         raise HamuError(f"task {options.task!r} is unknown; choose image or text")
     folder = RunFolder(options.output_dir, overwrite=options.overwrite)
     begin = time.perf_counter()
-    scenario: Scenario = scenarios[options.task](options.seed)
+    kind: type[Scenario] = scenarios[options.task]
+    config = TrainConfig(output_dir=options.output_dir, seed=options.seed, disable_tqdm=True, **kind.train_settings)
+    scenario = kind(options.seed)
 
     console.print(f"1. {scenario.intro}")
     set_seed(options.seed)
-    config = TrainConfig(output_dir=options.output_dir, seed=options.seed, disable_tqdm=True, **scenario.train_settings)
     original, train = scenario.new_model()
     with ProgressBar(console, "train") as bar:
         train_original(original, train, config, scenario.collate, [bar])
@@ -103,17 +104,18 @@ def run(argv: list[str], console: Console) -> int:
     )
     results, models = _unlearn_by_all(original, scenario, options, console)
     seconds = time.perf_counter() - begin
+    summary = {"task": options.task, "seed": options.seed, "settings": settings, "hardness": hardness}
+    with folder:
+        # the summary first: it shows whose folder this is
+        folder.write_json("summary.json", summary | {"methods": results, "seconds": round(seconds, 1)})
+        path = folder.path / "trajectories.png"
+        plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
 
     console.print(_table(results))
     console.print("ΔL_f: rise of the forget loss. -ΔL_r: fall of the retain loss. Both should be positive.")
     console.print("AUC: membership inference on the forget set; 0.5 is ideal.")
     console.print("stop at: the step at which the stopping criterion was first met; not enforced here.\n")
     scenario.finish(console, original, models)
-    summary = {"task": options.task, "seed": options.seed, "settings": settings, "hardness": hardness}
-    with folder:
-        path = folder.prepare() / "trajectories.png"
-        plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
-        folder.write_json("summary.json", summary | {"methods": results, "seconds": round(seconds, 1)})
     console.print(f"The picture is in {path}, all figures in {folder.path / 'summary.json'} ({seconds:.0f} s).\n")
     console.print(scenario.next)
     return 0

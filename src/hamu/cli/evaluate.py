@@ -34,11 +34,11 @@ def run(argv: list[str], console: Console) -> int:
     reference = None if run_options.retain_model is None else _reference(task, problem, args)
     model, predictions = predictions_of(task, run_options.model, problem, args)
     report = task.report(predictions, problem, reference, args)
-    console.print(f"forget set: {problem.forget_name}")
-    task.show({"": report})
     with folder:
-        folder.write_config(resolved)
         path = folder.write_json("evaluation.json", plain(report))  # kept, whatever becomes of what takes longer
+        folder.write_config(resolved)
+        console.print(f"forget set: {problem.forget_name}")
+        task.show({"": report})
         task.evaluate_further(model, args, further, report)
         folder.write_json("evaluation.json", plain(report))
         for name, text in task.further_files(model, problem, args, further).items():

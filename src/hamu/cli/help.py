@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 
 from hamu.cli.config_files import recipes
 from hamu.cli.options import NOT_TAKEN
+from hamu.cli.screen import say
 
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
 SHOWN = {
@@ -36,16 +37,19 @@ def print_help(command: str, parser: argparse.ArgumentParser, everything: bool) 
         everything: whether the less important training arguments are shown too.
     """
     inherited = {f.name for f in dataclasses.fields(TrainingArguments)} - SHOWN - {"output_dir"}
-    print(f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]\n\n{parser.description}\n")
-    print("  --recipe NAME\n        Start from a bundled recipe: " + ", ".join(recipes()) + ".")
-    print("  --config FILE.yaml\n        Read settings from a file; flags win over it.")
+    lines = [
+        f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]\n\n{parser.description}\n",
+        "  --recipe NAME\n        Start from a bundled recipe: " + ", ".join(recipes()) + ".",
+        "  --config FILE.yaml\n        Read settings from a file; flags win over it.",
+    ]
     for action in parser._actions:
         flag = max(action.option_strings, key=len)
         hidden = action.dest in inherited and not everything
         if not (hidden or flag.startswith("--no_") or action.dest in NOT_TAKEN.get(command, ())):
-            print(described(action))
+            lines.append(described(action))
     if not everything:
-        print("\n--help-all shows the other training arguments too.")
+        lines.append("\n--help-all shows the other training arguments too.")
+    say("\n".join(lines))
     sys.exit(0)
 
 

@@ -21,9 +21,9 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.loading import check_as_many_classes, check_is_classifier
+from hamu.models.loading import NEW_CLASSIFIER, check_as_many_classes, check_is_classifier
 from hamu.run_folder import RunFolder
-from hamu.sources import DIGITS, is_of_hub
+from hamu.sources import DIGITS
 from hamu.training import TrainConfig
 from hamu.training.original import collate
 
@@ -34,6 +34,7 @@ class ImageTask(Task):
     noun = "images"
     ways = ("forget_class", "forget_rows", "forget_data")
     bundled = DIGITS
+    built_in = NEW_CLASSIFIER
     processor: Any = None
 
     def __init__(self, *of_task: Any) -> None:
@@ -78,7 +79,7 @@ class ImageTask(Task):
             raise HamuError(f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at least two")
         trusted = self.run_options.trust_remote_code
         model = new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
-        if is_of_hub(name) or Path(name).is_dir():
+        if not self.is_built_in(name):
             self.processor = self._processor_of(name)
         return model
 

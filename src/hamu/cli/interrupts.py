@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: a run saves where it is and leaves with a line that says how to go on."""
+"""Ctrl-C, SIGTERM, a terminal that is closed: a run saves where it is and leaves with a line on how to go on."""
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from types import FrameType
 from hamu.errors import Interrupted
 from hamu.training.resumable import ResumableTrainer
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Handler = Callable[[int, FrameType | None], None]
 
 
@@ -37,11 +38,11 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
         with handling(note):
             yield
         if trainer.was_interrupted:  # a signal that came when all steps were done is too late to matter
-            folder = trainer.args.output_dir
+            folder = str(trainer.args.output_dir)
             step = trainer.state.global_step
             raise Interrupted(
                 f"interrupted by {trainer.interrupted_by}; step {step} is saved in {trainer.checkpoints.path(step)}; "
-                f"go on with: hamu {command} --resume --output_dir {folder}",
+                f"go on with: hamu {command} --resume --output_dir {shlex.quote(folder)}",
                 received[0] if received else signal.SIGTERM,
             )
 
@@ -50,9 +51,10 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
 
 @contextmanager
 def handling(handler: _Handler) -> Iterator[None]:
-    """Let a function handle both signals for a while."""
+    """Let a function handle these signals for a while; not SIGHUP where it is to be ignored, as `nohup` has it."""
     is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
-    earlier = {number: signal.signal(number, handler) for number in _SIGNALS} if is_main else {}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    earlier = {number: signal.signal(number, handler) for number in _SIGNALS if is_main and number not in ignored}
     try:
         yield
     finally:

@@ -6,12 +6,18 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from hamu.data.text_readers import QUESTION_TEMPLATE
+from hamu.errors import HamuError
 from hamu.training import TrainConfig, UnlearnConfig
 
 _BY_GOAL = {"auto", "target_forget_accuracy", "max_retain_increase"}
 NOT_TAKEN = {  # by commands whose dataclasses have it nevertheless
     "unlearn": {"without_forget"}, "assess": {"without_forget", "dry_run", *_BY_GOAL},
     "compare": {"without_forget", "dry_run", "method", *_BY_GOAL}, "evaluate": {"without_forget"},
+}  # fmt: skip
+PATHS = {  # options of any command that name files and folders, or may
+    "config", "output_dir", "work_dir", "output", "run", "runs", "data", "test_data", "data_dir", "forget_data",
+    "forget_rows", "forget_perturbed", "retain_perturbed", "real_authors", "world_facts", "similar_data", "model",
+    "base_model", "retain_model", "original_model", "tokenizer",
 }  # fmt: skip
 OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 
@@ -72,6 +78,17 @@ class DataOptions:
     expected_forget: int | None = field(default=None, metadata={"help": "Text: how many are forgotten, likewise."})
     max_length: int = field(default=512, metadata={"help": "Text: cut longer records, in tokens."})
 
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            HamuError: if a value is out of range.
+        """
+        for name in ("expected_retain", "expected_forget"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise HamuError(f"{name} {value} must be at least 1 record")
+
 
 @dataclass
 class RunOptions:
@@ -122,6 +139,15 @@ class RunOptions:
     without_forget: bool = field(default=False, metadata={"help": "Train on the retain set alone: the retain model."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an earlier run in --output_dir."})
 
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            HamuError: if a value is out of range.
+        """
+        if not 0 <= self.lora_dropout < 1:
+            raise HamuError(f"lora_dropout {self.lora_dropout} must be a share in [0, 1)")
+
 
 @dataclass
 class ResumeOptions:
@@ -150,6 +176,15 @@ class EvaluateOptions:
     retain_perturbed: str | None = field(default=None, metadata={"help": "TOFU: retain records with the same."})
     real_authors: str | None = field(default=None, metadata={"help": "TOFU: real authors, with perturbed_answer."})
     world_facts: str | None = field(default=None, metadata={"help": "TOFU: world facts, with perturbed_answer."})
+
+    def __post_init__(self) -> None:
+        """Check ranges.
+
+        Raises:
+            HamuError: if a value is out of range.
+        """
+        if self.generate < 0:
+            raise HamuError(f"generate {self.generate} must not be negative; 0 for no answers")
 
 
 @dataclass

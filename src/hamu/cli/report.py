@@ -50,7 +50,8 @@ def run(argv: list[str], console: Console) -> int:
     folders = [folder for place in named for folder in run_folders(place)]
     target = _target(args.output, named)
     found = [one for folder in dict.fromkeys(folders) for one in _reported(folder, args, console)]
-    page = report_page(found, contents=not args.no_contents)
+    made = report_page(found, contents=not args.no_contents)
+    page = made.encode(errors="backslashreplace").decode()  # a folder's name may have bytes that are no text
     write_whole(target, page, private=not args.no_contents)
     console.print(f"the report is in {target} ({len(page.encode()) / 1e6:.1f} MB)", soft_wrap=True, markup=False)
     return 0
@@ -65,9 +66,11 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
         raise HamuError(f"the folder {target.parent} of --output is not there; make it, or choose another")
     if target.is_dir():
         raise HamuError(f"--output {target} is a folder; name a file, such as {target / _NAME}")
+    if target.exists() and not target.is_file():
+        raise HamuError(f"--output {target} is no regular file, and cannot be replaced by a page; name another")
     if target.is_file() and MARK.encode() not in target.read_bytes()[:1000]:
         raise HamuError(f"{target} is there and is no report; choose another --output, or remove it")
-    return target
+    return target.resolve() if target.is_symlink() else target  # a link stays, and leads to the page
 
 
 def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[Reported]:

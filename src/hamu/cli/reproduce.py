@@ -25,7 +25,7 @@ from hamu.compare.children import Call
 from hamu.compare.rows import Row, check_same_inputs
 from hamu.errors import HamuError, Interrupted
 from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
-from hamu.paper.page import PAGE, VERDICTS, check_page, page, results_in, stands_for
+from hamu.paper.page import PAGE, VERDICTS, check_output, page, results_in, stands_for
 from hamu.paper.planning import OF_EXPERIMENTS, PaperRun, PaperRuns
 from hamu.paper.stage import Order, Stage, result_of, told_again
 from hamu.record.digests import text_digest
@@ -46,7 +46,7 @@ def run(argv: list[str], console: Console) -> int:
     chosen = _chosen(options.names)
     _check(options)
     output = RunFolder(options.output_dir, resume=True)
-    check_page(output.path)
+    check_output(output.path, EXPERIMENTS)
     if options.redraw:
         _redraw(chosen, output, console)
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from hamu.cli.config_files import read_config
 from hamu.cli.options import ResumeOptions
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
-from hamu.record.inputs import INPUTS, read_inputs
+from hamu.record.inputs import INPUTS, edited, read_inputs
 
 _READS = {"train": "training set", "unlearn": "forget set"}  # by which the runs of a command are known
 # what a run may be resumed with although it was begun with something else: none of it changes a result
@@ -34,7 +33,7 @@ def settings_to_resume(command: str, rest: list[str]) -> tuple[str, str] | None:
     found = asked.parse_known_args(rest)[0]
     if not found.resume:
         return None
-    path = Path(os.path.expanduser(found.output_dir)) / "config.yaml"
+    path = Path(found.output_dir) / "config.yaml"
     if not path.is_file():
         raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
     for other, of_it in _READS.items():
@@ -57,6 +56,12 @@ def check_same_settings(name: str, settings: dict[str, Any], given: dict[str, An
     """
     if files.recipe or files.config:
         raise HamuError(f"a run is resumed by its own settings, {name}; leave out --recipe and --config")
+    changed = sorted(edited(Path(name).parent, settings) - _MAY_CHANGE)
+    if changed:
+        raise HamuError(
+            f"{name} has another {changed[0]} than the run began with; put back what it was, or start a new run in "
+            f"another --output_dir"
+        )
     for key, value in given.items():
         if key in _MAY_CHANGE or (key in settings and settings[key] == value):
             continue

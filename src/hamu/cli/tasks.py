@@ -5,6 +5,7 @@ A task reads the problem, loads the model, brings the data into the form that th
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -32,11 +33,13 @@ class Task(ABC):
         noun: what its records are called.
         ways: the options that say what to forget.
         bundled: names of data that come with this package.
+        built_in: the names of models that `hamu train` makes, as a regular expression.
     """
 
     noun: str
     ways: tuple[str, ...]
     bundled: str
+    built_in: str
     batch_sizes: Mapping[str, int] = {}  # where they are not given: settings of TrainConfig
 
     def __init__(self, data: DataOptions, run: RunOptions, console: Console) -> None:
@@ -60,6 +63,10 @@ class Task(ABC):
     @abstractmethod
     def forget(self, train: Any, test: Any) -> UnlearningData[Any]:
         """Divide by an option that only this task has."""
+
+    def is_built_in(self, model: str) -> bool:
+        """Whether `hamu train` makes a new model by this name, whatever folder is called so."""
+        return re.fullmatch(self.built_in, model) is not None
 
     @abstractmethod
     def new_model(self, name: str, train: Any) -> Any:
@@ -222,10 +229,11 @@ class Task(ABC):
         found = [self.located(name) for name in (data.data, data.test_data, data.forget_data) if name is not None]
         return found if not data.forget_rows or lists_rows(data.forget_rows) else [*found, data.forget_rows]
 
-    def sources(self, options: EvaluateOptions | None = None) -> tuple[str, ...]:
+    def sources(self, options: EvaluateOptions | None = None, *, is_training: bool = False) -> tuple[str, ...]:
         """The local files and folders that are read, which no run may write into."""
         run, named = self.run_options, []
-        models = [run.model, run.retain_model, run.base_model, run.tokenizer]
+        is_new = is_training and self.is_built_in(str(run.model))
+        models = [None if is_new else run.model, run.retain_model, run.base_model, run.tokenizer]
         if options is not None:
             named = [options.forget_perturbed, options.retain_perturbed, options.real_authors, options.world_facts]
             models.append(options.original_model)

@@ -57,6 +57,7 @@ class TextTask(Task):
     batch_sizes: ClassVar[dict[str, int]] = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 16}
     ways = ("forget_data", "forget_rows", "forget_filter")
     bundled = MINIATURE
+    built_in = TINY
     tokenizer: Any = None
     tofu = TofuSets()
     _retain_ratios: Sequence[float] | None = None  # the retain model's truth ratios on TOFU's forget set
@@ -86,7 +87,7 @@ class TextTask(Task):
 
     def new_model(self, name: str, train: TextRecords) -> Any:
         """A new tiny model with a tokenizer of its own, or a saved one to go on with."""
-        if name != TINY:
+        if not self.is_built_in(name):
             self.check_models()
             return self.start_model(name)
         if self.run_options.lora or self.run_options.merge:

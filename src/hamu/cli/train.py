@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from transformers import set_seed
@@ -18,9 +17,8 @@ from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import choose_task
 from hamu.distributed import from_main
 from hamu.errors import HamuError
-from hamu.record import check_same
+from hamu.record import check_same, with_settings
 from hamu.run_folder import RunFolder
-from hamu.sources import is_of_hub
 from hamu.training import TrainConfig, train_original
 from hamu.training.resumable import ResumableTrainer
 
@@ -41,8 +39,11 @@ def run(argv: list[str], console: Console) -> int:
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args, resolved)
     task = choose_task(data_options, run_options, console)
+    start = None if task.is_built_in(run_options.model) else run_options.model
+    task.classes_of = start
     resume = going_on.resume
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources())
+    sources = task.sources(is_training=True)
+    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=sources)
     if resume and folder.has("evaluation.json"):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
         return 0
@@ -58,8 +59,6 @@ def run(argv: list[str], console: Console) -> int:
             console.print(f"{len(train)} training {task.noun} of {train.source}")
         set_seed(args.seed)
         model = task.new_model(run_options.model, train)
-        is_new = not (is_of_hub(run_options.model) or Path(run_options.model).is_dir())
-        start = None if is_new else run_options.model
         inputs = from_main(lambda: task.inputs({"training": train, "test": test}, {"original": start}))
         if resume:
             check_same(folder.path, inputs)
@@ -70,7 +69,7 @@ def run(argv: list[str], console: Console) -> int:
         @contextmanager
         def around(trainer: ResumableTrainer) -> Iterator[None]:
             # an earlier run gives way only to a first checkpoint, or once training has succeeded
-            trainer.before_saving = lambda: folder.begin(resolved, inputs)
+            trainer.before_saving = lambda: folder.begin(resolved, with_settings(inputs, resolved))
             with bar, leaving_in_order("train")(trainer):
                 yield
 
@@ -82,9 +81,11 @@ def run(argv: list[str], console: Console) -> int:
                 predictions = task.predict(model, data, args)
                 figures[f"{name}_loss"] = predictions.losses.mean().item()
                 figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
-                console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
-        folder.begin(resolved, inputs)
+        folder.begin(resolved, with_settings(inputs, resolved))
         path = task.save_model(folder, model)
         folder.write_json("evaluation.json", figures)
-        console.print(f"the model is in {path}", soft_wrap=True, markup=False)
+    for name in ("train", "test"):
+        if f"{name}_loss" in figures:
+            console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
+    console.print(f"the model is in {path}", soft_wrap=True, markup=False)
     return 0

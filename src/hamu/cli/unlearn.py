@@ -26,7 +26,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.json_files import read_json
 from hamu.models import first_not_finite
-from hamu.record import HARDNESS, Asked, build, check_same, figures_of, write
+from hamu.record import HARDNESS, Asked, build, check_same, figures_of, with_settings, write
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
@@ -72,7 +72,7 @@ def run(argv: list[str], console: Console) -> int:
                 console.print(f"--auto finds {names} itself; what flags, --config or recipe say of them is not used")
             hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
             resolved |= {name: getattr(args, name) for name in TUNED}
-        log = StepLog(folder, resolved, inputs, resume, hardness)
+        log = StepLog(folder, resolved, with_settings(inputs, resolved), resume, hardness)
         bar = ProgressBar(console, args.method)
         trainer = new_trainer(model, problem, args, [log, bar], task.collator())
         log.trainer, trainer.before_saving = trainer, log.begin
@@ -85,14 +85,17 @@ def run(argv: list[str], console: Console) -> int:
         }
         evaluation = reports | history(trainer)
         folder.write_json("evaluation.json", evaluation)
+        record = None
+        if is_main():
+            settings = recorded_settings(data_options, run_options, args, resolved)
+            asked = Asked(problem, task.chosen_by(), settings, inputs, hardness)
+            record = write(folder, build(asked, trainer, evaluation, folder.path))
         task.show(reports)
         for line in outcome(trainer):
             console.print(line)
         console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True, markup=False)
-        if is_main():
-            settings = recorded_settings(data_options, run_options, args, resolved)
-            asked = Asked(problem, task.chosen_by(), settings, inputs, hardness)
-            readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
+        if record is not None:
+            readable, digest = record
             console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
     console.print(f"to look at it: hamu report {shlex.quote(str(folder.path))}", soft_wrap=True)
     return 0

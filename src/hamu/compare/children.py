@@ -115,7 +115,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start `hamu` in a session of its own: Ctrl-C is for this process, which ends the others in order."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hamu", *argv],
+        [sys.executable, "-P", "-m", "hamu", *argv],  # as `hamu`: no file of the current folder is taken for a library
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

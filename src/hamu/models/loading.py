@@ -27,8 +27,8 @@ from hamu.modes import evaluating
 from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
 
+NEW_CLASSIFIER = r"resnet(\d+)"
 _MADE_ANEW = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")  # not trained
-
 _NUMBER = re.compile(r"(LABEL_)?\d+")  # as a name: what transformers calls a class that has none
 
 
@@ -46,7 +46,7 @@ def new_classifier(
     Raises:
         HamuError: if the name is unknown.
     """
-    match = re.fullmatch(r"resnet(\d+)", name)
+    match = re.fullmatch(NEW_CLASSIFIER, name)
     if match is None:
         model = load_classifier(name, trust_remote_code=trust_remote_code)
         if model.config.image_mean is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,43 @@ _TITLE = "# The paper's figures and tables, run again"
 VERDICTS = {True: "agrees", False: "does not agree", None: "cannot be told"}
 
 
-def check_page(folder: Path) -> None:
-    """That a folder has no other page in the place of this one.
+def check_output(folder: Path, experiments: Iterable[str]) -> None:
+    """That a folder has nothing of somebody else in the place of the page, of results and of their pictures.
+
+    Args:
+        folder: where they go.
+        experiments: those whose results and pictures are written or shown.
 
     Raises:
         HamuError: if it has.
     """
     path = folder / PAGE
-    if path.exists() and not (path.is_file() and path.read_bytes().startswith(_TITLE.encode())):
+    has_page = path.is_file() and path.read_bytes().startswith(_TITLE.encode())
+    if path.exists() and not has_page:
         raise HamuError(f"{path} is there and is no page of `hamu reproduce`; choose another --output_dir")
+    for name in experiments:
+        result, picture = folder / f"{name}.json", folder / f"{name}.png"
+        if _is_result(result, damaged=has_page):
+            continue
+        for file in (result, picture) if not has_page else (result,):
+            if file.exists():
+                raise HamuError(f"{file} is there and is not of `hamu reproduce`; choose another --output_dir")
+
+
+def _is_result(path: Path, damaged: bool) -> bool:
+    """Whether a file has the result of an experiment.
+
+    Args:
+        path: the file.
+        damaged: what to take one for that is no JSON.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError:
+        return False
+    except (ValueError, RecursionError):
+        return damaged
+    return isinstance(found, dict) and found.keys() >= {"name", "claims", "figures"}
 
 
 def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str, Result]:

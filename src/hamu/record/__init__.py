@@ -1,6 +1,6 @@
 """What a run leaves for those who ask later: a record of what was forgotten, how, and to what effect; its checking."""
 
-from hamu.record.inputs import Inputs, check_same, saved_model_entry, set_entries
+from hamu.record.inputs import Inputs, check_same, saved_model_entry, set_entries, with_settings
 from hamu.record.record import HARDNESS, Asked, build, figures_of, write
 from hamu.record.verify import TOLERANCE, Finding, Sources, Unavailable, verify
 
@@ -18,5 +18,6 @@ __all__ = [
     "saved_model_entry",
     "set_entries",
     "verify",
+    "with_settings",
     "write",
 ]

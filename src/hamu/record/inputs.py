@@ -1,4 +1,4 @@
-"""What a run reads, by its digests. It is written when the run begins: one that is resumed goes on with the same."""
+"""What a run reads and is asked, by digests. Written when the run begins: one that is resumed goes on with the same."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 from hamu.data import ImageData, TextData, TextRecords
 from hamu.errors import HamuError, first_line
 from hamu.models.loading import folder_of
-from hamu.record.digests import order_digest, row_digests, set_digest, weights_digest
+from hamu.record.digests import order_digest, row_digests, set_digest, text_digest, weights_digest
 from hamu.record.settings import short_name
 
 INPUTS = "inputs.json"
 Inputs = Mapping[str, Any]  # "forget set", "original model" and so on: the entry of each, None for what there is not
+_SETTINGS = "settings"
 _ORDER = "order of the "
 _ONLY_NAMES = ("source", "name")
 
@@ -70,12 +71,40 @@ def saved_model_entry(source: str, base: str | None) -> dict[str, Any]:
     return model_entry(source, folder_of(base or source), None if base is None else folder_of(source))
 
 
+def with_settings(inputs: Inputs, settings: Mapping[str, Any]) -> Inputs:
+    """What inputs.json holds: the inputs, and a digest of each setting in config.yaml, which may be edited later."""
+    return {**inputs, _SETTINGS: {key: _setting_digest(value) for key, value in settings.items()}}
+
+
+def edited(run: Path, settings: Mapping[str, Any]) -> set[str]:
+    """The names of the settings that have another value than when a run began, or had none then, or have none now.
+
+    None of a run of an earlier version, which has not kept their digests.
+
+    Raises:
+        HamuError: as `read_inputs`.
+    """
+    began = _read(run).get(_SETTINGS)
+    if began is None:
+        return set()
+    now = {key: _setting_digest(value) for key, value in settings.items()}
+    return {key for key in began.keys() | now.keys() if began.get(key) != now.get(key)}
+
+
+def _setting_digest(value: Any) -> str:
+    return text_digest(json.dumps(value))
+
+
 def read_inputs(run: Path) -> Inputs:
     """What a run has begun with.
 
     Raises:
         HamuError: if the file is missing or damaged.
     """
+    return {name: entry for name, entry in _read(run).items() if name != _SETTINGS}
+
+
+def _read(run: Path) -> Inputs:
     path = run / INPUTS
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -31,13 +31,18 @@ def schema() -> dict[str, Any]:
     return found
 
 
-def violations(value: Any, against: Mapping[str, Any]) -> Iterator[str]:
+def violations(value: Any, against: Mapping[str, Any], name: str = "record") -> Iterator[str]:
     """What in a JSON value does not fit a schema, with the place; nothing if all does.
+
+    Args:
+        value: the value.
+        against: the schema.
+        name: of the value, with which its places begin.
 
     Raises:
         HamuError: if the schema has a keyword that is not known here, or a reference to elsewhere.
     """
-    return _violations(value, against, against, "record")
+    return _violations(value, against, against, name)
 
 
 def _violations(value: Any, part: Mapping[str, Any], whole: Mapping[str, Any], at: str) -> Iterator[str]:

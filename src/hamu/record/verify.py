@@ -209,7 +209,7 @@ def _assessed(run: Path, recorded: Mapping[str, Any]) -> str:
 def _logged(read: Callable[[Path], Any], run: Path) -> Any:
     try:
         return read(run)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise HamuError(f"steps.jsonl cannot be read: {error}") from error
 
 

@@ -19,6 +19,7 @@ from hamu.evaluation.gains import Gains
 from hamu.record.inputs import INPUTS, Inputs, read_inputs
 from hamu.record.schema import schema, violations
 from hamu.reporting.elements import counted, were
+from hamu.reporting.evaluation_shape import ENTRY, EVALUATION, SUMMARY
 from hamu.reporting.trajectories import gains_at, gains_of, is_near, trajectory
 
 _STEP_COLUMNS = (
@@ -29,6 +30,7 @@ _STEP_COLUMNS = (
 _SIDES = ("forget", "retain")
 COMPARISON = "comparison.json"
 UNKNOWN = "unknown"  # as a method
+_MOST_STEPS = 2**53  # as a float has them
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,10 @@ def read_run(path: Path) -> Run:
     record = _json(path / "record.json", notes)
     failed = _failures(path.resolve().parent).get(path.resolve().name, {})
     method = settings.get("method", "hamu-q") if settings else {**failed, **(record or {})}.get("method", UNKNOWN)
+    wrong = None if evaluation is None else next(violations(evaluation, EVALUATION, "evaluation"), None)
+    if wrong is not None:
+        notes.append(f"evaluation.json is not one that can be shown: {wrong}")
+        evaluation = None
     wrong = None if record is None else next(violations(record, schema()), None)
     if wrong is not None:
         notes.append(f"record.json is not one that can be shown: {wrong}")
@@ -226,7 +232,7 @@ def _short_path(place: Path, places: Collection[Path]) -> str:
 def _of_demo(path: Path) -> list[Run]:
     """One run for each method of `hamu demo`, which keeps no more of them than their trajectories."""
     summary = _json(path, [])
-    if summary is None or "methods" not in summary:
+    if summary is None or next(violations(summary, SUMMARY), None) is not None:
         raise HamuError(f"{path} is not that of a demo; name the --output_dir of a `hamu unlearn` or `hamu demo`")
     runs = []
     for method, figures in summary["methods"].items():
@@ -246,8 +252,7 @@ def _steps(path: Path, notes: list[str]) -> dict[str, np.ndarray]:
         return {}
     for found in _lines(path, notes):
         for name, column in columns.items():
-            value = found.get(name)
-            column.append(value if isinstance(value, int | float) else math.nan)
+            column.append(_number(found.get(name)))
     kept = {name: np.frombuffer(column) if column else np.zeros(0) for name, column in columns.items()}
     return {name: column for name, column in kept.items() if name == "step" or np.isfinite(column).any()}
 
@@ -272,9 +277,20 @@ def _line(text: str) -> dict[str, Any] | None:
     """A line of a log that is whole, with a step."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+    step = found.get("step") if isinstance(found, dict) else None
+    return found if isinstance(step, int) and 0 <= step <= _MOST_STEPS else None
+
+
+def _number(value: Any) -> float:
+    """A figure; NaN for what is none, or is beyond all numbers."""
+    if not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def _layers(path: Path, notes: list[str]) -> Layers | None:
@@ -282,7 +298,7 @@ def _layers(path: Path, notes: list[str]) -> Layers | None:
         notes.append("layers.jsonl is missing")
         return None
     lines = list(_lines(path, notes))
-    if lines and "blocks" not in lines[0]:
+    if lines and not _are_names(lines[0].get("blocks")):
         notes.append("layers.jsonl does not begin with the names of its blocks")
         return None
     if len(lines) < 2:
@@ -292,10 +308,14 @@ def _layers(path: Path, notes: list[str]) -> Layers | None:
 
     def matrix(name: str) -> np.ndarray:
         none = [math.nan] * len(blocks)
-        rows = [[math.nan if v is None else v for v in one.get(name) or none] for one in rest]
-        return np.array([row if len(row) == len(blocks) else none for row in rows], dtype=float)
+        rows = [row if isinstance(row := one.get(name), list) and len(row) == len(blocks) else none for one in rest]
+        return np.array([[_number(value) for value in row] for row in rows], dtype=float).reshape(-1, len(blocks))
 
     return Layers(blocks, np.array([one["step"] for one in rest]), matrix("cos"), matrix("change"))
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
@@ -305,15 +325,18 @@ def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
     for state in newest:
         found = _json(state, notes)
         if found is not None:
-            return [entry for entry in found.get("log_history", []) if "eval_forget_gain" in entry]
+            history = found.get("log_history")
+            logged = history if isinstance(history, list) else []
+            return [entry for entry in logged if next(violations(entry, ENTRY), None) is None]
     return []
 
 
 def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
     """What a comparison has written of the runs that have ended, by name."""
     found = _json(comparison / COMPARISON, []) or {}
-    rows = found.get("runs", [])
-    return {str(row["run"]): row for row in rows if isinstance(row, dict) and "run" in row}
+    rows = found.get("runs")
+    listed = rows if isinstance(rows, list) else []
+    return {str(row["run"]): row for row in listed if isinstance(row, dict) and "run" in row}
 
 
 def _failures(comparison: Path) -> dict[str, Mapping[str, Any]]:
@@ -327,7 +350,7 @@ def _settings(path: Path, notes: list[str]) -> dict[str, Any]:
         return found if isinstance(found, dict) else {}
     except FileNotFoundError:
         notes.append("config.yaml is missing")
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         notes.append(f"config.yaml cannot be read: {str(error).splitlines()[0]}")
     return {}
 
@@ -347,7 +370,7 @@ def _json(path: Path, notes: list[str]) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
         return None
     return found if isinstance(found, dict) else None

@@ -31,7 +31,7 @@ def before_and_after(run: Run) -> Table | None:
             for key in figures
             for role, one in (("before", before), ("after", after))
         ]
-        rows.append([name, f"{count:,}", *cells])
+        rows.append([name, "-" if count is None else f"{count:,}", *cells])
     head = ["set", "records", *(f"{key} {role}" for key in figures for role in ("before", "after"))]
     note = "In brackets: 95% bootstrap intervals over records." if recorded else ""
     return Table(head, rows, note)

@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
-
+from hamu.disk import is_of_disk
 from hamu.distributed import from_main, is_main, wait_for_all
 from hamu.errors import HamuError, first_line
 from hamu.file_digests import file_digest
@@ -63,7 +62,7 @@ class Checkpoints:
         except BaseException as error:
             if is_main() and staged is not None:
                 shutil.rmtree(staged, ignore_errors=True)
-            if _is_of_disk(error):
+            if is_of_disk(error):
                 raise HamuError(
                     f"the checkpoint of step {step} cannot be written into {self._folder}: {first_line(error)}; make "
                     f"room, and go on from the one before with --resume"
@@ -177,13 +176,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _is_of_disk(error: BaseException) -> bool:
-    """Whether a file could not be written; torch.save says so in words only."""
-    return isinstance(error, OSError | SafetensorError) or (
-        isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error)
-    )
 
 
 def _replace(staged: Path, target: Path) -> None:

@@ -99,8 +99,12 @@ class TrainConfig(TrainingArguments):
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise HamuError(f"{name} {getattr(self, name)} must be a share in [0, 1)")
-        if not 0 <= self.seed < 2**32:
-            raise HamuError(f"seed {self.seed} must be 0 to {2**32 - 1}")
+        for name in ("seed", "data_seed"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 2**32:
+                raise HamuError(f"{name} {value} must be 0 to {2**32 - 1}")
+        if self.max_steps < -1:
+            raise HamuError(f"max_steps {self.max_steps} must be a number of steps; leave it out to go by epochs")
         if self.save_strategy == "best" and (self.eval_strategy == "no" or self.metric_for_best_model is None):
             raise HamuError(
                 "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model, by which it goes"

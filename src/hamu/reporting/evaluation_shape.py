@@ -1,0 +1,68 @@
+"""What of evaluation.json a report looks at, as a schema: a file that does not fit cannot be shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NUMBER = {"type": "number"}
+_PERHAPS = {"type": ["number", "null"]}
+_COUNT = {"type": "integer"}
+_SET = {
+    "type": "object",
+    "required": ["loss", "accuracy"],
+    "properties": {
+        "loss": _NUMBER,
+        "accuracy": _NUMBER,
+        "probability": _PERHAPS,
+        "samples": _COUNT,
+        "records": _COUNT,
+        "per_class_accuracy": {"type": "object", "additionalProperties": _PERHAPS},
+    },
+}
+_MODEL = {
+    "type": "object",
+    "required": ["forget", "retain"],
+    "properties": {
+        "forget": _SET,
+        "retain": _SET,
+        "test": _SET,
+        "membership_inference": {"type": ["object", "null"], "properties": {"auc": _PERHAPS, "min_k": _PERHAPS}},
+    },
+}
+ENTRY: dict[str, Any] = {  # an evaluation along the way
+    "type": "object",
+    "required": ["step", "eval_forget_gain", "eval_retain_gain"],
+    "properties": {
+        "step": _COUNT,
+        "eval_forget_gain": _NUMBER,
+        "eval_retain_gain": _NUMBER,
+        "eval_forget_loss": _NUMBER,
+        "eval_retain_loss": _NUMBER,
+    },
+}
+EVALUATION: dict[str, Any] = {
+    "type": "object",
+    "required": ["before", "after", "trajectory"],
+    "properties": {
+        "before": _MODEL,
+        "after": _MODEL,
+        "trajectory": {"type": "array", "items": ENTRY},
+        "steps_taken": _COUNT,
+        "steps_skipped": _COUNT,
+        "promise": {"type": ["object", "null"], "properties": {"kept": _PERHAPS, "judged": _COUNT}},
+    },
+}
+SUMMARY: dict[str, Any] = {  # of a demo
+    "type": "object",
+    "required": ["methods"],
+    "properties": {
+        "methods": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["trajectory"],
+                "properties": {"trajectory": {"type": "array", "items": {"type": "array", "items": _NUMBER}}},
+            },
+        },
+    },
+}
