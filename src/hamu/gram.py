@@ -320,11 +320,11 @@ def gram_of_rows(sides: Tensor, by_matmul: bool) -> Tensor:
         by_matmul: whether to take it as a matrix product, faster on a CPU; other devices may round one to TF32, as
             transformers' Trainer tells them to.
     """
-    if by_matmul:
-        pairs = sides.transpose(0, 1)
-        with torch.autocast(pairs.device.type, enabled=False):  # which would take it in half precision
+    with torch.autocast(sides.device.type, enabled=False):  # which would take either in half precision
+        if by_matmul:
+            pairs = sides.transpose(0, 1)
             return torch.bmm(pairs, pairs.transpose(1, 2))
-    return torch.stack(_gram_matrix(torch.linalg.vecdot, *sides), 1).view(-1, 2, 2)
+        return torch.stack(_gram_matrix(torch.linalg.vecdot, *sides), 1).view(-1, 2, 2)
 
 
 def _rows_of(parameter: Tensor) -> int:

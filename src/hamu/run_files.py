@@ -49,7 +49,8 @@ def shows_a_run(path: Path) -> bool:
 
 def holds_a_run(folder: Path) -> bool:
     """Whether a run, or another command with a folder of its own, has left one."""
-    return any(shows_a_run(folder / name) for name in _FORMS)
+    checkpoints = (path for path in folder.glob(f"{_CHECKPOINT}*") if is_of_a_run(path))
+    return any(shows_a_run(folder / name) for name in _FORMS) or any(checkpoints)
 
 
 def holds_a_comparison(folder: Path) -> bool:

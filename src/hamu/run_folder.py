@@ -200,8 +200,8 @@ class RunFolder:
             shutil.rmtree(beside, ignore_errors=True)
             if is_of_disk(error):
                 raise HamuError(
-                    f"the model cannot be written into {self.path}: {first_line(error)}; make room, and go on with "
-                    f"--resume"
+                    f"the model cannot be written into {self.path}: {first_line(error)}; where it is full "
+                    f"make room, then go on with --resume"
                 ) from error
             raise
         os.chmod(beside, 0o777 & ~_umask())
@@ -235,9 +235,13 @@ def write_whole(target: Path, text: str, *, private: bool = False) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder; of a link that alone."""
+    """Remove a file or a folder, so that it is never seen in part; of a link that alone."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        beside = path if is_left(path) else path.with_name(f".{path.name}.removed")
+        if beside != path:
+            shutil.rmtree(beside, ignore_errors=True)
+            os.replace(path, beside)
+        shutil.rmtree(beside)
     else:
         path.unlink(missing_ok=True)
 

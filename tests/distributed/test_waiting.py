@@ -36,7 +36,8 @@ def in_two_processes(job, folder):
     for one in both:
         one.start()
     for one in both:
-        one.join()
+        one.join(120)
+        one.kill()  # what has not ended by then waits for ever
     assert [one.exitcode for one in both] == [0, 0]
     return [answer for _, answer in sorted(answers.get() for _ in both)]
 

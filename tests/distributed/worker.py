@@ -32,7 +32,7 @@ from hamu.models.language import AdapterSettings, with_adapter
 
 transformers.utils.logging.set_verbosity_error()
 GLOBAL_BATCH = 12
-HANGS = 600  # seconds after which a process that waits for another one ends
+HANGS = 300  # seconds after which a process whose case does not end is ended
 
 
 class ConvNet(nn.Module):
@@ -224,6 +224,7 @@ def run_all(folder, cases):
     """Those that are to fail leave what they say, the others what `run` returns."""
     for case, settings in cases.items():
         print(f"process {rank()}: {case}", file=sys.stderr)
+        faulthandler.dump_traceback_later(HANGS, exit=True)
         fails = settings.pop("fails", False)
         try:
             found = run(case, folder, **settings)
@@ -242,6 +243,6 @@ if __name__ == "__main__":
     recorded_errors.record()
     if int(sys.argv[2]) > 1:
         fork(int(sys.argv[2]))
-    faulthandler.dump_traceback_later(HANGS, exit=True)
     run_all(Path(sys.argv[1]), json.loads(sys.argv[3]))
+    faulthandler.cancel_dump_traceback_later()
     leave()

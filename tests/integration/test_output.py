@@ -51,8 +51,8 @@ def test_a_full_disk_below_standard_output_is_said_once_all_is_saved(tmp_path, o
         assert main([*TRAIN, str(tmp_path / "out")]) == 2
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(RESULTS)
     assert capfd.readouterr().err == (
-        "hamu train: standard output cannot be written: [Errno 28] No space left on device; the command has done all "
-        "else, so look for its files\n"
+        "hamu train: standard output cannot be written: [Errno 28] No space left on device; what the command "
+        "writes into files is there\n"
     )
 
 
@@ -82,3 +82,10 @@ def test_help_that_cannot_be_written_is_an_error(output, capfd):
         output(full)
         assert main(["unlearn", "--help"]) == 2
     assert capfd.readouterr().err == "hamu unlearn: [Errno 28] No space left on device\n"
+
+
+def test_a_version_that_cannot_be_written_is_an_error(output, capfd):
+    with open("/dev/full", "w") as full:
+        output(full)
+        assert main(["--version"]) == 2
+    assert capfd.readouterr().err == "hamu: [Errno 28] No space left on device\n"

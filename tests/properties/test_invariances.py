@@ -278,6 +278,14 @@ def test_rows_have_the_same_gram_however_a_device_takes_it(seed, by_matmul):
         torch.testing.assert_close(found[:, entry[0], entry[1]], (one * other).sum(1), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("by_matmul", [True, False])
+def test_rows_have_the_same_gram_within_autocast(by_matmul):
+    sides = torch.randn(2, 7, 128, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = gram_of_rows(sides, by_matmul)
+    assert torch.equal(within, gram_of_rows(sides, by_matmul))
+
+
 def test_no_matrix_product_is_taken_where_it_may_be_rounded(monkeypatch):
     monkeypatch.setattr(torch, "bmm", None)
     assert gram_of_rows(torch.ones(2, 3, 128), by_matmul=False).tolist() == [[[128.0] * 2] * 2] * 3

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 from hamu import HamuError
 from hamu.data import read_images
 from hamu.models import SmallResNet, SmallResNetConfig, check_fits, class_names, load_classifier, new_classifier
+from hamu.models.loading import check_as_many_classes, named_as_in_training
 
 
 def test_resnet20_has_the_parameters_of_he_et_al():
@@ -169,3 +171,26 @@ def test_the_names_of_a_models_classes_are_read_from_its_config(tmp_path, writte
     assert class_names(str(tmp_path)) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "id2label": written}))
     assert class_names(str(tmp_path)) == names
+
+
+def test_a_number_of_classes_is_told_without_running_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", None)  # transformers would ask whether to run it
+    for name, labels in (("ours", 3), ("theirs", 4)):
+        (tmp_path / name).mkdir()
+        own = {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "own"}
+        (tmp_path / name / "config.json").write_text(
+            json.dumps(own | {"id2label": {str(n): f"class {n}" for n in range(labels)}})
+        )
+        (tmp_path / name / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(HamuError, match=r"ours has 3 classes, the retain model .*theirs 4"):
+        check_as_many_classes(str(tmp_path / "ours"), str(tmp_path / "theirs"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_model_that_is_trained_further_has_the_names_of_its_new_classes():
+    model = SimpleNamespace(config=SimpleNamespace(id2label={0: "tench", 1: "goldfish", 2: "shark"}))
+    assert named_as_in_training(model, ("cat", "dog"))
+    assert model.config.id2label == {0: "cat", 1: "dog", 2: "LABEL_2"}
+    assert model.config.label2id["dog"] == 1
+    assert not named_as_in_training(model, ("dog", "bird")), "it names one of them"
+    assert not named_as_in_training(model, ("a", "b", "c", "d")), "it has too few"

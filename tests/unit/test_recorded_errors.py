@@ -42,7 +42,7 @@ def test_a_complete_session_fails_for_what_no_test_has_produced(tmp_path):
     )
     assert done.returncode == 1, done.stderr
     assert "errors that no test has produced" in done.stdout
-    assert "\nseed <> must be 0 to <>\n" in done.stdout
+    assert "\n<> <> must be 0 to <>\n" in done.stdout
     assert "method <> is unknown" not in done.stdout
 
 

@@ -205,6 +205,37 @@ def test_a_model_that_finds_no_room_leaves_nothing_half(tmp_path, monkeypatch, e
     with RunFolder(tmp_path / "out") as folder:
         folder.begin({}, INPUTS)
         with pytest.raises(HamuError, match=r"the model cannot be written into .*/out: .*(File too large|No space left)"
-                                            r"; make room, and go on with --resume"):  # fmt: skip
+                                            r"; where it is full make room, then go on with --resume"):  # fmt: skip
             folder.save_model(None)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.yaml", "inputs.json"]
+
+
+def test_what_a_broken_off_removal_has_left_may_go(tmp_path, monkeypatch):
+    with RunFolder(tmp_path / "out") as folder:
+        folder.begin({"seed": 1}, {"forget set": {}})
+    checkpoint = tmp_path / "out/checkpoint-4"
+    checkpoint.mkdir()
+    for name, text in (("manifest.json", '{"weights": {"sha256": ""}}'), ("weights", "")):
+        (checkpoint / name).write_text(text)
+    remove = shutil.rmtree
+
+    def broken_off(path, **how):
+        if Path(path).name.endswith("removed") and (Path(path) / "manifest.json").exists():
+            (Path(path) / "manifest.json").unlink()
+            raise KeyboardInterrupt
+        remove(path, **how)
+
+    monkeypatch.setattr("hamu.run_folder.shutil.rmtree", broken_off)
+    with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path / "out", overwrite=True) as folder:
+        folder.prepare()
+    with RunFolder(tmp_path / "out", overwrite=True) as folder:
+        folder.prepare()
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_checkpoints_alone_show_a_run(tmp_path):
+    (tmp_path / "out/checkpoint-4").mkdir(parents=True)
+    (tmp_path / "out/checkpoint-4/manifest.json").write_text('{"weights": {"sha256": ""}}')
+    with RunFolder(tmp_path / "out", overwrite=True) as folder:
+        folder.prepare()
+    assert list((tmp_path / "out").iterdir()) == []

@@ -204,7 +204,7 @@ def test_no_cell_of_a_csv_is_left_out_silently(content, message, tmp_path):
 def test_a_message_does_not_say_what_a_file_without_header_holds(header, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"{header}\nWho?,Ada\n")
-    said = r"a\.csv has 2 columns whose names are texts; does the file lack its header\?"
+    said = r"a\.csv has 2 columns whose names look like texts; does the file lack its header\?"
     with pytest.raises(HamuError, match=said):
         read_text(str(path))
     with pytest.raises(HamuError, match=said):

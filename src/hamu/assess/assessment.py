@@ -40,7 +40,6 @@ from hamu.objectives import CrossEntropy, count_predictions
 _FORWARD, _PRODUCT, _NEXT_PRODUCT = 1 / 3, 3.3, 2.3
 _LANCZOS, _SOLVER = 12, 10
 _FEWEST_PRODUCTS = 4  # of Lanczos' iteration that tell anything of a largest eigenvalue
-_OVERHEAD = 0.25  # what a pass over next to no records costs, in passes over a full batch
 _LISTED = 20
 
 
@@ -351,15 +350,11 @@ class _Products:
         return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
 
     def solver(self, done: int) -> int:
-        """Products at most for each of the two solutions, after so many.
-
-        Of what is left, by the time that they take: a pass over a part of a batch takes longer than its records' share.
-        """
+        """Products at most for each of the two solutions, after so many: of what is left."""
         if math.isinf(self.pays):
             return _SOLVER
-        as_long = 1.0 + _OVERHEAD * max(0, self.size - self.samples) / self.samples
         step = self.cost(done + 2) - self.cost(done)
-        return max(0, min(_SOLVER, int((self.pays / as_long - self.cost(done)) / step)))
+        return max(0, min(_SOLVER, int((self.pays - self.cost(done)) / step)))
 
 
 class _Meter:

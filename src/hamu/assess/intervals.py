@@ -112,7 +112,7 @@ def bootstrap(
     known = figures(*(torch.ones(m) for m in sizes))
     spread = math.sqrt(parts / (parts - 1))
     moved = {name: (values - values.mean(0)) * spread + known[name] for name, values in drawn.items()}
-    ends = {name: _interval(values, level) for name, values in moved.items()}
+    ends = {name: _possible(name, _interval(values, level)) for name, values in moved.items()}
 
     def of_variant(name: str) -> VariantIntervals:
         def shares(kappa: str, of: str) -> Tensor:
@@ -134,12 +134,21 @@ def bootstrap(
         replicates,
         parts,
         _pair(ends["kappa"]),
-        _pair(ends["cos"].clamp(-1.0, 1.0)),
+        _pair(ends["cos"]),
         found[method.name].regimes,
         ends["block_kappa"],
-        ends["block_cos"].clamp(-1.0, 1.0),
+        ends["block_cos"],
         found,
     )
+
+
+def _possible(name: str, ends: Tensor) -> Tensor:
+    """Of an interval what can be: a cosine is within ±1, κ1 and κ3 are not above 0, κ2 and κ4 not below."""
+    if name.endswith("cos"):
+        return ends.clamp(-1.0, 1.0)
+    if name.endswith("direct"):
+        return ends.clamp(max=0.0)
+    return ends.clamp(min=0.0) if name.endswith("stop") else ends
 
 
 def _drawn(sizes: tuple[int, int], replicates: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -108,7 +108,7 @@ def second_order(
             undecided = (
                 f"the solver left a residual of {residual:.2g} after {steps} products"
                 if steps
-                else "so few records pay for no product of the solver"
+                else "so few records pay for no product of the solver; --curvature_samples N takes N whatever they cost"
             )
     return SecondOrder(
         demand, kappa, spherical, kappa > spherical, definite, damping, unavoidable, least, undecided, bound, residual

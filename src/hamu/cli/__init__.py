@@ -46,13 +46,14 @@ def main(argv: list[str] | None = None) -> int:
         argv = sys.argv[1:]
         del sys.argv[2:]  # trackers send it along, and it may name whom to forget
     write_any_character()
-    if not argv or argv[0] in ("-h", "--help"):
-        say(_USAGE)
-        return 0
-    if argv[0] == "--version":
+    if not argv or argv[0] in ("-h", "--help", "--version"):
         from hamu import __version__
 
-        say(f"hamu {__version__}")
+        try:
+            say(f"hamu {__version__}" if "--version" in argv[:1] else _USAGE)
+        except OSError as error:
+            _complain(one_line(f"hamu: {first_line(error)}"))
+            return 2
         return 0
     command, debug = argv[0], "--debug" in argv
     try:
@@ -130,11 +131,14 @@ def _run(command: str, argv: list[str]) -> int:
     screen = Screen(quiet=not is_main())
     with handling(at_once):
         code = int(importlib.import_module(f"hamu.cli.{command}").run(argv, screen))
-    if screen.failure is not None and not code:
-        raise HamuError(
-            f"standard output cannot be written: {first_line(screen.failure)}; the command has done all else, so look "
-            f"for its files"
+    if screen.failure is not None:
+        why = HamuError(
+            f"standard output cannot be written: {first_line(screen.failure)}; what the command writes into files is "
+            f"there"
         )
+        if not code:
+            raise why
+        _complain(one_line(f"hamu {command}: {why}"))
     return code
 
 

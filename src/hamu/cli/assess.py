@@ -143,7 +143,7 @@ def show(found: Assessment, console: Console) -> None:
 def _show_curvature(found: Assessment, console: Console) -> None:
     curvature, condition = found.curvature, found.second_order
     if curvature is None or condition is None:
-        console.print("curvature: not measured")
+        console.print("curvature: not measured; --curvature_samples N takes N records whatever they cost")
         return
     rates = ", ".join(f"{found.trusted_rate(share):.3g} ({share:.0%})" for share in (0.01, 0.1))
     console.print(

@@ -21,7 +21,7 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.loading import NEW_CLASSIFIER, check_as_many_classes, check_is_classifier
+from hamu.models.loading import NEW_CLASSIFIER, check_as_many_classes, check_is_classifier, named_as_in_training
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS
 from hamu.training import TrainConfig
@@ -81,6 +81,11 @@ class ImageTask(Task):
         model = new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
         if not self.is_built_in(name):
             self.processor = self._processor_of(name)
+            if named_as_in_training(model, train.classes):
+                self._tell_once(
+                    f"the model names none of the classes of {train.source}: its first {len(train.classes)} outputs "
+                    f"are trained for these, and named so"
+                )
         return model
 
     def check_models(self, options: EvaluateOptions | None = None) -> None:

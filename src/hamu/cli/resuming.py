@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hamu.cli.config_files import read_config
-from hamu.cli.options import ResumeOptions
+from hamu.cli.options import PATHS, ResumeOptions
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
 from hamu.record.inputs import INPUTS, edited, read_inputs
@@ -56,7 +56,7 @@ def check_same_settings(name: str, settings: dict[str, Any], given: dict[str, An
     """
     if files.recipe or files.config:
         raise HamuError(f"a run is resumed by its own settings, {name}; leave out --recipe and --config")
-    changed = sorted(edited(Path(name).parent, settings) - _MAY_CHANGE)
+    changed = sorted(edited(Path(name).parent, settings) - _MAY_CHANGE - PATHS)  # what is there is compared itself
     if changed:
         raise HamuError(
             f"{name} has another {changed[0]} than the run began with; put back what it was, or start a new run in "

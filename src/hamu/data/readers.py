@@ -24,7 +24,7 @@ from hamu.sources import DIGITS, HUB, existing, is_of_hub
 
 CLASSES = "classes"  # an npz may hold their names
 _IMAGE_SUFFIXES = {
-    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 }
 _OF_WINDOWS = {"thumbs.db", "desktop.ini"}
 _OF_16_BITS = ("PPM", "PNG")  # formats of which Pillow's mode "I" is 16 bits a pixel
@@ -200,8 +200,8 @@ def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
 
 def _left_out(path: Path, classes: Iterable[str]) -> tuple[str, ...]:
     """The images beside the folders of the classes, and the files in these that are no images by their names."""
-    others = (file for name in classes for file in path.joinpath(name).iterdir() if file.is_file())
-    found = [*filter(_is_image, path.iterdir()), *(file for file in others if not _is_image(file))]
+    others = (file for name in classes for file in path.joinpath(name).iterdir() if not _is_image(file))
+    found = [*filter(_is_image, path.iterdir()), *(file for file in others if file.is_file())]
     return tuple(sorted(str(f) for f in found if not _is_of_tools(f.name) and f.name.lower() not in _OF_WINDOWS))
 
 

@@ -117,7 +117,8 @@ def _is_list_as_text(text: str) -> bool:
     if not text.lstrip().startswith("["):
         return False
     try:
-        return isinstance(ast.literal_eval(text.strip()), list)
+        found = ast.literal_eval(text.strip())
+        return isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
 

@@ -128,7 +128,10 @@ def _names(columns: Iterable[Any], source: str) -> str:
     """
     names = [str(column) for column in columns]
     if not all(len(name) <= 40 and _NAME.fullmatch(name) for name in names):
-        raise HamuError(f"{source} has {len(names)} columns whose names are texts; does the file lack its header?")
+        raise HamuError(
+            f"{source} has {len(names)} columns whose names look like texts; does the file lack its header? If not, "
+            f"name two with --prompt_column and --answer_column"
+        )
     return ", ".join(names)
 
 
@@ -178,8 +181,8 @@ def _csv(content: str, path: Path) -> list[Any]:
             all_names = _names(columns, str(path))
             raise HamuError(f"{path} has the column {twice} twice, among {all_names}; rename or remove one")
         for row in reader:
-            beyond = row.get(None)
-            if beyond is not None:
+            beyond = row.pop(None, None)
+            if beyond and any(beyond):  # a comma at the end of each line is none
                 raise HamuError(
                     f"line {reader.line_num} of {path} has {len(columns) + len(beyond)} cells, the header "
                     f"{len(columns)}; put a text with commas in quotes"

@@ -40,11 +40,11 @@ def classifier_report(
     Raises:
         HamuError: if the retain model has another number of classes.
     """
-    for name, theirs in (reference or {}).items():
-        if theirs.logits.shape[-1] != predictions[name].logits.shape[-1]:
+    for name, ours in predictions.items() if reference is not None else ():
+        if ours.logits.shape[-1] != reference[name].logits.shape[-1]:
             raise HamuError(
-                f"the model has {predictions[name].logits.shape[-1]} classes, the retain model "
-                f"{theirs.logits.shape[-1]}; both need the same"
+                f"the model has {ours.logits.shape[-1]} classes, the retain model {reference[name].logits.shape[-1]}; "
+                f"both need the same"
             )
     sets, others = (_with_test_without(one, target_class) for one in (predictions, reference or {}))
     report: dict[str, Any] = {name: _figures(p, classes) for name, p in sets.items() if len(p.labels)}

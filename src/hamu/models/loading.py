@@ -28,7 +28,7 @@ from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
 
 NEW_CLASSIFIER = r"resnet(\d+)"
-_MADE_ANEW = re.compile(r"(^|\.)(inv_freq|masked_bias|attn\.bias|attention\.bias|position_ids)$")  # not trained
+_HEAD = re.compile(r"(^|\.)(score|classifier|classification_head|multiple_choice_head|qa_outputs)\.")  # of other tasks
 _NUMBER = re.compile(r"(LABEL_)?\d+")  # as a name: what transformers calls a class that has none
 
 
@@ -134,7 +134,7 @@ def from_pretrained(
         source: a folder, or "hub:OWNER/NAME".
         dtype: of its weights.
         trust_remote_code: run the code that comes with it; that can do anything.
-        all_of_it: refuse weights that this kind has no place for; masks and positions of older versions are none.
+        all_of_it: refuse a head of another task, which this kind has no place for.
 
     Raises:
         HamuError: if it cannot be loaded, lacks a weight, which would be drawn at random, or has one of another shape
@@ -173,11 +173,11 @@ def from_pretrained(
         )
     if found["missing_keys"]:
         raise HamuError(f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy")
-    without_a_place = {name for name in found["unexpected_keys"] if not _MADE_ANEW.search(name)}
-    if all_of_it and without_a_place:
+    heads = {name for name in found["unexpected_keys"] if _HEAD.search(name)}
+    if all_of_it and heads:
         raise HamuError(
-            f"the model {source} has {min(without_a_place)}, for which a {type(model).__name__} has no place, and "
-            f"which would be lost; it is of another kind"
+            f"the model {source} has {min(heads)}, for which a {type(model).__name__} has no place, and which would be "
+            f"lost; it is of another kind"
         )
     return model
 
@@ -196,6 +196,19 @@ def class_names(source: str) -> tuple[str, ...] | None:
     return ordered if "" not in ordered and len(set(ordered)) == len(ordered) else None
 
 
+def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
+    """Give a model that is to be trained the classes of its data, where it names none of them; whether it did not.
+
+    Its first outputs are then theirs, whatever they were before.
+    """
+    names = {int(number): str(name) for number, name in (getattr(model.config, "id2label", None) or {}).items()}
+    if len(names) < len(classes) or set(names.values()) & set(classes):
+        return False
+    model.config.id2label = {number: f"LABEL_{number}" for number in names} | dict(enumerate(classes))
+    model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+    return True
+
+
 def check_as_many_classes(source: str, retain_source: str) -> None:
     """Check that two saved classifiers can be compared, by their configurations; none is fetched from the hub for it.
 
@@ -212,7 +225,8 @@ def check_as_many_classes(source: str, retain_source: str) -> None:
 def _number_of_classes(source: str) -> int | None:
     """None if the configuration is not here, or cannot be read."""
     try:
-        return int(AutoConfig.from_pretrained(source.removeprefix(HUB), local_files_only=True).num_labels)
+        raw, _ = PreTrainedConfig.get_config_dict(source.removeprefix(HUB), local_files_only=True)  # runs no code
+        return len(raw["id2label"])
     except Exception:  # whatever is wrong with it is said when it is loaded
         return None
 

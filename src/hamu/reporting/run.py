@@ -192,7 +192,8 @@ def read_run(path: Path) -> Run:
     method = settings.get("method", "hamu-q") if settings else {**failed, **(record or {})}.get("method", UNKNOWN)
     wrong = None if evaluation is None else next(violations(evaluation, EVALUATION, "evaluation"), None)
     if wrong is not None:
-        notes.append(f"evaluation.json is not one that can be shown: {wrong}")
+        part, _, _ = str(wrong).partition(".per_class_")  # what follows names a class
+        notes.append(f"evaluation.json is not one that can be shown: {part}")
         evaluation = None
     wrong = None if record is None else next(violations(record, schema()), None)
     if wrong is not None:

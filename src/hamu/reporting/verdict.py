@@ -138,8 +138,7 @@ def _sentences(run: Run, forget: float, retain: float) -> list[str]:
     goal = (run.record or {}).get("goal")
     if goal and goal != run.ended:
         found.append(f"Its goal: {goal}.")
-    inference = evaluation["after"].get("membership_inference")
-    if inference is None:
+    if auc_of(evaluation["after"]) is None:
         found.append("Membership inference was not measured: nothing is known about whether it can still be told.")
     return found
 

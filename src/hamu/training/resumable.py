@@ -47,7 +47,8 @@ class ResumableTrainer(Trainer):
         self._held = False
         self._in_epoch = True
         # transformers removes checkpoints by rules of its own, the one of an interrupted run among them
-        args.keep = args.save_total_limit if args.keep is None else args.keep
+        if args.keep is None and (args.save_total_limit or 0) > 0:  # 0 is no limit there
+            args.keep = args.save_total_limit
         args.save_total_limit = None
         self.checkpoints = Checkpoints(args.output_dir, args.keep)
         super().__init__(model, args, **kwargs)

@@ -196,9 +196,11 @@ class Steering(TrainerCallback):
     @property
     def _must_hurt(self) -> str:
         """What the criterion says where even the least demand has a price."""
+        price = self._least_price
+        costs = "gains no forget loss" if math.isinf(price) else f"costs {price:.3g} retain loss per 1 of forget loss"
         return (
             f"the criterion says that every further step must hurt: even a demand of {_LEAST_SHARE:.0%} of what is "
-            f"possible costs {self._least_price:.3g} retain loss per 1 of forget loss"
+            f"possible {costs}"
         )
 
     def _look_along(self, length: float) -> Standing:

@@ -309,6 +309,8 @@ class UnlearnTrainer(ResumableTrainer):
             )
             if step.cause == "not finite":
                 why += "; lower the learning rate, or look for records with values that are not finite"
+            elif step.cause == "out of range":
+                why += "; lower the constraint, or give the radius as a number"
             self._end_run(End("skips", why))
 
     def begin_optimizer_step(self) -> None:
