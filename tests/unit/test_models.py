@@ -193,4 +193,5 @@ def test_a_model_that_is_trained_further_has_the_names_of_its_new_classes():
     assert model.config.id2label == {0: "cat", 1: "dog", 2: "LABEL_2"}
     assert model.config.label2id["dog"] == 1
     assert not named_as_in_training(model, ("dog", "bird")), "it names one of them"
+    assert not named_as_in_training(model, ("0", "1")), "numbers are no names"
     assert not named_as_in_training(model, ("a", "b", "c", "d")), "it has too few"

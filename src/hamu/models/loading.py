@@ -199,10 +199,11 @@ def class_names(source: str) -> tuple[str, ...] | None:
 def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
     """Give a model that is to be trained the classes of its data, where it names none of them; whether it did not.
 
-    Its first outputs are then theirs, whatever they were before.
+    Its first outputs are then theirs, whatever they were before. Classes that are called by numbers name nothing.
     """
     names = {int(number): str(name) for number, name in (getattr(model.config, "id2label", None) or {}).items()}
-    if len(names) < len(classes) or set(names.values()) & set(classes):
+    says_nothing = all(_NUMBER.fullmatch(name) for name in classes)
+    if says_nothing or len(names) < len(classes) or set(names.values()) & set(classes):
         return False
     model.config.id2label = {number: f"LABEL_{number}" for number in names} | dict(enumerate(classes))
     model.config.label2id = {name: number for number, name in model.config.id2label.items()}
