@@ -66,8 +66,7 @@ class Language(Experiment):
         "Similar: paraphrases of the records to forget are among those to retain. With TOFU these are the "
         "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates. An "
         "original model is trained for each setting, on its own data; one that is given serves both, and has not seen "
-        "the paraphrases, so that the two settings' κ do not compare. Both have batches of the same size, the second "
-        "nine tenths of the first one's epochs: with sets in TOFU's proportions as many steps."
+        "the paraphrases, so that the two settings' κ do not compare."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
