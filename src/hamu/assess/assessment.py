@@ -15,7 +15,6 @@ from hamu.assess.curvature import Curvature, Hessian, lanczos
 from hamu.assess.frontier import Frontier, frontier
 from hamu.assess.gradients import (
     FEWEST_PARTS,
-    FULL_BATCH,
     PartedGram,
     affordable_parts,
     parted_gradient,
@@ -25,6 +24,7 @@ from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, cons
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
 from hamu.assess.problem import Problem
+from hamu.assess.products import LANCZOS, SOLVER, Products
 from hamu.assess.second_order import SecondOrder, second_order
 from hamu.assess.settings import check_settings
 from hamu.assess.vectors import flat, shaped
@@ -35,11 +35,7 @@ from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy, count_predictions
 
-# What a pass over a record costs, in forward and backward passes (docs/results/assess_cost.md): a forward pass alone, a
-# product with the Hessian, one more through the same graph.
-_FORWARD, _PRODUCT, _NEXT_PRODUCT = 1 / 3, 3.3, 2.3
-_LANCZOS, _SOLVER = 12, 10
-_FEWEST_PRODUCTS = 4  # of Lanczos' iteration that tell anything of a largest eigenvalue
+_FORWARD = 1 / 3  # what a forward pass costs, in forward and backward passes
 _LISTED = 20
 
 
@@ -260,12 +256,12 @@ def assess(
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
     pays = sum(used.values())
     plan = (
-        _Products.affordable(pays, records["retain"], batch_size)
+        Products.affordable(pays, records["retain"], batch_size)
         if curvature_samples is None
-        else _Products(min(curvature_samples, records["retain"]), batch_size, _LANCZOS)
+        else Products(min(curvature_samples, records["retain"]), batch_size, LANCZOS)
     )
     meter = _Meter(
-        pays * (1 + 2 * _FORWARD * conflicts) + (plan.cost(_LANCZOS + 2 * _SOLVER) if plan.samples else 0.0), progress
+        pays * (1 + 2 * _FORWARD * conflicts) + (plan.cost(LANCZOS + 2 * SOLVER) if plan.samples else 0.0), progress
     )
     problem.advance = meter.advance
     with problem.untouched():
@@ -309,54 +305,6 @@ def assess(
     )
 
 
-@dataclass(frozen=True)
-class _Products:
-    """The products with the Hessian that are to be computed.
-
-    Attributes:
-        samples: records that the Hessian is taken over, 0 for none.
-        batch_size: of the passes of the assessment.
-        lanczos: products at most for the spectrum.
-        pays: what all of them may cost, in records of a forward and backward pass.
-    """
-
-    samples: int
-    batch_size: int
-    lanczos: int
-    pays: float = math.inf
-
-    @classmethod
-    def affordable(cls, pays: float, records: int, batch_size: int) -> _Products:
-        """Over as many records as pay for all; where they pay for too few products over a single one, none."""
-        plan = cls(1, batch_size, _LANCZOS, pays)
-        products = _LANCZOS + 2 * _SOLVER
-        samples = int(pays / plan.cost(products))
-        if samples > plan.size:
-            samples = max(plan.size, int(pays / (products * _PRODUCT)))
-        samples = min(max(1, samples), records)
-        fitting = int((pays / samples - _PRODUCT) / _NEXT_PRODUCT) + 1
-        if fitting < _FEWEST_PRODUCTS:
-            return cls(0, batch_size, 0, pays)
-        return cls(samples, batch_size, min(_LANCZOS, fitting), pays)
-
-    @property
-    def size(self) -> int:
-        """Records of a batch."""
-        return min(self.batch_size, FULL_BATCH)  # a second derivative keeps several times the activations
-
-    def cost(self, products: int) -> float:
-        """Of so many, in records of a forward and backward pass."""
-        following = _NEXT_PRODUCT if self.samples <= self.size else _PRODUCT
-        return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
-
-    def solver(self, done: int) -> int:
-        """Products at most for each of the two solutions, after so many: of what is left."""
-        if math.isinf(self.pays):
-            return _SOLVER
-        step = self.cost(done + 2) - self.cost(done)
-        return max(0, min(_SOLVER, int((self.pays - self.cost(done)) / step)))
-
-
 class _Meter:
     """Adds up what was done."""
 
@@ -397,7 +345,7 @@ def _gradients(
 
 
 def _second_order(
-    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, plan: _Products, meter: _Meter
+    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, plan: Products, meter: _Meter
 ) -> tuple[Curvature, SecondOrder]:
     """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
     batches = list(problem.batches("retain", problem.positions("retain", plan.samples), plan.size))

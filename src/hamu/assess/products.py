@@ -1,0 +1,62 @@
+"""How many products with the Hessian an assessment computes, over how many records, given what they may cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hamu.assess.gradients import FULL_BATCH
+
+# What a product with the Hessian costs for a record, in forward and backward passes, and one more through the same
+# graph (docs/results/assess_cost.md).
+_PRODUCT, _NEXT_PRODUCT = 3.3, 2.3
+LANCZOS, SOLVER = 12, 10  # products at most for the spectrum, and for each of the solver's two solutions
+_FEWEST_PRODUCTS = 4  # of Lanczos' iteration that tell anything of a largest eigenvalue
+
+
+@dataclass(frozen=True)
+class Products:
+    """The products with the Hessian that are to be computed.
+
+    Attributes:
+        samples: records that the Hessian is taken over, 0 for none.
+        batch_size: of the passes of the assessment.
+        lanczos: products at most for the spectrum.
+        pays: what all of them may cost, in records of a forward and backward pass.
+    """
+
+    samples: int
+    batch_size: int
+    lanczos: int
+    pays: float = math.inf
+
+    @classmethod
+    def affordable(cls, pays: float, records: int, batch_size: int) -> Products:
+        """Over as many records as pay for all; where they pay for too few products over a single one, none."""
+        plan = cls(1, batch_size, LANCZOS, pays)
+        products = LANCZOS + 2 * SOLVER
+        samples = int(pays / plan.cost(products))
+        if samples > plan.size:
+            samples = max(plan.size, int(pays / (products * _PRODUCT)))
+        samples = min(max(1, samples), records)
+        fitting = int((pays / samples - _PRODUCT) / _NEXT_PRODUCT) + 1
+        if fitting < _FEWEST_PRODUCTS:
+            return cls(0, batch_size, 0, pays)
+        return cls(samples, batch_size, min(LANCZOS, fitting), pays)
+
+    @property
+    def size(self) -> int:
+        """Records of a batch."""
+        return min(self.batch_size, FULL_BATCH)  # a second derivative keeps several times the activations
+
+    def cost(self, products: int) -> float:
+        """Of so many, in records of a forward and backward pass."""
+        following = _NEXT_PRODUCT if self.samples <= self.size else _PRODUCT
+        return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
+
+    def solver(self, done: int) -> int:
+        """Products at most for each of the two solutions, after so many: of what is left."""
+        if math.isinf(self.pays):
+            return SOLVER
+        step = self.cost(done + 2) - self.cost(done)
+        return max(0, min(SOLVER, int((self.pays - self.cost(done)) / step)))
