@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hamu.cli.layer_log import FILE, LayerLog, _stride
+from hamu.cli.layer_log import LayerLog, _stride
+from hamu.run_files import LAYERS
 from hamu.run_folder import RunFolder
 
 
@@ -31,7 +32,7 @@ def take(log, trainer, steps):
 
 
 def lines(folder):
-    return [json.loads(line) for line in (folder.path / FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (folder.path / LAYERS).read_text().splitlines()]
 
 
 def test_a_short_log_has_every_line(tmp_path):
@@ -66,12 +67,12 @@ def test_a_resumed_log_ends_as_that_of_a_whole_run(tmp_path, killed, saved):
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
     take(LayerLog(whole), Logged(), range(1, 1501))
     take(LayerLog(broken), Logged(), range(1, killed + 1))
-    with open(broken.path / FILE, "a") as file:
+    with open(broken.path / LAYERS, "a") as file:
         file.write('{"step": 9')  # killed while it wrote
     again = LayerLog(broken)
     again.resume(saved, saved)
     take(again, Logged(), range(saved + 1, 1501))
-    assert (broken.path / FILE).read_text() == (whole.path / FILE).read_text()
+    assert (broken.path / LAYERS).read_text() == (whole.path / LAYERS).read_text()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy
 from hamu.reporting import plot_frontiers
+from hamu.run_files import ASSESSMENT, FRONTIER
 from hamu.training import UnlearnConfig
 
 
@@ -85,9 +86,9 @@ def run(argv: list[str], console: Console) -> int:
         )
     with folder:
         said = {"forget_set": problem.forget_name, "objectives_of_the_run": objectives}
-        path = folder.write_json("assess.json", said | found.record())  # first: it shows whose folder this is
+        path = folder.write_json(ASSESSMENT, said | found.record())  # first: it shows whose folder this is
         folder.write_config(resolved)
-        plot_frontiers(found.frontiers, found.method, folder.path / "frontier.png")
+        plot_frontiers(found.frontiers, found.method, folder.path / FRONTIER)
     show(found, console)
     console.print(
         f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True, markup=False

@@ -20,7 +20,6 @@ from hamu.cli.running import run_waiting
 from hamu.cli.tables import plain_table
 from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.compare.rows import Row, check_same_inputs, trajectory
-from hamu.compare.runs import RECORD
 from hamu.compare.table import (
     CAPTION,
     SETTINGS,
@@ -37,12 +36,12 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.methods import method_classes
 from hamu.reporting import plot_comparison
-from hamu.run_files import holds_a_comparison
+from hamu.run_files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD, holds_a_comparison
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
 _OF_UNLEARN = ("dry_run", "auto")
-_SHOWN = ("comparison.csv", "comparison.md", "comparison.tex", "comparison.png")  # made when all runs have ended
+_SHOWN = (*COMPARISON_TABLES, COMPARISON_PICTURE)  # made when all runs have ended
 _SEVERAL = {"--constraint": "--constraints", "--learning_rate": "--learning_rates", "--seed": "--seeds"}
 
 

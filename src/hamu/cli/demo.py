@@ -27,6 +27,7 @@ from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.methods import method_classes
 from hamu.reporting import plot_trajectories
+from hamu.run_files import SUMMARY, TRAJECTORIES
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
 
@@ -107,8 +108,8 @@ def run(argv: list[str], console: Console) -> int:
     summary = {"task": options.task, "seed": options.seed, "settings": settings, "hardness": hardness}
     with folder:
         # the summary first: it shows whose folder this is
-        folder.write_json("summary.json", summary | {"methods": results, "seconds": round(seconds, 1)})
-        path = folder.path / "trajectories.png"
+        folder.write_json(SUMMARY, summary | {"methods": results, "seconds": round(seconds, 1)})
+        path = folder.path / TRAJECTORIES
         plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
 
     console.print(_table(results))

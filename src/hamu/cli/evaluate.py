@@ -13,6 +13,7 @@ from hamu.cli.tasks import Task
 from hamu.data import UnlearningData
 from hamu.evaluation import build_metrics
 from hamu.record.record import plain
+from hamu.run_files import EVALUATION
 from hamu.training import TrainConfig
 
 
@@ -35,12 +36,12 @@ def run(argv: list[str], console: Console) -> int:
     model, predictions = predictions_of(task, run_options.model, problem, args)
     report = task.report(predictions, problem, reference, args)
     with folder:
-        path = folder.write_json("evaluation.json", plain(report))  # kept, whatever becomes of what takes longer
+        path = folder.write_json(EVALUATION, plain(report))  # kept, whatever becomes of what takes longer
         folder.write_config(resolved)
         console.print(f"forget set: {problem.forget_name}")
         task.show({"": report})
         task.evaluate_further(model, args, further, report)
-        folder.write_json("evaluation.json", plain(report))
+        folder.write_json(EVALUATION, plain(report))
         for name, text in task.further_files(model, problem, args, further).items():
             folder.write_text(name, text, private=True)
     console.print(f"all figures are in {path}", soft_wrap=True, markup=False)

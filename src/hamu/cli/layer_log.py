@@ -10,10 +10,10 @@ import math
 from typing import Any
 
 from hamu.distributed import is_main
+from hamu.run_files import LAYERS
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnTrainer
 
-FILE = "layers.jsonl"
 _MOST_LINES = 512
 _MOST_FIGURES = 400_000  # over all lines; each takes some eight bytes
 _FEWEST_LINES = 16
@@ -42,7 +42,7 @@ class LayerLog:
             step: the one that the checkpoint was written after.
             logged: lines that steps.jsonl has up to it.
         """
-        self._folder.keep_lines(FILE, lambda line: logged > 0 and line["step"] <= step)
+        self._folder.keep_lines(LAYERS, lambda line: logged > 0 and line["step"] <= step)
         self._number = logged
 
     def take(self, step: int, trainer: UnlearnTrainer) -> None:
@@ -62,12 +62,12 @@ class LayerLog:
     def write(self) -> None:
         """Append what was taken; leave out what is too much."""
         for line in self._lines:
-            self._folder.append_line(FILE, line)
+            self._folder.append_line(LAYERS, line)
         self._lines.clear()
         every = _stride(self._number, self._blocks)
         if every != self._every:
             self._every = every
-            self._folder.keep_lines(FILE, lambda line: line.get("number", 0) % every == 0)
+            self._folder.keep_lines(LAYERS, lambda line: line.get("number", 0) % every == 0)
 
 
 def _stride(lines: int, blocks: int) -> int:

@@ -25,6 +25,7 @@ from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
 from hamu.record.inputs import differing, read_inputs, without_order
 from hamu.record.record import read_record
+from hamu.run_files import CONFIG, MODEL
 from hamu.sources import is_of_hub
 from hamu.training import UnlearnConfig
 
@@ -100,7 +101,7 @@ class NamedSources:
         record = read_record(self._run)
         if name is None and record is not None:
             after = record["models"]["after"]
-            if weights_digest(self._run / "model") != (after["adapter"] or after["weights"]):
+            if weights_digest(self._run / MODEL) != (after["adapter"] or after["weights"]):
                 name = "model after"
         if name is not None:
             raise Unavailable(f"the {name} is not that of the run any more")
@@ -151,7 +152,7 @@ class NamedSources:
     @cached_property
     def named(self) -> Named:
         """The settings, read once."""
-        path = self._run / "config.yaml"
+        path = self._run / CONFIG
         if not path.is_file():
             raise Unavailable("config.yaml is missing")
         try:
@@ -162,7 +163,7 @@ class NamedSources:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
         options.trust_remote_code = self._trusts
         task = choose_task(data, options, Console(quiet=True))
-        task.classes_of = str(self._run / "model")  # as the original's, which may be out of reach
+        task.classes_of = str(self._run / MODEL)  # as the original's, which may be out of reach
         task.fill_in(args, given)
         return Named(task, args, frozenset(given))
 
@@ -186,7 +187,7 @@ class NamedSources:
     def _model(self, role: str) -> str:
         """Where a model is."""
         if role == "after":
-            return str(self._run / "model")
+            return str(self._run / MODEL)
         options = self.named.task.run_options
         source = str(options.model if role == "before" else options.retain_model)
         self._need(source)

@@ -14,12 +14,12 @@ from hamu.cli.parser import Parser
 from hamu.errors import HamuError
 from hamu.reporting.report import MARK, Reported, report_page
 from hamu.reporting.run import read_runs, run_folders
+from hamu.run_files import REPORT
 from hamu.run_folder import write_whole
 
 _DESCRIPTION = """Make one HTML page of a run, finished or not, or of several side by side. It needs no network and
 nothing beside it. What the models say about the data is measured again, as far as both are still where the config.yaml
 of the run says; what is not there is named on the page. Only the page is written."""
-_NAME = "report.html"
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -30,7 +30,7 @@ def run(argv: list[str], console: Console) -> int:
         help="the --output_dir of a `hamu unlearn`, or that of a `hamu compare`, which stands for all its runs",
     )  # fmt: skip
     parser.add_argument(
-        "--output", metavar="FILE.html", help=f"where the page goes; by default {_NAME} in the folder that is named"
+        "--output", metavar="FILE.html", help=f"where the page goes; by default {REPORT} in the folder that is named"
     )
     parser.add_argument(
         "--no_contents", action="store_true",
@@ -61,11 +61,11 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     """Where the page goes; nothing but an earlier page may be there."""
     if output is None and len(named) > 1:
         raise HamuError(f"{len(named)} folders are named: say where their common page goes, with --output FILE.html")
-    target = named[0] / _NAME if output is None else Path(output)
+    target = named[0] / REPORT if output is None else Path(output)
     if not target.parent.is_dir():
         raise HamuError(f"the folder {target.parent} of --output is not there; make it, or choose another")
     if target.is_dir():
-        raise HamuError(f"--output {target} is a folder; name a file, such as {target / _NAME}")
+        raise HamuError(f"--output {target} is a folder; name a file, such as {target / REPORT}")
     if target.exists() and not target.is_file():
         raise HamuError(f"--output {target} is no regular file, and cannot be replaced by a page; name another")
     if target.is_file() and MARK.encode() not in target.read_bytes()[:1000]:

@@ -10,7 +10,8 @@ from hamu.cli.config_files import read_config
 from hamu.cli.options import PATHS, ResumeOptions
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
-from hamu.record.inputs import INPUTS, edited, read_inputs
+from hamu.record.inputs import edited, read_inputs
+from hamu.run_files import CONFIG, INPUTS
 
 _READS = {"train": "training set", "unlearn": "forget set"}  # by which the runs of a command are known
 # what a run may be resumed with although it was begun with something else: none of it changes a result
@@ -33,7 +34,7 @@ def settings_to_resume(command: str, rest: list[str]) -> tuple[str, str] | None:
     found = asked.parse_known_args(rest)[0]
     if not found.resume:
         return None
-    path = Path(found.output_dir) / "config.yaml"
+    path = Path(found.output_dir) / CONFIG
     if not path.is_file():
         raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
     for other, of_it in _READS.items():

@@ -9,7 +9,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hamu.cli.layer_log import LayerLog
-from hamu.record import HARDNESS, Inputs
+from hamu.record import Inputs
+from hamu.run_files import HARDNESS, STEPS
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnTrainer
 
@@ -36,8 +37,8 @@ class StepLog(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Of a run that is resumed, steps after the checkpoint will be taken once more."""
         if self._resume:
-            self._folder.keep_lines("steps.jsonl", lambda line: line["step"] <= state.global_step)
-            self._layers.resume(state.global_step, self._folder.count_lines("steps.jsonl"))
+            self._folder.keep_lines(STEPS, lambda line: line["step"] <= state.global_step)
+            self._layers.resume(state.global_step, self._folder.count_lines(STEPS))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Once a step was taken, and no sooner, an earlier run may give way; a checkpoint may come next."""
@@ -62,7 +63,7 @@ class StepLog(TrainerCallback):
             self._folder.begin(self._settings, self._inputs)
             self._begun = True
         for line in self._lines:
-            self._folder.append_line("steps.jsonl", line)
+            self._folder.append_line(STEPS, line)
         self._lines.clear()
         self._layers.write()
 

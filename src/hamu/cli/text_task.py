@@ -42,6 +42,7 @@ from hamu.models.language import (
 )
 from hamu.models.merging import merged
 from hamu.reporting.answers import AnsweredRecord, answered, answers_page
+from hamu.run_files import ANSWERS, ANSWERS_PAGE, MERGED
 from hamu.run_folder import RunFolder
 from hamu.sources import MINIATURE, is_of_hub
 from hamu.training import TrainConfig
@@ -266,7 +267,7 @@ class TextTask(Task):
                 said = {label: {"answer": answer, "rouge": score} for label, answer, score in row.answers}
                 line = {"set": name, "prompt": row.prompt, "expected": row.expected} | said
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        return {"answers.html": answers_page(pages), "answers.jsonl": "".join(lines)} if pages else {}
+        return {ANSWERS_PAGE: answers_page(pages), ANSWERS: "".join(lines)} if pages else {}
 
     def answers_of(self, model: Any, tokenizer: Any, texts: TextRecords, args: TrainConfig) -> list[str]:
         """What a model answers to the prompts of these records; see `generate_answers`."""
@@ -282,7 +283,7 @@ class TextTask(Task):
         """The model (or its adapter) and its tokenizer; merged too, if asked for."""
         path = folder.save_model(model, self.tokenizer)
         if self.run_options.merge:
-            folder.save_model(merged(model), self.tokenizer, name="merged")
+            folder.save_model(merged(model), self.tokenizer, name=MERGED)
         return path
 
 

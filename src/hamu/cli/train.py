@@ -18,6 +18,7 @@ from hamu.cli.tasks import choose_task
 from hamu.distributed import from_main
 from hamu.errors import HamuError
 from hamu.record import check_same, with_settings
+from hamu.run_files import EVALUATION
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, train_original
 from hamu.training.resumable import ResumableTrainer
@@ -44,7 +45,7 @@ def run(argv: list[str], console: Console) -> int:
     resume = going_on.resume
     sources = task.sources(is_training=True)
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=sources)
-    if resume and folder.has("evaluation.json"):
+    if resume and folder.has(EVALUATION):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
         return 0
     task.settle_adapter(resolved)
@@ -83,7 +84,7 @@ def run(argv: list[str], console: Console) -> int:
                 figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
         folder.begin(resolved, with_settings(inputs, resolved))
         path = task.save_model(folder, model)
-        folder.write_json("evaluation.json", figures)
+        folder.write_json(EVALUATION, figures)
     for name in ("train", "test"):
         if f"{name}_loss" in figures:
             console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")

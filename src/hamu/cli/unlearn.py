@@ -26,7 +26,8 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.json_files import read_json
 from hamu.models import first_not_finite
-from hamu.record import HARDNESS, Asked, build, check_same, figures_of, with_settings, write
+from hamu.record import Asked, build, check_same, figures_of, with_settings, write
+from hamu.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
@@ -43,7 +44,7 @@ def run(argv: list[str], console: Console) -> int:
         raise HamuError("eval_on_start measures the model before, which all is held against; leave it on")
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args, resolved)
-    if resume and RunFolder(args.output_dir, resume=True).has("record.json"):
+    if resume and RunFolder(args.output_dir, resume=True).has(RECORD):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
         return 0
     build_metrics()  # a broken one is to cost no run
@@ -84,7 +85,7 @@ def run(argv: list[str], console: Console) -> int:
             for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
         }
         evaluation = reports | history(trainer)
-        folder.write_json("evaluation.json", evaluation)
+        folder.write_json(EVALUATION, evaluation)
         record = None
         if is_main():
             settings = recorded_settings(data_options, run_options, args, resolved)

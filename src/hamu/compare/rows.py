@@ -22,6 +22,7 @@ from hamu.record.inputs import Inputs, differing, read_inputs
 from hamu.record.record import plain
 from hamu.reporting.trajectories import gains_of
 from hamu.reporting.trajectories import trajectory as points_of
+from hamu.run_files import EVALUATION, RECORD
 
 Row = dict[str, Any]
 _AVERAGED = (
@@ -51,7 +52,7 @@ def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
         run: its folder.
         seconds: how long it took.
     """
-    evaluation, record = _of_run(run, "evaluation.json"), _of_run(run, "record.json")
+    evaluation, record = _of_run(run, EVALUATION), _of_run(run, RECORD)
     gains = gains_of(evaluation)
     found: Row = {"forget_gain": gains.forget, "retain_gain": gains.retain, "joint_gain": gains.joint}
     found |= _of_model(evaluation["after"])
@@ -76,7 +77,7 @@ def failed_row(cell: RunKey, reason: str, seconds: float | None) -> Row:
 
 def trajectory(run: Path) -> tuple[list[Gains], Gains]:
     """The gains at each evaluation of a run, and those of the model it has saved; see `hamu.reporting.trajectories`."""
-    evaluation = _of_run(run, "evaluation.json")
+    evaluation = _of_run(run, EVALUATION)
     return points_of(evaluation["trajectory"]), gains_of(evaluation)
 
 
@@ -85,7 +86,7 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
 
     Where the runs do not agree, as the draw of membership inference depends on the seed, their mean and deviation.
     """
-    found = [plain(_of_model(_of_run(run, "evaluation.json")["before"])) for run in runs]
+    found = [plain(_of_model(_of_run(run, EVALUATION)["before"])) for run in runs]
     if not found:
         return None
     return {key: value if all(one[key] == value for one in found) else _averaged([one[key] for one in found])

@@ -12,11 +12,9 @@ from typing import Any
 from hamu.compare.children import Call, Children
 from hamu.compare.rows import Comparison, Row, RunKey, failed_row, finished_row, start_figures
 from hamu.errors import HamuError
-from hamu.record.inputs import INPUTS, Inputs, differing, read_inputs
+from hamu.record.inputs import Inputs, differing, read_inputs
+from hamu.run_files import COMPARISON, CONFIG, INPUTS, RECORD
 from hamu.run_folder import RunFolder
-
-SUMMARY = "comparison.json"
-_CONFIG, RECORD = "config.yaml", "record.json"  # what a run leaves first and last
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Runs:
     def _call(self, cell: RunKey) -> Call | None:
         """How a run is begun, or gone on with; None if it is finished."""
         place, plan = self._place(cell), self._plans[cell]
-        if place.has(_CONFIG):
+        if place.has(CONFIG):
             differing = self._differing(place, plan)
             if differing is None:
                 going_on = Call(cell.name, ("unlearn", "--resume", *self._flags, "--output_dir", str(place.path)))
@@ -131,7 +129,7 @@ class Runs:
 
     def _differing(self, place: RunFolder, plan: Plan) -> str | None:
         """What tells an earlier run from the one that is planned in its place; None if nothing does."""
-        was, now = self._options_of(place.path / _CONFIG), plan.options
+        was, now = self._options_of(place.path / CONFIG), plan.options
         for name in now:
             if name != "output_dir" and was[name] != now[name]:
                 return f"{name} {was[name]}, not {now[name]}"
@@ -150,15 +148,15 @@ class Runs:
         return RunFolder(self._folder.path / cell.name, resume=True)
 
     def _save(self) -> None:
-        self._folder.write_json(SUMMARY, self.summary() | {"seconds": self._seconds})
+        self._folder.write_json(COMPARISON, self.summary() | {"seconds": self._seconds})
 
 
 def _seconds(folder: RunFolder) -> dict[str, float]:
     """How long runs have taken, by name. It is all that a summary is read for, so one that is damaged is made anew."""
-    if not folder.has(SUMMARY):
+    if not folder.has(COMPARISON):
         return {}
     try:
-        found: dict[str, float] = json.loads((folder.path / SUMMARY).read_text(encoding="utf-8"))["seconds"]
+        found: dict[str, float] = json.loads((folder.path / COMPARISON).read_text(encoding="utf-8"))["seconds"]
     except (ValueError, KeyError, TypeError):
         return {}
     return found

@@ -25,6 +25,7 @@ from hamu.models.processors import load_processor, statistics_of
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.modes import evaluating
 from hamu.objectives import predict_logits
+from hamu.run_files import MODEL
 from hamu.sources import HUB, is_of_hub
 
 NEW_CLASSIFIER = r"resnet(\d+)"
@@ -70,7 +71,7 @@ def check_no_run(source: str) -> None:
     Raises:
         HamuError: if it is; the message says where that is.
     """
-    model = Path(source) / "model"
+    model = Path(source) / MODEL
     if any((model / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise HamuError(f"{source} is the folder of a run; its model is {model}")
 

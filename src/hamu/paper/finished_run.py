@@ -14,6 +14,7 @@ from hamu.evaluation.gains import Gains
 from hamu.json_files import read_json
 from hamu.paper.batches import Batches
 from hamu.record.inputs import Inputs, read_inputs
+from hamu.run_files import EVALUATION, STEPS
 
 Evaluated = dict[str, float]  # figures of an evaluation, and its epoch
 
@@ -40,7 +41,7 @@ class FinishedRun:
     @cached_property
     def evaluation(self) -> dict[str, Any]:
         """The run's evaluation.json."""
-        found: dict[str, Any] = read_json(self.folder / "evaluation.json", remove=self.folder)
+        found: dict[str, Any] = read_json(self.folder / EVALUATION, remove=self.folder)
         return found
 
     @cached_property
@@ -78,7 +79,7 @@ class FinishedRun:
     @cached_property
     def log(self) -> list[dict[str, Any]]:
         """The figures of each step that was taken."""
-        lines = (self.folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (self.folder / STEPS).read_text(encoding="utf-8").splitlines()
         steps = [json.loads(line) for line in lines]
         return [step for step in steps if step["taken"] and step["step"] <= self.steps]
 

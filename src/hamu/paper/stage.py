@@ -15,7 +15,7 @@ import yaml
 from hamu.compare.children import Call
 from hamu.compare.environments import this_environment
 from hamu.compare.rows import Row
-from hamu.compare.runs import RECORD, Plan
+from hamu.compare.runs import Plan
 from hamu.errors import HamuError
 from hamu.file_digests import file_digest
 from hamu.json_files import read_json
@@ -25,9 +25,10 @@ from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
 from hamu.paper.sampling import OF_SOURCES, Sample, place_of, resolved, sample_images, sample_texts
-from hamu.record.inputs import INPUTS, Inputs, digests_of, read_inputs, saved_model_entry
+from hamu.record.inputs import Inputs, digests_of, read_inputs, saved_model_entry
 from hamu.record.record import plain
 from hamu.record.settings import recorded
+from hamu.run_files import CONFIG, EVALUATION, INPUTS, MODEL, RECORD
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS, MINIATURE, is_local, is_of_hub
 
@@ -113,7 +114,7 @@ class Stage:
             similar: whether it is that of the data with paraphrases.
         """
         folder, sample = self._original(similar), self.similar if similar else self.sample
-        if self.model is not None or (folder / "evaluation.json").is_file():
+        if self.model is not None or (folder / EVALUATION).is_file():
             return None
         device = {key: value for key, value in self.device.items() if key != "full_precision_eval"}
         settings = {k: v for k, v in self.train.items() if k not in OF_SOURCES} | dict(sample.settings) | device
@@ -123,7 +124,7 @@ class Stage:
         settings["per_device_train_batch_size"] = max(1, round(batch * self.scale.fraction))
         path = place / f"{folder.name}-train.yaml"
         path.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        begun = (folder / "config.yaml").is_file()
+        begun = (folder / CONFIG).is_file()
         how = ("--resume",) if begun else ("--config", str(path), "--overwrite")
         return Call("the original model", ("train", *how, "--output_dir", str(folder)))
 
@@ -137,7 +138,7 @@ class Stage:
 
     def settings(self, wanted: Wanted) -> dict[str, Any]:
         """All settings of a run."""
-        model = resolved(self.model) if self.model else str((self._original(wanted.similar) / "model").resolve())
+        model = resolved(self.model) if self.model else str((self._original(wanted.similar) / MODEL).resolve())
         sample, batches = self._sample_of(wanted), self.batches(wanted)
         return settings_of(wanted, self.scale.base, sample, batches, model, self.scale.seed, self.device)
 

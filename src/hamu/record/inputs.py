@@ -12,8 +12,8 @@ from hamu.errors import HamuError, first_line
 from hamu.models.loading import folder_of
 from hamu.record.digests import order_digest, row_digests, set_digest, text_digest, weights_digest
 from hamu.record.settings import short_name
+from hamu.run_files import INPUTS
 
-INPUTS = "inputs.json"
 Inputs = Mapping[str, Any]  # "forget set", "original model" and so on: the entry of each, None for what there is not
 _SETTINGS = "settings"
 _ORDER = "order of the "

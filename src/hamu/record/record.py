@@ -22,6 +22,7 @@ from hamu.record.inputs import Inputs, model_entry
 from hamu.record.markdown import markdown
 from hamu.record.schema import schema, violations
 from hamu.record.statement import statement
+from hamu.run_files import CONFIG, EVALUATION, HARDNESS, INPUTS, LAYERS, MERGED, MODEL, READABLE_RECORD, RECORD, STEPS
 from hamu.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from hamu.training import UnlearnTrainer
 
 VERSION = 1
-HARDNESS = "hardness.json"  # of a run that was assessed before its first step
-_BESIDE = ("config.yaml", "inputs.json", HARDNESS, "steps.jsonl", "layers.jsonl", "evaluation.json")
+_BESIDE = (CONFIG, INPUTS, HARDNESS, STEPS, LAYERS, EVALUATION)
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 
 
@@ -71,8 +71,8 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
     was, now = (
         figures(evaluation[role], one, seed) for role, one in zip(("before", "after"), predictions, strict=True)
     )
-    is_adapter = (run / "model" / "adapter_config.json").is_file()
-    after = {"name": "model", "weights": before["weights"], "adapter": weights_digest(run / "model")}
+    is_adapter = (run / MODEL / "adapter_config.json").is_file()
+    after = {"name": MODEL, "weights": before["weights"], "adapter": weights_digest(run / MODEL)}
     record = {
         "format": "hamu-unlearning-record",
         "version": VERSION,
@@ -86,8 +86,8 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "test_set": _described(asked, "test"),
         "models": {
             "before": before,
-            "after": after if is_adapter else model_entry("model", run / "model"),
-            "merged": model_entry("merged", run / "merged") if (run / "merged").is_dir() else None,
+            "after": after if is_adapter else model_entry(MODEL, run / MODEL),
+            "merged": model_entry(MERGED, run / MERGED) if (run / MERGED).is_dir() else None,
             "retain_model": inputs["retain model"],
         },
         "method": asked.settings["method"],
@@ -117,15 +117,15 @@ def write(folder: RunFolder, record: Mapping[str, Any]) -> tuple[Path, str]:
     """Write record.md and record.json; returns where the first is, and the digest of the second."""
     text = markdown(record)
     files = {name: file_digest(folder.path / name) for name in _BESIDE if (folder.path / name).is_file()}
-    readable = folder.write_text("record.md", text)
+    readable = folder.write_text(READABLE_RECORD, text)
     files[readable.name] = file_digest(readable)
-    return readable, file_digest(folder.write_json("record.json", {**record, "files": files}))
+    return readable, file_digest(folder.write_json(RECORD, {**record, "files": files}))
 
 
 def read_record(run: Path) -> dict[str, Any] | None:
     """The record of a run, None where there is none that fits its schema."""
     try:
-        found: dict[str, Any] = json.loads((run / "record.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads((run / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return found if next(violations(found, schema()), None) is None else None
@@ -183,7 +183,7 @@ def figures_of(found: Hardness) -> dict[str, Any]:
 
 
 def _log(run: Path) -> list[dict[str, Any]]:
-    path = run / "steps.jsonl"
+    path = run / STEPS
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
 
 

@@ -18,10 +18,11 @@ from hamu.errors import HamuError, first_line
 from hamu.file_digests import file_digest
 from hamu.record.digests import weights_digest
 from hamu.record.figures import figures, without_intervals
-from hamu.record.inputs import INPUTS, read_inputs, set_entries, without_order
+from hamu.record.inputs import read_inputs, set_entries, without_order
 from hamu.record.markdown import markdown
-from hamu.record.record import HARDNESS, first_hardness, logged_steps, plain, steps_of
+from hamu.record.record import first_hardness, logged_steps, plain, steps_of
 from hamu.record.schema import schema, violations
+from hamu.run_files import EVALUATION, HARDNESS, INPUTS, MERGED, READABLE_RECORD, RECORD, STEPS
 
 # How far figures may be from those recorded, absolutely and for those above 1 relatively.
 TOLERANCE = {"float32": 0.005, "half precision": 0.05}
@@ -95,10 +96,10 @@ def verify(run: Path, sources: Sources, *, evaluate: bool = True) -> Iterator[Fi
     Raises:
         HamuError: if there is no record.
     """
-    if not (run / "record.json").is_file():
+    if not (run / RECORD).is_file():
         raise HamuError(f"{run} has no record.json; name the --output_dir of a `hamu unlearn`")
     try:
-        record = _json(run / "record.json")
+        record = _json(run / RECORD)
         wrong = next(violations(record, schema()), "")
     except HamuError as error:
         wrong = str(error)
@@ -114,7 +115,7 @@ def verify(run: Path, sources: Sources, *, evaluate: bool = True) -> Iterator[Fi
     yield _checked("steps.jsonl has the steps recorded", _steps, run, record["steps"])
     if record["hardness"] is not None:
         assessed = record["hardness"]["measured_at"] == "assessment"
-        where, check = (HARDNESS, _assessed) if assessed else ("steps.jsonl", _hardness)
+        where, check = (HARDNESS, _assessed) if assessed else (STEPS, _hardness)
         yield _checked(f"{where} has the hardness recorded", check, run, record["hardness"])
     yield from _models(run, record["models"], sources)
     for key, side in _SETS.items():
@@ -144,7 +145,7 @@ def _markdown(run: Path, record: Mapping[str, Any]) -> str:
     written_by = record["environment"]["versions"]["hamu"]
     if written_by != hamu.__version__:
         raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
-    path = run / "record.md"
+    path = run / READABLE_RECORD
     if not path.is_file():
         return "it is missing"
     return "" if path.read_bytes() == markdown(record).encode() else "the two differ"
@@ -174,9 +175,9 @@ def _inputs(run: Path, record: Mapping[str, Any]) -> str:
 
 
 def _evaluation(run: Path, record: Mapping[str, Any]) -> str:
-    if not (run / "evaluation.json").is_file():
+    if not (run / EVALUATION).is_file():
         raise Unavailable("evaluation.json is missing")
-    evaluation = _json(run / "evaluation.json")
+    evaluation = _json(run / EVALUATION)
     roles = ("before", "after")
     try:
         found = {role: figures(evaluation[role]) for role in roles}
@@ -224,7 +225,7 @@ def _models(run: Path, models: Mapping[str, Any], sources: Sources) -> Iterator[
         yield _checked(f"{name} has the adapter recorded", _weights, recorded["adapter"], sources.adapter, role)
         yield _checked(f"{name} has the base model recorded", _weights, recorded["weights"], sources.weights, role)
     if models["merged"] is not None:
-        merged = run / "merged"
+        merged = run / MERGED
         yield _checked("merged/ has the weights recorded", _weights, models["merged"]["weights"], lambda: merged)
 
 

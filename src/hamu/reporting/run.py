@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import yaml
 
+from hamu import run_files
 from hamu.ends import EndKind, kind_in
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
-from hamu.record.inputs import INPUTS, Inputs, read_inputs
+from hamu.record.inputs import Inputs, read_inputs
 from hamu.record.schema import schema, violations
 from hamu.reporting.elements import counted, were
 from hamu.reporting.evaluation_shape import ENTRY, EVALUATION, SUMMARY
@@ -28,7 +29,6 @@ _STEP_COLUMNS = (
     "realised_retain_change", "realised_forget_change", "promise_kept", "learning_rate",
 )  # fmt: skip
 _SIDES = ("forget", "retain")
-COMPARISON = "comparison.json"
 UNKNOWN = "unknown"  # as a method
 _MOST_STEPS = 2**53  # as a float has them
 
@@ -155,7 +155,7 @@ def run_folders(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         raise HamuError(f"there is no folder {path}; name the --output_dir of a `hamu unlearn`")
-    if (path / COMPARISON).is_file():
+    if (path / run_files.COMPARISON).is_file():
         listed = _rows(path)
         ended = {child.parent for child in path.glob("*/record.json")}
         begun = {child.parent for child in path.glob("*/config.yaml")}
@@ -164,7 +164,7 @@ def run_folders(path: Path) -> list[Path]:
         if not found:
             raise HamuError(f"the comparison in {path} has no run yet; wait until its first one has begun")
         return found
-    if not any((path / name).is_file() for name in ("steps.jsonl", "evaluation.json", "summary.json")):
+    if not any((path / name).is_file() for name in (run_files.STEPS, run_files.EVALUATION, run_files.SUMMARY)):
         raise HamuError(
             f"{path} holds no run: it has neither steps.jsonl nor evaluation.json; name the --output_dir of a "
             f"`hamu unlearn` or `hamu compare`"
@@ -174,20 +174,20 @@ def run_folders(path: Path) -> list[Path]:
 
 def read_runs(path: Path) -> list[Run]:
     """The run in a folder, or those that a demo tells of."""
-    summary = path / "summary.json"
+    summary = path / run_files.SUMMARY
     return _of_demo(summary) if summary.is_file() else [read_run(path)]
 
 
 def read_run(path: Path) -> Run:
     """What a folder holds, as far as it can be read; what cannot is told in `notes`."""
     notes: list[str] = []
-    settings = _settings(path / "config.yaml", notes)
-    evaluation = _json(path / "evaluation.json", notes)
-    if not (path / "evaluation.json").is_file():
+    settings = _settings(path / run_files.CONFIG, notes)
+    evaluation = _json(path / run_files.EVALUATION, notes)
+    if not (path / run_files.EVALUATION).is_file():
         notes.append("evaluation.json is missing: the run has not come to its end")
     if evaluation is not None and not {"before", "after", "trajectory"} <= evaluation.keys():
         raise HamuError(f"{path} is no run of `hamu unlearn`: its evaluation.json has no before and after")
-    record = _json(path / "record.json", notes)
+    record = _json(path / run_files.RECORD, notes)
     failed = _failures(path.resolve().parent).get(path.resolve().name, {})
     method = settings.get("method", "hamu-q") if settings else {**failed, **(record or {})}.get("method", UNKNOWN)
     wrong = None if evaluation is None else next(violations(evaluation, EVALUATION, "evaluation"), None)
@@ -203,9 +203,9 @@ def read_run(path: Path) -> Run:
         name=path.resolve().name,
         method=str(method),
         place=path.resolve(),
-        steps=_steps(path / "steps.jsonl", notes),
+        steps=_steps(path / run_files.STEPS, notes),
         entries=_entries(path, notes) if evaluation is None else evaluation["trajectory"],
-        layers=_layers(path / "layers.jsonl", notes),
+        layers=_layers(path / run_files.LAYERS, notes),
         evaluation=evaluation,
         record=record,
         settings=settings,
@@ -334,7 +334,7 @@ def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
 
 def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
     """What a comparison has written of the runs that have ended, by name."""
-    found = _json(comparison / COMPARISON, []) or {}
+    found = _json(comparison / run_files.COMPARISON, []) or {}
     rows = found.get("runs")
     listed = rows if isinstance(rows, list) else []
     return {str(row["run"]): row for row in listed if isinstance(row, dict) and "run" in row}
@@ -357,7 +357,7 @@ def _settings(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _inputs(run: Path, notes: list[str]) -> Inputs:
-    if not (run / INPUTS).is_file():
+    if not (run / run_files.INPUTS).is_file():
         return {}
     try:
         return read_inputs(run)
