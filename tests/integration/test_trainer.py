@@ -3,6 +3,7 @@
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -254,6 +255,14 @@ def test_an_optimizer_of_another_model_is_refused(model, trainer_of):
     another = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
         trainer_of(model, optimizers=(another, None))
+
+
+def test_an_optimizer_of_whole_parameters_is_refused_where_they_are_cut(model):
+    before = dict(model.named_parameters())
+    given = torch.optim.SGD(model.parameters(), lr=0.1), None
+    with pytest.raises(HamuError, match="holds the whole parameters, which --shard replaces by parts; give its class"):
+        UnlearnTrainer(model, SimpleNamespace(shard=True), retain_dataset=[], forget_dataset=[], optimizers=given)
+    assert all(parameter is before[name] for name, parameter in model.named_parameters())
 
 
 def test_a_run_whose_demand_is_never_met_blames_no_learning_rate(model, trainer_of):

@@ -86,6 +86,11 @@ class UnlearnTrainer(ResumableTrainer):
         for name in _OF_ONE_BATCH:
             if kwargs.get(name) is not None:
                 raise HamuError(f"{name} is for a batch of one kind, and would never be called; leave it out")
+        if args.shard and kwargs.get("optimizers", (None, None))[0] is not None:
+            raise HamuError(
+                "an optimizer that is given holds the whole parameters, which --shard replaces by parts; give its "
+                "class as optimizer_cls_and_kwargs, or name one with optim"
+            )
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
