@@ -225,8 +225,8 @@ def logits_of(output: Any) -> Tensor:
 class OriginalModel:
     """The model as it was before unlearning: the same module, run with its original trainable tensors swapped in.
 
-    Frozen parameters are shared (BatchNorm statistics are not), so the cost is one copy of what is trained: with an
-    adapter, the adapter.
+    Frozen parameters are shared, so the cost is one copy of what is trained (with an adapter, the adapter) and of the
+    buffers that a pass in training may move: those of numbers, such as running statistics.
 
     Args:
         model: the module, before its first step.
@@ -236,9 +236,7 @@ class OriginalModel:
         self._model = model
         self._is_sharded = is_sharded(model)
         self._original = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-        for name, module in model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):  # statistics that may move with the run
-                self._original |= {f"{name}.{n}".lstrip("."): b.clone() for n, b in module.named_buffers()}
+        self._original |= {name: b.clone() for name, b in model.named_buffers() if b.is_floating_point()}
 
     @torch.no_grad()
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -83,8 +83,8 @@ class PairedGradients:
             clipping. Leave other clipping off.
 
     Raises:
-        HamuError: if no parameter requires a gradient, one is offloaded, the model is wrapped in FSDP1, or the method
-            is not one.
+        HamuError: if no parameter requires a gradient, one is offloaded or complex, the model is wrapped in FSDP1, or
+            the method is not one.
     """
 
     def __init__(
@@ -112,6 +112,9 @@ class PairedGradients:
             raise HamuError(
                 f"{away} has no values here: it was offloaded or never loaded; what is trained has to be on a device"
             )
+        imaginary = next((name for name, p in named if p.is_complex()), None)
+        if imaginary is not None:
+            raise HamuError(f"{imaginary} is complex; keep its real and imaginary part as two parameters, or freeze it")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
         self.method = method
@@ -220,7 +223,7 @@ class PairedGradients:
         scaler: torch.amp.GradScaler | None = None,
         *,
         keep: Collection[str] = (),
-        losses_finite: Tensor | None = None,
+        losses_finite: Tensor | bool | None = None,
     ) -> PairStep:
         """Weigh the two gradients and leave g* in `.grad`; both sides are used up.
 
@@ -234,9 +237,9 @@ class PairedGradients:
                 not to blame for it, but would be lowered.
             keep: sides ("retain", "forget") whose gradients must survive, in `PairStep.kept`. One side costs no
                 memory beyond its own; to keep both, g* takes memory of its own.
-            losses_finite: 0-dim bool, whether the step's losses are; where not, the step is skipped. The gradients do
-                not tell: that of an infinite cross-entropy can be finite. It is read together with the decision. With
-                several processes it has to be of the losses of all of them, the same in each.
+            losses_finite: 0-dim tensor or bool, whether the step's losses are; where not, the step is skipped. The
+                gradients do not tell: that of an infinite cross-entropy can be finite. A tensor is read together with
+                the decision. With several processes it has to be of the losses of all of them, the same in each.
 
         Returns:
             The `PairStep`.
@@ -244,7 +247,7 @@ class PairedGradients:
         Raises:
             HamuError: if a side that the method needs is missing, was collected before the weights changed, or was
                 overwritten by the other; if a parameter that does not take part has a gradient; or if the method gives
-                weights that are not finite.
+                weights that are not finite, or not one to a block.
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
@@ -267,6 +270,7 @@ class PairedGradients:
             clip = gram.clip_factors(self.max_grad_norm)
             gram = gram.scaled(*clip)
             weights = self.method.weigh(gram)
+            self._check_shapes(weights, gram)
             read = self._read(gram, weights, clip, unscale, losses_finite, None if exact else raw)
             unsure = self._meter.unsure(read.doubts, retain, forget, read.finite)
             if not unsure:
@@ -339,18 +343,28 @@ class PairedGradients:
             f"optimizer.step(), or discard() to start the pair anew"
         )
 
+    def _check_shapes(self, weights: Weights, gram: PairGram) -> None:
+        """A weight that stands for several blocks would be read as that of the first."""
+        shapes = [tuple(getattr(side, "shape", ())) for side in (weights.retain, weights.forget)]
+        if any(shape != tuple(gram.dot.shape) for shape in shapes):
+            raise HamuError(
+                f"{self.method.name} gave weights of shape {shapes[0]} and {shapes[1]}, not one for each of "
+                f"{len(gram.dot)} blocks; a weight of the whole model is weight.expand_as(gram.dot)"
+            )
+
     def _read(
         self,
         gram: PairGram,
         weights: Weights,
         clip: tuple[Tensor, Tensor],
         unscale: Tensor | None,
-        losses_finite: Tensor | None,
+        losses_finite: Tensor | bool | None,
         coarse: PairGram | None,
     ) -> _Read:
         """The one transfer of a step."""
         one = gram.dot.new_ones(())
-        told = [gram.is_finite(), *(one if t is None else t.to(one) for t in (unscale, losses_finite))]
+        asked = (one if t is None else torch.as_tensor(t).to(one) for t in (unscale, losses_finite))
+        told = [gram.is_finite(), *asked]
         constraint = weights.constraint
         figures = [] if constraint is None else [getattr(constraint, name) for name in _OF_CONSTRAINT]
         blocks = len(self.block_names)

@@ -171,10 +171,12 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
             "max_grad_norm": 3,
             "stopping": "any",
             "num_train_epochs": 9,
+            "max_steps": 2,
+            "eval_on_start": False,
             "seed": 5,
         },
     }
-    taken_over = "chosen by the experiments, whatever the settings say: stopping, num_train_epochs"
+    taken_over = "chosen by the experiments, whatever the settings say: stopping, num_train_epochs, max_steps"
 
     def reproduce(*words):
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
@@ -193,6 +195,7 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
     assert found["scale"]["seed"] == 5
     for run in found["runs"].values():
         settings = yaml.safe_load((tmp_path / "out/work/runs" / run["run"] / "config.yaml").read_text())
+        assert "max_steps" not in settings, "all of its epochs"
         assert (settings["forget_class"], float(settings["max_grad_norm"]), int(settings["seed"])) == ("5", 3, 5)
     originals = tmp_path / "out/work/models"
     assert len(list(originals.iterdir())) == 1

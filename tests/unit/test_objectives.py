@@ -79,7 +79,26 @@ def test_the_original_predicts_as_a_copy_made_before_training_would():
     assert model.training
     assert model[3].training
     trainable = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert set(original._original) == trainable | {f"2.{n}" for n, _ in model[2].named_buffers()}
+    assert set(original._original) == trainable | {"2.running_mean", "2.running_var"}
+
+
+@pytest.mark.parametrize("moving", [
+    lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+    lambda: nn.utils.parametrizations.spectral_norm(nn.Conv2d(1, 4, 3)),
+])  # fmt: skip
+def test_the_original_stays_whatever_passes_in_training_move(moving):
+    torch.manual_seed(0)
+    model = nn.Sequential(moving(), nn.Flatten(), nn.Linear(4 * 4 * 4, 3)).train()
+    batch = {"pixel_values": torch.randn(6, 1, 6, 6)}
+    model(batch["pixel_values"])
+    original = OriginalModel(model)
+    before = original.logits(batch)
+    with torch.no_grad():
+        for _ in range(5):
+            model(batch["pixel_values"] + 1)
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    torch.testing.assert_close(original.logits(batch), before)
 
 
 def test_what_is_not_understood_is_an_error():

@@ -102,7 +102,7 @@ def test_where_a_gradient_is_not_finite_either_that_is_the_reason():
     pair = PairedGradients(Holder(retain), HamuQ(0.3, constraint_mode="relative"))
     collect(pair, "retain", [g * math.nan for g in retain])
     collect(pair, "forget", forget)
-    step = pair.combine(losses_finite=torch.tensor(False))
+    step = pair.combine(losses_finite=False)
     assert (step.reason, step.finite) == ("a gradient is not finite", False)
 
 
@@ -310,6 +310,17 @@ def test_a_method_whose_weights_are_not_finite_is_named(weight):
         combine(Own(weight), retain, forget)
     step, _ = combine(Own(weight), [g * math.nan for g in retain], forget)
     assert step.reason == "a gradient is not finite"
+
+
+@pytest.mark.parametrize("weigh", [
+    lambda gram: Weights(torch.ones_like(gram.dot), -torch.ones_like(gram.total().dot)),
+    lambda gram: Weights(1.0, -1.0),
+    lambda gram: Weights(gram.dot.sum(), gram.dot),
+])  # fmt: skip
+def test_a_method_whose_weights_are_not_one_to_a_block_is_named(weigh, monkeypatch):
+    monkeypatch.setattr(Own, "weigh", lambda self, gram: weigh(gram))
+    with pytest.raises(HamuError, match=r"own gave weights of shape .*, not one for each of 2 blocks; a weight of the"):
+        combine(Own(), *vectors())
 
 
 def test_a_weight_beyond_the_range_of_its_gradient_skips_the_step():

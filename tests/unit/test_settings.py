@@ -41,6 +41,8 @@ from hamu.methods import method_classes
         ({"constraint": None}, "constraint None must be a positive number"),
         ({"radius": None}, r"radius None must be positive \(R/η\)"),
         ({"distribution": None}, "shares of the constraint must be finite"),
+        ({"distribution": ["a"]}, "shares of the constraint must be finite"),
+        ({"constraint": torch.tensor([0.1, 0.2])}, "must be a positive number"),
     ],
 )
 def test_a_method_refuses(method, settings, message):
@@ -64,6 +66,14 @@ def test_shares_must_match_the_blocks():
 def test_paired_gradients_refuse(settings, message):
     with pytest.raises(HamuError, match=message):
         PairedGradients(nn.Linear(2, 2), HamuQ(), **settings)
+
+
+def test_complex_parameters_are_refused():
+    model = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(HamuError, match=r"^weight is complex; keep its real and imaginary part as two parameters"):
+        PairedGradients(model, HamuQ())
+    model.requires_grad_(False)
+    PairedGradients(nn.Sequential(model, nn.Linear(2, 2)), HamuQ())
 
 
 @pytest.mark.parametrize("method", ["hamu-q", HamuQ, None])

@@ -75,7 +75,7 @@ class _Hamu(Method):
                 )
         elif not (
             isinstance(self.distribution, Iterable)
-            and all(0 <= share < math.inf for share in self.distribution)
+            and all(0 <= _number(share) < math.inf for share in self.distribution)
             and sum(self.distribution) > 0
         ):
             raise HamuError("the shares of the constraint must be finite, non-negative and not all zero")
@@ -199,7 +199,13 @@ class _Hamu(Method):
 
 def _is_positive(value: object) -> bool:
     """Whether it is a finite number above 0."""
-    return isinstance(value, Real | Tensor) and 0 < float(value) < math.inf
+    return 0 < _number(value) < math.inf
+
+
+def _number(value: object) -> float:
+    """What stands for a number; NaN for anything else."""
+    is_one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
+    return float(value) if is_one else math.nan  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=8)

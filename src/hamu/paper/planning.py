@@ -21,12 +21,9 @@ _COMMON = {
     "eval_strategy": "epoch", "stopping": "off", "on_infeasible": "clamp", "shuffle": "once", "logging_steps": 1,
     "check_steps": 0, "save_strategy": "epoch", "keep": 1,
 }  # fmt: skip
-OF_EXPERIMENTS = (
-    *_COMMON,
-    "method",
-    "num_train_epochs",
-    "gradient_accumulation_steps",
-)  # their own choice
+OF_EXPERIMENTS = (  # their own choice
+    *_COMMON, "method", "num_train_epochs", "max_steps", "gradient_accumulation_steps", "eval_on_start",
+)  # fmt: skip
 _CONSTANT = ("constant", None)  # schedules under which a longer run begins as a shorter one
 _PASS = 128  # records in a forward and backward pass, where the recipe does not say
 
@@ -97,7 +94,8 @@ def settings_of(
         seed: of the run.
         device: settings that say where it runs.
     """
-    found = {key: value for key, value in base.items() if key not in OF_SOURCES} | _COMMON | dict(sample.settings)
+    found = {key: value for key, value in base.items() if key not in (*OF_SOURCES, *OF_EXPERIMENTS)}
+    found |= _COMMON | dict(sample.settings)
     found |= {
         "model": model,
         "method": wanted.method,
