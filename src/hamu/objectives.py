@@ -235,8 +235,7 @@ class OriginalModel:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._is_sharded = is_sharded(model)
-        self._original = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-        self._original |= {name: b.clone() for name, b in model.named_buffers() if b.is_floating_point()}
+        self._original = _copies(model)
 
     @torch.no_grad()
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -244,8 +243,8 @@ class OriginalModel:
         with evaluating(self._model):
             if self._is_sharded:
                 return self._sharded_logits(inputs)
-            positional, named = _arguments(self._model, inputs)
-            return logits_of(torch.func.functional_call(self._model, self._original, positional, named))
+            called = _arguments(self._model, inputs)
+            return logits_of(torch.func.functional_call(self._model, self._original, *called, tie_weights=False))
 
     def _sharded_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """A sharded model gathers its own parameters for a pass, so these have to be the original ones."""
@@ -253,6 +252,22 @@ class OriginalModel:
 
         with swapped(self._model, self._original):
             return predict_logits(self._model, inputs)
+
+
+def _copies(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of what training moves, by name: one of each tensor, a name in each module that holds it.
+
+    A module that is registered twice is named once: `functional_call` gives back a tensor's place as often as it is
+    named, the last time with the copy.
+    """
+    moving: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():
+        trained = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
+        kept = {name: b for name, b in module._buffers.items() if b is not None and b.is_floating_point()}
+        moving |= {f"{prefix}.{name}".lstrip("."): tensor for name, tensor in (trained | kept).items()}
+    distinct = {id(tensor): tensor for tensor in moving.values()}
+    copies = {key: tensor.detach().clone() for key, tensor in distinct.items()}
+    return {name: copies[id(tensor)] for name, tensor in moving.items()}
 
 
 def _arguments(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

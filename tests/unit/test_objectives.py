@@ -101,6 +101,33 @@ def test_the_original_stays_whatever_passes_in_training_move(moving):
     torch.testing.assert_close(original.logits(batch), before)
 
 
+class Shared(nn.Module):
+    """One module under two names, and a tensor that two modules hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = self.again = nn.Linear(4, 4)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x):
+        return self.tied(self.again(self.first(x)))
+
+
+def test_the_original_gives_back_what_stands_in_several_places():
+    model = Shared()
+    batch = {"pixel_values": torch.randn(3, 4)}
+    original, before = OriginalModel(model), model(batch["pixel_values"]).detach()
+    with torch.no_grad():
+        model.first.weight.add_(1.0)
+    after, parameters = model(batch["pixel_values"]).detach(), dict(model.named_parameters())
+    torch.testing.assert_close(original.logits(batch), before)
+    torch.testing.assert_close(model(batch["pixel_values"]).detach(), after)
+    assert all(p is parameters[name] for name, p in model.named_parameters())
+    assert model.tied.weight is model.again.weight
+    assert len({copy.data_ptr() for copy in original._original.values()}) == 2
+
+
 def test_what_is_not_understood_is_an_error():
     with pytest.raises(HamuError, match="objective 'mse' is unknown; choose one of cross_entropy"):
         build_objective("mse")

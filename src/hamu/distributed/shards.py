@@ -87,7 +87,7 @@ def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
         values: by name of the parameter or buffer, cut alike.
     """
     _give_back(model)  # until then a name may stand for a gathered copy
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    named = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     parameters = [named[name] for name in values]
     kept = [_local(p).clone() for p in parameters]
     _put(model, parameters, list(values.values()))
