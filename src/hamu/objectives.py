@@ -226,7 +226,7 @@ class OriginalModel:
     """The model as it was before unlearning: the same module, run with its original trainable tensors swapped in.
 
     Frozen parameters are shared, so the cost is one copy of what is trained (with an adapter, the adapter) and of the
-    buffers that a pass in training may move: those of numbers, such as running statistics.
+    buffers that a pass in training may move: the floating-point ones, such as running statistics.
 
     Args:
         model: the module, before its first step.

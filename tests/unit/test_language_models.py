@@ -165,6 +165,16 @@ def test_causal_language_models_are_taken_with_the_masks_of_older_versions(
     check_reads(with_adapter(model, AdapterSettings(rank=2, targets="all-linear")), data)
 
 
+def test_a_model_for_images_and_text_has_the_shape_of_its_language_model(tmp_path):
+    text = SIZES | {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 96}
+    images = {key: SIZES[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")}
+    images |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text, vision_config=images, mm_tokens_per_image=4)
+    config.save_pretrained(tmp_path)
+    shape = model_shape(str(tmp_path), None, "float32")
+    assert (shape.layers, shape.hidden, shape.vocabulary, shape.longest) == (1, 16, 300, 96)
+
+
 def test_a_model_that_sees_what_it_is_to_predict_is_refused(texts, tokenizer, tmp_path):
     data = encode(texts, tokenizer)
     transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path)

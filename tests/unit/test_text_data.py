@@ -1,5 +1,6 @@
 """Texts: the shapes of files, tokens and what is scored of them."""
 
+import copy
 import csv
 import json
 from dataclasses import replace
@@ -379,8 +380,19 @@ def test_what_leaves_nothing_to_score_is_refused(options, message, texts, tokeni
         encode(texts, tokenizer, **options)
 
 
+def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
+    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"text": "a"}])))
+    assert len(encode(texts, tokenizer).tokens[0]) == 2, "its end follows"
+    endless = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    with pytest.raises(HamuError, match=r"^row 0 of .*a\.jsonl is one token, which nothing precedes; leave the"):
+        encode(texts, endless)
+
+
 @pytest.mark.parametrize(("template", "message"), [
     ("{{ raise_exception('no system message') }}", "a conversation of .* does not fit the tokenizer's chat template: "),
+    ("{{ 'a' + 1 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
+    ("{{ 1 / 0 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
     ("{% if add_generation_prompt %}again{% endif %}", "chat template does not put the last message behind what comes"),
 ])  # fmt: skip
 def test_a_chat_template_that_does_not_serve_is_refused(template, message, tokenizer, tmp_path, monkeypatch):

@@ -351,13 +351,32 @@ def test_an_answer_ends_where_the_model_can_read_no_more_whatever_else_is_asked(
 def test_the_models_own_generation_settings_do_not_matter(model, tokenizer):
     data = encode(FORGET, tokenizer)
     plain = generate_answers(model, tokenizer, data)
-    for own in ({"repetition_penalty": 5.0}, {"no_repeat_ngram_size": 1}, {"do_sample": True}, {"num_beams": 3}):
+    common = data.prompt(0)[-1].item()
+    for own in (
+        {"repetition_penalty": 5.0}, {"no_repeat_ngram_size": 1}, {"do_sample": True}, {"num_beams": 3},
+        {"suppress_tokens": list(range(100))}, {"forced_eos_token_id": common}, {"guidance_scale": 3.0},
+        {"return_dict_in_generate": True}, {"num_return_sequences": 2}, {"stop_strings": ["a"]}, {"max_time": 1e-9},
+    ):  # fmt: skip
         kept = {name: getattr(model.generation_config, name) for name in own}
         try:
-            model.generation_config.update(**own)
+            vars(model.generation_config).update(own)
+            settings = model.generation_config
             assert generate_answers(model, tokenizer, data) == plain, own
+            assert model.generation_config is settings
         finally:
-            model.generation_config.update(**kept)
+            vars(model.generation_config).update(kept)
+
+
+def test_a_padding_token_that_has_no_embedding_changes_no_answer(model, tokenizer):
+    records = texts([*FORGET.records, *FACTS.records])
+    plain = generate_answers(model, tokenizer, encode(records, tokenizer))
+    other = copy.deepcopy(tokenizer)
+    other.add_special_tokens({"pad_token": "[PAD]"})
+    assert other.pad_token_id >= len(model.get_input_embeddings().weight)
+    data = encode(records, other)
+    assert generate_answers(model, other, data) == plain
+    told = TextCollator()([data[i] for i in range(len(data))])
+    assert torch.isfinite(model(**told).loss)
 
 
 def test_without_a_token_that_ends_an_answer_all_that_is_allowed_is_generated(model, tokenizer, monkeypatch):

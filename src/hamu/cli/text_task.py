@@ -170,7 +170,7 @@ class TextTask(Task):
 
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
         """Pads batches."""
-        return TextCollator(self.tokenizer.pad_token_id)
+        return TextCollator()
 
     def predict(self, model: Any, data: Any, args: TrainConfig) -> TokenPredictions:
         """See `predict_tokens`."""

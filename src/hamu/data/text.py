@@ -182,8 +182,8 @@ def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: L
         loss_on: "answer", or "all" to score the prompt too.
 
     Raises:
-        HamuError: if a record has no answer token left, or a conversation meets a tokenizer without a chat template
-            that fits it.
+        HamuError: if a record has no answer token left or is one token in all, or a conversation meets a tokenizer
+            without a chat template that fits it.
     """
     if loss_on not in ("answer", "all"):
         raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")
@@ -198,6 +198,8 @@ def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: L
         elif end and answer[-1:] == end:
             answer = answer[:-1]  # it has one already
         ids = [*prompt, *answer, *end]
+        if len(ids) < 2:
+            raise HamuError(f"row {row} of {texts.source} is one token, which nothing precedes; leave the record out")
         truncated += len(ids) > max_length
         if len(prompt) >= max_length or not answer:
             raise HamuError(
@@ -213,11 +215,12 @@ class TextCollator:
     """Pads a list of items at their right end: input_ids, attention_mask and labels, [B, T] each.
 
     Args:
-        pad_token_id: what stands in input_ids there; it is masked, and its label is -100.
+        pad_token_id: what stands in input_ids there; it is masked, and its label is -100. A tokenizer's own may have
+            no embedding in the model; 0, the default, has one in each.
     """
 
-    def __init__(self, pad_token_id: int | None) -> None:
-        self._pad = 0 if pad_token_id is None else pad_token_id
+    def __init__(self, pad_token_id: int = 0) -> None:
+        self._pad = pad_token_id
 
     def __call__(self, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The batch."""

@@ -91,7 +91,7 @@ def _as_text(record: TextRecord, tokenizer: Any, source: str) -> tuple[str, str]
             )
             for messages, start in ((record.messages[:-1], True), (record.messages, False))
         )
-    except (jinja2.TemplateError, ValueError, IndexError, KeyError) as error:
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise HamuError(f"a conversation of {source} does not fit the tokenizer's chat template: {error}") from error
     if not whole.startswith(before):
         raise HamuError(

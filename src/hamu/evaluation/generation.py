@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hamu.errors import HamuError
+from hamu.models.language import longest_text
 from hamu.modes import evaluating
 
 if TYPE_CHECKING:
@@ -28,8 +30,8 @@ def generate_answers(
     """The answer to each prompt, greedily: the most likely token at every step, until the end-of-sequence token.
 
     Prompts of like length are taken together and padded at their left. Neither what stands in a batch with a prompt nor
-    the right answers change what is answered. A repetition penalty of the model's own generation settings is not
-    applied.
+    the right answers change what is answered. Of the model's own generation settings its end tokens alone count:
+    sampling, penalties, suppressed or forced tokens and limits of time do not.
 
     Args:
         model: a causal language model with `generate`.
@@ -50,29 +52,40 @@ def generate_answers(
             raise HamuError(f"row {row} of {data.texts.source} has no prompt to answer; give questions, not plain text")
     device = next(model.parameters()).device
     ends = _ends(model, tokenizer)
-    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    pad = ends[0] if ends else 0  # a tokenizer's own may have no embedding in the model
+    most = longest_text(model)
     room = [max_new_tokens if most is None else max(1, min(max_new_tokens, most - len(p))) for p in prompts]
     answers = [""] * len(prompts)
-    with evaluating(model):
+    with evaluating(model), _plain_settings(model):
         for places in _batches([len(p) for p in prompts], room, batch_size):
-            ids = _pad_left([prompts[i] for i in places], tokenizer.pad_token_id or 0)
+            ids = _pad_left([prompts[i] for i in places], pad)
             mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)
             generated = model.generate(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
                 max_new_tokens=room[places[0]],
                 do_sample=False,
-                num_beams=1,
-                repetition_penalty=1.0,
-                no_repeat_ngram_size=0,
                 use_cache=True,
-                pad_token_id=tokenizer.pad_token_id,
+                pad_token_id=pad,
                 eos_token_id=ends or None,
             )
             texts = tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
             for place, text in zip(places, texts, strict=True):
                 answers[place] = text.strip()
     return answers
+
+
+@contextmanager
+def _plain_settings(model: Any) -> Iterator[None]:
+    """The model without generation settings of its own, which would apply wherever a call leaves something open."""
+    from transformers import GenerationConfig
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # an adapter asks its base
+    kept, inner.generation_config = inner.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        inner.generation_config = kept
 
 
 def _batches(lengths: Sequence[int], room: Sequence[int], size: int) -> Iterator[list[int]]:

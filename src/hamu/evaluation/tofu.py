@@ -114,7 +114,7 @@ def _likelihoods(
 
     def predicted(records: TextRecords) -> TokenPredictions:
         data = encode(records, tokenizer, max_length)
-        return predict_tokens(model, data, batch_size, TextCollator(tokenizer.pad_token_id))
+        return predict_tokens(model, data, batch_size, TextCollator())
 
     answer, wrong, owner = predicted(texts), predicted(texts.answering(PERTURBED)), _owners(texts)
     paraphrases = _paraphrases(texts)

@@ -299,7 +299,9 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
 
 def longest_text(model: Any) -> int | None:
     """The most tokens that the model can read at once, None if it does not say."""
-    value = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    config = getattr(model, "config", None)
+    inner = config.get_text_config() if hasattr(config, "get_text_config") else config
+    value = getattr(inner, "max_position_embeddings", None)
     return int(value) if value else None
 
 

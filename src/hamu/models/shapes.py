@@ -84,12 +84,13 @@ def model_shape(
     name = str(config.dtype or torch.float32).removeprefix("torch.") if dtype == "auto" else dtype
     if name not in _BYTES:
         raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join((*_BYTES, 'auto'))}")
+    text = config.get_text_config()  # a model for images and text has one inside
     return ModelShape(
         parameters=_count(model),
         trainable=_count(model, only_trainable=True),
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        vocabulary=config.vocab_size,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        vocabulary=text.vocab_size,
         longest=longest_text(model),
         bytes_per_parameter=_BYTES[name],
     )

@@ -29,8 +29,8 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _interval(ends: list[float] | None) -> str:
-    return "" if ends is None else f" [{ends[0]:.4g}, {ends[1]:.4g}]"
+def _interval(ends: list[float | None] | None) -> str:
+    return "" if ends is None or None in ends else f" [{ends[0]:.4g}, {ends[1]:.4g}]"
 
 
 def _setting(value: Any) -> str:
