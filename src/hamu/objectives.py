@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from hamu.distributed.layout import is_sharded
 from hamu.errors import HamuError
 from hamu.modes import evaluating
-from hamu.plugins import with_plugins
+from hamu.plugins import made, with_plugins
 
 IGNORED = -100  # the label of what is not scored, transformers' convention
 
@@ -196,12 +196,12 @@ def build_objective(name: str) -> Objective:
     """Make an objective by name.
 
     Raises:
-        HamuError: if the name is unknown, or its package cannot be loaded.
+        HamuError: if the name is unknown, or its class cannot be loaded or made.
     """
     classes = objective_classes(name)
     if name not in classes:
         raise HamuError(f"objective {name!r} is unknown; choose one of {', '.join(classes)}")
-    return classes[name]()
+    return made("objective", classes[name])
 
 
 def predict_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -6,11 +6,14 @@ import logging
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hamu.errors import HamuError, first_line
 
 Named = TypeVar("Named", bound=type[Any])
+Made = TypeVar("Made")
+GROUPS = ("hamu.methods", "hamu.objectives", "hamu.metrics")
 _logger = logging.getLogger(__name__)
 
 
@@ -49,10 +52,33 @@ def with_plugins(
     return classes
 
 
+def providers() -> dict[str, str]:
+    """The version of each installed package that adds something, by name."""
+    points = [point for group in GROUPS for point in points_of(group)]
+    return {point.dist.name: point.dist.version for point in points if point.dist is not None}
+
+
 @cache
 def points_of(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group, looked for once: what is installed later counts from the next start on."""
     return tuple(entry_points(group=group))
+
+
+def made(kind: str, cls: type[Made], **settings: Any) -> Made:
+    """An instance of a class that a package may have added.
+
+    Raises:
+        HamuError: if it cannot be made; one that the class itself raises says what is wrong with the settings.
+    """
+    try:
+        return cls(**settings)
+    except HamuError:
+        raise
+    except Exception as error:  # whatever the code of others does; the cause is kept
+        raise HamuError(
+            f"the {kind} {cls.name} of {cls.__module__} cannot be made: {type(error).__name__}: "  # type: ignore[attr-defined]
+            f"{first_line(error)}; repair its package, or uninstall it"
+        ) from error
 
 
 def _loaded(point: EntryPoint, kind: str) -> Any:
@@ -73,6 +99,8 @@ def _loaded(point: EntryPoint, kind: str) -> Any:
         ) from error
     if not isinstance(cls, type) or not isinstance(name, str):
         raise HamuError(f"{what} of {package} is not a class with a name; repair the package, or uninstall it")
+    if Path(name).name != name:  # a run's folder is called by it
+        raise HamuError(f"{what} of {package} has the name {name!r}, which a folder cannot have; rename it")
     return cls
 
 

@@ -15,6 +15,12 @@ from hamu.objectives import build_objective
 
 METRICS = """
 import torch
+from hamu import Method
+
+class Bare(Method):
+    name = "bare"
+    def weigh(self, gram):
+        return None
 
 class Good:
     name = "good"
@@ -35,6 +41,9 @@ class Text(Good):
     name = "text"
     def measure(self, predictions, reference):
         return "much"
+
+class Slashed(Good):
+    name = "my/2"
 
 class Demanding(Good):
     name = "demanding"
@@ -90,6 +99,7 @@ def test_packages_are_looked_through_once_for_each_group(package, monkeypatch):
         (BROKEN, "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is_not_there'; repair"),
         (GONE, "cannot be loaded: AttributeError: module 'their_metrics' has no attribute 'Gone'; repair"),
         ("their_metrics:nameless", "is not a class with a name; repair the package, or uninstall it"),
+        ("their_metrics:Slashed", "has the name 'my/2', which a folder cannot have; rename it"),
     ],
 )
 def test_what_is_broken_is_an_error_that_names_its_package_if_it_is_asked_for(package, value, why):
@@ -134,6 +144,26 @@ def test_a_broken_metric_stops_a_run_before_it_begins(package, capsys, tmp_path,
         said = capsys.readouterr().err
         assert said.startswith(f"hamu {command}: the metric demanding of their_metrics cannot be made: TypeError: ")
         assert said.endswith("; repair its package, or uninstall it\n")
+
+
+def test_a_method_and_an_objective_that_need_more_than_settings_are_named(package):
+    package(methods={"demanding": "their_metrics:Demanding"}, objectives={"demanding": "their_metrics:Demanding"})
+    for kind, build in (("method", build_method), ("objective", build_objective)):
+        with pytest.raises(
+            HamuError, match=rf"the {kind} demanding of their_metrics cannot be made: TypeError: .*missing 1"
+        ):
+            build("demanding")
+
+
+def test_a_method_without_a_summary_has_an_empty_line_of_its_own(package, capsys):
+    package(methods={"bare": "their_metrics:Bare"})
+    assert main(["methods"]) == 0
+    assert " bare " in capsys.readouterr().out
+
+
+def test_the_packages_that_add_something_are_told_with_their_versions(package):
+    package(metrics={"good": "their_metrics:Good"})
+    assert plugins.providers() == {"their-package": "1.2"}
 
 
 def test_a_metric_that_fails_is_not_measured_and_the_others_are_numbers(package, caplog):

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.plugins import with_plugins
+from hamu.plugins import made, with_plugins
 
 _logger = logging.getLogger(__name__)
 
@@ -55,17 +55,7 @@ def build_metrics() -> dict[str, Metric]:
     Raises:
         HamuError: if one cannot be loaded or made.
     """
-    return {name: _made(name, cls) for name, cls in metric_classes().items()}
-
-
-def _made(name: str, cls: type[Metric]) -> Metric:
-    try:
-        return cls()
-    except Exception as error:  # whatever the code of others does; the cause is kept
-        raise HamuError(
-            f"the metric {name} of {cls.__module__} cannot be made: {type(error).__name__}: {first_line(error)}; "
-            f"repair its package, or uninstall it"
-        ) from error
+    return {name: made("metric", cls) for name, cls in metric_classes().items()}
 
 
 def further_figures(predictions: BySet, reference: BySet | None) -> dict[str, dict[str, float | None]]:

@@ -120,8 +120,8 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    source: ClassVar[str]
+    summary: ClassVar[str] = ""
+    source: ClassVar[str] = ""
     retain_objective: ClassVar[str | None] = "cross_entropy"
     forget_objective: ClassVar[str | None] = "cross_entropy"
 

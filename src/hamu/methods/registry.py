@@ -20,7 +20,7 @@ from hamu.methods.baselines import (
     SimpleNegativePreferenceOptimization,
 )
 from hamu.methods.hamu import HamuQ, HamuU
-from hamu.plugins import with_plugins
+from hamu.plugins import made, with_plugins
 
 _OURS: tuple[type[Method], ...] = (
     HamuQ,
@@ -56,13 +56,11 @@ def build_method(name: str, **settings: Any) -> Method:
             settings can be applied to every method in a comparison.
 
     Raises:
-        HamuError: if the name is unknown, its package cannot be loaded, or a setting is out of range.
+        HamuError: if the name is unknown, its class cannot be loaded or made, or a setting is out of range.
     """
     classes = method_classes(name)
     if name not in classes:
         raise HamuError(f"method {name!r} is unknown; choose one of {', '.join(classes)}")
     cls = classes[name]
-    if not dataclasses.is_dataclass(cls):
-        return cls()
-    fields = {field.name for field in dataclasses.fields(cls)}
-    return cls(**{key: value for key, value in settings.items() if key in fields})
+    fields = {field.name for field in (dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ())}
+    return made("method", cls, **{key: value for key, value in settings.items() if key in fields})

@@ -16,6 +16,7 @@ import hamu
 from hamu.data import ImageData, TextData, UnlearningData
 from hamu.distributed import processes
 from hamu.file_digests import file_digest
+from hamu.plugins import providers
 from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
 from hamu.record.inputs import Inputs, model_entry
@@ -193,4 +194,5 @@ def _versions(with_adapter: bool, with_images: bool) -> dict[str, str]:
         "hamu": hamu.__version__,
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
+        **providers(),
     }

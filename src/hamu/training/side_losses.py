@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.distributed import processes, summed
+from hamu.errors import HamuError
 from hamu.methods import Method
 from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
 from hamu.training.config import UnlearnConfig
@@ -35,13 +36,20 @@ class SideLosses:
         self.original = OriginalModel(model) if needs_original else None
 
     def total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor]) -> tuple[Tensor, Scored]:
-        """The objective of a side's batch, summed, 0-dim; and the predictions that it was taken of."""
+        """The objective of a side's batch, summed, 0-dim; and the predictions that it was taken of.
+
+        Raises:
+            HamuError: if an objective gives one value for each record.
+        """
         objective, labels = self._objectives[side], batch["labels"]
         original = None
         if objective.needs_original and self.original is not None:
             original = Scored.of(self.original.logits(batch), labels).logits
         scored = Scored.of(predict_logits(model, batch), labels)
-        return objective.total(scored, original), scored
+        total = objective.total(scored, original)
+        if total.dim():
+            raise HamuError(f"the objective {objective.name} gave a total of shape {tuple(total.shape)}; add it up")
+        return total, scored
 
     def count(self, side: str, batch: Mapping[str, Tensor]) -> Tensor | int:
         """Images or scored tokens of a batch, or whatever the side's objective is a mean over."""
