@@ -62,5 +62,7 @@ def build_method(name: str, **settings: Any) -> Method:
     if name not in classes:
         raise HamuError(f"method {name!r} is unknown; choose one of {', '.join(classes)}")
     cls = classes[name]
-    fields = {field.name for field in (dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ())}
-    return made("method", cls, **{key: value for key, value in settings.items() if key in fields})
+    own: set[str] = set()
+    if dataclasses.is_dataclass(cls):
+        own = {field.name for field in dataclasses.fields(cls)}
+    return made("method", cls, **{key: value for key, value in settings.items() if key in own})
