@@ -11,6 +11,7 @@ from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import membership_difference_line, membership_line, reference_table, report_table
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
+from hamu.data.images import collate
 from hamu.data.readers import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
@@ -25,7 +26,6 @@ from hamu.models.loading import NEW_CLASSIFIER, check_as_many_classes, check_is_
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS
 from hamu.training import TrainConfig
-from hamu.training.original import collate
 
 
 class ImageTask(Task):
