@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from hamu.distributed.layout import is_sharded
 from hamu.errors import HamuError
-from hamu.modes import evaluating
 from hamu.plugins import with_plugins
 
 IGNORED = -100  # the label of what is not scored, transformers' convention
@@ -202,68 +199,6 @@ def build_objective(name: str) -> Objective:
     if name not in classes:
         raise HamuError(f"objective {name!r} is unknown; choose one of {', '.join(classes)}")
     return classes[name]()
-
-
-def predict_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The model's logits for a batch, [B, K] or [B, T, K]; labels are not shown to it.
-
-    A Hugging Face model is called by keyword; any other module gets the pixel values as its one argument. Its output
-    is the logits, or has them as `.logits`.
-    """
-    positional, named = _arguments(model, inputs)
-    return logits_of(model(*positional, **named))
-
-
-def logits_of(output: Any) -> Tensor:
-    """Logits from whatever a model returned."""
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise HamuError(f"the model returned {type(output).__name__}; expected logits, or an output with .logits")
-    return logits
-
-
-class OriginalModel:
-    """The model as it was before unlearning: the same module, run with its original trainable tensors swapped in.
-
-    Frozen parameters are shared (BatchNorm statistics are not), so the cost is one copy of what is trained: with an
-    adapter, the adapter.
-
-    Args:
-        model: the module, before its first step.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._is_sharded = is_sharded(model)
-        self._original = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-        for name, module in model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):  # statistics that may move with the run
-                self._original |= {f"{name}.{n}".lstrip("."): b.clone() for n, b in module.named_buffers()}
-
-    @torch.no_grad()
-    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The original's predictions, in evaluation mode (no dropout, no batch statistics)."""
-        with evaluating(self._model):
-            if self._is_sharded:
-                return self._sharded_logits(inputs)
-            positional, named = _arguments(self._model, inputs)
-            return logits_of(torch.func.functional_call(self._model, self._original, positional, named))
-
-    def _sharded_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """A sharded model gathers its own parameters for a pass, so these have to be the original ones."""
-        from hamu.distributed.shards import swapped  # loads what only sharded models need
-
-        with swapped(self._model, self._original):
-            return predict_logits(self._model, inputs)
-
-
-def _arguments(model: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    features = {key: value for key, value in inputs.items() if key != "labels"}
-    wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    inner = model.module if wrapped else model
-    if hasattr(inner, "main_input_name") or set(features) != {"pixel_values"}:
-        return (), features
-    return (features["pixel_values"],), {}
 
 
 def _wide(logits: Tensor) -> Tensor:

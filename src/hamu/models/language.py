@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from hamu.errors import HamuError, first_line
+from hamu.forward import predict_logits
 from hamu.models.loading import (
     check_no_run,
     check_undamaged,
@@ -32,7 +33,6 @@ from hamu.models.loading import (
     trainable_parameters,
 )
 from hamu.modes import evaluating
-from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from transformers.utils import cached_file
 
 from hamu.data import ImageData
 from hamu.errors import HamuError, first_line
+from hamu.forward import predict_logits
 from hamu.models.processors import load_processor, statistics_of
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.modes import evaluating
-from hamu.objectives import predict_logits
 from hamu.run_files import MODEL
 from hamu.sources import HUB, is_of_hub
 
