@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from hamu import Method, PairedGradients, build_method
 from hamu.combining import widened_at_once
 from hamu.distributed import SplitPairing
-from hamu.distributed import split as exchange
+from hamu.distributed import layout_split as exchange
 from hamu.forward import OriginalModel, predict_logits
 from hamu.gram import bucket_bytes
 from hamu.models import SmallResNet, SmallResNetConfig

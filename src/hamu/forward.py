@@ -60,7 +60,7 @@ class OriginalModel:
 
     def _sharded_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """A sharded model gathers its own parameters for a pass, so these have to be the original ones."""
-        from hamu.distributed.shards import swapped  # loads what only sharded models need
+        from hamu.distributed.sharding import swapped  # loads what only sharded models need
 
         with swapped(self._model, self._original):
             return predict_logits(self._model, inputs)

@@ -191,7 +191,7 @@ class ResumableTrainer(Trainer):
         if not is_sharded(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        from hamu.distributed.shards import whole_optimizer_state
+        from hamu.distributed.sharding import whole_optimizer_state
 
         state = whole_optimizer_state(self.optimizer)
         if is_main():
@@ -207,7 +207,7 @@ class ResumableTrainer(Trainer):
 
     def _load_cut(self, checkpoint: Path) -> None:
         """Optimizer and schedule; of the optimizer's state each process takes its part."""
-        from hamu.distributed.shards import cut_optimizer_state
+        from hamu.distributed.sharding import cut_optimizer_state
 
         state = torch.load(checkpoint / _OPTIMIZER, map_location="cpu", weights_only=True)
         self.optimizer.load_state_dict(cut_optimizer_state(self.optimizer, state))

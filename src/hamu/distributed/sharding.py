@@ -33,6 +33,11 @@ def shard(model: nn.Module, device_type: str) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, without a graph; all of it if it is not cut."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
 def gathered(tensor: Tensor) -> Tensor | None:
     """The whole of a tensor, on the CPU of the main process, None elsewhere; all processes must ask for it."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -89,7 +94,7 @@ def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     _give_back(model)  # until then a name may stand for a gathered copy
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     parameters = [named[name] for name in values]
-    kept = [_local(p).clone() for p in parameters]
+    kept = [local_part(p).clone() for p in parameters]
     _put(model, parameters, list(values.values()))
     try:
         yield
@@ -101,7 +106,7 @@ def _put(model: nn.Module, parameters: Sequence[Tensor], values: Sequence[Tensor
     # autograd has nothing of these parameters that a backward pass is yet to use
     with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(parameters)):
         for parameter, value in zip(parameters, values, strict=True):
-            _local(parameter).copy_(_local(value))
+            local_part(parameter).copy_(local_part(value))
     _give_back(model)
 
 
@@ -110,10 +115,6 @@ def _give_back(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _block_classes(model: nn.Module) -> set[str]:
