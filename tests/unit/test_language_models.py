@@ -168,7 +168,7 @@ def test_causal_language_models_are_taken_with_the_masks_of_older_versions(
 def test_a_model_that_sees_what_it_is_to_predict_is_refused(texts, tokenizer, tmp_path):
     data = encode(texts, tokenizer)
     transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(HamuError, match="a model of type bert is no causal language model: its predictions change"):
+    with pytest.raises(HamuError, match="a model of type bert is not a causal language model: its predictions change"):
         check_reads(load_language_model(str(tmp_path)), data)
     check_reads(transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, is_decoder=True)), data)
 

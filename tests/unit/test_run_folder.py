@@ -13,7 +13,7 @@ from hamu.run_folder import RunFolder
 from hamu.training.checkpoints import seal
 
 INPUTS = {"forget set": None, "original model": None}
-UNDER_WAY = "another run, or one that it left, is under way"
+UNDER_WAY = "another run, or a process that a run left behind, is using"
 
 
 def test_a_folder_in_which_a_run_writes_is_refused_at_once(tmp_path):

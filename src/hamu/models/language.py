@@ -334,8 +334,8 @@ def check_reads(model: Any, data: TextData) -> None:
     if _differ(*before_last, precision=next(p.dtype for p in model.parameters() if p.is_floating_point())):
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise HamuError(
-            f"a model of type {kind} is no causal language model: its predictions change with tokens that come later; "
-            f"give one that was trained to predict the next token"
+            f"a model of type {kind} is not a causal language model: its predictions change with tokens that come "
+            f"later; give one that was trained to predict the next token"
         )
 
 
