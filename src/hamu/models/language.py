@@ -26,9 +26,12 @@ from transformers import (
 from hamu.errors import HamuError, first_line
 from hamu.forward import predict_logits
 from hamu.models.loading import (
+    ADAPTER_CONFIG,
+    CONFIGS,
     check_no_run,
     check_undamaged,
     from_pretrained,
+    is_adapter,
     readable,
     trainable_parameters,
 )
@@ -226,9 +229,9 @@ def saved_adapter(source: str) -> dict[str, Any] | None:
             return None
         path = Path(found)
     else:
-        path = Path(source) / "adapter_config.json"
-        if not path.is_file():
+        if not is_adapter(source):
             return None
+        path = Path(source) / ADAPTER_CONFIG
     with readable(f"the adapter {source}"):
         settings = json.loads(path.read_text(encoding="utf-8"))
         return {**settings}
@@ -240,8 +243,7 @@ def check_is_saved(source: str) -> None:
     Raises:
         HamuError: if it is not.
     """
-    names = ("config.json", "adapter_config.json")
-    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in names):
+    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in CONFIGS):
         check_no_run(source)
         raise HamuError(
             f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "

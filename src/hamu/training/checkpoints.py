@@ -26,10 +26,7 @@ from hamu.disk import is_of_disk
 from hamu.distributed import from_main, is_main, wait_for_all
 from hamu.errors import HamuError, first_line
 from hamu.file_digests import file_digest
-
-STATE = "trainer_state.json"  # what the trainer and its callbacks remember
-_MANIFEST = "manifest.json"
-_PREFIX = "checkpoint-"
+from hamu.run_files import CHECKPOINT, MANIFEST
 
 
 class Checkpoints:
@@ -46,7 +43,7 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
-        return self._folder / f"{_PREFIX}{step}"
+        return self._folder / f"{CHECKPOINT}{step}"
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
@@ -74,11 +71,11 @@ class Checkpoints:
     def _stage(self) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.clear()
-        return tempfile.mkdtemp(dir=self._folder, prefix=f".{_PREFIX}")
+        return tempfile.mkdtemp(dir=self._folder, prefix=f".{CHECKPOINT}")
 
     def clear(self) -> None:
         """Remove what an interrupted write has left."""
-        for left in self._folder.glob(f".{_PREFIX}*"):
+        for left in self._folder.glob(f".{CHECKPOINT}*"):
             shutil.rmtree(left)
 
     def limit(self, best: str | None) -> None:
@@ -114,7 +111,7 @@ class Checkpoints:
 
     def _found(self) -> list[tuple[int, Path]]:
         """Step and folder of each, oldest first."""
-        named = [(p.name.removeprefix(_PREFIX), p) for p in self._folder.glob(f"{_PREFIX}*") if p.is_dir()]
+        named = [(p.name.removeprefix(CHECKPOINT), p) for p in self._folder.glob(f"{CHECKPOINT}*") if p.is_dir()]
         return sorted((int(step), path) for step, path in named if step.isdecimal())
 
 
@@ -132,9 +129,9 @@ def check_whole(path: str | Path) -> None:
 def damage_of(path: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is as it was written."""
     try:
-        listed = [(n, e["size"], e["sha256"]) for n, e in json.loads((path / _MANIFEST).read_text("utf-8")).items()]
+        listed = [(n, e["size"], e["sha256"]) for n, e in json.loads((path / MANIFEST).read_text("utf-8")).items()]
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
-        return f"its {_MANIFEST} cannot be read"
+        return f"its {MANIFEST} cannot be read"
     for name, size, digest in listed:
         file = path / name
         if not file.is_file():
@@ -165,8 +162,8 @@ def seal(folder: Path) -> None:
     """Write the manifest, and see that all is on the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     listed = {str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": file_digest(p)} for p in files}
-    (folder / _MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
-    for path in (*files, folder / _MANIFEST, folder):
+    (folder / MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+    for path in (*files, folder / MANIFEST, folder):
         _sync(path)
 
 

@@ -19,7 +19,8 @@ from transformers.trainer_utils import SaveStrategy
 from hamu.distributed import is_main, is_sharded, processes, summed
 from hamu.errors import HamuError, first_line
 from hamu.models.saving import load_tensors, save_model, save_rest
-from hamu.training.checkpoints import STATE, Checkpoints, check_whole, restoring
+from hamu.run_files import TRAINER_STATE
+from hamu.training.checkpoints import Checkpoints, check_whole, restoring
 from hamu.training.config import own_options
 from hamu.training.trackers import stand_between
 
@@ -167,7 +168,7 @@ class ResumableTrainer(Trainer):
                 for callback in (*self.callback_handler.callbacks, self.control):
                     if isinstance(callback, ExportableState):
                         self.state.stateful_callbacks[type(callback).__name__] = callback.state()
-                self.state.save_to_json(str(folder / STATE))
+                self.state.save_to_json(str(folder / TRAINER_STATE))
         self._saved_step = step
         self.checkpoints.limit(self.state.best_model_checkpoint)
 
@@ -182,7 +183,7 @@ class ResumableTrainer(Trainer):
         with restoring(folder):
             load_tensors(self.model, folder)
             self.load_more(folder)
-            _check_state(folder / STATE)  # which the Trainer will read next
+            _check_state(folder / TRAINER_STATE)  # which the Trainer will read next
 
     def _load_best_model(self) -> None:
         load_tensors(self.model, Path(str(self.state.best_model_checkpoint)))
