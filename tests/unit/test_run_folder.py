@@ -225,7 +225,7 @@ def test_what_a_broken_off_removal_has_left_may_go(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         remove(path, **how)
 
-    monkeypatch.setattr("hamu.run_folder.shutil.rmtree", broken_off)
+    monkeypatch.setattr("hamu.whole_files.shutil.rmtree", broken_off)
     with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path / "out", overwrite=True) as folder:
         folder.prepare()
     with RunFolder(tmp_path / "out", overwrite=True) as folder:

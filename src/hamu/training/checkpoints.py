@@ -15,7 +15,6 @@ holds one whole copy in its own memory while it writes.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from hamu.distributed import from_main, is_main, wait_for_all
 from hamu.errors import HamuError, first_line
 from hamu.file_digests import file_digest
 from hamu.run_files import CHECKPOINT, MANIFEST
+from hamu.whole_files import remove_whole, replace_folder, sync
 
 
 class Checkpoints:
@@ -55,7 +55,8 @@ class Checkpoints:
             wait_for_all()
             if is_main():
                 seal(staged)
-                _replace(staged, self.path(step))
+                replace_folder(staged, self.path(step), 0o755)
+                sync(self._folder)
         except BaseException as error:
             if is_main() and staged is not None:
                 shutil.rmtree(staged, ignore_errors=True)
@@ -86,14 +87,14 @@ class Checkpoints:
         found = sorted(self._found(), key=lambda one: one[0] <= self._written)
         for _, old in found[: -self._keep]:
             if old.name != spared:
-                _remove(old)
+                remove_whole(old)
 
     def remove_after(self, path: Path | None) -> None:
         """Remove what is newer than the checkpoint that a run goes on from (all, without one): it is damaged."""
         for _, newer in reversed(self._found()):
             if newer == path:
                 return
-            _remove(newer)
+            remove_whole(newer)
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, None if there is none; and of each newer one what is wrong with it."""
@@ -164,27 +165,4 @@ def seal(folder: Path) -> None:
     listed = {str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": file_digest(p)} for p in files}
     (folder / MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
     for path in (*files, folder / MANIFEST, folder):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace(staged: Path, target: Path) -> None:
-    os.chmod(staged, 0o755)
-    if target.exists():
-        _remove(target)
-    os.replace(staged, target)
-    _sync(target.parent)
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint so that it is never seen in part."""
-    beside = path.with_name(f".{path.name}.removed")
-    os.replace(path, beside)
-    shutil.rmtree(beside)
+        sync(path)
