@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 from hamu.distributed.processes import is_main, processes
 
@@ -55,7 +56,7 @@ def whole_state(model: nn.Module, names: Collection[str] | None = None) -> dict[
     return {name: value for name, value in found.items() if value is not None}
 
 
-def whole_optimizer_state(optimizer: Any) -> dict[str, Any]:
+def whole_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """The state dict of an optimizer as one process would have it, full on the main process; all must ask."""
     state: dict[str, Any] = optimizer.state_dict()
     slots = {
@@ -65,7 +66,7 @@ def whole_optimizer_state(optimizer: Any) -> dict[str, Any]:
     return {**state, "state": slots}
 
 
-def cut_optimizer_state(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+def cut_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """What `whole_optimizer_state` gave, with each tensor cut as the parameter that it belongs to."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     slots = {

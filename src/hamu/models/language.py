@@ -20,6 +20,7 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
@@ -67,7 +68,7 @@ class AdapterSettings:
     targets: str = ""
 
 
-def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> Any:
+def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on these texts; it can write any text.
 
     Args:
@@ -90,7 +91,7 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> Any:
 
 
 def new_language_model(
-    tokenizer: Any, *, hidden: int = 256, layers: int = 4, max_length: int = 512
+    tokenizer: PreTrainedTokenizerBase, *, hidden: int = 256, layers: int = 4, max_length: int = 512
 ) -> LlamaForCausalLM:
     """A small Llama with random weights, input and output embeddings shared: 4.3 M parameters for 4,096 tokens.
 
@@ -116,7 +117,9 @@ def new_language_model(
     return LlamaForCausalLM(config)
 
 
-def load_tokenizer(source: str, base_model: str | None = None, *, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    source: str, base_model: str | None = None, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer that lies beside a model; beside its base model, if an adapter has none.
 
     The end-of-sequence token pads where it has no padding token.
@@ -136,7 +139,7 @@ def load_tokenizer(source: str, base_model: str | None = None, *, trust_remote_c
     return _tokenizer_beside(source if beside else _base_of(source, settings, base_model), trust_remote_code)
 
 
-def _tokenizer_beside(source: str, trust_remote_code: bool) -> Any:
+def _tokenizer_beside(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.removeprefix(HUB),

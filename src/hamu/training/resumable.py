@@ -21,7 +21,7 @@ from hamu.errors import HamuError, first_line
 from hamu.models.saving import load_tensors, save_model, save_rest
 from hamu.run_files import TRAINER_STATE
 from hamu.training.checkpoints import Checkpoints, check_whole, restoring
-from hamu.training.config import own_options
+from hamu.training.config import TrainConfig, own_options
 from hamu.training.trackers import stand_between
 
 _logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ResumableTrainer(Trainer):
         resumed_from: the checkpoint that the run goes on from, "" if it has been started anew.
     """
 
-    def __init__(self, model: nn.Module, args: Any, **kwargs: Any) -> None:
+    def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
         self.interrupted_by = ""
         self.was_interrupted = False
         self.resumed_from = ""
