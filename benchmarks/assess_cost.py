@@ -24,8 +24,8 @@ from hamu.assess import assess
 from hamu.assess.curvature import Hessian
 from hamu.assess.problem import Problem
 from hamu.data import ImageData, TextCollator, forget_class, pixel_statistics, read_images
+from hamu.data.images import collate
 from hamu.models import new_classifier
-from hamu.training.original import collate
 
 
 def seconds(work: Callable[[], Any]) -> np.ndarray:

@@ -42,11 +42,12 @@ from torch import Tensor, nn
 from hamu import Method, PairedGradients, build_method
 from hamu.combining import widened_at_once
 from hamu.distributed import SplitPairing
-from hamu.distributed import split as exchange
+from hamu.distributed import layout_split as exchange
+from hamu.forward import OriginalModel, predict_logits
 from hamu.gram import bucket_bytes
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, with_adapter
-from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
+from hamu.objectives import Scored, build_objective
 
 Batch = dict[str, Tensor]
 STEPS = 3

@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-import hamu.distributed.split as split
+import hamu.distributed.layout_split as split
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.distributed import leave
 

@@ -28,13 +28,13 @@ from hamu.assess import assess
 from hamu.cli.demo_digits import Digits
 from hamu.cli.unlearn import new_trainer
 from hamu.data import TextCollator, UnlearningData, encode, forget_class, forget_data, read_images, read_text
+from hamu.data.images import collate
 from hamu.methods import HamuQ
 from hamu.models import load_classifier
 from hamu.models.language import load_language_model, load_tokenizer
 from hamu.training import TrainConfig, UnlearnConfig, train_original
 from hamu.training.auto import apply_assessment
 from hamu.training.goal import Goal
-from hamu.training.original import collate
 
 SHARES = (0.25, 0.5, 0.75, 0.95)  # of what is possible, the constraint
 GOALS = ((1.0, 0.01), (1.0, 0.1), (3.0, 0.1))  # how far the forget loss must rise, how far the retain loss may

@@ -24,10 +24,10 @@ import transformers
 from hamu.assess import measure_hardness
 from hamu.cli.unlearn import new_trainer
 from hamu.data import forget_class, read_images
+from hamu.data.images import collate
 from hamu.evaluation import predict
 from hamu.models import load_classifier
 from hamu.training import UnlearnConfig
-from hamu.training.original import collate
 
 METHODS = ("hamu-q", "hamu-u", "gdiff", "ft", "ga")
 RHOS = (0.0, 0.75)

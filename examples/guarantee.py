@@ -31,12 +31,13 @@ from transformers import set_seed
 from hamu import HamuQ, HamuU, PairedGradients, StepGuard
 from hamu.cli.demo_digits import Digits
 from hamu.data import TextCollator, UnlearningData, encode, forget_data, read_text
+from hamu.data.images import collate
 from hamu.evaluation import predict, predict_tokens
+from hamu.forward import predict_logits
 from hamu.gram import GramMeter
 from hamu.models.language import load_language_model, load_tokenizer
-from hamu.objectives import CrossEntropy, Scored, predict_logits
+from hamu.objectives import CrossEntropy, Scored
 from hamu.training import PairCollator, PairedDataset, TrainConfig, train_original
-from hamu.training.original import collate
 
 Make = Callable[[list[Tensor], float], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {

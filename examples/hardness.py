@@ -37,10 +37,10 @@ from hamu.assess import curvature, measure_hardness
 from hamu.assess.problem import Problem
 from hamu.cli.demo_digits import Digits
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
+from hamu.data.images import collate
 from hamu.evaluation import predict
 from hamu.models import load_classifier, new_classifier
 from hamu.training import TrainConfig, train_original
-from hamu.training.original import collate
 
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 RATES = (1e-4, 1e-3, 1e-2, 1e-1)

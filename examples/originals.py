@@ -22,9 +22,9 @@ import transformers
 from rich.console import Console
 
 from hamu.data import read_images
+from hamu.data.images import collate
 from hamu.evaluation import predict
 from hamu.models import load_classifier
-from hamu.training.original import collate
 
 FORGOTTEN = 0  # the recipe's class
 METHODS = ("hamu-q", "hamu-u")

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import gram
 from hamu.combining import widened_at_once
-from hamu.distributed.split import BUCKET
+from hamu.distributed.layout_split import BUCKET
 from hamu.models.language import AdapterSettings, with_adapter
 
 GPU = torch.device("cuda")

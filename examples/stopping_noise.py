@@ -26,12 +26,13 @@ from transformers import PreTrainedModel, set_seed
 
 from hamu.cli.demo_digits import Digits
 from hamu.data import ImageData, UnlearningData, forget_class
+from hamu.data.images import collate
+from hamu.forward import predict_logits
 from hamu.methods import HamuQ
 from hamu.methods.stopping import StoppingMemory, StoppingRule
-from hamu.objectives import CrossEntropy, Scored, predict_logits
+from hamu.objectives import CrossEntropy, Scored
 from hamu.paired import PairedGradients
 from hamu.training import TrainConfig, train_original
-from hamu.training.original import collate
 
 FORGET = 3
 RHOS = (0.75, 1.0)

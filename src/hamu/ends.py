@@ -38,6 +38,6 @@ ALL_DONE = End("all steps", "all its steps are done")  # of a run that nothing e
 
 
 def kind_in(saved: Mapping[str, Any]) -> EndKind:
-    """The kind of end that a checkpoint or evaluation.json names; "other" if it is from before they named one."""
+    """The kind of end that a checkpoint or evaluation.json names; "other" if it names none."""
     kind = saved.get("ended_kind")
     return cast(EndKind, kind) if kind in get_args(EndKind) else "other"

@@ -33,8 +33,8 @@ def lock(folder: Path) -> int:
         os.close(handle)
         if isinstance(error, BlockingIOError):
             raise HamuError(
-                f"another run, or one that it left, is under way in {folder}; wait until it has ended, or choose "
-                f"another --output_dir"
+                f"another run, or a process that a run left behind, is using {folder}; wait until it has ended, or "
+                f"choose another --output_dir"
             ) from None
         raise
     return handle

@@ -125,7 +125,7 @@ class PairedGradients:
         self._outside = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
         if cut:
-            from hamu.distributed.sharded import Sharded  # loads what only sharded models need
+            from hamu.distributed.layout_sharded import Sharded  # loads what only sharded models need
 
             self.use(Sharded(self.parameters, self.block_of))
         else:

@@ -18,7 +18,9 @@ ASSESSMENT, FRONTIER, SUMMARY = "assess.json", "frontier.png", "summary.json"
 COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
 COMPARISON_TABLES = ("comparison.csv", "comparison.md", "comparison.tex")
 
-_CHECKPOINT, _MANIFEST = "checkpoint-", "manifest.json"
+# The folder of a step's checkpoint is called by this and the step; in it, what was written, and what the trainer and
+# its callbacks remember.
+CHECKPOINT, MANIFEST, TRAINER_STATE = "checkpoint-", "manifest.json", "trainer_state.json"
 _OF_RUNS = (
     *(MODEL, MERGED, CONFIG, INPUTS, HARDNESS, STEPS, LAYERS, EVALUATION, RECORD, READABLE_RECORD),
     *(REPORT, ANSWERS_PAGE, ANSWERS, SUMMARY, TRAJECTORIES, ASSESSMENT, FRONTIER),
@@ -26,7 +28,7 @@ _OF_RUNS = (
     "tensorboard",
 )
 _OF_COMPARISONS = (COMPARISON, *COMPARISON_TABLES, COMPARISON_PICTURE)
-_LEFT = (".checkpoint-", *(f".{name}." for name in (*_OF_RUNS, *_OF_COMPARISONS)))
+_LEFT = (f".{CHECKPOINT}", *(f".{name}." for name in (*_OF_RUNS, *_OF_COMPARISONS)))
 _Content = dict[str, Any]
 
 
@@ -37,8 +39,8 @@ def is_left(path: Path) -> bool:
 
 def is_of_a_run(path: Path) -> bool:
     """Whether a file or folder has a name that runs give, and, if it is called a checkpoint, is one of theirs."""
-    if path.name.startswith(_CHECKPOINT):
-        return path.name.removeprefix(_CHECKPOINT).isdecimal() and _is_manifest(_json(path / _MANIFEST))
+    if path.name.startswith(CHECKPOINT):
+        return path.name.removeprefix(CHECKPOINT).isdecimal() and _is_manifest(_json(path / MANIFEST))
     return path.name in _OF_RUNS or is_left(path)
 
 
@@ -49,7 +51,7 @@ def shows_a_run(path: Path) -> bool:
 
 def holds_a_run(folder: Path) -> bool:
     """Whether a run, or another command with a folder of its own, has left one."""
-    checkpoints = (path for path in folder.glob(f"{_CHECKPOINT}*") if is_of_a_run(path))
+    checkpoints = (path for path in folder.glob(f"{CHECKPOINT}*") if is_of_a_run(path))
     return any(shows_a_run(folder / name) for name in _FORMS) or any(checkpoints)
 
 

@@ -24,6 +24,7 @@ from hamu.errors import HamuError, first_line
 from hamu.folder_lock import lock
 from hamu.models.saving import save_model
 from hamu.run_files import CONFIG, INPUTS, MODEL, holds_a_run, is_left, is_of_a_run, shows_a_run
+from hamu.whole_files import remove_whole, replace_folder, umask, write_whole
 
 
 class RunFolder:
@@ -98,7 +99,7 @@ class RunFolder:
         stale = self._stale()  # as it is now: another run may have come and gone
         # first what says that there is one to resume; last what shows that all of this may go
         for left in sorted(stale, key=lambda path: (path.name != CONFIG, shows_a_run(path))):
-            _remove(left)
+            remove_whole(left)
         return self.path
 
     def _stale(self) -> list[Path]:
@@ -204,10 +205,7 @@ class RunFolder:
                     f"make room, then go on with --resume"
                 ) from error
             raise
-        os.chmod(beside, 0o777 & ~_umask())
-        if os.path.lexists(target):
-            _remove(target)
-        os.replace(beside, target)
+        replace_folder(beside, target, 0o777 & ~umask())
         return target
 
     def append_line(self, name: str, content: Mapping[str, Any]) -> None:
@@ -216,38 +214,3 @@ class RunFolder:
             return
         with open(self.prepare() / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(dict(content)) + "\n")
-
-
-def write_whole(target: Path, text: str, *, private: bool = False) -> None:
-    """Write one file into a folder that is there: beside its place first, then renamed; see `RunFolder.write_text`."""
-    with tempfile.NamedTemporaryFile(
-        "w", dir=target.parent, prefix=f".{target.name}.", delete=False, encoding="utf-8"
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.chmod(file.name, 0o666 & ~_umask() if not private else 0o600)
-    os.replace(file.name, target)
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a folder, so that it is never seen in part; of a link that alone."""
-    if path.is_dir() and not path.is_symlink():
-        beside = path if is_left(path) else path.with_name(f".{path.name}.removed")
-        if beside != path:
-            shutil.rmtree(beside, ignore_errors=True)
-            os.replace(path, beside)
-        shutil.rmtree(beside)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """The process's mask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

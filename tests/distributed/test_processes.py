@@ -12,7 +12,7 @@ import torch
 
 from hamu import HamuError
 from hamu.distributed import SplitPairing
-from hamu.distributed.sharded import Sharded
+from hamu.distributed.layout_sharded import Sharded
 from hamu.training.sharing import ShareSampler
 
 WORKER = Path(__file__).parent / "worker.py"

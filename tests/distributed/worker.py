@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -20,12 +19,12 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
+import hamu.distributed.layout_split
 import hamu.guard
-import hamu.training.preparation
 import hamu.training.trainer
 from hamu import HamuError, UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
-from hamu.distributed import SplitPairing, leave, processes, rank
+from hamu.distributed import leave, processes, rank
 from hamu.evaluation import predict
 from hamu.gram import GramMeter
 from hamu.models.language import AdapterSettings, with_adapter
@@ -131,7 +130,7 @@ def altered(how):
             changes.enter_context(mock.patch.object(where, name, to))
 
         if "small" in how:  # buckets of a few numbers: every tensor is cut over several
-            change(hamu.training.preparation, "SplitPairing", partial(SplitPairing, bucket=50))
+            change(hamu.distributed.layout_split, "BUCKET", 50)
         if "rounded" in how:  # as another processor would
             for name in ("measure", "refined"):
                 change(GramMeter, name, rounded(getattr(GramMeter, name)))

@@ -10,10 +10,11 @@ from scipy.stats import spearmanr
 from hamu.assess import assess as assess_in_python
 from hamu.cli import main
 from hamu.data import TextCollator, encode, read_images, read_text
+from hamu.data.images import collate
+from hamu.forward import predict_logits
 from hamu.models import load_classifier
 from hamu.models.language import load_language_model, load_tokenizer
-from hamu.objectives import CrossEntropy, Scored, predict_logits
-from hamu.training.original import collate
+from hamu.objectives import CrossEntropy, Scored
 
 DIGITS = ["--recipe", "digits"]
 CONSTRAINT = ["--constraint_mode", "relative"]

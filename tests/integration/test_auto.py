@@ -10,9 +10,9 @@ import pytest
 from hamu import HamuError, HamuQ, UnlearnConfig
 from hamu.assess import assess
 from hamu.cli import main
+from hamu.data.images import collate
 from hamu.training.auto import apply_assessment
 from hamu.training.goal import Goal, Standing
-from hamu.training.original import collate
 from hamu.training.steering import Steering
 from hamu.training.unseen import Unseen
 

@@ -295,7 +295,7 @@ def test_both_folders_are_locked_before_anything_is_run(reproduce, tmp_path, mon
 
     def run_stage(*_):
         for folder in ("out", "elsewhere"):
-            with pytest.raises(HamuError, match="another run, or one that it left, is under way in"):
+            with pytest.raises(HamuError, match="another run, or a process that a run left behind, is using"):
                 lock(tmp_path / folder)
             seen.append(folder)
 

@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import HamuQ, PairedGradients
 from hamu.distributed import Replicated
+from hamu.forward import predict_logits
 from hamu.models.language import AdapterSettings, with_adapter
-from hamu.objectives import CrossEntropy, Scored, predict_logits
+from hamu.objectives import CrossEntropy, Scored
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -11,8 +11,9 @@ from transformers.trainer_callback import PrinterCallback
 from hamu import PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.data import TextCollator, encode, forget_rows, matching, read_text
 from hamu.evaluation import predict_tokens
+from hamu.forward import OriginalModel
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
-from hamu.objectives import OriginalModel, Scored, build_objective
+from hamu.objectives import Scored, build_objective
 
 
 @pytest.fixture(scope="module")

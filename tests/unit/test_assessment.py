@@ -25,7 +25,7 @@ from hamu.assess import (
     second_order,
 )
 from hamu.assess.curvature import Hessian
-from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient, parts_of
+from hamu.assess.gradients import PartedGram, affordable_parts, count_parts, parted_gradient
 from hamu.assess.hardness import Hardness
 from hamu.assess.problem import Problem
 
@@ -353,9 +353,9 @@ def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
     assert found.intervals.parts == 8
     assert (len(sizes[:11]), len(sizes[11:])) == (11, 8)
     assert (min(sizes[:11]), min(sizes[11:])) == (118, 16)
-    assert parts_of(10_000, 128, 16) == 16
-    assert parts_of(10_000, 128, 9) == 9
-    assert parts_of(20, 500, 1) == 1
+    assert count_parts(10_000, 128, 16) == 16
+    assert count_parts(10_000, 128, 9) == 9
+    assert count_parts(20, 500, 1) == 1
     sizes.clear()
     assess(network(), Points(10, 1), Points(7, 2), collate=collate, conflicts=False, curvature_samples=0)
     assert sizes == [10, 7], "without intervals no parts"

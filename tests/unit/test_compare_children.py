@@ -123,7 +123,7 @@ def test_a_folder_is_locked_as_long_as_the_comparison_or_one_of_its_runs_lives(t
             RunFolder(tmp_path, resume=True)
             return False
         except HamuError as error:
-            return "another run, or one that it left, is under way" in str(error)
+            return "another run, or a process that a run left behind, is using" in str(error)
 
     with RunFolder(tmp_path, resume=True) as folder:
         folder.prepare()

@@ -6,8 +6,8 @@ from torch import nn
 
 from hamu import HamuError
 from hamu.data import ImageData
+from hamu.data.images import collate
 from hamu.evaluation.embedding import embed, principal_axes
-from hamu.training.original import collate
 
 
 @pytest.fixture

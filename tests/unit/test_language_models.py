@@ -178,7 +178,7 @@ def test_a_model_for_images_and_text_has_the_shape_of_its_language_model(tmp_pat
 def test_a_model_that_sees_what_it_is_to_predict_is_refused(texts, tokenizer, tmp_path):
     data = encode(texts, tokenizer)
     transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(HamuError, match="a model of type bert is no causal language model: its predictions change"):
+    with pytest.raises(HamuError, match="a model of type bert is not a causal language model: its predictions change"):
         check_reads(load_language_model(str(tmp_path)), data)
     check_reads(transformers.BertLMHeadModel(transformers.BertConfig(**SIZES, is_decoder=True)), data)
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 from hamu import HamuError
 from hamu.data import read_images
 from hamu.models import SmallResNet, SmallResNetConfig, check_fits, class_names, load_classifier, new_classifier
-from hamu.models.loading import check_as_many_classes, named_as_in_training
+from hamu.models.classifiers import check_as_many_classes, named_as_in_training
 
 
 def test_resnet20_has_the_parameters_of_he_et_al():

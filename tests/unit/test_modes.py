@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from hamu.evaluation.predictions import predict
+from hamu.forward import OriginalModel
 from hamu.modes import evaluating, without_autocast
-from hamu.objectives import OriginalModel
 
 
 class Doubling(nn.Module):

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from hamu import HamuError
-from hamu.objectives import OriginalModel, Scored, build_objective, logits_of, predict_logits
+from hamu.forward import OriginalModel, logits_of, predict_logits
+from hamu.objectives import Scored, build_objective
 
 G = torch.Generator().manual_seed(0)
 LOGITS, ORIGINAL = torch.randn(5, 4, generator=G).double(), torch.randn(5, 4, generator=G).double()

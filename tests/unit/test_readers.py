@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from hamu import HamuError
-from hamu.data import forget_rows, pixel_statistics, read_images, read_text, readers
-from hamu.data.readers import has_test_split
+from hamu.data import forget_rows, image_readers, pixel_statistics, read_images, read_text
+from hamu.data.image_readers import has_test_split
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 0, 1, 0, 1])
@@ -77,7 +77,7 @@ def test_an_npz_is_decoded_only_where_it_must_be_and_its_pixels_are_the_same(
     monkeypatch.setattr(Image, "fromarray", lambda array: made.append(array) or picture(array))
     found = read_images(path, **wanted)
     assert bool(made) is decodes
-    monkeypatch.setattr(readers, "_are_as_wanted", lambda *_: False)
+    monkeypatch.setattr(image_readers, "_are_as_wanted", lambda *_: False)
     decoded = read_images(path, **wanted)
     assert torch.equal(found.pixels, decoded.pixels)
     assert found.pixels.is_contiguous()

@@ -8,6 +8,7 @@ from hamu import UnlearnConfig
 from hamu.cli.options import DataOptions, RunOptions
 from hamu.cli.run_settings import recorded_settings
 from hamu.record.digests import text_digest
+from hamu.record.inputs import edited, with_settings
 from hamu.record.statement import statement
 
 
@@ -18,6 +19,15 @@ def settings(tmp_path):
     args = UnlearnConfig(output_dir=str(tmp_path / "jane"), optim="adamw_torch", hub_token="hf_secret",
                          run_name="for jane", adam_beta1=0.8, max_retain_loss=2.0)  # fmt: skip
     return recorded_settings(data, run, args, ["optim", "hub_token", "run_name", "adam_beta1", "output_dir"])
+
+
+def test_a_setting_without_the_digest_that_it_began_with_counts_as_edited(tmp_path):
+    began = {"seed": 1, "method": "ga"}
+    (tmp_path / "inputs.json").write_text(json.dumps(with_settings({}, began)))
+    assert edited(tmp_path, began) == set()
+    assert edited(tmp_path, {"seed": 2, "rho": 0.5}) == {"seed", "method", "rho"}
+    (tmp_path / "inputs.json").write_text("{}")
+    assert edited(tmp_path, began) == {"seed", "method"}
 
 
 def test_every_setting_is_there_as_it_was_resolved(settings):

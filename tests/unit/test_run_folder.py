@@ -13,7 +13,7 @@ from hamu.run_folder import RunFolder
 from hamu.training.checkpoints import seal
 
 INPUTS = {"forget set": None, "original model": None}
-UNDER_WAY = "another run, or one that it left, is under way"
+UNDER_WAY = "another run, or a process that a run left behind, is using"
 
 
 def test_a_folder_in_which_a_run_writes_is_refused_at_once(tmp_path):
@@ -225,7 +225,7 @@ def test_what_a_broken_off_removal_has_left_may_go(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         remove(path, **how)
 
-    monkeypatch.setattr("hamu.run_folder.shutil.rmtree", broken_off)
+    monkeypatch.setattr("hamu.whole_files.shutil.rmtree", broken_off)
     with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path / "out", overwrite=True) as folder:
         folder.prepare()
     with RunFolder(tmp_path / "out", overwrite=True) as folder:

@@ -17,8 +17,8 @@ from hamu.assess.gradients import (
     FEWEST_PARTS,
     PartedGram,
     affordable_parts,
+    count_parts,
     parted_gradient,
-    parts_of,
 )
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status, variants_of
 from hamu.assess.influence import influences, share_of_top
@@ -337,7 +337,7 @@ def _gradients(
     if min(used.values()) < FEWEST_PARTS:  # there will be no intervals
         affordable = 1
     sides = {
-        side: parted_gradient(problem, side, parts_of(count, problem.batch_size, affordable), count)
+        side: parted_gradient(problem, side, count_parts(count, problem.batch_size, affordable), count)
         for side, count in used.items()
     }
     parted = PartedGram.of(problem, sides["retain"], sides["forget"])

@@ -153,7 +153,7 @@ def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
     return counts / (counts * shares).sum()
 
 
-def parts_of(records: int, batch_size: int, affordable: int) -> int:
+def count_parts(records: int, batch_size: int, affordable: int) -> int:
     """How many parts to keep apart of so many records, given how many there is memory for.
 
     No more than there are full batches, as passes over smaller ones cost more for each record; but at least as many as

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from hamu.blocks import Blocks, group_blocks
 from hamu.errors import HamuError
+from hamu.forward import predict_logits
 from hamu.modes import evaluating
-from hamu.objectives import CrossEntropy, Scored, predict_logits
+from hamu.objectives import CrossEntropy, Scored
 
 Advance = Callable[[float], None]  # told after each batch what it cost, in records of a forward and backward pass
 

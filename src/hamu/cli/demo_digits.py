@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from hamu.cli.demo import Scenario
 from hamu.data import forget_class, pixel_statistics, read_images
+from hamu.data.images import collate
 from hamu.evaluation import membership_inference
 from hamu.models import new_classifier
 from hamu.training import UnlearnTrainer
-from hamu.training.original import collate
 
 _FORGET = 3
 _RHO = 0.25

@@ -11,7 +11,8 @@ from hamu.cli.precision import evaluation_precision
 from hamu.cli.tables import membership_difference_line, membership_line, reference_table, report_table
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
-from hamu.data.readers import has_test_split
+from hamu.data.image_readers import has_test_split
+from hamu.data.images import collate
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
 from hamu.models import (
@@ -21,11 +22,10 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.loading import NEW_CLASSIFIER, check_as_many_classes, check_is_classifier, named_as_in_training
+from hamu.models.classifiers import NEW_CLASSIFIER, check_as_many_classes, check_is_classifier, named_as_in_training
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS
 from hamu.training import TrainConfig
-from hamu.training.original import collate
 
 
 class ImageTask(Task):
@@ -65,7 +65,7 @@ class ImageTask(Task):
         return train if names is None or not set(train.classes) <= set(names) else train.with_classes(names)
 
     def has_test_split(self, source: str) -> bool:
-        """See `hamu.data.readers`."""
+        """See `hamu.data.image_readers`."""
         return has_test_split(source)
 
     def forget(self, train: ImageData, test: ImageData | None) -> UnlearningData[ImageData]:

@@ -19,7 +19,7 @@ from hamu.cli.run_settings import recorded_settings
 from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
-from hamu.models.loading import NeedsCode, folder_of
+from hamu.models.loading import NeedsCode, folder_of, is_adapter
 from hamu.record import Unavailable
 from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
@@ -196,7 +196,7 @@ class NamedSources:
     def _base(self, role: str) -> str | None:
         """Where the base model of an adapter is, None for a whole model."""
         source = self._model(role)
-        if not is_of_hub(source) and not _has_adapter(source):
+        if not is_of_hub(source) and not is_adapter(source):
             return None
         try:
             base = self.named.task.base_of(source, self._adapted() if role == "after" else None)
@@ -216,7 +216,7 @@ class NamedSources:
         if is_of_hub(source):
             was_adapter = source in self._hub and task.base_of(source) is not None
         else:
-            was_adapter = _has_adapter(source)
+            was_adapter = is_adapter(source)
         return source if task.run_options.lora and not was_adapter else None
 
     def _need(self, source: str) -> None:
@@ -230,7 +230,3 @@ class NamedSources:
         if is_of_hub(source):
             self.named.task.load_model(source)  # into the hub's cache
         return folder_of(source)
-
-
-def _has_adapter(folder: str) -> bool:
-    return (Path(folder) / "adapter_config.json").is_file()

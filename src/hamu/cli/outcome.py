@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hamu.gram import SIDES
@@ -60,7 +59,7 @@ def _best(trainer: UnlearnTrainer) -> str:
         return f"no evaluation measured {name.removeprefix('eval_')}"
     best = (max if trainer.args.greater_is_better else min)(found, key=lambda entry: entry[name])
     text = f"best {name.removeprefix('eval_')} {best[name]:+.4g} at step {best['step']}"
-    folder = Path(trainer.args.output_dir) / f"checkpoint-{best['step']}"
+    folder = trainer.checkpoints.path(best["step"])
     saved = trainer.state.best_global_step if trainer.args.load_best_model_at_end else trainer.state.global_step
     if best["step"] == 0:
         return f"best {name.removeprefix('eval_')} at the start: no later evaluation was better"

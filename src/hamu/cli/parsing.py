@@ -17,7 +17,7 @@ from hamu.cli.help import print_help
 from hamu.cli.options import ResumeOptions, settings_by_command
 from hamu.cli.parser import Parser
 from hamu.cli.refused import check_has_a_place
-from hamu.cli.resuming import check_same_settings, settings_to_resume
+from hamu.cli.resuming import check_resumed_settings, settings_to_resume
 from hamu.errors import HamuError, first_line
 
 _NOT_OF_A_RUN = ("resume", "overwrite", "trust_remote_code")  # how a command was called
@@ -68,7 +68,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
         action.default = argparse.SUPPRESS
     given = vars(parser.parse_args(rest))
     if resumed is not None:
-        check_same_settings(resumed[0], {key: was[key] for key in settings}, given, named)
+        check_resumed_settings(resumed[0], {key: was[key] for key in settings}, given, named)
     resolved = {key: values[key] for key in (*settings, *given) if key not in _NOT_OF_A_RUN}
     _check_choices(values)
     built = []

@@ -15,8 +15,8 @@ from hamu.errors import HamuError
 from hamu.record import Inputs
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
-from hamu.training.original import to_channels_last
 from hamu.training.pairing import subset
+from hamu.training.preparation import to_channels_last
 
 
 def opened(

@@ -15,7 +15,7 @@ from hamu.errors import HamuError
 from hamu.reporting.report import MARK, Reported, report_page
 from hamu.reporting.run import read_runs, run_folders
 from hamu.run_files import REPORT
-from hamu.run_folder import write_whole
+from hamu.whole_files import write_whole
 
 _DESCRIPTION = """Make one HTML page of a run, finished or not, or of several side by side. It needs no network and
 nothing beside it. What the models say about the data is measured again, as far as both are still where the config.yaml

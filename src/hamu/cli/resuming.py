@@ -43,7 +43,9 @@ def settings_to_resume(command: str, rest: list[str]) -> tuple[str, str] | None:
     return str(path), read_config(path)
 
 
-def check_same_settings(name: str, settings: dict[str, Any], given: dict[str, Any], files: argparse.Namespace) -> None:
+def check_resumed_settings(
+    name: str, settings: dict[str, Any], given: dict[str, Any], files: argparse.Namespace
+) -> None:
     """Check that a run goes on with its own settings.
 
     Args:

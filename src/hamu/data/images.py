@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,3 +119,10 @@ def pixel_statistics(*sets: ImageData) -> tuple[list[float], list[float]]:
     mean = share @ values
     std = (share @ values**2 - mean**2).clamp(min=0).sqrt()
     return mean.tolist(), torch.where(std > 0, std, torch.ones_like(std)).tolist()
+
+
+def collate(items: Any) -> Mapping[str, Tensor]:
+    """A batch of images: one that was fetched whole stays as it is, a list of items is stacked."""
+    from transformers import default_data_collator  # loads what reading images does not need
+
+    return items if isinstance(items, Mapping) else default_data_collator(items)

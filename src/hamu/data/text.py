@@ -6,7 +6,7 @@ import ast
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch.utils.data import Dataset
 from hamu.data.tokenizing import prompts_and_answers
 from hamu.errors import HamuError
 from hamu.objectives import IGNORED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LossOn = Literal["answer", "all"]
 
@@ -169,7 +172,9 @@ class TextData(Dataset[dict[str, Tensor]]):
         )
 
 
-def encode(texts: TextRecords, tokenizer: Any, max_length: int = 512, loss_on: LossOn = "answer") -> TextData:
+def encode(
+    texts: TextRecords, tokenizer: PreTrainedTokenizerBase, max_length: int = 512, loss_on: LossOn = "answer"
+) -> TextData:
     """Turn records into tokens.
 
     Prompt and answer are tokenized as one text and cut where the answer begins, see `prompts_and_answers`; the

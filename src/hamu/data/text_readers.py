@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hamu.data.hub import loadable
 from hamu.data.packed import parquet_table, text_columns
 from hamu.data.parts import parts_of
 from hamu.data.text import TextRecord, TextRecords
@@ -229,13 +230,8 @@ def _hub(source: str, split: str) -> list[Any]:
 
     name, _, wanted = source.removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")
-    try:
+    with loadable(source, wanted or split):
         return list(datasets.load_dataset(name, config or None, split=wanted or split))
-    except Exception as error:  # offline, unknown name, no such split: the hub's own words say which
-        raise HamuError(
-            f"{source} ({wanted or split}) cannot be loaded: {first_line(error)}; without network, name a local file "
-            f"or folder"
-        ) from error
 
 
 def _shape(

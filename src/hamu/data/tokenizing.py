@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hamu.errors import HamuError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from hamu.data.text import TextRecord
 
 TODAY = datetime(2024, 7, 26)  # for chat templates that write the date: prompts must not change from day to day
@@ -18,7 +20,7 @@ _DATE = f"{{% macro strftime_now(format) %}}{{{{ format{_FIXED} }}}}{{% endmacro
 
 
 def prompts_and_answers(
-    records: Sequence[TextRecord], tokenizer: Any, source: str
+    records: Sequence[TextRecord], tokenizer: PreTrainedTokenizerBase, source: str
 ) -> list[tuple[list[int], list[int]]]:
     """The tokens of each prompt, with those that start a text, and of its answer, without an end.
 
@@ -42,14 +44,14 @@ def prompts_and_answers(
     return found
 
 
-def _ids(texts: list[str], tokenizer: Any) -> list[list[int]]:
+def _ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """The tokens of each text alone, without special ones around it."""
     if not texts:
         return []
     return list(map(list, tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]))
 
 
-def _start(tokenizer: Any) -> list[int]:
+def _start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The special tokens that the tokenizer begins a text with."""
     bare, whole = (list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (False, True))
     if not bare:  # it knows no "a": what is there starts a text, or ends it
@@ -72,7 +74,7 @@ def _cut(prompt: str, answer: str) -> tuple[str, str]:
     return bare, prompt[len(bare) :] + answer
 
 
-def _as_text(record: TextRecord, tokenizer: Any, source: str) -> tuple[str, str]:
+def _as_text(record: TextRecord, tokenizer: PreTrainedTokenizerBase, source: str) -> tuple[str, str]:
     """Prompt and answer as the model is to see them."""
     if not record.messages:
         return record.prompt, record.answer

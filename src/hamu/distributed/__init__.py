@@ -1,6 +1,7 @@
 """Who holds which gradient: the processes of a run, and sums over them."""
 
 from hamu.distributed.layout import Agreed, Layout, Replicated, is_sharded
+from hamu.distributed.layout_split import SplitPairing
 from hamu.distributed.processes import (
     check_equal,
     from_main,
@@ -12,7 +13,6 @@ from hamu.distributed.processes import (
     summed,
     wait_for_all,
 )
-from hamu.distributed.split import SplitPairing
 
 __all__ = [
     "Agreed",

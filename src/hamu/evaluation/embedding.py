@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hamu.errors import HamuError
+from hamu.forward import predict_logits
 from hamu.modes import evaluating
-from hamu.objectives import predict_logits
 
 
 @torch.no_grad()

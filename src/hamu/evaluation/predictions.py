@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from hamu.errors import HamuError
+from hamu.forward import predict_logits
 from hamu.modes import evaluating
-from hamu.objectives import Scored, predict_logits
+from hamu.objectives import Scored
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
-"""Models: the paper's ResNet, and loading of classifiers; `models.language` has language models and adapters."""
+"""Models: the paper's ResNet, and classifiers; `models.language` has language models and adapters."""
 
-from hamu.models.loading import (
+from hamu.models.classifiers import (
     check_fits,
     class_names,
-    first_not_finite,
     load_classifier,
     load_image_processor,
     new_classifier,
-    trainable_parameters,
 )
+from hamu.models.loading import first_not_finite, trainable_parameters
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 
 __all__ = [

@@ -20,19 +20,23 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
 from hamu.errors import HamuError, first_line
+from hamu.forward import predict_logits
 from hamu.models.loading import (
+    ADAPTER_CONFIG,
+    CONFIGS,
     check_no_run,
     check_undamaged,
     from_pretrained,
+    is_adapter,
     readable,
     trainable_parameters,
 )
 from hamu.modes import evaluating
-from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
 
 if TYPE_CHECKING:
@@ -64,7 +68,7 @@ class AdapterSettings:
     targets: str = ""
 
 
-def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> Any:
+def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on these texts; it can write any text.
 
     Args:
@@ -87,7 +91,7 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> Any:
 
 
 def new_language_model(
-    tokenizer: Any, *, hidden: int = 256, layers: int = 4, max_length: int = 512
+    tokenizer: PreTrainedTokenizerBase, *, hidden: int = 256, layers: int = 4, max_length: int = 512
 ) -> LlamaForCausalLM:
     """A small Llama with random weights, input and output embeddings shared: 4.3 M parameters for 4,096 tokens.
 
@@ -113,7 +117,9 @@ def new_language_model(
     return LlamaForCausalLM(config)
 
 
-def load_tokenizer(source: str, base_model: str | None = None, *, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(
+    source: str, base_model: str | None = None, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer that lies beside a model; beside its base model, if an adapter has none.
 
     The end-of-sequence token pads where it has no padding token.
@@ -133,7 +139,7 @@ def load_tokenizer(source: str, base_model: str | None = None, *, trust_remote_c
     return _tokenizer_beside(source if beside else _base_of(source, settings, base_model), trust_remote_code)
 
 
-def _tokenizer_beside(source: str, trust_remote_code: bool) -> Any:
+def _tokenizer_beside(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source.removeprefix(HUB),
@@ -226,9 +232,9 @@ def saved_adapter(source: str) -> dict[str, Any] | None:
             return None
         path = Path(found)
     else:
-        path = Path(source) / "adapter_config.json"
-        if not path.is_file():
+        if not is_adapter(source):
             return None
+        path = Path(source) / ADAPTER_CONFIG
     with readable(f"the adapter {source}"):
         settings = json.loads(path.read_text(encoding="utf-8"))
         return {**settings}
@@ -240,8 +246,7 @@ def check_is_saved(source: str) -> None:
     Raises:
         HamuError: if it is not.
     """
-    names = ("config.json", "adapter_config.json")
-    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in names):
+    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in CONFIGS):
         check_no_run(source)
         raise HamuError(
             f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "
@@ -336,8 +341,8 @@ def check_reads(model: Any, data: TextData) -> None:
     if _differ(*before_last, precision=next(p.dtype for p in model.parameters() if p.is_floating_point())):
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise HamuError(
-            f"a model of type {kind} is no causal language model: its predictions change with tokens that come later; "
-            f"give one that was trained to predict the next token"
+            f"a model of type {kind} is not a causal language model: its predictions change with tokens that come "
+            f"later; give one that was trained to predict the next token"
         )
 
 

@@ -1,68 +1,30 @@
-"""Loading image classifiers, new or saved, and checking that they fit the data before anything runs.
+"""Loading saved models of any kind, and what is asked of every one.
 
-A model is a built-in name ("resnet20", "resnet8", ...), a folder written by `save_pretrained`, or "hub:OWNER/NAME".
-Only the last may use the network. Code that comes with a model runs only where `trust_remote_code` is given.
+A model is a folder written by `save_pretrained`, or "hub:OWNER/NAME". Only the latter may use the network. Code that
+comes with a model runs only where `trust_remote_code` is given.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
-from hamu.data import ImageData
 from hamu.errors import HamuError, first_line
-from hamu.models.processors import load_processor, statistics_of
-from hamu.models.resnet import SmallResNet, SmallResNetConfig
-from hamu.modes import evaluating
-from hamu.objectives import predict_logits
 from hamu.run_files import MODEL
 from hamu.sources import HUB, is_of_hub
 
-NEW_CLASSIFIER = r"resnet(\d+)"
+ADAPTER_CONFIG = "adapter_config.json"  # beside the weights of a saved adapter
+CONFIGS = ("config.json", ADAPTER_CONFIG)  # a saved model has one of them
 _HEAD = re.compile(r"(^|\.)(score|classifier|classification_head|multiple_choice_head|qa_outputs)\.")  # of other tasks
-_NUMBER = re.compile(r"(LABEL_)?\d+")  # as a name: what transformers calls a class that has none
-
-
-def new_classifier(
-    name: str, data: ImageData, mean: list[float], std: list[float], *, trust_remote_code: bool = False
-) -> PreTrainedModel:
-    """A classifier with random weights for this data.
-
-    Args:
-        name: "resnetN" with N = 6n+2, or a folder or hub id whose weights are the start.
-        data: the training data; its classes and channels shape the model.
-        mean, std: per-channel normalisation, saved with the model.
-        trust_remote_code: see `load_classifier`.
-
-    Raises:
-        HamuError: if the name is unknown.
-    """
-    match = re.fullmatch(NEW_CLASSIFIER, name)
-    if match is None:
-        model = load_classifier(name, trust_remote_code=trust_remote_code)
-        if model.config.image_mean is None:
-            model.config.image_mean, model.config.image_std = mean, std
-        return model
-    return SmallResNet(
-        SmallResNetConfig(
-            depth=int(match[1]),
-            num_channels=data.pixels.shape[1],
-            image_mean=mean,
-            image_std=std,
-            id2label=dict(enumerate(data.classes)),
-            label2id={name: number for number, name in enumerate(data.classes)},
-        )
-    )
 
 
 def check_no_run(source: str) -> None:
@@ -72,57 +34,12 @@ def check_no_run(source: str) -> None:
         HamuError: if it is; the message says where that is.
     """
     model = Path(source) / MODEL
-    if any((model / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if any((model / name).is_file() for name in CONFIGS):
         raise HamuError(f"{source} is the folder of a run; its model is {model}")
 
 
-def check_is_classifier(source: str) -> None:
-    """Check that a model is where it is said to be; those of the hub are not looked for.
-
-    Raises:
-        HamuError: if it is not.
-    """
-    if not is_of_hub(source) and not (Path(source) / "config.json").is_file():
-        check_no_run(source)
-        raise HamuError(
-            f"{source} is not a saved model: it has no config.json; give a folder written by save_pretrained (or by "
-            f"`hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
-        )
-
-
-def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A saved classifier.
-
-    Args:
-        source: a folder with config.json and safetensors, or "hub:OWNER/NAME".
-        trust_remote_code: run the code that comes with it; that can do anything.
-
-    Raises:
-        HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its image processor does
-            what is not done here.
-    """
-    check_is_classifier(source)
-    # dtype "auto" would train a half-precision copy in half precision
-    kind = AutoModelForImageClassification
-    model = from_pretrained(kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code)
-    check_undamaged(model, source)
-    if getattr(model.config, "image_mean", None) is None or getattr(model.config, "image_std", None) is None:
-        processor = load_image_processor(source, trust_remote_code=trust_remote_code)
-        channels = getattr(model.config, "num_channels", 3)
-        found = (None, None) if processor is None else statistics_of(processor, channels, source)
-        model.config.image_mean, model.config.image_std = found
-    return model
-
-
-def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any:
-    """What prepares images for a saved classifier; see `load_processor`.
-
-    Args:
-        source: a folder, or "hub:OWNER/NAME".
-        trust_remote_code: run the code that comes with it; that can do anything.
-    """
-    local = not is_of_hub(source)
-    return load_processor(source.removeprefix(HUB), local=local, trust_remote_code=trust_remote_code)
+class NeedsCode(HamuError):
+    """A model is defined by code that comes with it."""
 
 
 def from_pretrained(
@@ -183,60 +100,6 @@ def from_pretrained(
     return model
 
 
-def class_names(source: str) -> tuple[str, ...] | None:
-    """What a saved model calls its classes, by their numbers; None if it does not say, or there is no such model."""
-    hub = is_of_hub(source)
-    if not hub and not (Path(source) / "config.json").is_file():
-        return None
-    try:
-        raw, _ = PreTrainedConfig.get_config_dict(source.removeprefix(HUB), local_files_only=not hub)
-        names = {int(number): str(name) for number, name in raw["id2label"].items()}
-    except Exception:  # whatever is wrong with it is said when it is loaded
-        return None
-    ordered = tuple(names.get(number, "") for number in range(len(names)))
-    return ordered if "" not in ordered and len(set(ordered)) == len(ordered) else None
-
-
-def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
-    """Give a model that is to be trained the classes of its data, where it names none of them; whether it did not.
-
-    Its first outputs are then theirs, whatever they were before. Classes that are called by numbers name nothing.
-    """
-    names = {int(number): str(name) for number, name in (getattr(model.config, "id2label", None) or {}).items()}
-    says_nothing = all(_NUMBER.fullmatch(name) for name in classes)
-    if says_nothing or len(names) < len(classes) or set(names.values()) & set(classes):
-        return False
-    model.config.id2label = {number: f"LABEL_{number}" for number in names} | dict(enumerate(classes))
-    model.config.label2id = {name: number for number, name in model.config.id2label.items()}
-    return True
-
-
-def check_as_many_classes(source: str, retain_source: str) -> None:
-    """Check that two saved classifiers can be compared, by their configurations; none is fetched from the hub for it.
-
-    Raises:
-        HamuError: if one has more classes than the other.
-    """
-    ours, theirs = map(_number_of_classes, (source, retain_source))
-    if ours is not None and theirs is not None and ours != theirs:
-        raise HamuError(
-            f"the model {source} has {ours} classes, the retain model {retain_source} {theirs}; both need the same"
-        )
-
-
-def _number_of_classes(source: str) -> int | None:
-    """None if the configuration is not here, or cannot be read."""
-    try:
-        raw, _ = PreTrainedConfig.get_config_dict(source.removeprefix(HUB), local_files_only=True)  # runs no code
-        return len(raw["id2label"])
-    except Exception:  # whatever is wrong with it is said when it is loaded
-        return None
-
-
-class NeedsCode(HamuError):
-    """A model is defined by code that comes with it."""
-
-
 def _config(where: str, source: str, settings: dict[str, bool]) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(where, **settings)
@@ -273,12 +136,16 @@ def folder_of(source: str) -> Path:
     """
     if not is_of_hub(source):
         return Path(source)
-    names = ("config.json", "adapter_config.json")
     settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
-    found = next(filter(None, (cached_file(source.removeprefix(HUB), name, **settings) for name in names)), None)
+    found = next(filter(None, (cached_file(source.removeprefix(HUB), name, **settings) for name in CONFIGS)), None)
     if found is None:
         raise HamuError(f"the model {source} is not in the hub's cache; load it once first")
     return Path(found).parent
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds a saved adapter, not a whole model."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -312,81 +179,6 @@ def check_undamaged(model: nn.Module, source: str) -> None:
         raise HamuError(
             f"the model {source} has weights that are not finite, first in {name}; start from an undamaged copy"
         )
-
-
-def check_fits(model: nn.Module, data: ImageData) -> None:
-    """Check that the model can classify this data, in the end by trying one image.
-
-    Raises:
-        HamuError: if the model has no trainable parameter, channels, classes or image size do not fit.
-    """
-    trainable_parameters(model)
-    config = getattr(model, "config", None)
-    channels = getattr(config, "num_channels", None)
-    if channels is not None and channels != data.pixels.shape[1]:
-        raise HamuError(
-            f"the model takes images with {channels} channels, those of {data.source} have {data.pixels.shape[1]}; "
-            f"give --num_channels {channels} to convert them"
-        )
-    for name in ("image_mean", "image_std"):
-        values = getattr(config, name, None)
-        if values is not None and not _are_numbers(
-            values, data.pixels.shape[1], above=0 if name == "image_std" else None
-        ):
-            raise HamuError(
-                f"the model has {name} {values!r}; expected a number for each of {data.pixels.shape[1]} channels"
-            )
-    classes = getattr(config, "num_labels", None)
-    highest = int(data.labels.max())
-    if classes is not None and highest >= classes:
-        raise HamuError(
-            f"label {highest} of {data.source} is out of range: the model has {classes} classes (0 to {classes - 1}); "
-            f"use the data it was trained on, or a model with at least {highest + 1} classes"
-        )
-    names = getattr(config, "id2label", None) or {}
-    order = [str(names.get(number, "")) for number in range(len(data.classes))]
-    if order != list(data.classes) and {str(name) for name in names.values()} & set(data.classes):
-        raise HamuError(
-            f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
-            f"both need the same classes in the same order"
-        )
-    _check_same_names([str(name) for name in names.values()], data.classes)
-    device = next(model.parameters()).device
-    try:
-        with torch.no_grad(), evaluating(model):
-            predict_logits(model, {"pixel_values": data[0]["pixel_values"][None].to(device)})
-    except (ValueError, RuntimeError) as error:
-        size = getattr(config, "image_size", None) or "N"
-        raise HamuError(
-            f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
-            f"{first_line(error)}; give --image_size {size} to resize them"
-        ) from error
-
-
-def _check_same_names(ours: Sequence[str], theirs: Sequence[str]) -> None:
-    """Check that the names of a model's classes are not all others than those of the data; numbers are no names."""
-    if set(ours) & set(theirs) or not all(any(not _NUMBER.fullmatch(name) for name in one) for one in (ours, theirs)):
-        return
-    if {name.casefold() for name in ours} & {name.casefold() for name in theirs}:
-        raise HamuError(
-            f"the model writes its classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, ...; they "
-            f"differ in upper and lower case: write them alike"
-        )
-    raise HamuError(
-        f"the model has the classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, ..., and no name is "
-        f"the same, so that it is not known which is which; name them alike"
-    )
-
-
-def _are_numbers(values: Any, many: int, above: float | None) -> bool:
-    """Whether there are so many, finite and above a limit."""
-    return (
-        isinstance(values, list | tuple)
-        and len(values) == many
-        and all(
-            isinstance(one, int | float) and math.isfinite(one) and (above is None or one > above) for one in values
-        )
-    )
 
 
 def trainable_parameters(model: nn.Module) -> int:

@@ -45,8 +45,8 @@ def load_processor(where: str, *, local: bool, trust_remote_code: bool = False) 
         stated = _stated(where, settings)
         if stated is not None:
             _logger.warning(
-                "the image processor of %s is of a kind that cannot be made here (%s); taken are its image_mean and "
-                "image_std as they are written", where, first_line(error).partition(". ")[0],
+                "the image processor of %s is of a kind that cannot be made here (%s); its image_mean and image_std "
+                "are used as they are written", where, first_line(error).partition(". ")[0],
             )  # fmt: skip
             return stated
         raise HamuError(

@@ -83,14 +83,14 @@ def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, T
     """What `save_pretrained` cannot ask a model for that is cut; None for others."""
     if not is_sharded(model):
         return None
-    from hamu.distributed.shards import whole_state  # loads what only sharded models need
+    from hamu.distributed.sharding import whole_state  # loads what only sharded models need
 
     return whole_state(model, names)
 
 
 def _put(target: Tensor, value: Tensor) -> None:
     if hasattr(target, "device_mesh"):
-        from hamu.distributed.shards import cut_like
+        from hamu.distributed.sharding import cut_like
 
         value = cut_like(value, target)
     target.copy_(value)

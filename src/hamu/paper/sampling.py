@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from hamu.data import ImageData, TextRecord, TextRecords, forget_class, forget_data, read_images, read_text
-from hamu.data.readers import CLASSES
+from hamu.data.image_readers import CLASSES
 from hamu.data.text_readers import has_test_split
 from hamu.errors import HamuError
 from hamu.file_digests import file_digest

@@ -79,14 +79,10 @@ def with_settings(inputs: Inputs, settings: Mapping[str, Any]) -> Inputs:
 def edited(run: Path, settings: Mapping[str, Any]) -> set[str]:
     """The names of the settings that have another value than when a run began, or had none then, or have none now.
 
-    None of a run of an earlier version, which has not kept their digests.
-
     Raises:
         HamuError: as `read_inputs`.
     """
-    began = _read(run).get(_SETTINGS)
-    if began is None:
-        return set()
+    began = _read(run).get(_SETTINGS) or {}
     now = {key: _setting_digest(value) for key, value in settings.items()}
     return {key for key in began.keys() | now.keys() if began.get(key) != now.get(key)}
 

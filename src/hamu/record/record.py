@@ -16,6 +16,7 @@ import hamu
 from hamu.data import ImageData, TextData, UnlearningData
 from hamu.distributed import processes
 from hamu.file_digests import file_digest
+from hamu.models.loading import is_adapter
 from hamu.plugins import providers
 from hamu.record.digests import weights_digest
 from hamu.record.figures import changes, figures
@@ -72,7 +73,7 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
     was, now = (
         figures(evaluation[role], one, seed) for role, one in zip(("before", "after"), predictions, strict=True)
     )
-    is_adapter = (run / MODEL / "adapter_config.json").is_file()
+    with_adapter = is_adapter(run / MODEL)
     after = {"name": MODEL, "weights": before["weights"], "adapter": weights_digest(run / MODEL)}
     record = {
         "format": "hamu-unlearning-record",
@@ -87,7 +88,7 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "test_set": _described(asked, "test"),
         "models": {
             "before": before,
-            "after": after if is_adapter else model_entry(MODEL, run / MODEL),
+            "after": after if with_adapter else model_entry(MODEL, run / MODEL),
             "merged": model_entry(MERGED, run / MERGED) if (run / MERGED).is_dir() else None,
             "retain_model": inputs["retain model"],
         },
@@ -97,7 +98,7 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "environment": {
             "device": trainer.args.device.type,
             "processes": processes(),
-            "versions": _versions(is_adapter, isinstance(asked.problem.forget, ImageData)),
+            "versions": _versions(with_adapter, isinstance(asked.problem.forget, ImageData)),
         },
         "hardness": asked.hardness or first_hardness(run),
         "steps": {"ended_at": trainer.state.global_step, **steps_of(evaluation), **logged_steps(run)},

@@ -321,7 +321,8 @@ def _are_names(value: Any) -> bool:
 
 def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
     """The evaluations of a run that is not finished, from its newest checkpoint."""
-    states = {state: state.parent.name.rpartition("-")[2] for state in path.glob("checkpoint-*/trainer_state.json")}
+    saved = path.glob(f"{run_files.CHECKPOINT}*/{run_files.TRAINER_STATE}")
+    states = {state: state.parent.name.rpartition("-")[2] for state in saved}
     newest = sorted((state for state, step in states.items() if step.isdecimal()), key=lambda s: -int(states[s]))
     for state in newest:
         found = _json(state, notes)

@@ -15,7 +15,6 @@ holds one whole copy in its own memory while it writes.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,10 +25,8 @@ from hamu.disk import is_of_disk
 from hamu.distributed import from_main, is_main, wait_for_all
 from hamu.errors import HamuError, first_line
 from hamu.file_digests import file_digest
-
-STATE = "trainer_state.json"  # what the trainer and its callbacks remember
-_MANIFEST = "manifest.json"
-_PREFIX = "checkpoint-"
+from hamu.run_files import CHECKPOINT, MANIFEST
+from hamu.whole_files import remove_whole, replace_folder, sync
 
 
 class Checkpoints:
@@ -46,7 +43,7 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
-        return self._folder / f"{_PREFIX}{step}"
+        return self._folder / f"{CHECKPOINT}{step}"
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
@@ -58,7 +55,8 @@ class Checkpoints:
             wait_for_all()
             if is_main():
                 seal(staged)
-                _replace(staged, self.path(step))
+                replace_folder(staged, self.path(step), 0o755)
+                sync(self._folder)
         except BaseException as error:
             if is_main() and staged is not None:
                 shutil.rmtree(staged, ignore_errors=True)
@@ -74,11 +72,11 @@ class Checkpoints:
     def _stage(self) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.clear()
-        return tempfile.mkdtemp(dir=self._folder, prefix=f".{_PREFIX}")
+        return tempfile.mkdtemp(dir=self._folder, prefix=f".{CHECKPOINT}")
 
     def clear(self) -> None:
         """Remove what an interrupted write has left."""
-        for left in self._folder.glob(f".{_PREFIX}*"):
+        for left in self._folder.glob(f".{CHECKPOINT}*"):
             shutil.rmtree(left)
 
     def limit(self, best: str | None) -> None:
@@ -89,14 +87,14 @@ class Checkpoints:
         found = sorted(self._found(), key=lambda one: one[0] <= self._written)
         for _, old in found[: -self._keep]:
             if old.name != spared:
-                _remove(old)
+                remove_whole(old)
 
     def remove_after(self, path: Path | None) -> None:
         """Remove what is newer than the checkpoint that a run goes on from (all, without one): it is damaged."""
         for _, newer in reversed(self._found()):
             if newer == path:
                 return
-            _remove(newer)
+            remove_whole(newer)
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, None if there is none; and of each newer one what is wrong with it."""
@@ -114,7 +112,7 @@ class Checkpoints:
 
     def _found(self) -> list[tuple[int, Path]]:
         """Step and folder of each, oldest first."""
-        named = [(p.name.removeprefix(_PREFIX), p) for p in self._folder.glob(f"{_PREFIX}*") if p.is_dir()]
+        named = [(p.name.removeprefix(CHECKPOINT), p) for p in self._folder.glob(f"{CHECKPOINT}*") if p.is_dir()]
         return sorted((int(step), path) for step, path in named if step.isdecimal())
 
 
@@ -132,9 +130,9 @@ def check_whole(path: str | Path) -> None:
 def damage_of(path: Path) -> str | None:
     """What is wrong with a checkpoint, None if it is as it was written."""
     try:
-        listed = [(n, e["size"], e["sha256"]) for n, e in json.loads((path / _MANIFEST).read_text("utf-8")).items()]
+        listed = [(n, e["size"], e["sha256"]) for n, e in json.loads((path / MANIFEST).read_text("utf-8")).items()]
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
-        return f"its {_MANIFEST} cannot be read"
+        return f"its {MANIFEST} cannot be read"
     for name, size, digest in listed:
         file = path / name
         if not file.is_file():
@@ -165,29 +163,6 @@ def seal(folder: Path) -> None:
     """Write the manifest, and see that all is on the disk."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     listed = {str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": file_digest(p)} for p in files}
-    (folder / _MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
-    for path in (*files, folder / _MANIFEST, folder):
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _replace(staged: Path, target: Path) -> None:
-    os.chmod(staged, 0o755)
-    if target.exists():
-        _remove(target)
-    os.replace(staged, target)
-    _sync(target.parent)
-
-
-def _remove(path: Path) -> None:
-    """Remove a checkpoint so that it is never seen in part."""
-    beside = path.with_name(f".{path.name}.removed")
-    os.replace(path, beside)
-    shutil.rmtree(beside)
+    (folder / MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+    for path in (*files, folder / MANIFEST, folder):
+        sync(path)

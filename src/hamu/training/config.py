@@ -12,6 +12,7 @@ import torch
 from transformers import TrainingArguments
 
 from hamu.distributed import processes
+from hamu.distributed.layout_split import check_even
 from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.objectives import build_objective
@@ -276,8 +277,8 @@ class UnlearnConfig(TrainConfig):
             )
         if self.pairing == "split" and not (method.uses_retain and method.uses_forget):
             raise HamuError(f"split pairing needs both sides, but {self.method} has one; leave pairing at sequential")
-        if self.pairing == "split" and processes() % 2:
-            raise HamuError(f"split pairing needs an even number of processes; there are {processes()}")
+        if self.pairing == "split":
+            check_even(processes())
         for name, asked in (("guarantee exact", self.guarantee == "exact"), ("trust_region", self.trust_region),
                             ("auto", self.auto)):  # fmt: skip
             if asked:

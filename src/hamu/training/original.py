@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset
-from transformers import EvalPrediction, PreTrainedModel, TrainerCallback, default_data_collator
+from transformers import EvalPrediction, PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
+from hamu.data.images import collate
 from hamu.errors import HamuError
 from hamu.models import first_not_finite
 from hamu.training.config import TrainConfig, checkpoints_activations
@@ -81,8 +81,3 @@ def train_original(
 
 def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
-
-
-def collate(items: Any) -> Mapping[str, torch.Tensor]:
-    """A batch that was fetched whole stays as it is; a list of items is stacked."""
-    return items if isinstance(items, Mapping) else default_data_collator(items)

@@ -19,8 +19,9 @@ from transformers.trainer_utils import SaveStrategy
 from hamu.distributed import is_main, is_sharded, processes, summed
 from hamu.errors import HamuError, first_line
 from hamu.models.saving import load_tensors, save_model, save_rest
-from hamu.training.checkpoints import STATE, Checkpoints, check_whole, restoring
-from hamu.training.config import own_options
+from hamu.run_files import TRAINER_STATE
+from hamu.training.checkpoints import Checkpoints, check_whole, restoring
+from hamu.training.config import TrainConfig, own_options
 from hamu.training.trackers import stand_between
 
 _logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class ResumableTrainer(Trainer):
         resumed_from: the checkpoint that the run goes on from, "" if it has been started anew.
     """
 
-    def __init__(self, model: nn.Module, args: Any, **kwargs: Any) -> None:
+    def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
         self.interrupted_by = ""
         self.was_interrupted = False
         self.resumed_from = ""
@@ -167,7 +168,7 @@ class ResumableTrainer(Trainer):
                 for callback in (*self.callback_handler.callbacks, self.control):
                     if isinstance(callback, ExportableState):
                         self.state.stateful_callbacks[type(callback).__name__] = callback.state()
-                self.state.save_to_json(str(folder / STATE))
+                self.state.save_to_json(str(folder / TRAINER_STATE))
         self._saved_step = step
         self.checkpoints.limit(self.state.best_model_checkpoint)
 
@@ -182,7 +183,7 @@ class ResumableTrainer(Trainer):
         with restoring(folder):
             load_tensors(self.model, folder)
             self.load_more(folder)
-            _check_state(folder / STATE)  # which the Trainer will read next
+            _check_state(folder / TRAINER_STATE)  # which the Trainer will read next
 
     def _load_best_model(self) -> None:
         load_tensors(self.model, Path(str(self.state.best_model_checkpoint)))
@@ -191,7 +192,7 @@ class ResumableTrainer(Trainer):
         if not is_sharded(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        from hamu.distributed.shards import whole_optimizer_state
+        from hamu.distributed.sharding import whole_optimizer_state
 
         state = whole_optimizer_state(self.optimizer)
         if is_main():
@@ -207,7 +208,7 @@ class ResumableTrainer(Trainer):
 
     def _load_cut(self, checkpoint: Path) -> None:
         """Optimizer and schedule; of the optimizer's state each process takes its part."""
-        from hamu.distributed.shards import cut_optimizer_state
+        from hamu.distributed.sharding import cut_optimizer_state
 
         state = torch.load(checkpoint / _OPTIMIZER, map_location="cpu", weights_only=True)
         self.optimizer.load_state_dict(cut_optimizer_state(self.optimizer, state))

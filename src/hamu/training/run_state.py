@@ -15,7 +15,8 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 from hamu.ends import End, EndKind, kind_in
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.training.checkpoints import STATE, restoring
+from hamu.run_files import TRAINER_STATE
+from hamu.training.checkpoints import restoring
 
 if TYPE_CHECKING:
     from hamu.training.steering import Steering
@@ -139,7 +140,7 @@ def _parts(trainer: UnlearnTrainer) -> dict[str, Any]:
 
 def steps_taken_in(checkpoint: Path) -> int:
     """How many steps the weights of a checkpoint have behind them."""
-    saved = TrainerState.load_from_json(str(checkpoint / STATE)).stateful_callbacks[RunState.__name__]
+    saved = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE)).stateful_callbacks[RunState.__name__]
     return int(saved["attributes"]["taken"])
 
 

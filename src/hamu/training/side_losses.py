@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from hamu.distributed import processes, summed
 from hamu.errors import HamuError
+from hamu.forward import OriginalModel, predict_logits
 from hamu.methods import Method
-from hamu.objectives import OriginalModel, Scored, build_objective, predict_logits
+from hamu.objectives import Scored, build_objective
 from hamu.training.config import UnlearnConfig
 from hamu.training.pairing import WEIGHT
 

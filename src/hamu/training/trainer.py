@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
+from hamu.data.images import collate
 from hamu.distributed import check_equal, is_main, processes, rank, spread, summed
 from hamu.ends import ALL_DONE, End
 from hamu.errors import HamuError
@@ -28,7 +29,6 @@ from hamu.training.config import UnlearnConfig
 from hamu.training.early_ends import EarlyEnds
 from hamu.training.goal import Goal
 from hamu.training.measuring import Evaluations, eval_sets, gains, set_figures
-from hamu.training.original import collate
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset
 from hamu.training.preparation import new_pair, prepare_model
 from hamu.training.resumable import ResumableTrainer

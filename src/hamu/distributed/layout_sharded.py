@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from hamu.distributed.layout import Grads
+from hamu.distributed.sharding import local_part
 from hamu.errors import HamuError
 from hamu.gram import SIDES, PairGram
 
@@ -35,12 +36,12 @@ class Sharded:
             raise HamuError("shard all trainable parameters over the same processes, with fully_shard on one mesh")
         self._group = mesh.get_group()
         self._parameters = parameters
-        self.parts: Sequence[Tensor] = [_local(p) for p in parameters]
+        self.parts: Sequence[Tensor] = [local_part(p) for p in parameters]
         self.block_of: Sequence[int] = block_of
 
     def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
         """The local shards."""
-        retain, forget = ([None if g is None else _local(g) for g in grads[side]] for side in SIDES)
+        retain, forget = ([None if g is None else local_part(g) for g in grads[side]] for side in SIDES)
         return retain, forget
 
     def total(self, gram: PairGram) -> PairGram:
@@ -61,8 +62,3 @@ class Sharded:
             else DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
             for part, p in zip(combined, self._parameters, strict=True)
         ]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    assert isinstance(tensor, DTensor)
-    return tensor.detach().to_local()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 from hamu.distributed.processes import is_main, processes
 
@@ -33,6 +34,11 @@ def shard(model: nn.Module, device_type: str) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, without a graph; all of it if it is not cut."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
 def gathered(tensor: Tensor) -> Tensor | None:
     """The whole of a tensor, on the CPU of the main process, None elsewhere; all processes must ask for it."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -50,7 +56,7 @@ def whole_state(model: nn.Module, names: Collection[str] | None = None) -> dict[
     return {name: value for name, value in found.items() if value is not None}
 
 
-def whole_optimizer_state(optimizer: Any) -> dict[str, Any]:
+def whole_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """The state dict of an optimizer as one process would have it, full on the main process; all must ask."""
     state: dict[str, Any] = optimizer.state_dict()
     slots = {
@@ -60,7 +66,7 @@ def whole_optimizer_state(optimizer: Any) -> dict[str, Any]:
     return {**state, "state": slots}
 
 
-def cut_optimizer_state(optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+def cut_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """What `whole_optimizer_state` gave, with each tensor cut as the parameter that it belongs to."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     slots = {
@@ -89,7 +95,7 @@ def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     _give_back(model)  # until then a name may stand for a gathered copy
     named = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     parameters = [named[name] for name in values]
-    kept = [_local(p).clone() for p in parameters]
+    kept = [local_part(p).clone() for p in parameters]
     _put(model, parameters, list(values.values()))
     try:
         yield
@@ -101,7 +107,7 @@ def _put(model: nn.Module, parameters: Sequence[Tensor], values: Sequence[Tensor
     # autograd has nothing of these parameters that a backward pass is yet to use
     with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(parameters)):
         for parameter, value in zip(parameters, values, strict=True):
-            _local(parameter).copy_(_local(value))
+            local_part(parameter).copy_(local_part(value))
     _give_back(model)
 
 
@@ -110,10 +116,6 @@ def _give_back(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _block_classes(model: nn.Module) -> set[str]:

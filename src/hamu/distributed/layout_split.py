@@ -31,6 +31,16 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 BUCKET = 1 << 22  # elements that are exchanged at once, unless one tensor is larger
 
 
+def check_even(count: int) -> None:
+    """Check that so many processes can be divided into halves.
+
+    Raises:
+        HamuError: if not.
+    """
+    if count % 2:
+        raise HamuError(f"split pairing needs an even number of processes; there are {count}")
+
+
 @dataclass(frozen=True)
 class _Bucket:
     """Parameters that are exchanged together, as one flat tensor.
@@ -52,7 +62,6 @@ class SplitPairing:
     Args:
         parameters: the trainable parameters, the same on all processes.
         block_of: the block of each.
-        bucket: elements that are exchanged at once.
 
     Attributes:
         half: the number of processes of a half.
@@ -64,10 +73,9 @@ class SplitPairing:
 
     is_whole = False
 
-    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int], bucket: int = BUCKET) -> None:
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
         self._world = dist.get_world_size() if dist.is_initialized() else 1
-        if self._world % 2:
-            raise HamuError(f"split pairing needs an even number of processes; there are {self._world}")
+        check_even(self._world)
         rank = dist.get_rank()
         self.half = self._world // 2
         self.place = rank % self.half
@@ -77,7 +85,7 @@ class SplitPairing:
         groups = [dist.new_group(list(range(start, start + self.half))) for start in (0, self.half)]
         self._group = groups[0 if self._is_retain else 1]
         self._parameters = parameters
-        self._buckets = self._bucketed(bucket)
+        self._buckets = self._bucketed()
         self.block_of: Sequence[int] = [block_of[number] for b in self._buckets for number, _, _ in b.own]
         self.parts: Sequence[Tensor] = [  # expanded, so that they take no memory
             parameters[number].detach().new_empty(1).expand(end - start)
@@ -86,12 +94,12 @@ class SplitPairing:
         ]
         self._present: list[bool] = []
 
-    def _bucketed(self, most: int) -> list[_Bucket]:
-        """Parameters in order, with like precision together, up to so many elements each."""
+    def _bucketed(self) -> list[_Bucket]:
+        """Parameters in order, with like precision together, up to `BUCKET` elements each."""
         buckets, members, end = [], [], 0
         for number, parameter in enumerate(self._parameters):
             other = bool(members) and self._parameters[members[0][0]].dtype != parameter.dtype
-            if members and (other or end + parameter.numel() > most):
+            if members and (other or end + parameter.numel() > BUCKET):
                 buckets.append(self._bucket(members, end))
                 members, end = [], 0
             members.append((number, end, end + parameter.numel()))

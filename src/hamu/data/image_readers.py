@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hamu.data.hub import loadable
 from hamu.data.images import ImageData
 from hamu.data.packed import check_unpacked, parquet_table
 from hamu.data.parts import parts_of
@@ -250,12 +251,8 @@ def _parquet(
 def _hub(source: str, split: str, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
     import datasets
 
-    try:
+    with loadable(source, split):
         table = datasets.load_dataset(source.removeprefix(HUB), split=split)
-    except Exception as error:  # offline, unknown name, no such split: the hub's own words say which
-        raise HamuError(
-            f"{source} ({split}) cannot be loaded: {first_line(error)}; without network, name a local file or folder"
-        ) from error
     return _table(table, source, columns, size, channels)
 
 
