@@ -78,7 +78,8 @@ class StepGuard:
         taken: the last step.
 
     Raises:
-        HamuError: if "exact" is asked for and there is no promise to keep, or a parameter is not in the optimizer.
+        HamuError: if the guarantee is unknown, or "exact" is asked for and there is no promise to keep, or a parameter
+            is not in the optimizer.
     """
 
     taken: StepTaken

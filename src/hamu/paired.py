@@ -83,8 +83,9 @@ class PairedGradients:
             clipping. Leave other clipping off.
 
     Raises:
-        HamuError: if no parameter requires a gradient, one is offloaded, the model is wrapped in FSDP1, or the method
-            is not one.
+        HamuError: if the method is not a `Method`, blocks or stash is unknown, or max_grad_norm is not positive; if no
+            parameter requires a gradient or one that does is on the meta device; if the model is wrapped in FSDP1, cut
+            in any other way than by fully_shard on one mesh, or cut while a stash is asked for.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class PairedGradients:
         stash: str = "none",
     ) -> None:
         if not isinstance(method, Method):
-            raise HamuError(f"method {method!r} is none; give one that is made: HamuQ(), or build_method(name)")
+            raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ() or build_method(name)")
         if is_flattened(model):
             raise HamuError(
                 "the model is wrapped in FullyShardedDataParallel, where each process sees its own piece alone; cut it "
@@ -110,7 +111,8 @@ class PairedGradients:
         away = next((name for name, p in named if p.is_meta), None)
         if away is not None:
             raise HamuError(
-                f"{away} has no values here: it was offloaded or never loaded; what is trained has to be on a device"
+                f"{away} is on the meta device (offloaded or never loaded); trainable parameters must be on a real "
+                f"device"
             )
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")

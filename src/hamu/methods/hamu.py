@@ -223,8 +223,9 @@ class HamuQ(_Hamu):
             largest rise that the gradients allow, which is feasible wherever they allow any.
         constraint_mode: "absolute" (the paper) or "relative".
         distribution: how the demand is divided over the blocks: "norm_product" in proportion to what each block
-            can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that have a
-            forget gradient; or one non-negative share per block, normalised to sum to 1.
+            can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that can reach
+            anything (where neither gradient is zero; with a number as radius, where the forget gradient is not); or
+            one non-negative share per block, normalised to sum to 1.
         radius: "gradient" for R_i = η‖g_r,i‖ (the paper), or a number R/η that holds for every block.
         on_infeasible: what to do when the demand exceeds what the radius allows: "stop" the run (the paper),
             "clamp" the demand to the most that is possible, or "skip" the step.

@@ -172,7 +172,8 @@ def load_language_model(
         A PreTrainedModel, or with an adapter a PeftModel.
 
     Raises:
-        HamuError: if it is not there, cannot be loaded, or has weights that are not finite.
+        HamuError: if the dtype is unknown, or the model is not there, cannot be loaded, or has weights that are not
+            finite.
     """
     if dtype not in _DTYPES:
         raise HamuError(f"model_dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
