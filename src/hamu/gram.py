@@ -16,11 +16,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-SIDES = ("retain", "forget")  # of a pair, in the order in which everything of both is listed
+Side = Literal["retain", "forget"]
+SIDES: tuple[Side, Side] = ("retain", "forget")  # in the order in which everything of both is listed
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hamu.errors import HamuError
-from hamu.methods.hamu import HamuQ, HamuU
+from hamu.gram import Side
 from hamu.pair_step import PairStep
 from hamu.paired import PairedGradients
 
@@ -94,7 +94,7 @@ class StepGuard:
     ) -> None:
         if guarantee not in ("first_order", "exact"):
             raise HamuError(f"guarantee {guarantee!r} is unknown; choose first_order or exact")
-        constrained = _constrained_side(pair)
+        constrained: Side | None = pair.method.constrained
         if guarantee == "exact" and constrained is None:
             raise HamuError(f'{pair.method.name} promises nothing; guarantee="exact" needs hamu-q or hamu-u')
         self._pair = pair
@@ -193,7 +193,7 @@ class StepGuard:
         """η q_i on the host, [L], as far as each block can reach."""
         constraint = step.weights.constraint
         assert constraint is not None
-        norms = constraint.gram.retain_norm if constraint.swapped else constraint.gram.forget_norm
+        norms = constraint.gram.retain_norm if constraint.constrained == "retain" else constraint.gram.forget_norm
         return (constraint.fraction.clamp(max=1.0) * constraint.radius * norms).cpu() * self._rates
 
     @staticmethod
@@ -261,9 +261,3 @@ def _dot(x: Tensor, y: Tensor, less_x: Tensor | None, less_y: Tensor | None) -> 
         assert b is not None
         total += torch.dot(a if c is None else a - c, b if d is None else b - d)
     return total
-
-
-def _constrained_side(pair: PairedGradients) -> str | None:
-    if isinstance(pair.method, HamuQ | HamuU):
-        return "forget" if isinstance(pair.method, HamuQ) else "retain"
-    return None

@@ -8,7 +8,7 @@ from helpers import gram_at, random_gram
 from scipy.stats import spearmanr
 from torch import nn
 
-from hamu import HamuError, HamuQ
+from hamu import HamuError, HamuQ, HamuU
 from hamu.assess import BlockHardness, curvature, frontier, hessian_product, influences, share_of_top
 from hamu.assess.gradients import parted_gradient
 from hamu.assess.problem import Problem
@@ -123,7 +123,7 @@ def test_the_share_of_the_top_records():
 def test_the_frontier_is_theorem_1_for_one_block(seed):
     gram = random_gram(seed, blocks=1)
     n_r, n_f, cos, sin = (t.item() for t in (gram.retain_norm, gram.forget_norm, gram.cos, gram.sin))
-    found = frontier(gram)
+    found = frontier(gram, HamuQ())
     for q, change in zip(found.demand.tolist(), found.retain_change.tolist(), strict=True):
         phi = q / (n_r * n_f)
         least = -(n_r**2) if cos <= -phi else n_r**2 * (phi * cos - max(0.0, 1 - phi * phi) ** 0.5 * sin)
@@ -133,7 +133,7 @@ def test_the_frontier_is_theorem_1_for_one_block(seed):
 
 
 def test_the_criterions_limit_of_several_blocks_is_the_sum_of_what_is_across_each():
-    found = frontier(gram_at([2.0, 1.0], [3.0, 0.5], [0.6, 0.8]))
+    found = frontier(gram_at([2.0, 1.0], [3.0, 0.5], [0.6, 0.8]), HamuQ())
     assert found.criterion_limit == pytest.approx(2 * 3 * 0.8 + 1 * 0.5 * 0.6)
 
 
@@ -145,10 +145,10 @@ def test_the_regime_of_a_block_is_told_by_its_angle_and_the_share_of_the_demand(
     assert found.kappa.tolist() == pytest.approx([6 * cos, 0.0])
 
 
-@pytest.mark.parametrize("variant", ["hamu-q", "hamu-u"])
+@pytest.mark.parametrize("variant", [HamuQ, HamuU])
 def test_no_demand_beyond_the_free_limit_is_free(variant):
-    found = frontier(gram_at([2.0], [3.0], [0.6]), variant)
-    cost = found.retain_change if variant == "hamu-q" else -found.forget_change
+    found = frontier(gram_at([2.0], [3.0], [0.6]), variant())
+    cost = found.retain_change if variant is HamuQ else -found.forget_change
     free = found.demand <= found.free_limit
     assert (cost[free] <= 1e-9).all()
     assert (cost[~free] > 0).all()

@@ -107,7 +107,7 @@ class Assessment:
     @property
     def hardness(self) -> Hardness:
         """For the method that will be run."""
-        return self.hamu_q if self.method.name == "hamu-q" else self.hamu_u
+        return self.hamu_q if self.method.constrained == "forget" else self.hamu_u
 
     @property
     def blocks(self) -> BlockHardness:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hamu.errors import HamuError
-from hamu.gram import PairGram
+from hamu.gram import PairGram, Side
 from hamu.methods.base import ConstraintStatus, Method, OnInfeasible, Weights
 from hamu.methods.stopping import Criterion, StoppingRule
 
@@ -87,7 +87,12 @@ class _Hamu(Method):
         """The rule behind `stopping`."""
         return StoppingRule(self.stopping) if isinstance(self.stopping, str) else self.stopping
 
-    _swapped: ClassVar[bool]  # whether the retain side is the constrained one, and g_o = -g_f, g_c = -g_r
+    constrained: ClassVar[Side]
+
+    @property
+    def _swapped(self) -> bool:
+        """Whether g_o = -g_f and g_c = -g_r."""
+        return self.constrained == "retain"
 
     def weigh(self, gram: PairGram) -> Weights:
         """The closed form above, for all blocks at once; see `Method.weigh`."""
@@ -192,7 +197,7 @@ class _Hamu(Method):
             feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all() & (capacity > 0),  # a share of nothing promises nothing
             gram=gram,
             radius=radius,
-            swapped=self._swapped,
+            constrained=self.constrained,
             margin=self.stopping_rule.margin,
         )
 
@@ -238,7 +243,7 @@ class HamuQ(_Hamu):
     name: ClassVar[str] = "hamu-q"
     summary: ClassVar[str] = "raise the forget loss by Q per step at the least retain cost"
     source: ClassVar[str] = "HAMU, Alg. 1"
-    _swapped: ClassVar[bool] = False
+    constrained: ClassVar[Side] = "forget"
 
 
 @dataclass(frozen=True)
@@ -260,4 +265,4 @@ class HamuU(_Hamu):
     name: ClassVar[str] = "hamu-u"
     summary: ClassVar[str] = "lower the retain loss by U per step, forget as much as that allows"
     source: ClassVar[str] = "HAMU, Alg. 2"
-    _swapped: ClassVar[bool] = True
+    constrained: ClassVar[Side] = "retain"

@@ -166,7 +166,7 @@ def _problem(method: Method, degrees: float) -> dict[str, Any]:
         "update": (-_RATE * (step.weights.retain.item() * retain + step.weights.forget.item() * forget)).tolist(),
         "radius": _RATE * status.radius.item(),
         "demand": demand,
-        "kept": (-changes["retain"] if status.swapped else changes["forget"]) / demand,
+        "kept": (-changes["retain"] if status.constrained == "retain" else changes["forget"]) / demand,
         "retain_change": changes["retain"],
         "forget_change": changes["forget"],
         "regime": int(step.regime),
