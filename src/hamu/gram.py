@@ -82,6 +82,21 @@ class PairGram:
             self.eps,
         )
 
+    def changes(self, retain: Tensor, forget: Tensor) -> tuple[Tensor, Tensor]:
+        """First-order changes of both objectives by the step Δw = -η g*, where g*_i = a_i g_r,i + b_i g_f,i.
+
+        Args:
+            retain: the weights a_i, [L].
+            forget: the weights b_i, [L].
+
+        Returns:
+            g_r·Δw/η and g_f·Δw/η over all blocks, 0-dim.
+        """
+        return (
+            -(retain * self.retain_sq + forget * self.dot).sum(),
+            -(retain * self.dot + forget * self.forget_sq).sum(),
+        )
+
     def clip_factors(self, max_norm: float | None) -> tuple[Tensor, Tensor]:
         """The factor that clips each side to a global norm: min(1, c/(norm + 1e-6)), torch's convention.
 

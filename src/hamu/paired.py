@@ -31,7 +31,6 @@ from hamu.pair_step import Cause, Decision, PairStep
 from hamu.saved_settings import check_same_settings, plain_settings, short_digest
 from hamu.stash import Stash
 
-__all__ = ["PairStep", "PairedGradients"]
 _OF_CONSTRAINT = ("feasible", "demand", "capacity", "granted", "sustainable", "conflict")
 
 

@@ -26,7 +26,7 @@ from hamu.assess import (
 )
 from hamu.assess.curvature import Hessian
 from hamu.assess.gradients import PartedGram, affordable_parts, parted_gradient, parts_of
-from hamu.assess.hardness import Hardness
+from hamu.assess.hardness import Hardness, constraint_status
 from hamu.assess.problem import Problem
 
 
@@ -138,7 +138,7 @@ def test_the_regime_of_the_estimate_is_that_of_most_replicates_if_its_interval_i
     both = torch.cat(parts)
     parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
     method = HamuQ(0.75, "relative")
-    whole = Hardness.of(parted.gram(), method)
+    whole = Hardness.at(constraint_status(parted.gram(), method))
     assert whole.regime == "unavoidable"
     found = bootstrap(parted, method, None, replicates=200)
     assert found.regimes["unavoidable"] > 0.5

@@ -278,6 +278,7 @@ def assess(
             for side, other in (("forget", "retain"), ("retain", "forget")):
                 found[side] = _conflicts(problem, side, gradients[other], most)
     variants = variants_of(method)
+    statuses = {name: constraint_status(gram, variant) for name, variant in variants.items()}
     frontiers = {name: frontier(gram, variant) for name, variant in variants.items()}
     radius = constraint_status(gram, method).radius.square().sum().sqrt()
     length = (radius / raw.retain_sq.sum().sqrt()).item()
@@ -289,11 +290,11 @@ def assess(
         gradient_norms=(raw.retain_sq.sum().sqrt().item(), raw.forget_sq.sum().sqrt().item()),
         clip=(clip[0], clip[1]),
         step_length=length,
-        hamu_q=Hardness.of(gram, variants[HamuQ.name]),
-        hamu_u=Hardness.of(gram, variants[HamuU.name]),
+        hamu_q=Hardness.at(statuses[HamuQ.name]),
+        hamu_u=Hardness.at(statuses[HamuU.name]),
         intervals=bootstrap(parted, method, max_grad_norm, seed=seed),
         block_names=problem.block_names,
-        block_hardness={name: BlockHardness.of(gram, variant) for name, variant in variants.items()},
+        block_hardness={name: BlockHardness.at(status) for name, status in statuses.items()},
         frontiers=frontiers,
         learning_rate=learning_rate,
         curvature=spectrum,

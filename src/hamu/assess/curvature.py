@@ -83,18 +83,6 @@ class Hessian:
             )
 
 
-def hessian_product(
-    loss_of_batch: LossOfBatch, batches: Iterable[Any], parameters: Sequence[Tensor], vector: Sequence[Tensor]
-) -> list[Tensor]:
-    """H·v of the sum of the batches' losses, once; see `Hessian`.
-
-    Args:
-        loss_of_batch, batches, parameters: see `Hessian`.
-        vector: v, a tensor like each of the parameters.
-    """
-    return Hessian(loss_of_batch, list(batches), parameters).product(vector)
-
-
 def curvature(
     loss_of_batch: LossOfBatch,
     batches: Iterable[Any],

@@ -60,9 +60,7 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
         """The changes of both losses, and the constraint, at this share of what is feasible."""
         weights = replace(method, constraint=share, constraint_mode="relative", stopping="aggregate").weigh(gram)
         assert weights.constraint is not None
-        a, b = weights.retain, weights.forget
-        retain = -(a * gram.retain_sq + b * gram.dot).sum()
-        return retain, -(a * gram.dot + b * gram.forget_sq).sum(), weights.constraint
+        return *gram.changes(weights.retain, weights.forget), weights.constraint
 
     def is_free(share: float) -> bool:
         retain, forget, _ = at(share)

@@ -82,6 +82,11 @@ class ConstraintStatus:
         return ((1.0 - self._share) * (1.0 + self._share)).sqrt() * self._norms
 
     @cached_property
+    def regime(self) -> Tensor:
+        """The whole model's regime (Fig. 1), 0-dim; see `regime_at`."""
+        return regime_at(self.kappa, self.direct_threshold, self.stop_threshold)
+
+    @cached_property
     def _norms(self) -> Tensor:
         return (self.gram.retain_sq.sum() * self.gram.forget_sq.sum()).sqrt()
 
@@ -91,6 +96,11 @@ class ConstraintStatus:
         constrained_sq = self.gram.retain_sq if self.constrained == "retain" else self.gram.forget_sq
         reach = (self.radius * self.radius).sum().sqrt() * constrained_sq.sum().sqrt()
         return torch.where(self.demand > 0, self.demand / reach, torch.zeros_like(reach)).clamp(max=1.0)
+
+
+def regime_at(kappa: Tensor, direct_threshold: Tensor, stop_threshold: Tensor) -> Tensor:
+    """The regime of each κ: 0 direct, 1 rectified, 2 collateral forgetting unavoidable."""
+    return (kappa > direct_threshold).long() + (kappa > stop_threshold).long()
 
 
 @dataclass(frozen=True)

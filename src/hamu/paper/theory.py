@@ -19,7 +19,7 @@ from matplotlib.patches import Circle, Patch, Wedge
 from hamu.assess import REGIMES
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU, Method
-from hamu.paired import PairStep
+from hamu.pair_step import PairStep
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale
 from hamu.paper.finished_run import FinishedRun
 from hamu.reporting.plots import save_figure
