@@ -159,7 +159,8 @@ class GramMeter:
         Args:
             retain: gradients of the retain loss, one or None per parameter.
             forget: gradients of the forget loss, likewise.
-            exact: whether all tensors are summed in float64; without, ask `doubts` of the result.
+            exact: whether all tensors are summed in float64; without, the result may need `refined`, as
+                `blocks_to_refine` tells.
 
         Returns:
             The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
@@ -169,29 +170,30 @@ class GramMeter:
             blocks += part.sums(retain, forget, exact).to(self.device)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
-    def doubts(self, gram: PairGram, sin: Tensor) -> list[Tensor]:
-        """What `unsure` has to read of a Gram that was measured in float32 sums, three times [L]; [] if there are none.
+    def precision_figures(self, gram: PairGram, sin: Tensor) -> list[Tensor]:
+        """What tells whether float32 sums were precise enough, for `blocks_to_refine`: three times [L]; [] where all
+        sums are exact.
 
         Args:
-            gram: the Gram.
+            gram: the Gram, measured with exact=False.
             sin: its sines, or those of one that was scaled.
         """
         return [sin, gram.retain_sq, gram.forget_sq] if self._coarse else []
 
-    def unsure(
-        self, doubts: Sequence[float], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], finite: bool
+    def blocks_to_refine(
+        self, figures: Sequence[float], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], finite: bool
     ) -> list[int]:
-        """The blocks to measure again, exactly; on the host.
+        """The blocks whose sums have to be exact, on the host; see `refined`.
 
         Args:
-            doubts: what `doubts` named, one after the other.
+            figures: the values of `precision_figures`, one after the other.
             retain, forget: the gradients; where there is none in float32 sums, nothing can have underflowed.
             finite: whether the sums were; if not, only those that overflowed are worth another look.
         """
-        if not doubts:
+        if not figures:
             return []
         found: list[int] = []
-        sines, *both = (doubts[start : start + self._num_blocks] for start in range(0, len(doubts), self._num_blocks))
+        sines, *both = (figures[start : start + self._num_blocks] for start in range(0, len(figures), self._num_blocks))
         for block, least in self._least.items():
             sine, retain_sq, forget_sq = sines[block], both[0][block], both[1][block]
             if math.inf in (retain_sq, forget_sq) or (finite and sine < _COARSE_SINE):

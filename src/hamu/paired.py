@@ -44,7 +44,7 @@ class _Read:
         losses_finite: what the caller says of the losses, True if nothing.
         constraint: figures of the method's constraint by name, empty for methods without.
         retain_weights, forget_weights: of the gradients before clipping, [L].
-        doubts: of the sums, if they were coarse; see `GramMeter.doubts`.
+        precision: of the sums, if they were in float32; see `GramMeter.precision_figures`.
     """
 
     finite: bool
@@ -53,7 +53,7 @@ class _Read:
     constraint: dict[str, float]
     retain_weights: list[float]
     forget_weights: list[float]
-    doubts: list[float]
+    precision: list[float]
 
 
 class PairedGradients:
@@ -269,10 +269,10 @@ class PairedGradients:
             gram = gram.scaled(*clip)
             weights = self.method.weigh(gram)
             read = self._read(gram, weights, clip, unscale, losses_finite, None if exact else raw)
-            unsure = self._meter.unsure(read.doubts, retain, forget, read.finite)
-            if not unsure:
+            imprecise = self._meter.blocks_to_refine(read.precision, retain, forget, read.finite)
+            if not imprecise:
                 break
-            raw, exact = self.layout.total(self._meter.refined(raw, unsure, retain, forget)), True
+            raw, exact = self.layout.total(self._meter.refined(raw, imprecise, retain, forget)), True
         decision, cause, reason = self._decide(read)
         kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":
@@ -359,7 +359,7 @@ class PairedGradients:
             torch.stack([*told, *figures]),
             weights.retain * clip[0],
             weights.forget * clip[1],
-            *([] if coarse is None else self._meter.doubts(coarse, gram.sin)),
+            *([] if coarse is None else self._meter.precision_figures(coarse, gram.sin)),
         ]
         values = torch.cat(parts).tolist()
         finite, scale, losses = values[: len(told)]
