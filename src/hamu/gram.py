@@ -21,8 +21,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from hamu.errors import HamuError
+
 Side = Literal["retain", "forget"]
 SIDES: tuple[Side, Side] = ("retain", "forget")  # in the order in which everything of both is listed
+WIDENED = 1 << 20  # elements that are widened to float64 at a time where there is no scratch memory
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
@@ -117,6 +120,16 @@ class PairGram:
         return torch.isfinite((self.retain_sq + self.forget_sq + self.dot).sum())
 
 
+def check_max_norm(max_grad_norm: float | None) -> None:
+    """Check the norm that gradients are to be clipped to; see `PairGram.clip_factors`.
+
+    Raises:
+        HamuError: if it is not positive.
+    """
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
+
+
 class GramMeter:
     """Measures the `PairGram` of two gradient lists of fixed shapes.
 
@@ -159,8 +172,8 @@ class GramMeter:
         Args:
             retain: gradients of the retain loss, one or None per parameter.
             forget: gradients of the forget loss, likewise.
-            exact: whether all tensors are summed in float64; without, the result may need `refined`, as
-                `blocks_to_refine` tells.
+            exact: whether all tensors are summed in float64; if not, `blocks_to_refine` tells what of the result has to
+                be `refined`.
 
         Returns:
             The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hamu.blocks import Blocks, group_blocks
+from hamu.blocks import Blocks, group_blocks, trainable_parameters
 from hamu.combining import combined, combined_with_waiting
 from hamu.distributed.layout import Layout, Replicated, drained, is_flattened, is_sharded
 from hamu.errors import HamuError
-from hamu.gram import SIDES, GramMeter, PairGram, combine_dtype
+from hamu.gram import SIDES, GramMeter, PairGram, check_max_norm, combine_dtype
 from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
 from hamu.pair_step import Cause, Decision, PairStep
@@ -104,17 +104,14 @@ class PairedGradients:
                 "with fully_shard (FSDP2)"
             )
         cut = is_sharded(model)  # asked first: after it, no parameter is a gathered copy
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not named:
-            raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
+        named = trainable_parameters(model)
         away = next((name for name, p in named if p.is_meta), None)
         if away is not None:
             raise HamuError(
                 f"{away} is on the meta device (offloaded or never loaded); trainable parameters must be on a real "
                 f"device"
             )
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
+        check_max_norm(max_grad_norm)
         self.method = method
         self.max_grad_norm = max_grad_norm
         self.stash = Stash(stash)

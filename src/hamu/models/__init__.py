@@ -7,7 +7,6 @@ from hamu.models.loading import (
     load_classifier,
     load_image_processor,
     new_classifier,
-    trainable_parameters,
 )
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 
@@ -20,5 +19,4 @@ __all__ = [
     "load_classifier",
     "load_image_processor",
     "new_classifier",
-    "trainable_parameters",
 ]

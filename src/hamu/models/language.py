@@ -23,13 +23,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from hamu.blocks import trainable_parameters
 from hamu.errors import HamuError, first_line
 from hamu.models.loading import (
     check_no_run,
     check_undamaged,
     from_pretrained,
     readable,
-    trainable_parameters,
 )
 from hamu.modes import evaluating
 from hamu.objectives import predict_logits

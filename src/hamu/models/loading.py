@@ -19,6 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from hamu.blocks import trainable_parameters
 from hamu.data import ImageData
 from hamu.errors import HamuError, first_line
 from hamu.models.processors import load_processor, statistics_of
@@ -387,15 +388,3 @@ def _are_numbers(values: Any, many: int, above: float | None) -> bool:
             isinstance(one, int | float) and math.isfinite(one) and (above is None or one > above) for one in values
         )
     )
-
-
-def trainable_parameters(model: nn.Module) -> int:
-    """The number of trainable parameters.
-
-    Raises:
-        HamuError: if there is none.
-    """
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if not count:
-        raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
-    return count
