@@ -255,14 +255,8 @@ def assess(
     most = None if most_batches is None else most_batches * batch_size
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
     pays = sum(used.values())
-    plan = (
-        Products.affordable(pays, records["retain"], batch_size)
-        if curvature_samples is None
-        else Products(min(curvature_samples, records["retain"]), batch_size, LANCZOS)
-    )
-    meter = _Meter(
-        pays * (1 + 2 * _FORWARD * conflicts) + (plan.cost(LANCZOS + 2 * SOLVER) if plan.samples else 0.0), progress
-    )
+    plan = Products.asked_or_affordable(curvature_samples, pays, records["retain"], batch_size)
+    meter = _Meter(pays * (1 + 2 * _FORWARD * conflicts) + plan.cost(LANCZOS + 2 * SOLVER), progress)
     problem.advance = meter.advance
     with problem.untouched():
         gradients, parted = _gradients(problem, bootstrap_memory, used)
