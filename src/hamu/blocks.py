@@ -1,13 +1,27 @@
-"""What a block is: the group of parameters that one constraint is for."""
+"""Which parameters take part, and what a block of them is: the group that one constraint is for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Literal
 
+from torch import nn
+
 from hamu.errors import HamuError
 
 Blocks = Literal["tensor", "module", "model"] | Callable[[str], Hashable]
+
+
+def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that take part, with their names.
+
+    Raises:
+        HamuError: if there is none.
+    """
+    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not found:
+        raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
+    return found
 
 
 def group_blocks(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]]:

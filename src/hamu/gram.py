@@ -16,11 +16,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-SIDES = ("retain", "forget")  # of a pair, in the order in which everything of both is listed
+from hamu.errors import HamuError
+
+Side = Literal["retain", "forget"]
+SIDES: tuple[Side, Side] = ("retain", "forget")  # in the order in which everything of both is listed
+WIDENED = 1 << 20  # elements that are widened to float64 at a time where there is no scratch memory
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
@@ -80,6 +85,21 @@ class PairGram:
             self.eps,
         )
 
+    def changes(self, retain: Tensor, forget: Tensor) -> tuple[Tensor, Tensor]:
+        """First-order changes of both objectives by the step Δw = -η g*, where g*_i = a_i g_r,i + b_i g_f,i.
+
+        Args:
+            retain: the weights a_i, [L].
+            forget: the weights b_i, [L].
+
+        Returns:
+            g_r·Δw/η and g_f·Δw/η over all blocks, 0-dim.
+        """
+        return (
+            -(retain * self.retain_sq + forget * self.dot).sum(),
+            -(retain * self.dot + forget * self.forget_sq).sum(),
+        )
+
     def clip_factors(self, max_norm: float | None) -> tuple[Tensor, Tensor]:
         """The factor that clips each side to a global norm: min(1, c/(norm + 1e-6)), torch's convention.
 
@@ -98,6 +118,16 @@ class PairGram:
     def is_finite(self) -> Tensor:
         """0-dim bool: whether every gradient value that went in was finite."""
         return torch.isfinite((self.retain_sq + self.forget_sq + self.dot).sum())
+
+
+def check_max_norm(max_grad_norm: float | None) -> None:
+    """Check the norm that gradients are to be clipped to; see `PairGram.clip_factors`.
+
+    Raises:
+        HamuError: if it is not positive.
+    """
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
 
 
 class GramMeter:
@@ -142,7 +172,8 @@ class GramMeter:
         Args:
             retain: gradients of the retain loss, one or None per parameter.
             forget: gradients of the forget loss, likewise.
-            exact: whether all tensors are summed in float64; without, ask `doubts` of the result.
+            exact: whether all tensors are summed in float64; if not, `blocks_to_refine` tells what of the result has to
+                be `refined`.
 
         Returns:
             The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
@@ -152,29 +183,30 @@ class GramMeter:
             blocks += part.sums(retain, forget, exact).to(self.device)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
-    def doubts(self, gram: PairGram, sin: Tensor) -> list[Tensor]:
-        """What `unsure` has to read of a Gram that was measured in float32 sums, three times [L]; [] if there are none.
+    def precision_figures(self, gram: PairGram, sin: Tensor) -> list[Tensor]:
+        """What tells whether float32 sums were precise enough, for `blocks_to_refine`: three times [L]; [] where all
+        sums are exact.
 
         Args:
-            gram: the Gram.
+            gram: the Gram, measured with exact=False.
             sin: its sines, or those of one that was scaled.
         """
         return [sin, gram.retain_sq, gram.forget_sq] if self._coarse else []
 
-    def unsure(
-        self, doubts: Sequence[float], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], finite: bool
+    def blocks_to_refine(
+        self, figures: Sequence[float], retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], finite: bool
     ) -> list[int]:
-        """The blocks to measure again, exactly; on the host.
+        """The blocks whose sums have to be exact, on the host; see `refined`.
 
         Args:
-            doubts: what `doubts` named, one after the other.
+            figures: the values of `precision_figures`, one after the other.
             retain, forget: the gradients; where there is none in float32 sums, nothing can have underflowed.
             finite: whether the sums were; if not, only those that overflowed are worth another look.
         """
-        if not doubts:
+        if not figures:
             return []
         found: list[int] = []
-        sines, *both = (doubts[start : start + self._num_blocks] for start in range(0, len(doubts), self._num_blocks))
+        sines, *both = (figures[start : start + self._num_blocks] for start in range(0, len(figures), self._num_blocks))
         for block, least in self._least.items():
             sine, retain_sq, forget_sq = sines[block], both[0][block], both[1][block]
             if math.inf in (retain_sq, forget_sq) or (finite and sine < _COARSE_SINE):

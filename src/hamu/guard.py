@@ -15,18 +15,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from hamu.errors import HamuError
-from hamu.methods.hamu import HamuQ, HamuU
+from hamu.gram import WIDENED, Side
 from hamu.pair_step import PairStep
 from hamu.paired import PairedGradients
 
 Guarantee = Literal["first_order", "exact"]
-_PIECE = 1 << 20  # elements that are widened to float64 at a time
 _ROUNDS = 12
 
 
@@ -78,7 +77,8 @@ class StepGuard:
         taken: the last step.
 
     Raises:
-        HamuError: if "exact" is asked for and there is no promise to keep, or a parameter is not in the optimizer.
+        HamuError: if the guarantee is unknown, or "exact" is asked for and there is no promise to keep, or a parameter
+            is not in the optimizer.
     """
 
     taken: StepTaken
@@ -91,9 +91,8 @@ class StepGuard:
         guarantee: Guarantee = "exact",
         keep: tuple[str, ...] = (),
     ) -> None:
-        if guarantee not in ("first_order", "exact"):
-            raise HamuError(f"guarantee {guarantee!r} is unknown; choose first_order or exact")
-        constrained = _constrained_side(pair)
+        check_guarantee(guarantee)
+        constrained: Side | None = pair.method.constrained
         if guarantee == "exact" and constrained is None:
             raise HamuError(f'{pair.method.name} promises nothing; guarantee="exact" needs hamu-q or hamu-u')
         self._pair = pair
@@ -192,7 +191,7 @@ class StepGuard:
         """η q_i on the host, [L], as far as each block can reach."""
         constraint = step.weights.constraint
         assert constraint is not None
-        norms = constraint.gram.retain_norm if constraint.swapped else constraint.gram.forget_norm
+        norms = constraint.gram.retain_norm if constraint.constrained == "retain" else constraint.gram.forget_norm
         return (constraint.fraction.clamp(max=1.0) * constraint.radius * norms).cpu() * self._rates
 
     @staticmethod
@@ -239,6 +238,16 @@ class StepGuard:
         return first
 
 
+def check_guarantee(guarantee: str) -> None:
+    """Check the name of a guarantee.
+
+    Raises:
+        HamuError: if it is none.
+    """
+    if guarantee not in get_args(Guarantee):
+        raise HamuError(f"guarantee {guarantee!r} is unknown; choose first_order or exact")
+
+
 def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> None:
     """Check that an optimizer steps on all that takes part.
 
@@ -254,15 +263,9 @@ def _dot(x: Tensor, y: Tensor, less_x: Tensor | None, less_y: Tensor | None) -> 
     """(x - less_x)·(y - less_y), 0-dim float64, a piece at a time."""
     flat = [None if t is None else t.reshape(-1) for t in (x, y, less_x, less_y)]
     total = torch.zeros((), dtype=torch.float64, device=x.device)
-    for start in range(0, x.numel(), _PIECE):
-        a, b, c, d = (None if t is None else t[start : start + _PIECE].double() for t in flat)
+    for start in range(0, x.numel(), WIDENED):
+        a, b, c, d = (None if t is None else t[start : start + WIDENED].double() for t in flat)
         assert a is not None
         assert b is not None
         total += torch.dot(a if c is None else a - c, b if d is None else b - d)
     return total
-
-
-def _constrained_side(pair: PairedGradients) -> str | None:
-    if isinstance(pair.method, HamuQ | HamuU):
-        return "forget" if isinstance(pair.method, HamuQ) else "retain"
-    return None

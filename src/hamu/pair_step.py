@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from hamu.gram import PairGram
@@ -71,12 +70,12 @@ class PairStep:
     @property
     def promised_retain_change(self) -> Tensor:
         """First-order change of the clipped retain objective, g_r·Δw/η, 0-dim (F_r* of Theorem 4.1, over η)."""
-        return -(self.weights.retain * self.gram.retain_sq + self.weights.forget * self.gram.dot).sum()
+        return self.gram.changes(self.weights.retain, self.weights.forget)[0]
 
     @property
     def promised_forget_change(self) -> Tensor:
         """First-order change of the clipped forget objective, g_f·Δw/η, 0-dim."""
-        return -(self.weights.retain * self.gram.dot + self.weights.forget * self.gram.forget_sq).sum()
+        return self.gram.changes(self.weights.retain, self.weights.forget)[1]
 
     @property
     def direct_share(self) -> Tensor | None:
@@ -88,7 +87,4 @@ class PairStep:
     def regime(self) -> Tensor | None:
         """The whole model's regime (Fig. 1), 0-dim: 0 direct, 1 rectified, 2 collateral forgetting unavoidable."""
         constraint = self.weights.constraint
-        if constraint is None:
-            return None
-        above = torch.stack([constraint.direct_threshold, constraint.stop_threshold])
-        return (constraint.kappa > above).sum()
+        return None if constraint is None else constraint.regime

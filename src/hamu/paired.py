@@ -20,18 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hamu.blocks import Blocks, group_blocks
+from hamu.blocks import Blocks, group_blocks, trainable_parameters
 from hamu.combining import combined, combined_with_waiting
 from hamu.distributed.layout import Layout, Replicated, drained, is_flattened, is_sharded
 from hamu.errors import HamuError
-from hamu.gram import SIDES, GramMeter, PairGram, combine_dtype
+from hamu.gram import SIDES, GramMeter, PairGram, check_max_norm, combine_dtype
 from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
 from hamu.pair_step import Cause, Decision, PairStep
 from hamu.saved_settings import check_same_settings, plain_settings, short_digest
 from hamu.stash import Stash
 
-__all__ = ["PairStep", "PairedGradients"]
 _OF_CONSTRAINT = ("feasible", "demand", "capacity", "granted", "sustainable", "conflict")
 
 
@@ -45,7 +44,7 @@ class _Read:
         losses_finite: what the caller says of the losses, True if nothing.
         constraint: figures of the method's constraint by name, empty for methods without.
         retain_weights, forget_weights: of the gradients before clipping, [L].
-        doubts: of the sums, if they were coarse; see `GramMeter.doubts`.
+        precision: of the sums, if they were in float32; see `GramMeter.precision_figures`.
     """
 
     finite: bool
@@ -54,7 +53,7 @@ class _Read:
     constraint: dict[str, float]
     retain_weights: list[float]
     forget_weights: list[float]
-    doubts: list[float]
+    precision: list[float]
 
 
 class PairedGradients:
@@ -83,8 +82,9 @@ class PairedGradients:
             clipping. Leave other clipping off.
 
     Raises:
-        HamuError: if no parameter requires a gradient, one is offloaded or complex, the model is wrapped in FSDP1, or
-            the method is not one.
+        HamuError: if the method is not a `Method`, blocks or stash is unknown, or max_grad_norm is not positive; if no
+            parameter requires a gradient, or one that does is on the meta device or complex; if the model is wrapped in
+            FSDP1, cut in any other way than by fully_shard on one mesh, or cut while a stash is asked for.
     """
 
     def __init__(
@@ -97,26 +97,24 @@ class PairedGradients:
         stash: str = "none",
     ) -> None:
         if not isinstance(method, Method):
-            raise HamuError(f"method {method!r} is none; give one that is made: HamuQ(), or build_method(name)")
+            raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ() or build_method(name)")
         if is_flattened(model):
             raise HamuError(
                 "the model is wrapped in FullyShardedDataParallel, where each process sees its own piece alone; cut it "
                 "with fully_shard (FSDP2)"
             )
         cut = is_sharded(model)  # asked first: after it, no parameter is a gathered copy
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not named:
-            raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
+        named = trainable_parameters(model)
         away = next((name for name, p in named if p.is_meta), None)
         if away is not None:
             raise HamuError(
-                f"{away} has no values here: it was offloaded or never loaded; what is trained has to be on a device"
+                f"{away} is on the meta device (offloaded or never loaded); trainable parameters must be on a real "
+                f"device"
             )
         imaginary = next((name for name, p in named if p.is_complex()), None)
         if imaginary is not None:
             raise HamuError(f"{imaginary} is complex; keep its real and imaginary part as two parameters, or freeze it")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
+        check_max_norm(max_grad_norm)
         self.method = method
         self.max_grad_norm = max_grad_norm
         self.stash = Stash(stash)
@@ -272,10 +270,10 @@ class PairedGradients:
             weights = self.method.weigh(gram)
             self._check_shapes(weights, gram)
             read = self._read(gram, weights, clip, unscale, losses_finite, None if exact else raw)
-            unsure = self._meter.unsure(read.doubts, retain, forget, read.finite)
-            if not unsure:
+            imprecise = self._meter.blocks_to_refine(read.precision, retain, forget, read.finite)
+            if not imprecise:
                 break
-            raw, exact = self.layout.total(self._meter.refined(raw, unsure, retain, forget)), True
+            raw, exact = self.layout.total(self._meter.refined(raw, imprecise, retain, forget)), True
         decision, cause, reason = self._decide(read)
         kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":
@@ -372,7 +370,7 @@ class PairedGradients:
             torch.stack([*told, *figures]),
             weights.retain * clip[0],
             weights.forget * clip[1],
-            *([] if coarse is None else self._meter.doubts(coarse, gram.sin)),
+            *([] if coarse is None else self._meter.precision_figures(coarse, gram.sin)),
         ]
         values = torch.cat(parts).tolist()
         finite, scale, losses = values[: len(told)]

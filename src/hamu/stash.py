@@ -12,7 +12,9 @@ from hamu.errors import HamuError
 
 
 class Stash:
-    """Puts gradients away, and takes them back whole; `combined_with_waiting` takes a piece at a time.
+    """Offloads one side's gradients: to the host's memory ("cpu"), or to half precision where they are ("bf16").
+
+    `put` offloads them and `take` brings them back whole; `combined_with_waiting` brings back a piece at a time.
 
     Args:
         name: "none", "bf16" or "cpu".

@@ -8,9 +8,11 @@ from helpers import gram_at, random_gram
 from scipy.stats import spearmanr
 from torch import nn
 
-from hamu import HamuError, HamuQ
-from hamu.assess import BlockHardness, curvature, frontier, hessian_product, influences, share_of_top
+from hamu import HamuError, HamuQ, HamuU
+from hamu.assess import BlockHardness, curvature, frontier, influences, share_of_top
+from hamu.assess.curvature import Hessian
 from hamu.assess.gradients import parted_gradient
+from hamu.assess.hardness import constraint_status
 from hamu.assess.problem import Problem
 
 
@@ -55,10 +57,10 @@ def test_the_largest_curvature_is_the_dense_hessians(problem):
     assert found.residual <= 1e-6 * found.largest
 
 
-def test_a_hessian_product_is_the_dense_hessians(problem):
+def test_a_product_with_the_hessian_is_the_dense_hessians(problem):
     model, batches, loss = problem
     vector = [torch.randn_like(p) for p in model.parameters()]
-    ours = torch.cat([part.flatten() for part in hessian_product(loss, batches, list(model.parameters()), vector)])
+    ours = torch.cat([part.flatten() for part in Hessian(loss, batches, list(model.parameters())).product(vector)])
     exact = dense_hessian(*problem) @ torch.cat([v.flatten() for v in vector])
     torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
 
@@ -123,7 +125,7 @@ def test_the_share_of_the_top_records():
 def test_the_frontier_is_theorem_1_for_one_block(seed):
     gram = random_gram(seed, blocks=1)
     n_r, n_f, cos, sin = (t.item() for t in (gram.retain_norm, gram.forget_norm, gram.cos, gram.sin))
-    found = frontier(gram)
+    found = frontier(gram, HamuQ())
     for q, change in zip(found.demand.tolist(), found.retain_change.tolist(), strict=True):
         phi = q / (n_r * n_f)
         least = -(n_r**2) if cos <= -phi else n_r**2 * (phi * cos - max(0.0, 1 - phi * phi) ** 0.5 * sin)
@@ -133,22 +135,22 @@ def test_the_frontier_is_theorem_1_for_one_block(seed):
 
 
 def test_the_criterions_limit_of_several_blocks_is_the_sum_of_what_is_across_each():
-    found = frontier(gram_at([2.0, 1.0], [3.0, 0.5], [0.6, 0.8]))
+    found = frontier(gram_at([2.0, 1.0], [3.0, 0.5], [0.6, 0.8]), HamuQ())
     assert found.criterion_limit == pytest.approx(2 * 3 * 0.8 + 1 * 0.5 * 0.6)
 
 
 @pytest.mark.parametrize(("cos", "regime"), [(-0.6, 0), (-0.4, 1), (0.8, 1), (0.9, 2)])
 def test_the_regime_of_a_block_is_told_by_its_angle_and_the_share_of_the_demand(cos, regime):
     """At half of what is possible: direct up to -0.5, unavoidable from √(1 - 0.5²) = 0.87 on."""
-    found = BlockHardness.of(gram_at([2.0, 1.0], [3.0, 1.0], [cos, 0.0]), HamuQ(0.5, "relative"))
+    found = BlockHardness.at(constraint_status(gram_at([2.0, 1.0], [3.0, 1.0], [cos, 0.0]), HamuQ(0.5, "relative")))
     assert found.regime.tolist() == [regime, 1]
     assert found.kappa.tolist() == pytest.approx([6 * cos, 0.0])
 
 
-@pytest.mark.parametrize("variant", ["hamu-q", "hamu-u"])
+@pytest.mark.parametrize("variant", [HamuQ, HamuU])
 def test_no_demand_beyond_the_free_limit_is_free(variant):
-    found = frontier(gram_at([2.0], [3.0], [0.6]), variant)
-    cost = found.retain_change if variant == "hamu-q" else -found.forget_change
+    found = frontier(gram_at([2.0], [3.0], [0.6]), variant())
+    cost = found.retain_change if variant is HamuQ else -found.forget_change
     free = found.demand <= found.free_limit
     assert (cost[free] <= 1e-9).all()
     assert (cost[~free] > 0).all()

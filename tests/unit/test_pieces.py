@@ -24,7 +24,7 @@ def test_a_gradient_comes_back_from_its_stash_in_pieces_as_at_once(monkeypatch, 
 
 
 def test_a_step_is_measured_over_all_pieces_of_a_parameter(monkeypatch):
-    monkeypatch.setattr(guard, "_PIECE", 50)
+    monkeypatch.setattr(guard, "WIDENED", 50)
     retain, forget = gradients()
     pair = PairedGradients(Holder(retain), METHOD, max_grad_norm=None)
     optimizer = torch.optim.SGD(pair.parameters, lr=0.1)

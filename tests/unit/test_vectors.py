@@ -26,7 +26,7 @@ def test_only_nothing_but_zeros_has_a_largest_entry_of_zero():
 
 
 def test_the_length_is_that_of_one_vector_in_float64(monkeypatch):
-    monkeypatch.setattr(vectors, "PIECE", 100)
+    monkeypatch.setattr(vectors, "WIDENED", 100)
     torch.manual_seed(0)
     tensors = [torch.randn(7, 40).T, torch.full((3,), 1e30), torch.randn(11, dtype=torch.float64), torch.ones(0)]
     expected = torch.cat([t.double().flatten() for t in tensors]).norm().item()

@@ -1,7 +1,7 @@
 """Before the run: how hard it is, what it costs, how far first order holds, which records are in conflict."""
 
 from hamu.assess.assessment import Assessment, Conflicts, assess
-from hamu.assess.curvature import Curvature, curvature, hessian_product
+from hamu.assess.curvature import Curvature, curvature
 from hamu.assess.frontier import Frontier, frontier
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, measure_hardness
 from hamu.assess.influence import influences, share_of_top
@@ -29,7 +29,6 @@ __all__ = [
     "conjugate_gradients",
     "curvature",
     "frontier",
-    "hessian_product",
     "influences",
     "judge",
     "measure_hardness",

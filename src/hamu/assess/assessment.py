@@ -107,7 +107,7 @@ class Assessment:
     @property
     def hardness(self) -> Hardness:
         """For the method that will be run."""
-        return self.hamu_q if self.method.name == "hamu-q" else self.hamu_u
+        return self.hamu_q if self.method.constrained == "forget" else self.hamu_u
 
     @property
     def blocks(self) -> BlockHardness:
@@ -255,14 +255,8 @@ def assess(
     most = None if most_batches is None else most_batches * batch_size
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
     pays = sum(used.values())
-    plan = (
-        Products.affordable(pays, records["retain"], batch_size)
-        if curvature_samples is None
-        else Products(min(curvature_samples, records["retain"]), batch_size, LANCZOS)
-    )
-    meter = _Meter(
-        pays * (1 + 2 * _FORWARD * conflicts) + (plan.cost(LANCZOS + 2 * SOLVER) if plan.samples else 0.0), progress
-    )
+    plan = Products.asked_or_affordable(curvature_samples, pays, records["retain"], batch_size)
+    meter = _Meter(pays * (1 + 2 * _FORWARD * conflicts) + plan.cost(LANCZOS + 2 * SOLVER), progress)
     problem.advance = meter.advance
     with problem.untouched():
         gradients, parted = _gradients(problem, bootstrap_memory, used)
@@ -278,6 +272,7 @@ def assess(
             for side, other in (("forget", "retain"), ("retain", "forget")):
                 found[side] = _conflicts(problem, side, gradients[other], most)
     variants = variants_of(method)
+    statuses = {name: constraint_status(gram, variant) for name, variant in variants.items()}
     frontiers = {name: frontier(gram, variant) for name, variant in variants.items()}
     radius = constraint_status(gram, method).radius.square().sum().sqrt()
     length = (radius / raw.retain_sq.sum().sqrt()).item()
@@ -289,11 +284,11 @@ def assess(
         gradient_norms=(raw.retain_sq.sum().sqrt().item(), raw.forget_sq.sum().sqrt().item()),
         clip=(clip[0], clip[1]),
         step_length=length,
-        hamu_q=Hardness.of(gram, variants[HamuQ.name]),
-        hamu_u=Hardness.of(gram, variants[HamuU.name]),
+        hamu_q=Hardness.at(statuses[HamuQ.name]),
+        hamu_u=Hardness.at(statuses[HamuU.name]),
         intervals=bootstrap(parted, method, max_grad_norm, seed=seed),
         block_names=problem.block_names,
-        block_hardness={name: BlockHardness.of(gram, variant) for name, variant in variants.items()},
+        block_hardness={name: BlockHardness.at(status) for name, status in statuses.items()},
         frontiers=frontiers,
         learning_rate=learning_rate,
         curvature=spectrum,

@@ -83,18 +83,6 @@ class Hessian:
             )
 
 
-def hessian_product(
-    loss_of_batch: LossOfBatch, batches: Iterable[Any], parameters: Sequence[Tensor], vector: Sequence[Tensor]
-) -> list[Tensor]:
-    """H·v of the sum of the batches' losses, once; see `Hessian`.
-
-    Args:
-        loss_of_batch, batches, parameters: see `Hessian`.
-        vector: v, a tensor like each of the parameters.
-    """
-    return Hessian(loss_of_batch, list(batches), parameters).product(vector)
-
-
 def curvature(
     loss_of_batch: LossOfBatch,
     batches: Iterable[Any],
@@ -139,30 +127,30 @@ def lanczos(
     direction /= direction.norm()
     basis: list[Tensor] = []
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     for _ in range(min(steps, size)):
         basis.append(direction)
-        turned = flat(product(shaped(direction, parameters)), parameters).to(first.dtype)
-        diagonal.append(turned.dot(direction).item())
-        if not torch.isfinite(turned).all():
+        hv = flat(product(shaped(direction, parameters)), parameters).to(first.dtype)
+        diagonal.append(hv.dot(direction).item())
+        if not torch.isfinite(hv).all():
             raise HamuError(
                 "the Hessian is not finite: the loss has infinite slopes at these weights; assess without curvature, "
                 "--curvature_samples 0"
             )
         for _twice in range(2):  # once leaves rounding errors that grow into false copies of the same eigenvalue
             for known in basis:
-                turned -= known.dot(turned) * known
-        length = turned.norm().item()
-        values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, beside))
-        residual = abs(length * vectors[-1, -1].item())
-        if residual <= tolerance * abs(values[-1].item()) or length <= 1e-12 * abs(values).max().item():
+                hv -= known.dot(hv) * known
+        beta = hv.norm().item()
+        values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, off_diagonal))
+        residual = abs(beta * vectors[-1, -1].item())
+        if residual <= tolerance * abs(values[-1].item()) or beta <= 1e-12 * abs(values).max().item():
             break
-        beside.append(length)
-        direction = turned / length
+        off_diagonal.append(beta)
+        direction = hv / beta
     return Curvature(values[-1].item(), values[0].item(), residual)
 
 
-def _tridiagonal(diagonal: list[float], beside: list[float]) -> Tensor:
+def _tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> Tensor:
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    off = torch.tensor(beside, dtype=torch.float64)
-    return matrix + torch.diag(off, 1) + torch.diag(off, -1) if beside else matrix
+    off = torch.tensor(off_diagonal, dtype=torch.float64)
+    return matrix + torch.diag(off, 1) + torch.diag(off, -1) if off_diagonal else matrix

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hamu.assess.problem import Problem
-from hamu.assess.vectors import PIECE, largest
+from hamu.assess.vectors import largest
 from hamu.errors import HamuError
-from hamu.gram import PairGram, combine_dtype
+from hamu.gram import WIDENED, PairGram, combine_dtype
 
 FEWEST_PARTS = 8  # with fewer, a 95% interval covers some 80% of the truths
 _MOST_PARTS = 16
@@ -113,7 +113,7 @@ class PartedGram:
     def of(cls, problem: Problem, retain: PartedGradient, forget: PartedGradient) -> PartedGram:
         """Measure it, a piece of a parameter at a time; each device is read once."""
         rows = len(retain.parts) + len(forget.parts)
-        step = max(1, min(PIECE // rows, max(p.numel() for p in problem.parameters)))
+        step = max(1, min(WIDENED // rows, max(p.numel() for p in problem.parameters)))
         sums = {
             device: torch.zeros(len(problem.block_names), rows, rows, dtype=torch.float64, device=device)
             for device in dict.fromkeys(p.device for p in problem.parameters)

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset
 from hamu.assess.gradients import PartedGram, parted_gradient
 from hamu.assess.problem import Problem
 from hamu.gram import PairGram
-from hamu.methods import HamuQ, HamuU, Method
-from hamu.methods.base import ConstraintStatus
+from hamu.methods import HamuQ, HamuU
+from hamu.methods.base import ConstraintStatus, regime_at
 
 REGIMES = ("direct", "rectified", "unavoidable")
 
@@ -40,20 +40,14 @@ class Hardness:
     capacity: float
 
     @classmethod
-    def of(cls, gram: PairGram, method: Method) -> Hardness:
-        """From the Gram of the clipped gradients, for a HAMU method's constraint."""
-        return cls.at(constraint_status(gram, method))
-
-    @classmethod
     def at(cls, status: ConstraintStatus) -> Hardness:
-        """From how a constraint stands."""
-        kappa, direct, stop = (t.item() for t in (status.kappa, status.direct_threshold, status.stop_threshold))
+        """The whole model's, from how a constraint on the clipped gradients stands; see `constraint_status`."""
         return cls(
-            kappa,
+            status.kappa.item(),
             status.gram.total().cos.item(),
-            direct,
-            stop,
-            REGIMES[(kappa > direct) + (kappa > stop)],
+            status.direct_threshold.item(),
+            status.stop_threshold.item(),
+            REGIMES[int(status.regime)],
             status.capacity.item(),
         )
 
@@ -77,22 +71,12 @@ class BlockHardness:
     stop_threshold: Tensor
 
     @classmethod
-    def of(cls, gram: PairGram, method: Method) -> BlockHardness:
-        """From the Gram of the clipped gradients, for a HAMU method's constraint."""
-        return cls.at(constraint_status(gram, method))
-
-    @classmethod
     def at(cls, status: ConstraintStatus) -> BlockHardness:
-        """From how a constraint stands."""
+        """Each block's, from how a constraint on the clipped gradients stands; see `constraint_status`."""
         gram, phi = status.gram, status.fraction.clamp(max=1.0)
         norms = gram.retain_norm * gram.forget_norm
         direct, stop = -phi * norms, ((1.0 - phi) * (1.0 + phi)).sqrt() * norms
         return cls(gram.dot, gram.cos, regime_at(gram.dot, direct, stop), direct, stop)
-
-
-def regime_at(kappa: Tensor, direct_threshold: Tensor, stop_threshold: Tensor) -> Tensor:
-    """The regime of each κ between its thresholds, an index into `REGIMES`."""
-    return (kappa > direct_threshold).long() + (kappa > stop_threshold).long()
 
 
 def variants_of(method: HamuQ | HamuU) -> dict[str, HamuQ | HamuU]:
@@ -101,10 +85,10 @@ def variants_of(method: HamuQ | HamuU) -> dict[str, HamuQ | HamuU]:
     return {cls.name: cls(*shared) for cls in (HamuQ, HamuU)}
 
 
-def constraint_status(gram: PairGram, method: Method) -> ConstraintStatus:
+def constraint_status(gram: PairGram, method: HamuQ | HamuU) -> ConstraintStatus:
     """How a HAMU method's constraint stands."""
     status = method.weigh(gram).constraint
-    assert status is not None, f"{method.name} has no constraint"
+    assert status is not None
     return status
 
 
@@ -119,23 +103,28 @@ def measure_hardness(
     forget: Dataset[Any],
     *,
     collate: Callable[[Any], Mapping[str, Tensor]],
-    method: Method | None = None,
-    max_grad_norm: float | None = 1.0,
     batch_size: int = 500,
 ) -> Hardness:
     """Measure the hardness over all data and nothing else: one pass over each side, in evaluation mode.
+
+    Each side's mean gradient is clipped to a norm of 1; `assess` has other settings.
 
     Args:
         model: the model; weights, gradients and mode are as before afterwards.
         retain, forget: the two sets.
         collate: makes a batch from what a data set gives.
-        method: a HAMU method whose constraint the thresholds are for; by default HAMU-Q with half of what is possible.
-        max_grad_norm: the clipping of the run to come.
         batch_size: records per pass.
+
+    Returns:
+        The hardness; the thresholds are those of HAMU-Q when half of what is possible is demanded.
+
+    Raises:
+        HamuError: if a set is empty or has nothing that is scored, nothing is trainable, or a gradient is zero or not
+            finite.
     """
     problem = Problem(model, retain, forget, collate, batch_size)
     with problem.untouched():
         sides = [parted_gradient(problem, side, parts=1) for side in ("retain", "forget")]
         with torch.no_grad():
-            gram = clipped(PartedGram.of(problem, *sides).gram(), max_grad_norm)
-    return Hardness.of(gram, method or HamuQ(0.5, constraint_mode="relative", stopping="off"))
+            gram = clipped(PartedGram.of(problem, *sides).gram(), max_grad_norm=1.0)
+    return Hardness.at(constraint_status(gram, HamuQ(0.5, constraint_mode="relative", stopping="off")))

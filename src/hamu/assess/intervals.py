@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hamu.assess.gradients import FEWEST_PARTS, PartedGram
-from hamu.assess.hardness import REGIMES, BlockHardness, clipped, constraint_status, regime_at, variants_of
+from hamu.assess.hardness import REGIMES, BlockHardness, clipped, constraint_status, variants_of
 from hamu.methods import HamuQ, HamuU
+from hamu.methods.base import regime_at
 
 _AT_ONCE = 1 << 20  # numbers of the Grams' intermediate sums that are held at a time
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from hamu.blocks import Blocks, group_blocks
+from hamu.blocks import Blocks, group_blocks, trainable_parameters
 from hamu.errors import HamuError
 from hamu.forward import predict_logits
 from hamu.modes import evaluating
@@ -57,9 +57,7 @@ class Problem:
         for side in ("retain", "forget"):
             if not len(self.data(side)):  # type: ignore[arg-type]
                 raise HamuError(f"the {side} set is empty; there is nothing to assess")
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        if not named:
-            raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
+        named = trainable_parameters(self.model)
         self.parameters = [p for _, p in named]
         self.block_names, self.block_of = group_blocks([name for name, _ in named], self.blocks)
 

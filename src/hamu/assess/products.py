@@ -31,6 +31,20 @@ class Products:
     pays: float = math.inf
 
     @classmethod
+    def asked_or_affordable(cls, asked: int | None, pays: float, records: int, batch_size: int) -> Products:
+        """Over as many records as are asked for, whatever that costs; where nothing is, over as many as pay for it.
+
+        Args:
+            asked: records that the Hessian is to be taken over, 0 for none; None for as many as are affordable.
+            pays: what all products may cost then, in records of a forward and backward pass.
+            records: those that there are.
+            batch_size: of the passes of the assessment.
+        """
+        if asked is None:
+            return cls.affordable(pays, records, batch_size)
+        return cls(min(asked, records), batch_size, LANCZOS)
+
+    @classmethod
     def affordable(cls, pays: float, records: int, batch_size: int) -> Products:
         """Over as many records as pay for all; where they pay for too few products over a single one, none."""
         plan = cls(1, batch_size, LANCZOS, pays)

@@ -59,9 +59,10 @@ def second_order(
 ) -> SecondOrder:
     """The condition, with H⁻¹g by conjugate gradients.
 
-    What they do not reach within their steps is bounded: with the rest r = g - (H+δI)x and μ the smallest eigenvalue of
-    H + δI, g'x falls short of g'(H+δI)⁻¹g by at most ‖r‖²/μ, and a verdict is given only if it holds however much of it
-    is missing. As the μ that is known lies inside the true spectrum, a residual above 0.1 decides nothing.
+    What they do not reach within their steps is bounded: with the residual r = g - (H+δI)x and μ the smallest
+    eigenvalue of H + δI, g'x falls short of g'(H+δI)⁻¹g by at most ‖r‖²/μ, and a verdict is given only if it holds
+    however much of it is missing. As the μ that is known lies inside the true spectrum, ‖r‖ above 0.1 ‖g‖ decides
+    nothing.
 
     Args:
         product: H·v for a flat vector v, [P].
@@ -82,7 +83,7 @@ def second_order(
 
     solutions = [conjugate_gradients(damped, g, steps=steps) for g in (forget, retain)]
     of_forget, of_retain = solutions
-    residual = max(found.residual for found in solutions)
+    residual = max(found.relative_residual for found in solutions)
     # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
     small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, spectrum.smallest))
     bound = ((2 * large - small) * norms - demand) / small
@@ -94,9 +95,9 @@ def second_order(
     else:
         a, b = forget.dot(of_forget.x).item(), retain.dot(of_retain.x).item()
         c = (
-            retain.dot(of_forget.x) + of_retain.x.dot(of_forget.rest)
+            retain.dot(of_forget.x) + of_retain.x.dot(of_forget.residual)
         ).item()  # off by r_r'(H+δI)⁻¹r_f, as a by r_f'…r_f
-        missing_a, missing_b = (found.rest.dot(found.rest).item() * large for found in (of_forget, of_retain))
+        missing_a, missing_b = (found.residual.dot(found.residual).item() * large for found in (of_forget, of_retain))
         missing_c = math.sqrt(missing_a * missing_b)
         above = demand + c - missing_c > math.sqrt((a + missing_a) * (b + missing_b))
         below = demand + c + missing_c <= math.sqrt(max(a * b, 0.0))
@@ -117,11 +118,18 @@ def second_order(
 
 @dataclass(frozen=True)
 class Solution:
-    """Of A·x = g: x, the rest g - Ax and its share ‖Ax - g‖/‖g‖, and whether a direction with v'Av ≤ 0 was met."""
+    """Of A·x = g.
+
+    Attributes:
+        x: as far as it was found, [P].
+        residual: g - Ax, [P].
+        relative_residual: ‖g - Ax‖/‖g‖, 0 for g = 0.
+        negative: whether a direction p with pᵀAp ≤ 0 was met, so that A is not positive definite.
+    """
 
     x: Tensor
-    rest: Tensor
-    residual: float
+    residual: Tensor
+    relative_residual: float
     negative: bool
 
 
@@ -132,22 +140,25 @@ def conjugate_gradients(product: Product, g: Tensor, *, steps: int = 50, toleran
         product: A·v.
         g: the right-hand side, flat.
         steps: products with A at most.
-        tolerance: enough once ‖Ax - g‖ is this share of ‖g‖.
+        tolerance: enough once ‖g - Ax‖ is this share of ‖g‖.
+
+    Returns:
+        The `Solution`.
     """
     x = torch.zeros_like(g)
-    rest = g.clone()
-    direction = rest.clone()
-    square, whole = rest.dot(rest), g.dot(g)
+    residual = g.clone()
+    p = residual.clone()
+    square, g_square = residual.dot(residual), g.dot(g)
     for _ in range(steps):
-        if square <= tolerance**2 * whole:
+        if square <= tolerance**2 * g_square:
             break
-        turned = product(direction)
-        along = direction.dot(turned)
-        if along <= 0:
-            return Solution(x, rest, (square / whole).sqrt().item(), True)
-        step = square / along
-        x = x + step * direction
-        rest = rest - step * turned
-        square, last = rest.dot(rest), square
-        direction = rest + (square / last) * direction
-    return Solution(x, rest, (square / whole).sqrt().item() if whole > 0 else 0.0, False)
+        a_p = product(p)
+        p_a_p = p.dot(a_p)
+        if p_a_p <= 0:
+            return Solution(x, residual, (square / g_square).sqrt().item(), True)
+        step = square / p_a_p
+        x = x + step * p
+        residual = residual - step * a_p
+        square, last = residual.dot(residual), square
+        p = residual + (square / last) * p
+    return Solution(x, residual, (square / g_square).sqrt().item() if g_square > 0 else 0.0, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from hamu.errors import HamuError
+from hamu.gram import check_max_norm
 
 
 def check_settings(
@@ -23,8 +24,7 @@ def check_settings(
     """
     if not 0 < learning_rate < math.inf:
         raise HamuError(f"learning_rate {learning_rate} must be a positive number: that of the run to come")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
+    check_max_norm(max_grad_norm)
     if batch_size < 1:
         raise HamuError(f"batch_size {batch_size} must be at least 1 record")
     if most_batches is not None and most_batches < 1:

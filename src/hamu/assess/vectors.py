@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PIECE = 1 << 20  # elements that are widened to float64 at a time
+from hamu.gram import WIDENED
 
 
 def flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
@@ -24,7 +24,7 @@ def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 def length(tensors: Sequence[Tensor]) -> float:
     """‖x‖, summed in float64 a piece at a time."""
-    return _norm([piece for t in tensors for piece in t.reshape(-1).split(PIECE)], 2.0)
+    return _norm([piece for t in tensors for piece in t.reshape(-1).split(WIDENED)], 2.0)
 
 
 def largest(tensors: Sequence[Tensor]) -> float:

@@ -42,7 +42,7 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
         scales: by what the clipping divided the retain and the forget gradient, so that changes are of the losses.
         trusted_rate: the learning rate that first order allows, infinite or None if there is no bound.
     """
-    forgets = method.name == "hamu-q"
+    forgets = method.constrained == "forget"
     feasible, free = found.feasible_limit, found.free_limit
     share = free / feasible if feasible > 0 else 0.0
     suggested = max(0.01, round(0.5 * share, 2))

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hamu.gram import PairGram
+from hamu.gram import PairGram, Side
 from hamu.methods.stopping import StoppingRule
 
 OnInfeasible = Literal["stop", "clamp", "skip"]
@@ -44,7 +44,7 @@ class ConstraintStatus:
         feasible: 0-dim bool, whether every block can meet its share, and any change can be demanded at all.
         gram: the Gram it was computed from.
         radius: R_i/η, [L].
-        swapped: whether the retain side is the constrained one (HAMU-U).
+        constrained: the side that the change is demanded of: "forget" (HAMU-Q) or "retain" (HAMU-U).
         margin: of the stopping rule.
     """
 
@@ -58,7 +58,7 @@ class ConstraintStatus:
     feasible: Tensor
     gram: PairGram
     radius: Tensor
-    swapped: bool
+    constrained: Side
     margin: float = 0.0
 
     @cached_property
@@ -82,15 +82,25 @@ class ConstraintStatus:
         return ((1.0 - self._share) * (1.0 + self._share)).sqrt() * self._norms
 
     @cached_property
+    def regime(self) -> Tensor:
+        """The whole model's regime (Fig. 1), 0-dim; see `regime_at`."""
+        return regime_at(self.kappa, self.direct_threshold, self.stop_threshold)
+
+    @cached_property
     def _norms(self) -> Tensor:
         return (self.gram.retain_sq.sum() * self.gram.forget_sq.sum()).sqrt()
 
     @cached_property
     def _share(self) -> Tensor:
         """The demanded share of the whole model's reach, at most 1."""
-        constrained = (self.gram.retain_sq if self.swapped else self.gram.forget_sq).sum().sqrt()
-        reach = (self.radius * self.radius).sum().sqrt() * constrained
+        constrained_sq = self.gram.retain_sq if self.constrained == "retain" else self.gram.forget_sq
+        reach = (self.radius * self.radius).sum().sqrt() * constrained_sq.sum().sqrt()
         return torch.where(self.demand > 0, self.demand / reach, torch.zeros_like(reach)).clamp(max=1.0)
+
+
+def regime_at(kappa: Tensor, direct_threshold: Tensor, stop_threshold: Tensor) -> Tensor:
+    """The regime of each κ: 0 direct, 1 rectified, 2 collateral forgetting unavoidable."""
+    return (kappa > direct_threshold).long() + (kappa > stop_threshold).long()
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,7 @@ class Method(ABC):
         source: the publication that defines it.
         retain_objective: name of the objective whose gradient is g_r, None if the method has no retain pass.
         forget_objective: name of the objective whose gradient is g_f (to be raised), None likewise.
+        constrained: the side that a change is demanded of, None for methods without a constraint.
     """
 
     name: ClassVar[str]
@@ -124,6 +135,7 @@ class Method(ABC):
     source: ClassVar[str] = ""
     retain_objective: ClassVar[str | None] = "cross_entropy"
     forget_objective: ClassVar[str | None] = "cross_entropy"
+    constrained: ClassVar[Side | None] = None
 
     on_infeasible: OnInfeasible = "stop"
 

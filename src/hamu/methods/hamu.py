@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hamu.errors import HamuError
-from hamu.gram import PairGram
+from hamu.gram import PairGram, Side
 from hamu.methods.base import ConstraintStatus, Method, OnInfeasible, Weights
 from hamu.methods.stopping import Criterion, StoppingRule
 
@@ -87,7 +87,12 @@ class _Hamu(Method):
         """The rule behind `stopping`."""
         return StoppingRule(self.stopping) if isinstance(self.stopping, str) else self.stopping
 
-    _swapped: ClassVar[bool]  # whether the retain side is the constrained one, and g_o = -g_f, g_c = -g_r
+    constrained: ClassVar[Side]
+
+    @property
+    def _swapped(self) -> bool:
+        """Whether g_o = -g_f and g_c = -g_r."""
+        return self.constrained == "retain"
 
     def weigh(self, gram: PairGram) -> Weights:
         """The closed form above, for all blocks at once; see `Method.weigh`."""
@@ -101,12 +106,31 @@ class _Hamu(Method):
         retain, forget = (constrained.neg(), objective.neg()) if self._swapped else (objective, constrained)
 
         margin = self.stopping_rule.margin
-        if margin:  # the criterion is asked of a larger demand
-            objective, constrained, _ = self._step(
-                gram, objective_norm, constrained_norm, radius, fraction * (1.0 + margin)
-            )
-        gain = objective @ (gram.forget_sq if self._swapped else gram.retain_sq) + constrained @ gram.dot
-        status = self._status(gram, radius, reach, demand, capacity, fraction, direct, gain < 0)
+        conflict = conflicting = self._conflicting(gram)
+        if self.stopping_rule.criterion in ("aggregate", "off"):
+            # The sum over blocks takes the sines of opposed ones too, which are no limit, and can be met by a step that
+            # gains on both sides: so that step is looked at. Of one block it says the same.
+            if margin:  # the criterion is asked of a larger demand
+                objective, constrained, _ = self._step(
+                    gram, objective_norm, constrained_norm, radius, fraction * (1.0 + margin)
+                )
+            gain = objective @ (gram.forget_sq if self._swapped else gram.retain_sq) + constrained @ gram.dot
+            conflict = conflicting & (gain < 0)
+        granted = torch.minimum(demand, reach)
+        status = ConstraintStatus(
+            fraction=fraction,
+            direct=direct,
+            demand=demand.sum(),
+            granted=granted.sum(),
+            capacity=capacity,
+            sustainable=torch.where(conflicting, self._sustainable(gram, radius, reach, granted), capacity),
+            conflict=conflict,
+            feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all() & (capacity > 0),  # a share of nothing promises nothing
+            gram=gram,
+            radius=radius,
+            constrained=self.constrained,
+            margin=margin,
+        )
         return Weights(retain, forget, status)
 
     @staticmethod
@@ -151,50 +175,25 @@ class _Hamu(Method):
         total = self.constraint * (capacity if self.constraint_mode == "relative" else 1.0)
         return torch.where(whole > 0, total * shares / whole, total / shares.numel()), capacity
 
-    def _status(
-        self,
-        gram: PairGram,
-        radius: Tensor,
-        reach: Tensor,
-        demand: Tensor,
-        capacity: Tensor,
-        fraction: Tensor,
-        direct: Tensor,
-        hurts: Tensor,
-    ) -> ConstraintStatus:
-        granted = torch.minimum(demand, reach)
+    def _conflicting(self, gram: PairGram) -> Tensor:
+        """Whether κ > 0, of any block for the criterion "any", else of the whole model, 0-dim bool.
+
+        The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4).
+        """
+        return (gram.cos > 0).any() if self.stopping_rule.criterion == "any" else gram.dot.sum() > 0
+
+    def _sustainable(self, gram: PairGram, radius: Tensor, reach: Tensor, granted: Tensor) -> Tensor:
+        """The largest demand that costs the other objective nothing, by the stopping criterion, where κ > 0; 0-dim."""
         criterion = self.stopping_rule.criterion
         if criterion == "global":
             whole = gram.total()
             constrained_norm = whole.retain_norm if self._swapped else whole.forget_norm
-            sustainable = (radius * radius).sum().sqrt() * constrained_norm[0] * whole.sin[0]
-        elif criterion == "any":
+            return (radius * radius).sum().sqrt() * constrained_norm[0] * whole.sin[0]
+        if criterion == "any":
             free = torch.where(gram.cos > 0, reach * gram.sin, reach)
-            tightest = torch.where(granted > 0, free / granted, torch.full_like(demand, _UNBOUNDED)).min()
-            sustainable = tightest * granted.sum()
-        else:
-            sustainable = (reach * gram.sin).sum()
-        # The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4). Its sum over
-        # blocks takes the sines of opposed ones too, which are no limit, and can be met by a step that gains on both
-        # sides: so that step is looked at. Of one block it says the same.
-        conflict = (gram.cos > 0).any() if criterion == "any" else gram.dot.sum() > 0
-        sustainable = torch.where(conflict, sustainable, capacity)
-        if criterion in ("aggregate", "off"):
-            conflict = conflict & hurts
-        return ConstraintStatus(
-            fraction=fraction,
-            direct=direct,
-            demand=demand.sum(),
-            granted=granted.sum(),
-            capacity=capacity,
-            sustainable=sustainable,
-            conflict=conflict,
-            feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all() & (capacity > 0),  # a share of nothing promises nothing
-            gram=gram,
-            radius=radius,
-            swapped=self._swapped,
-            margin=self.stopping_rule.margin,
-        )
+            tightest = torch.where(granted > 0, free / granted, torch.full_like(granted, _UNBOUNDED)).min()
+            return tightest * granted.sum()
+        return (reach * gram.sin).sum()
 
 
 def _is_positive(value: object) -> bool:
@@ -229,8 +228,9 @@ class HamuQ(_Hamu):
             largest rise that the gradients allow, which is feasible wherever they allow any.
         constraint_mode: "absolute" (the paper) or "relative".
         distribution: how the demand is divided over the blocks: "norm_product" in proportion to what each block
-            can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that have a
-            forget gradient; or one non-negative share per block, normalised to sum to 1.
+            can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that can reach
+            anything (where neither gradient is zero; with a number as radius, where the forget gradient is not); or
+            one non-negative share per block, normalised to sum to 1.
         radius: "gradient" for R_i = η‖g_r,i‖ (the paper), or a number R/η that holds for every block.
         on_infeasible: what to do when the demand exceeds what the radius allows: "stop" the run (the paper),
             "clamp" the demand to the most that is possible, or "skip" the step.
@@ -243,7 +243,7 @@ class HamuQ(_Hamu):
     name: ClassVar[str] = "hamu-q"
     summary: ClassVar[str] = "raise the forget loss by Q per step at the least retain cost"
     source: ClassVar[str] = "HAMU, Alg. 1"
-    _swapped: ClassVar[bool] = False
+    constrained: ClassVar[Side] = "forget"
 
 
 @dataclass(frozen=True)
@@ -265,4 +265,4 @@ class HamuU(_Hamu):
     name: ClassVar[str] = "hamu-u"
     summary: ClassVar[str] = "lower the retain loss by U per step, forget as much as that allows"
     source: ClassVar[str] = "HAMU, Alg. 2"
-    _swapped: ClassVar[bool] = True
+    constrained: ClassVar[Side] = "retain"

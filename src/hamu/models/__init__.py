@@ -7,7 +7,7 @@ from hamu.models.classifiers import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.loading import first_not_finite, trainable_parameters
+from hamu.models.loading import first_not_finite
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 
 __all__ = [
@@ -19,5 +19,4 @@ __all__ = [
     "load_classifier",
     "load_image_processor",
     "new_classifier",
-    "trainable_parameters",
 ]

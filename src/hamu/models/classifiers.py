@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
 
+from hamu.blocks import trainable_parameters
 from hamu.data import ImageData
 from hamu.errors import HamuError, first_line
 from hamu.forward import predict_logits
-from hamu.models.loading import check_no_run, check_undamaged, from_pretrained, trainable_parameters
+from hamu.models.loading import check_no_run, check_undamaged, from_pretrained
 from hamu.models.processors import load_processor, statistics_of
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.modes import evaluating

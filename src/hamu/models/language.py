@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from hamu.blocks import trainable_parameters
 from hamu.errors import HamuError, first_line
 from hamu.forward import predict_logits
 from hamu.models.loading import (
@@ -34,7 +35,6 @@ from hamu.models.loading import (
     from_pretrained,
     is_adapter,
     readable,
-    trainable_parameters,
 )
 from hamu.modes import evaluating
 from hamu.sources import HUB, is_of_hub
@@ -178,7 +178,8 @@ def load_language_model(
         A PreTrainedModel, or with an adapter a PeftModel.
 
     Raises:
-        HamuError: if it is not there, cannot be loaded, or has weights that are not finite.
+        HamuError: if the dtype is unknown, or the model is not there, cannot be loaded, or has weights that are not
+            finite.
     """
     if dtype not in _DTYPES:
         raise HamuError(f"model_dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")

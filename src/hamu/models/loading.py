@@ -179,15 +179,3 @@ def check_undamaged(model: nn.Module, source: str) -> None:
         raise HamuError(
             f"the model {source} has weights that are not finite, first in {name}; start from an undamaged copy"
         )
-
-
-def trainable_parameters(model: nn.Module) -> int:
-    """The number of trainable parameters.
-
-    Raises:
-        HamuError: if there is none.
-    """
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if not count:
-        raise HamuError("the model has no trainable parameter; set requires_grad on those that may change")
-    return count

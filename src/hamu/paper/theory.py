@@ -19,7 +19,7 @@ from matplotlib.patches import Circle, Patch, Wedge
 from hamu.assess import REGIMES
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU, Method
-from hamu.paired import PairStep
+from hamu.pair_step import PairStep
 from hamu.paper.experiment import Claim, Experiment, Figures, Scale
 from hamu.paper.finished_run import FinishedRun
 from hamu.reporting.plots import save_figure
@@ -166,7 +166,7 @@ def _problem(method: Method, degrees: float) -> dict[str, Any]:
         "update": (-_RATE * (step.weights.retain.item() * retain + step.weights.forget.item() * forget)).tolist(),
         "radius": _RATE * status.radius.item(),
         "demand": demand,
-        "kept": (-changes["retain"] if status.swapped else changes["forget"]) / demand,
+        "kept": (-changes["retain"] if status.constrained == "retain" else changes["forget"]) / demand,
         "retain_change": changes["retain"],
         "forget_change": changes["forget"],
         "regime": int(step.regime),

@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 from hamu.distributed import processes
 from hamu.distributed.layout_split import check_even
 from hamu.errors import HamuError
+from hamu.guard import check_guarantee
 from hamu.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.objectives import build_objective
 from hamu.stash import Stash
@@ -227,8 +228,7 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"pairing {self.pairing!r} is unknown; choose sequential or split")
         if self.pairing == "split" or self.shard or Stash(self.stash).is_used:
             self._check_parted()
-        if self.guarantee not in ("first_order", "exact"):
-            raise HamuError(f"guarantee {self.guarantee!r} is unknown; choose first_order or exact")
+        check_guarantee(self.guarantee)
         if self.guarantee == "exact" and not isinstance(self.build_method(), HamuQ | HamuU):
             raise HamuError(f"{self.method} promises nothing; --guarantee exact needs hamu-q or hamu-u")
         if self.check_steps is not None and self.check_steps < 0:

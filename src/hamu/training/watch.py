@@ -204,7 +204,7 @@ class StepWatch:
         after = self._summed(self.passes.losses())
         sides, constraint = list(after), step.weights.constraint
         clip = dict(zip(SIDES, step.clip, strict=True))
-        constrained = None if constraint is None else "retain" if constraint.swapped else "forget"
+        constrained = None if constraint is None else constraint.constrained
         first_order = self._first_order(sides, clip, constrained)
         norms = dict(zip(SIDES, step.gradient_norms, strict=True))
         tensors: dict[str | tuple[str, str], Tensor] = {"length": first_order.length, "demand": first_order.demand}
