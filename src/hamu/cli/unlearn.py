@@ -14,12 +14,11 @@ from hamu.cli.dry_run import show_plan
 from hamu.cli.goal import tune
 from hamu.cli.interrupts import leaving_in_order
 from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
-from hamu.cli.outcome import history, outcome
+from hamu.cli.outcome import outcome
 from hamu.cli.parsing import parse
 from hamu.cli.problem import fitted_problem, inputs_of, opened, predictions_of
 from hamu.cli.progress import ProgressBar, peak_memory
 from hamu.cli.run_settings import recorded_settings
-from hamu.cli.step_log import StepLog
 from hamu.data import UnlearningData
 from hamu.distributed import from_main, is_main
 from hamu.errors import HamuError
@@ -31,6 +30,8 @@ from hamu.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
+from hamu.training.history import history
+from hamu.training.step_log import StepLog
 from hamu.training.trackers import kept_open
 
 
