@@ -139,7 +139,7 @@ def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
     evaluate = ["--data", "images", "--forget_rows", "0", "--model", "original/model", "--output_dir", "again"]
     code, out, _ = cli("evaluate", *evaluate)
     assert code == 0
-    assert out.count("warning: files of images are left out (1), first images/loose.png; read are images") == 1
+    assert out.count("warning: files of images are left out (1), first images/loose.png; only images") == 1
     assert "membership inference: not measured" in out
 
 
@@ -206,7 +206,7 @@ def test_a_model_without_statistics_takes_those_of_all_training_data(cli, colour
     for number, forget in enumerate((["--forget_class", "1"], ["--forget_rows", "0,1"])):
         flags = ["--model", "plain", *forget, "--output_dir", f"evaluated-{number}"]
         code, out, _ = cli("evaluate", *coloured, "--retain_model", "plain", *flags)
-        said = "the model does not say how images are normalised; taken are mean and deviation of train.npz"
+        said = "the model does not say how images are normalised; the mean and standard deviation of train.npz are used"
         assert (code, out.count(said)) == (0, 1)
         losses.append(json.loads((tmp_path / f"evaluated-{number}/evaluation.json").read_text())["test"]["loss"])
     assert losses[0] == losses[1]

@@ -63,8 +63,8 @@ def run(argv: list[str], console: Console) -> int:
         console.print(
             f"assessed with cross-entropy on both sides, but {args.method} has another loss: {', '.join(others)}. How "
             f"hard that is, and what it costs, may be otherwise",
-            soft_wrap=True, markup=False,
-        )  # fmt: skip
+            soft_wrap=True,
+        )
     with task_bar(console) as bar:
         shown = bar.add_task("assess", total=None)
         found = assess(
@@ -90,9 +90,7 @@ def run(argv: list[str], console: Console) -> int:
         folder.write_config(resolved)
         plot_frontiers(found.frontiers, found.method, folder.path / FRONTIER)
     show(found, console)
-    console.print(
-        f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True, markup=False
-    )
+    console.print(f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True)
     return found.verdict.code
 
 
@@ -138,7 +136,7 @@ def show(found: Assessment, console: Console) -> None:
     rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
     if verdict.constraint > 0:
         console.print(f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}")
-    console.print(f"this took {found.epochs:.2f} epochs' worth of passes; the model is as it was")
+    console.print(f"this took {found.epochs:.2f} epochs' worth of passes; the model is unchanged")
 
 
 def _show_curvature(found: Assessment, console: Console) -> None:

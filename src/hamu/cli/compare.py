@@ -36,7 +36,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.methods import method_classes
 from hamu.reporting import plot_comparison
-from hamu.run_files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD, holds_a_comparison
+from hamu.run_files import COMPARISON, COMPARISON_PICTURE, COMPARISON_TABLES, RECORD, holds_a_comparison
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
@@ -104,17 +104,19 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
     if others:
         console.print(
             f"not in this table: {len(others)} more in {folder.path}; name their settings too to have all in one",
-            soft_wrap=True, markup=False,
-        )  # fmt: skip
+            soft_wrap=True,
+        )
     if not finished:
-        raise HamuError(f"none of {len(runs)} runs came to its end; why is said above and in {folder.path}")
+        raise HamuError(
+            f"none of the {len(runs)} runs finished; the reasons are printed above and in {folder.path / COMPARISON}"
+        )
     drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
     picture = folder.path / drawing
     plot_comparison(drawn, comparison.hypervolumes, picture, title)
     console.print(
         f"the table is in {folder.path} as comparison.md, .tex, .csv and .json, the picture in {picture}",
-        soft_wrap=True, markup=False,
-    )  # fmt: skip
+        soft_wrap=True,
+    )
 
 
 def _check_flags(argv: list[str]) -> None:
@@ -166,7 +168,7 @@ def show(comparison: Comparison, console: Console) -> None:
         _show_table(comparison.means, console)
     for line in (start_line(comparison), CAPTION, volumes_line(comparison), *notes(comparison)):
         if line:
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line, soft_wrap=True)
 
 
 def _show_table(rows: Sequence[Row], console: Console) -> None:

@@ -44,7 +44,7 @@ def run(argv: list[str], console: Console) -> int:
         folder.write_json(EVALUATION, plain(report))
         for name, text in task.further_files(model, problem, args, further).items():
             folder.write_text(name, text, private=True)
-    console.print(f"all figures are in {path}", soft_wrap=True, markup=False)
+    console.print(f"all figures are in {path}", soft_wrap=True)
     return 0
 
 

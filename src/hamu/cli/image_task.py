@@ -54,8 +54,8 @@ class ImageTask(Task):
         )
         if data.left_out:
             self._tell_once(
-                f"warning: files of {data.source} are left out ({len(data.left_out)}), first {data.left_out[0]}; read "
-                f"are images (by their endings, such as .png and .jpg) in a folder per class"
+                f"warning: files of {data.source} are left out ({len(data.left_out)}), first {data.left_out[0]}; only "
+                f"images (by their endings, such as .png and .jpg) in a folder per class are read"
             )
         return data
 
@@ -125,14 +125,16 @@ class ImageTask(Task):
         if getattr(config, "image_mean", None) is None or getattr(config, "image_std", None) is None:
             training = [data for data in sets[:-1] if data is not None]
             config.image_mean, config.image_std = pixel_statistics(*training)
-            taken = f"taken are mean and deviation of {training[0].source}"
-            self._tell_once(f"the model does not say how images are normalised; {taken}")
+            self._tell_once(
+                f"the model does not say how images are normalised; the mean and standard deviation of "
+                f"{training[0].source} are used"
+            )
         return [None if data is None else data.normalized(config.image_mean, config.image_std) for data in sets]
 
     def _tell_once(self, text: str) -> None:
         """A retain model may be the same way."""
         if text not in self._told:
-            self.console.print(text, soft_wrap=True, markup=False)
+            self.console.print(text, soft_wrap=True)
             self._told.append(text)
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:

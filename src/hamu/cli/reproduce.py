@@ -286,4 +286,4 @@ def _write(one: Experiment, result: Mapping[str, Any], output: RunFolder, consol
         ours, paper = (f"{c:.4g}" if isinstance(c, float) else c for c in (claim["ours"], claim["paper"]))
         beside = "" if paper is None else f" (paper: {paper})"
         verdict = VERDICTS[claim["holds"]]
-        console.print(f"  {verdict}: {claim['text']}: {ours or '-'}{beside}", soft_wrap=True, markup=False)
+        console.print(f"  {verdict}: {claim['text']}: {ours or '-'}{beside}", soft_wrap=True)

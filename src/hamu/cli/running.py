@@ -24,7 +24,7 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
     """
     with ending(children), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
-            console.print(_line(row), soft_wrap=True, markup=False)
+            console.print(_line(row), soft_wrap=True)
     if children.asked_by and runs.waiting:
         raise Interrupted(
             f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs are not finished; the "

@@ -135,9 +135,9 @@ class TextTask(Task):
         is_needed = [is_of_hub(name) or self.base_of(name) is not None for name in models]
         if run.base_model not in (None, run.model) and not any(is_needed):
             self.console.print(
-                f"base_model {run.base_model} is not used: no model that is named is an adapter",
-                soft_wrap=True, markup=False,
-            )  # fmt: skip
+                f"base_model {run.base_model} is not used: none of the named models is an adapter",
+                soft_wrap=True,
+            )
 
     def settle_adapter(self, given: Collection[str]) -> None:
         """See `settle_adapter`."""

@@ -46,7 +46,7 @@ def run(argv: list[str], console: Console) -> int:
     sources = task.sources(is_training=True)
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=sources)
     if resume and folder.has(EVALUATION):
-        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
+        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True)
         return 0
     task.settle_adapter(resolved)
     with folder:
@@ -88,5 +88,5 @@ def run(argv: list[str], console: Console) -> int:
     for name in ("train", "test"):
         if f"{name}_loss" in figures:
             console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
-    console.print(f"the model is in {path}", soft_wrap=True, markup=False)
+    console.print(f"the model is in {path}", soft_wrap=True)
     return 0

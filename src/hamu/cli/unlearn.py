@@ -42,11 +42,11 @@ def run(argv: list[str], console: Console) -> int:
     )
     resume = going_on.resume
     if not args.eval_on_start:
-        raise HamuError("eval_on_start measures the model before, which all is held against; leave it on")
+        raise HamuError("eval_on_start measures the model before unlearning, the baseline of every figure; leave it on")
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args, resolved)
     if resume and RunFolder(args.output_dir, resume=True).has(RECORD):
-        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
+        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True)
         return 0
     build_metrics()  # a broken one is to cost no run
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=resume)
@@ -95,7 +95,7 @@ def run(argv: list[str], console: Console) -> int:
         task.show(reports)
         for line in outcome(trainer):
             console.print(line)
-        console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True, markup=False)
+        console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True)
         if record is not None:
             readable, digest = record
             console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)

@@ -69,7 +69,7 @@ class ResumableTrainer(Trainer):
         if resume_from_checkpoint is True or resume_from_checkpoint == "newest":
             newest, damages = self.checkpoints.newest()
             for damage in damages if is_main() else []:
-                _logger.warning("%s; it is passed over", damage)
+                _logger.warning("%s; it is skipped", damage)
             if newest is None and resume_from_checkpoint is True:
                 raise HamuError(f"there is no whole checkpoint in {self.args.output_dir}; start the run anew")
             if is_main():
