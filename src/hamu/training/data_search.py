@@ -1,6 +1,6 @@
 """How far to go along what was done since the last good state, as the data say.
 
-`LengthSearch` sets the length of each step by the step's own batches. Here all that was done since the last good state
+`LineSearch` sets the length of each step by the step's own batches. Here all that was done since the last good state
 is one move, and its length is judged by the losses on the data, whenever these are due to be measured.
 """
 

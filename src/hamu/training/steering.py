@@ -24,7 +24,7 @@ from hamu.pair_step import PairStep
 from hamu.paired import PairedGradients
 from hamu.training.data_search import HALVINGS, DataSearch
 from hamu.training.goal import Goal, Standing
-from hamu.training.length_search import LengthSearch
+from hamu.training.line_search import LineSearch
 from hamu.training.trust_region import TrustRegion
 from hamu.training.unseen import Change
 
@@ -64,7 +64,7 @@ class Steering(TrainerCallback):
         self._interval = 1.0
         self._due = _Due()
         self._move = DataSearch(pair.parameters, self._look_along)
-        self.search = LengthSearch()
+        self.search = LineSearch()
         self.history: list[dict[str, float]] = []
         self.ended = False
         self._settled = False
