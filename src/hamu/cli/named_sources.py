@@ -14,7 +14,7 @@ from rich.console import Console
 from hamu.cli.options import DataOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.precision import evaluates_in_half
-from hamu.cli.problem import predictions_of
+from hamu.cli.problem import inputs_of, predictions_of
 from hamu.cli.run_settings import recorded_settings
 from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
@@ -95,8 +95,7 @@ class NamedSources:
         task, problem = self.named.task, self.problem
         for source in {self._model("before"), self._base("before") or self._model("before")}:
             self._folder(source)  # what is of the hub is to be in its cache
-        sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
-        now = without_order(task.inputs(sets, {"original": self._model("before")}))
+        now = without_order(inputs_of(task, problem, {"original": self._model("before")}))
         name = differing(read_inputs(self._run), now)
         record = read_record(self._run)
         if name is None and record is not None:

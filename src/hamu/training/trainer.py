@@ -105,7 +105,7 @@ class UnlearnTrainer(ResumableTrainer):
         )
         prepare_model(model, args)
         self.pair = new_pair(model, method, args)
-        self.side_losses = SideLosses(model, method, args, self.sides)
+        self.side_losses = SideLosses(model, args.objectives())
         self._batchnorms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         if self._is_split and self._batchnorms and not args.freeze_batchnorm:
             raise HamuError(
