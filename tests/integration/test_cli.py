@@ -99,9 +99,10 @@ def test_a_run_that_changes_next_to_nothing_says_so(cli, saved_model):
 def test_null_takes_back_what_the_recipe_sets(tmp_path):
     (tmp_path / "run.yaml").write_text("test_data: null\n")
     words = ["--recipe", "cifar10-resnet20", "--config", str(tmp_path / "run.yaml")]
-    data, resolved = parse("unlearn", "", words, DataOptions)
+    parsed = parse("unlearn", "", words, DataOptions)
+    data = parsed.of(DataOptions)
     assert (data.data, data.test_data) == ("train.parquet", None)
-    assert "test_data" not in resolved
+    assert "test_data" not in parsed.resolved
 
 
 def test_numbers_and_truth_values_of_a_mapping_arrive_as_such(tmp_path):
@@ -117,7 +118,7 @@ optim_args: "1e-5"
     (tmp_path / "run.yaml").write_text(
         "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-5, num_cycles: 0.5}\n"
     )
-    args, _ = parse("train", "", ["--config", str(tmp_path / "run.yaml")], TrainConfig)
+    args = parse("train", "", ["--config", str(tmp_path / "run.yaml")], TrainConfig).of(TrainConfig)
     assert args.lr_scheduler_kwargs == {"min_lr": 1e-5, "num_cycles": 0.5}
 
 

@@ -49,7 +49,7 @@ def run(argv: list[str], console: Console) -> int:
     """Run what is not finished, print and save the table and the picture."""
     environment = dict(os.environ)  # of the runs; reading settings changes it
     _check_flags(argv)
-    data_options, run_options, options, args, resolved = parse(
+    parsed = parse(
         "compare",
         "Unlearn by several methods, with several constraints, learning rates and seeds, and compare what comes out. "
         "Takes the same options as unlearn. The same command again goes on where it was.",
@@ -59,6 +59,8 @@ def run(argv: list[str], console: Console) -> int:
         CompareOptions,
         UnlearnConfig,
     )
+    run_options, options, args = parsed.of(RunOptions), parsed.of(CompareOptions), parsed.of(UnlearnConfig)
+    resolved = parsed.resolved
     _check(options, run_options, args)
     build_metrics()  # a broken one is to cost no run
     grid = cells(
@@ -68,7 +70,7 @@ def run(argv: list[str], console: Console) -> int:
         options.seeds or [args.seed],
     )
     goes_on = holds_a_comparison(Path(args.output_dir))
-    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=goes_on)
+    task, folder, problem = opened(parsed.of(DataOptions), run_options, args, resolved, console, resume=goes_on)
     if task.is_local(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
     task.settle_adapter(resolved)

@@ -19,7 +19,7 @@ from hamu.training import TrainConfig
 
 def run(argv: list[str], console: Console) -> int:
     """Measure, print, save evaluation.json."""
-    data_options, run_options, further, args, resolved = parse(
+    parsed = parse(
         "evaluate",
         "Measure a model on the retain, forget and test data.",
         argv,
@@ -28,8 +28,9 @@ def run(argv: list[str], console: Console) -> int:
         EvaluateOptions,
         TrainConfig,
     )
+    run_options, further, args = parsed.of(RunOptions), parsed.of(EvaluateOptions), parsed.of(TrainConfig)
     build_metrics()  # a broken one is to cost no run
-    task, folder, problem = opened(data_options, run_options, args, resolved, console, further)
+    task, folder, problem = opened(parsed.of(DataOptions), run_options, args, parsed.resolved, console, further)
     task.check_models(further)
     task.read_further(further)
     reference = None if run_options.retain_model is None else _reference(task, problem, args)
@@ -37,7 +38,7 @@ def run(argv: list[str], console: Console) -> int:
     report = task.report(predictions, problem, reference, args)
     with folder:
         path = folder.write_json(EVALUATION, plain(report))  # kept, whatever becomes of what takes longer
-        folder.write_config(resolved)
+        folder.write_config(parsed.resolved)
         console.print(f"forget set: {problem.forget_name}")
         task.show({"": report})
         task.evaluate_further(model, args, further, report)

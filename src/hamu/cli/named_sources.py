@@ -155,13 +155,12 @@ class NamedSources:
         if not path.is_file():
             raise Unavailable("config.yaml is missing")
         try:
-            data, options, args, given = parse(
-                "unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig
-            )
+            parsed = parse("unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig)
         except HamuError as error:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
+        options, args, given = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.resolved
         options.trust_remote_code = self._trusts
-        task = choose_task(data, options, Console(quiet=True))
+        task = choose_task(parsed.of(DataOptions), options, Console(quiet=True))
         task.classes_of = str(self._run / MODEL)  # as the original's, which may be out of reach
         task.fill_in(args, given)
         return Named(task, args, frozenset(given))

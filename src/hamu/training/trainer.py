@@ -83,14 +83,7 @@ class UnlearnTrainer(ResumableTrainer):
         data_collator: Callable[[list[Any]], Mapping[str, Tensor]] = collate,
         **kwargs: Any,
     ) -> None:
-        for name in _OF_ONE_BATCH:
-            if kwargs.get(name) is not None:
-                raise HamuError(f"{name} is for a batch of one kind, and would never be called; leave it out")
-        if args.shard and kwargs.get("optimizers", (None, None))[0] is not None:
-            raise HamuError(
-                "an optimizer that is given holds the whole parameters, which --shard replaces by parts; give its "
-                "class as optimizer_cls_and_kwargs, or name one with optim"
-            )
+        _check_arguments(args, kwargs)
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
@@ -417,3 +410,15 @@ class UnlearnTrainer(ResumableTrainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:
+    """Check that what was given for `transformers.Trainer` has a place in a run of unlearning."""
+    for name in _OF_ONE_BATCH:
+        if given.get(name) is not None:
+            raise HamuError(f"{name} is for a batch of one kind, and would never be called; leave it out")
+    if args.shard and given.get("optimizers", (None, None))[0] is not None:
+        raise HamuError(
+            "an optimizer that is given holds the whole parameters, which --shard replaces by parts; give its "
+            "class as optimizer_cls_and_kwargs, or name one with optim"
+        )
