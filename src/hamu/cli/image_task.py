@@ -35,6 +35,7 @@ class ImageTask(Task):
     ways = ("forget_class", "forget_rows", "forget_data")
     bundled = DIGITS
     built_in = NEW_CLASSIFIER
+    has_test_split = staticmethod(has_test_split)
     processor: Any = None
 
     def __init__(self, *of_task: Any) -> None:
@@ -42,7 +43,7 @@ class ImageTask(Task):
         self._told: list[str] = []
 
     def read(self, source: str, split: str) -> ImageData:
-        """See `read_images`; files that it leaves out are said."""
+        """Read images as the options say, and name the files that are left out; see `read_images`."""
         options = self.data_options
         data = read_images(
             source,
@@ -64,12 +65,8 @@ class ImageTask(Task):
         names = class_names(self.classes_of) if train.named and self.classes_of is not None else None
         return train if names is None or not set(train.classes) <= set(names) else train.with_classes(names)
 
-    def has_test_split(self, source: str) -> bool:
-        """See `hamu.data.readers`."""
-        return has_test_split(source)
-
     def forget(self, train: ImageData, test: ImageData | None) -> UnlearningData[ImageData]:
-        """A class, with ρ."""
+        """A class is forgotten, of which a share ρ is replaced by other records."""
         options = self.data_options
         return forget_class(train, test, str(options.forget_class), options.rho, options.forget_seed)
 
@@ -89,7 +86,7 @@ class ImageTask(Task):
         return model
 
     def check_models(self, options: EvaluateOptions | None = None) -> None:
-        """Those of the hub are not looked for yet."""
+        """Check that the models which are named are classifiers of as many classes, but for those of the hub."""
         model, retain_model = self.run_options.model, self.run_options.retain_model
         for name in (model, retain_model):
             if name is not None:
@@ -132,33 +129,33 @@ class ImageTask(Task):
         return [None if data is None else data.normalized(config.image_mean, config.image_std) for data in sets]
 
     def _tell_once(self, text: str) -> None:
-        """A retain model may be the same way."""
+        """Print a text unless it has been printed before, of another model."""
         if text not in self._told:
             self.console.print(text, soft_wrap=True)
             self._told.append(text)
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:
-        """The model, and the image processor that came with it."""
+        """Save the model, and the image processor that came with it."""
         return folder.save_model(model, *([] if self.processor is None else [self.processor]))
 
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
-        """Batches are fetched whole."""
+        """What makes a batch of images, which are fetched all at once."""
         return collate
 
     def predict(self, model: Any, data: Any, args: TrainConfig) -> Predictions:
-        """See `predict`."""
+        """The model's predictions, in the precision of evaluations; see `hamu.evaluation.predict`."""
         with evaluation_precision(args):
             return predict(model, data, args.eval_batch_size, collate)
 
     def report(
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
     ) -> dict[str, Any]:
-        """See `classifier_report`."""
+        """The figures of `classifier_report`, and those that other packages measure."""
         report = classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
         return report | further_figures(predictions, reference)
 
     def show(self, reports: dict[str, dict[str, Any]]) -> None:
-        """Losses and accuracies, membership inference, and the distance to the retain model."""
+        """Print losses and accuracies, membership inference, and the distance to the retain model."""
         self.console.print(report_table(reports))
         for name, report in reports.items():
             self.console.print(f"{name}: {membership_line(report)}" if name else membership_line(report))

@@ -34,12 +34,14 @@ class Task(ABC):
         ways: the options that say what to forget.
         bundled: names of data that come with this package.
         built_in: the names of models that `hamu train` makes, as a regular expression.
+        has_test_split: whether the test data can be read from the same source as the training data.
     """
 
     noun: str
     ways: tuple[str, ...]
     bundled: str
     built_in: str
+    has_test_split: Callable[[str], bool]
     batch_sizes: Mapping[str, int] = {}  # where they are not given: settings of TrainConfig
 
     def __init__(self, data: DataOptions, run: RunOptions, console: Console) -> None:
@@ -55,10 +57,6 @@ class Task(ABC):
     def numbered(self, train: Any) -> Any:
         """The training data with labels as the model numbers them."""
         return train
-
-    @abstractmethod
-    def has_test_split(self, source: str) -> bool:
-        """Whether the test data can be read from the same source."""
 
     @abstractmethod
     def forget(self, train: Any, test: Any) -> UnlearningData[Any]:
@@ -97,14 +95,6 @@ class Task(ABC):
         """Check the settings of a new adapter, and put those of a saved one in their place."""
         return
 
-    def read_further(self, options: EvaluateOptions) -> None:
-        """Read what only `hamu evaluate` needs, once it is sure that it can be used."""
-        return
-
-    def ask_retain_model(self, model: Any, args: TrainConfig) -> None:
-        """Measure and keep what only `hamu evaluate` needs of the retain model, which has just been loaded."""
-        return
-
     @abstractmethod
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
         """Training sets and then test data (None stays None) in the form that the model takes, once it is sure that it
@@ -133,16 +123,6 @@ class Task(ABC):
         """Print what other packages measure."""
         for name, value in report.get("metrics", {}).items():
             self.console.print(f"{name}: " + ("not measured" if value is None else f"{value:.4g}"))
-
-    def evaluate_further(self, model: Any, args: TrainConfig, options: EvaluateOptions, report: dict[str, Any]) -> None:
-        """What only `hamu evaluate` measures: adds to the report."""
-        return
-
-    def further_files(
-        self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions
-    ) -> dict[str, str]:
-        """What only `hamu evaluate` writes, by name."""
-        return {}
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:
         """Save the model with what belongs to it."""
