@@ -90,7 +90,7 @@ def run(argv: list[str], console: Console) -> int:
 def _announce(
     task: Task, problem: UnlearningData[Any], method: HamuQ | HamuU, args: UnlearnConfig, console: Console
 ) -> None:
-    """What is assessed, and wherein the run to come is another."""
+    """Say what is assessed, and wherein the run to come is another."""
     instead = "" if method.name == args.method else f", as {args.method} has no constraint"
     console.print(
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
@@ -114,7 +114,7 @@ def _method(args: UnlearnConfig) -> HamuQ | HamuU:
 
 
 def show(found: Assessment, console: Console) -> None:
-    """A screen of text."""
+    """Print an assessment: a screen of text."""
     hard, sure = found.hardness, found.intervals
     table = plain_table("", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,))
 

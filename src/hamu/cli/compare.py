@@ -122,7 +122,7 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
 
 
 def _check_flags(argv: list[str]) -> None:
-    """What is known before values are looked at."""
+    """Refuse flags that compare has no place for, before their values are looked at."""
     given = {"--" + word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     for name in _OF_UNLEARN:
         if f"--{name}" in given:
@@ -163,7 +163,7 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """The table, the means over seeds, the hypervolumes, and the runs that ended otherwise than by their last step."""
+    """Print the table, the means over seeds, the hypervolumes, and the runs that ended before their last step."""
     _show_table(comparison.rows, console)
     if comparison.means:
         console.print("means over seeds ± standard deviation:")
@@ -174,7 +174,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _show_table(rows: Sequence[Row], console: Console) -> None:
-    """As wide as it must be; a setting that is the same in all rows is left out."""
+    """Print a table as wide as it must be; a setting that is the same in all rows is left out."""
     same = [column for column in SETTINGS[1:] if len({row.get(column.key) for row in rows}) == 1]
     columns = [column for column in columns_of(rows) if column not in same]
     right = tuple(number for number, column in enumerate(columns) if column.form)

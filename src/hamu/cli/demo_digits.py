@@ -64,10 +64,10 @@ settings, `hamu methods` the methods."""
         self.settings = {f"{rho:g}": forget_class(self._train, test, _FORGET, rho, seed) for rho in (0.0, 0.5, 1.0)}
 
     def new_model(self) -> tuple[Any, Any]:
-        """A ResNet-8."""
+        """A new ResNet-8, and the digits to train it on."""
         return new_classifier("resnet8", self._train, *self._statistics), self._train
 
     def membership_auc(self, trainer: UnlearnTrainer) -> float | None:
-        """Of the attack on the per-image loss."""
+        """The AUC of the attack on the per-image loss."""
         inference = membership_inference(trainer.predictions["forget"], trainer.predictions["test"], self.seed)
         return None if inference is None else inference.auc

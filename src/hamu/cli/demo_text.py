@@ -82,7 +82,7 @@ To name the records otherwise: --forget_rows 3,17,25 or
         self.title = "Forgetting four fictitious authors: a marker per epoch"
 
     def new_model(self) -> tuple[Any, Any]:
-        """A Llama of half a million parameters."""
+        """A new Llama of half a million parameters, and the questions to train it on."""
         model = new_language_model(self._tokenizer, hidden=128, layers=2, max_length=_LENGTH)
         return model, self._encoded(self._train)
 
@@ -91,7 +91,7 @@ To name the records otherwise: --forget_rows 3,17,25 or
         return AttackScores(*(min_k_scores(trainer.predictions[name]) for name in ("forget", "test"))).auc
 
     def finish(self, console: Console, original: Any, unlearned: Mapping[str, Any]) -> None:
-        """What is answered before and after, by HAMU-Q."""
+        """Show what is answered before unlearning and after it by HAMU-Q."""
         first = self._forget.select(range(_SHOWN))
         kept = self._train.select(range(len(self._train) - _SHOWN, len(self._train)))
         table = plain_table("", "question", "before", "after hamu-q")

@@ -66,7 +66,7 @@ class ImageTask(Task):
         return train if names is None or not set(train.classes) <= set(names) else train.with_classes(names)
 
     def forget(self, train: ImageData, test: ImageData | None) -> UnlearningData[ImageData]:
-        """A class is forgotten, of which a share ρ is replaced by other records."""
+        """Divide by a class that is forgotten; a share ρ of it is replaced by draws from all records not chosen yet."""
         options = self.data_options
         return forget_class(train, test, str(options.forget_class), options.rho, options.forget_seed)
 

@@ -35,7 +35,7 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
 
 @contextmanager
 def ending(children: Children) -> Iterator[None]:
-    """While these are at work, a signal asks them to end."""
+    """Let a signal ask these to end, while they are at work."""
 
     def note(number: int, frame: FrameType | None) -> None:
         children.ask_to_end(number)

@@ -67,7 +67,7 @@ class TextTask(Task):
         )
 
     def forget(self, train: TextRecords, test: TextRecords | None) -> UnlearningData[TextRecords]:
-        """The records that a filter finds are forgotten."""
+        """Divide by a filter: the records that it finds are forgotten."""
         rows = matching(train, str(self.data_options.forget_filter))
         if not rows:
             raise HamuError(f"the forget set is empty: no record has {self.data_options.forget_filter}")
