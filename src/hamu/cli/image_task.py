@@ -28,7 +28,7 @@ from hamu.training import TrainConfig
 from hamu.training.original import collate
 
 
-class ImageTask(Task):
+class ImageTask(Task[ImageData, ImageData, Predictions]):
     """Image classification."""
 
     noun = "images"
@@ -142,13 +142,17 @@ class ImageTask(Task):
         """What makes a batch of images, which are fetched all at once."""
         return collate
 
-    def predict(self, model: Any, data: Any, args: TrainConfig) -> Predictions:
+    def predict(self, model: Any, data: ImageData, args: TrainConfig) -> Predictions:
         """The model's predictions, in the precision of evaluations; see `hamu.evaluation.predict`."""
         with evaluation_precision(args):
             return predict(model, data, args.eval_batch_size, collate)
 
     def report(
-        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
+        self,
+        predictions: Mapping[str, Predictions],
+        problem: UnlearningData[Any],
+        reference: Mapping[str, Predictions] | None,
+        args: TrainConfig,
     ) -> dict[str, Any]:
         """The figures of `classifier_report`, and those that other packages measure."""
         report = classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)

@@ -43,7 +43,7 @@ from hamu.training import TrainConfig
 from hamu.training.pairing import chosen_positions
 
 
-class TextTask(Task):
+class TextTask(Task[TextRecords, TextData, TokenPredictions]):
     """Causal language models."""
 
     noun = "records"
@@ -167,13 +167,17 @@ class TextTask(Task):
         """What pads the records of a batch to the same length."""
         return TextCollator(self.tokenizer.pad_token_id)
 
-    def predict(self, model: Any, data: Any, args: TrainConfig) -> TokenPredictions:
+    def predict(self, model: Any, data: TextData, args: TrainConfig) -> TokenPredictions:
         """The model's predictions for every token, in the precision of evaluations; see `predict_tokens`."""
         with evaluation_precision(args):
             return predict_tokens(model, data, args.eval_batch_size, self.collator())
 
     def report(
-        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
+        self,
+        predictions: Mapping[str, TokenPredictions],
+        problem: UnlearningData[Any],
+        reference: Mapping[str, TokenPredictions] | None,
+        args: TrainConfig,
     ) -> dict[str, Any]:
         """The figures of `text_report`; with a retain model its own beside ours, and PrivLeak."""
         texts = {
