@@ -22,12 +22,12 @@ from _report import print_report
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
-from hamu.cli.step_log import StepLog
 from hamu.cli.unlearn import new_trainer
 from hamu.data import UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
+from hamu.training.step_log import StepLog
 
 
 def resident() -> float:

@@ -22,7 +22,7 @@ def with_plugins(
 ) -> dict[str, Named]:
     """Classes by their attribute `name`: ours first, then those of installed packages.
 
-    What cannot be loaded and is not asked for is passed over with a warning.
+    What cannot be loaded and is not asked for is skipped with a warning.
 
     Args:
         ours: what there is in any case.
@@ -48,7 +48,7 @@ def with_plugins(
     for name, damage in broken.items():
         if needs_all or (name == asked and asked not in classes):
             raise damage
-        _warn(f"warning: {damage}; it is passed over")
+        _warn(f"warning: {damage}; it is skipped")
     return classes
 
 

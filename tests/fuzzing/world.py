@@ -102,7 +102,7 @@ def _judged(tried, case, here, before, code, said, seen):
     start = one_line(f"hamu {command}: ")
     if code == 2 and (len(lines) != 1 or not said.startswith(start) or len(said) <= len(start) + 1):
         wrong.append(f"not one line: {said[:600]!r}")
-    if code in (0, 1, 3, 4) and any("it is passed over" not in line for line in lines):
+    if code in (0, 1, 3, 4) and any("it is skipped" not in line for line in lines):
         wrong.append(f"noise: {said[:600]!r}")
     out = Path(os.path.abspath(here / tried.out))
     after = _content(case)

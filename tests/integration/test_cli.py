@@ -99,9 +99,10 @@ def test_a_run_that_changes_next_to_nothing_says_so(cli, saved_model):
 def test_null_takes_back_what_the_recipe_sets(tmp_path):
     (tmp_path / "run.yaml").write_text("test_data: null\n")
     words = ["--recipe", "cifar10-resnet20", "--config", str(tmp_path / "run.yaml")]
-    data, resolved = parse("unlearn", "", words, DataOptions)
+    parsed = parse("unlearn", "", words, DataOptions)
+    data = parsed.of(DataOptions)
     assert (data.data, data.test_data) == ("train.parquet", None)
-    assert "test_data" not in resolved
+    assert "test_data" not in parsed.resolved
 
 
 def test_numbers_and_truth_values_of_a_mapping_arrive_as_such(tmp_path):
@@ -117,7 +118,7 @@ optim_args: "1e-5"
     (tmp_path / "run.yaml").write_text(
         "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-5, num_cycles: 0.5}\n"
     )
-    args, _ = parse("train", "", ["--config", str(tmp_path / "run.yaml")], TrainConfig)
+    args = parse("train", "", ["--config", str(tmp_path / "run.yaml")], TrainConfig).of(TrainConfig)
     assert args.lr_scheduler_kwargs == {"min_lr": 1e-5, "num_cycles": 0.5}
 
 
@@ -139,7 +140,7 @@ def test_ones_own_folder_of_images_and_named_rows(cli, tmp_path):
     evaluate = ["--data", "images", "--forget_rows", "0", "--model", "original/model", "--output_dir", "again"]
     code, out, _ = cli("evaluate", *evaluate)
     assert code == 0
-    assert out.count("warning: files of images are left out (1), first images/loose.png; read are images") == 1
+    assert out.count("warning: files of images are left out (1), first images/loose.png; only images") == 1
     assert "membership inference: not measured" in out
 
 
@@ -206,7 +207,7 @@ def test_a_model_without_statistics_takes_those_of_all_training_data(cli, colour
     for number, forget in enumerate((["--forget_class", "1"], ["--forget_rows", "0,1"])):
         flags = ["--model", "plain", *forget, "--output_dir", f"evaluated-{number}"]
         code, out, _ = cli("evaluate", *coloured, "--retain_model", "plain", *flags)
-        said = "the model does not say how images are normalised; taken are mean and deviation of train.npz"
+        said = "the model does not say how images are normalised; the mean and standard deviation of train.npz are used"
         assert (code, out.count(said)) == (0, 1)
         losses.append(json.loads((tmp_path / f"evaluated-{number}/evaluation.json").read_text())["test"]["loss"])
     assert losses[0] == losses[1]

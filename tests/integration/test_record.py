@@ -220,7 +220,7 @@ def change_a_pixel(path, label):
 
 
 FIGURES_AFTER = "the model after unlearning has the losses and accuracies recorded"
-CHANGE = "from one to the other figures change as recorded"
+CHANGE = "the figures changed from before to after as recorded"
 LOSS = ("figures", "after", "sets", "forget", "loss")
 TAMPERED = {
     "a weight of the result": (
@@ -473,7 +473,7 @@ def test_one_character_of_a_text_is_noticed_and_white_space_at_its_ends_is_not(t
     (texts / "records.jsonl").write_text("\n".join(lines[1:]))
     why = {name: found[name][1] for _, found in [verify("--no_figures")] for name in wrong(found)}
     assert set(why) == {"the forget set is the one recorded"}
-    assert "records, recorded are" in why["the forget set is the one recorded"]
+    assert "records, the record says" in why["the forget set is the one recorded"]
 
 
 def test_a_method_with_one_gradient_and_without_a_log(images, verify):

@@ -75,7 +75,7 @@ def image_model(tmp_path):
     (["unlearn", *FULL, "--without_forget"],
      "without_forget is for hamu train, which makes the retain model so; leave it out"),
     (["unlearn", *FULL, "--eval_on_start", "False"],
-     "eval_on_start measures the model before, which all is held against; leave it on"),
+     "eval_on_start measures the model before unlearning, the baseline of every figure; leave it on"),
     (["unlearn", *FULL, "--save_only_model"],
      "the command has save_only_model, which has no place here: checkpoints are to go on from"),
     (["unlearn", *FULL, "--load_best_model_at_end", "--save_strategy", "steps", "--eval_strategy", "epoch"],

@@ -213,8 +213,11 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
         (["data"], "data holds no run: it has neither steps.jsonl nor evaluation.json"),
         (["run", "--output", "nowhere/x.html"], "the folder nowhere of --output is not there; make it"),
         (["run", "--output", "data"], "--output data is a folder; name a file, such as data/report.html"),
-        (["run", "--output", "pipe.html"], "--output pipe.html is no regular file, and cannot be replaced by a page"),
-        (["run", "--output", "mine.html"], "mine.html is there and is no report; choose another --output"),
+        (
+            ["run", "--output", "pipe.html"],
+            "--output pipe.html is not a regular file, and cannot be replaced by a page",
+        ),
+        (["run", "--output", "mine.html"], "mine.html is there and is not a report; choose another --output"),
         (["run", "--samples", "0"], "samples 0 must be at least 1"),
         (["run", "--answers", "-1"], "answers -1 must be at least 0"),
         (["run", "--samples", "many"], "argument --samples: invalid int value: 'many'"),

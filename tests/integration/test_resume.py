@@ -186,7 +186,7 @@ def test_a_run_by_goal_that_lost_its_checkpoints_keeps_its_assessment(cli, tmp_p
     assert whole["hardness"]["measured_at"] == "assessment"
     (tmp_path / "broken/hardness.json").write_text(json.dumps(whole["hardness"] | {"kappa": 1.0}))
     code, out, _ = cli("verify", "broken", "--no_figures")
-    assert (code, "does not hold hardness.json has the hardness recorded: kappa: recorded is" in out) == (1, True)
+    assert (code, "does not hold hardness.json has the hardness recorded: kappa: the record says" in out) == (1, True)
     (tmp_path / "broken/hardness.json").unlink()
     assert "the hardness recorded: hardness.json is missing" in cli("verify", "broken", "--no_figures")[1]
 
@@ -231,8 +231,8 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(cli, tmp_path, saved_mode
     with open(broken / "steps.jsonl", "a") as log:
         log.write('{"step": 6, "ta')
     assert cli("unlearn", "--resume", "--output_dir", "broken")[0] == 0
-    assert "checkpoint-5 is damaged: model.safetensors is not as it was written; it is passed over" in caplog.text
-    assert "checkpoint-4 is damaged: optimizer.pt is missing; it is passed over" in caplog.text
+    assert "checkpoint-5 is damaged: model.safetensors is not as it was written; it is skipped" in caplog.text
+    assert "checkpoint-4 is damaged: optimizer.pt is missing; it is skipped" in caplog.text
     assert outcome(tmp_path / "whole") == outcome(broken)
     assert not (broken / ".checkpoint-abc").exists()
 

@@ -74,7 +74,7 @@ def test_a_new_adapters_base_is_the_model_and_a_retain_models_its_own(here, caps
 def test_a_new_adapters_base_is_the_model_whatever_base_is_named(here, capsys):
     job = [*UNLEARN, "--model", "original", "--lora", "--base_model", "other"]
     assert run(*job, "--output_dir", "run") == 0
-    assert "base_model other is not used: no model that is named is an adapter" in capsys.readouterr().out
+    assert "base_model other is not used: none of the named models is an adapter" in capsys.readouterr().out
     assert not_held(capsys) == []
 
 

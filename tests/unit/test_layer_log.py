@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hamu.cli.layer_log import LayerLog, _stride
 from hamu.run_files import LAYERS
 from hamu.run_folder import RunFolder
+from hamu.training.layer_log import LayerLog, _stride
 
 
 class Logged:

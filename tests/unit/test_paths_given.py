@@ -18,9 +18,10 @@ def home(tmp_path, monkeypatch):
 def test_flags_and_files_name_homes_alike(home):
     (home / "run.yaml").write_text("model: ~/lm\ndata_dir: ~/data\nforget_filter: name~Ada\n")
     words = ["--config=~/run.yaml", "--forget_rows=~/rows.txt", "--output_dir=~/out", "--answer_prefix=~"]
-    data, run, args, resolved = parse("unlearn", "", words, DataOptions, RunOptions, UnlearnConfig)
+    parsed = parse("unlearn", "", words, DataOptions, RunOptions, UnlearnConfig)
+    data, run, args = (parsed.of(kind) for kind in (DataOptions, RunOptions, UnlearnConfig))
     assert (run.model, data.data_dir, data.forget_rows) == (f"{home}/lm", f"{home}/data", f"{home}/rows.txt")
-    assert (args.output_dir, resolved["model"]) == (f"{home}/out", f"{home}/lm")
+    assert (args.output_dir, parsed.resolved["model"]) == (f"{home}/out", f"{home}/lm")
     assert (data.forget_filter, data.answer_prefix) == ("name~Ada", "~"), "what is no path stays"
     assert reproduce._parser().parse_args(["--work_dir=~/work", "--output_dir=~/out"]).work_dir == f"{home}/work"
 

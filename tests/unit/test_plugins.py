@@ -123,7 +123,7 @@ def test_what_is_broken_and_not_asked_for_is_passed_over_with_one_warning(packag
     assert [record.getMessage().partition(" cannot")[0] for record in caplog.records] == [
         f"warning: the method theirs ({BROKEN}) of their-package 1.2"
     ]
-    assert caplog.text.rstrip().endswith("; it is passed over")
+    assert caplog.text.rstrip().endswith("; it is skipped")
 
 
 def test_the_command_line_names_what_is_broken_or_goes_on(package, capsys):

@@ -1,4 +1,4 @@
-"""What a run remembers of itself comes back from a checkpoint, also from one that names no kind of end."""
+"""What a run remembers of itself comes back from a checkpoint."""
 
 import json
 
@@ -21,11 +21,4 @@ def test_a_memory_comes_back_whole(end):
         count()
     assert (memory.taken, memory.skipped, memory.skips_in_a_row) == (1, 3, 2)
     assert back(memory.state_dict()) == memory
-
-
-@pytest.mark.parametrize(("diverged", "kind"), [(True, "retain loss"), (False, "other")])
-def test_a_checkpoint_without_a_kind_of_end_is_of_another_kind_but_for_one_that_diverged(diverged, kind):
-    state = RunMemory(end=End("other", "of old")).state_dict() | {"diverged": diverged}
-    del state["ended_kind"]
-    assert back(state).end == End(kind, "of old")
-    assert back(state).diverged == diverged
+    assert memory.diverged == (end is not None and end.kind == "retain loss")

@@ -1,4 +1,4 @@
-"""The command line: argument parsing and printing only. `hamu COMMAND --help` tells more."""
+"""The commands: their options, what they call, what they print. `hamu COMMAND --help` tells more."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.text import Text
 from transformers import set_seed
@@ -14,6 +16,8 @@ from hamu.cli.parsing import parse
 from hamu.cli.problem import fitted_problem, opened
 from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
+from hamu.cli.tasks import Task
+from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy
@@ -24,7 +28,7 @@ from hamu.training import UnlearnConfig
 
 def run(argv: list[str], console: Console) -> int:
     """Assess, print a screen of text, save assess.json and the plot; the exit code is the verdict's."""
-    data_options, run_options, options, args, resolved = parse(
+    parsed = parse(
         "assess",
         "Say before a run how hard it is, what it will cost, and whether to start: exit code 0, 3 (it costs) or 4 "
         "(any step hurts). Takes the same options as unlearn.",
@@ -34,6 +38,7 @@ def run(argv: list[str], console: Console) -> int:
         AssessOptions,
         UnlearnConfig,
     )
+    run_options, options, args = parsed.of(RunOptions), parsed.of(AssessOptions), parsed.of(UnlearnConfig)
     check_settings(
         learning_rate=args.learning_rate,
         max_grad_norm=args.clip_norm,
@@ -45,26 +50,14 @@ def run(argv: list[str], console: Console) -> int:
     for name, asked in (("dry_run", run_options.dry_run), ("auto", args.auto)):
         if asked:
             raise HamuError(f"assess has no --{name}; leave it out")
-    task, folder, problem = opened(data_options, run_options, args, resolved, console)
+    task, folder, problem = opened(parsed.of(DataOptions), run_options, args, parsed.resolved, console)
     task.check_models()
-    task.settle_adapter(resolved)
+    task.settle_adapter(parsed.resolved)
     set_seed(args.seed)  # of a new adapter
     model = task.start_model(str(run_options.model)).to(args.device)
     problem = fitted_problem(task, model, problem)
     method = _method(args)
-    instead = "" if method.name == args.method else f", as {args.method} has no constraint"
-    console.print(
-        f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
-        f"{method.name}{instead}"
-    )
-    objectives = args.objectives()
-    others = [f"{name} to {side}" for side, name in objectives.items() if name not in (None, CrossEntropy.name)]
-    if others:
-        console.print(
-            f"assessed with cross-entropy on both sides, but {args.method} has another loss: {', '.join(others)}. How "
-            f"hard that is, and what it costs, may be otherwise",
-            soft_wrap=True, markup=False,
-        )  # fmt: skip
+    _announce(task, problem, method, args, console)
     with task_bar(console) as bar:
         shown = bar.add_task("assess", total=None)
         found = assess(
@@ -85,15 +78,31 @@ def run(argv: list[str], console: Console) -> int:
             progress=lambda done, total: bar.update(shown, completed=round(done), total=round(total)),
         )
     with folder:
-        said = {"forget_set": problem.forget_name, "objectives_of_the_run": objectives}
+        said = {"forget_set": problem.forget_name, "objectives_of_the_run": args.objectives()}
         path = folder.write_json(ASSESSMENT, said | found.record())  # first: it shows whose folder this is
-        folder.write_config(resolved)
+        folder.write_config(parsed.resolved)
         plot_frontiers(found.frontiers, found.method, folder.path / FRONTIER)
     show(found, console)
-    console.print(
-        f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True, markup=False
-    )
+    console.print(f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True)
     return found.verdict.code
+
+
+def _announce(
+    task: Task, problem: UnlearningData[Any], method: HamuQ | HamuU, args: UnlearnConfig, console: Console
+) -> None:
+    """Say what is assessed, and wherein the run to come is another."""
+    instead = "" if method.name == args.method else f", as {args.method} has no constraint"
+    console.print(
+        f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
+        f"{method.name}{instead}"
+    )
+    others = [f"{name} to {side}" for side, name in args.objectives().items() if name not in (None, CrossEntropy.name)]
+    if others:
+        console.print(
+            f"assessed with cross-entropy on both sides, but {args.method} has another loss: {', '.join(others)}. How "
+            f"hard that is, and what it costs, may be otherwise",
+            soft_wrap=True,
+        )
 
 
 def _method(args: UnlearnConfig) -> HamuQ | HamuU:
@@ -105,7 +114,7 @@ def _method(args: UnlearnConfig) -> HamuQ | HamuU:
 
 
 def show(found: Assessment, console: Console) -> None:
-    """A screen of text."""
+    """Print an assessment: a screen of text."""
     hard, sure = found.hardness, found.intervals
     table = plain_table("", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,))
 
@@ -138,7 +147,7 @@ def show(found: Assessment, console: Console) -> None:
     rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
     if verdict.constraint > 0:
         console.print(f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}")
-    console.print(f"this took {found.epochs:.2f} epochs' worth of passes; the model is as it was")
+    console.print(f"this took {found.epochs:.2f} epochs' worth of passes; the model is unchanged")
 
 
 def _show_curvature(found: Assessment, console: Console) -> None:

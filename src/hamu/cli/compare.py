@@ -36,7 +36,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.methods import method_classes
 from hamu.reporting import plot_comparison
-from hamu.run_files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD, holds_a_comparison
+from hamu.run_files import COMPARISON, COMPARISON_PICTURE, COMPARISON_TABLES, RECORD, holds_a_comparison
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
@@ -49,7 +49,7 @@ def run(argv: list[str], console: Console) -> int:
     """Run what is not finished, print and save the table and the picture."""
     environment = dict(os.environ)  # of the runs; reading settings changes it
     _check_flags(argv)
-    data_options, run_options, options, args, resolved = parse(
+    parsed = parse(
         "compare",
         "Unlearn by several methods, with several constraints, learning rates and seeds, and compare what comes out. "
         "Takes the same options as unlearn. The same command again goes on where it was.",
@@ -59,6 +59,8 @@ def run(argv: list[str], console: Console) -> int:
         CompareOptions,
         UnlearnConfig,
     )
+    run_options, options, args = parsed.of(RunOptions), parsed.of(CompareOptions), parsed.of(UnlearnConfig)
+    resolved = parsed.resolved
     _check(options, run_options, args)
     build_metrics()  # a broken one is to cost no run
     grid = cells(
@@ -68,7 +70,7 @@ def run(argv: list[str], console: Console) -> int:
         options.seeds or [args.seed],
     )
     goes_on = holds_a_comparison(Path(args.output_dir))
-    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=goes_on)
+    task, folder, problem = opened(parsed.of(DataOptions), run_options, args, resolved, console, resume=goes_on)
     if task.is_local(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
     task.settle_adapter(resolved)
@@ -104,21 +106,23 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
     if others:
         console.print(
             f"not in this table: {len(others)} more in {folder.path}; name their settings too to have all in one",
-            soft_wrap=True, markup=False,
-        )  # fmt: skip
+            soft_wrap=True,
+        )
     if not finished:
-        raise HamuError(f"none of {len(runs)} runs came to its end; why is said above and in {folder.path}")
+        raise HamuError(
+            f"none of the {len(runs)} runs finished; the reasons are printed above and in {folder.path / COMPARISON}"
+        )
     drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
     picture = folder.path / drawing
     plot_comparison(drawn, comparison.hypervolumes, picture, title)
     console.print(
         f"the table is in {folder.path} as comparison.md, .tex, .csv and .json, the picture in {picture}",
-        soft_wrap=True, markup=False,
-    )  # fmt: skip
+        soft_wrap=True,
+    )
 
 
 def _check_flags(argv: list[str]) -> None:
-    """What is known before values are looked at."""
+    """Refuse flags that compare has no place for, before their values are looked at."""
     given = {"--" + word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     for name in _OF_UNLEARN:
         if f"--{name}" in given:
@@ -159,18 +163,18 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """The table, the means over seeds, the hypervolumes, and the runs that ended otherwise than by their last step."""
+    """Print the table, the means over seeds, the hypervolumes, and the runs that ended before their last step."""
     _show_table(comparison.rows, console)
     if comparison.means:
         console.print("means over seeds ± standard deviation:")
         _show_table(comparison.means, console)
     for line in (start_line(comparison), CAPTION, volumes_line(comparison), *notes(comparison)):
         if line:
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(line, soft_wrap=True)
 
 
 def _show_table(rows: Sequence[Row], console: Console) -> None:
-    """As wide as it must be; a setting that is the same in all rows is left out."""
+    """Print a table as wide as it must be; a setting that is the same in all rows is left out."""
     same = [column for column in SETTINGS[1:] if len({row.get(column.key) for row in rows}) == 1]
     columns = [column for column in columns_of(rows) if column not in same]
     right = tuple(number for number, column in enumerate(columns) if column.form)

@@ -32,7 +32,7 @@ class _AsWritten(yaml.SafeLoader):
     """Reads every scalar but null as a text: so `no` is no truth value, and 010 no eight. No key may be there twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As it is written."""
+        """The mapping as it is written, once it is sure that no key is there twice."""
         keys = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in keys:
@@ -41,7 +41,7 @@ class _AsWritten(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
-        """As it is written, and whether in quotes."""
+        """The text as it is written, as a `_Quoted` if it stood in quotes."""
         text = super().construct_scalar(node)
         return _Quoted(text) if node.style in ("'", '"') else text
 

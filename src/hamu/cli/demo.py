@@ -31,6 +31,13 @@ from hamu.run_files import SUMMARY, TRAJECTORIES
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
 
+ABOUT_AUTO = """\
+--auto finds the learning rate and the size of each step. --target_forget_loss
+is the loss on the forget set at which to stop: choose it above today's, which
+the first `hamu evaluate` prints. --max_retain_increase is what that may cost.
+Without --auto choose --learning_rate yourself (`hamu assess` suggests one):
+most models hardly change at the default."""  # of what a scenario says comes next
+
 
 class Scenario(ABC):
     """What is learned and unlearned in a demo.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from hamu.cli.demo import Scenario
+from hamu.cli.demo import ABOUT_AUTO, Scenario
 from hamu.data import forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.evaluation import membership_inference
@@ -35,7 +35,7 @@ class Digits(Scenario):
         "constraint_mode": "relative",
         "stopping": "off",  # as in the paper's comparisons; the table says where the criterion would have stopped
     }
-    next = """\
+    next = f"""\
 What next, on your own data:
   hamu train    --data IMAGES/ --model resnet20 --output_dir runs/original
   hamu evaluate --data IMAGES/ --model runs/original/model \\
@@ -45,11 +45,7 @@ What next, on your own data:
                 --max_retain_increase 0.01 --output_dir runs/unlearned
   hamu evaluate --data IMAGES/ --model runs/unlearned/model \\
                 --forget_class NAME --output_dir runs/check
---auto finds the learning rate and the size of each step. --target_forget_loss
-is the loss on the forget set at which to stop: choose it above today's, which
-the first `hamu evaluate` prints. --max_retain_increase is what that may cost.
-Without --auto choose --learning_rate yourself (`hamu assess` suggests one):
-most models hardly change at the default.
+{ABOUT_AUTO}
 IMAGES/ has one subfolder of images per class; .parquet, .npz and
 hub:OWNER/NAME work too. To forget single images, use --forget_rows 3,17,25.
 Language models: `hamu demo --task text`. `hamu unlearn --help` shows the
@@ -68,10 +64,10 @@ settings, `hamu methods` the methods."""
         self.settings = {f"{rho:g}": forget_class(self._train, test, _FORGET, rho, seed) for rho in (0.0, 0.5, 1.0)}
 
     def new_model(self) -> tuple[Any, Any]:
-        """A ResNet-8."""
+        """A new ResNet-8, and the digits to train it on."""
         return new_classifier("resnet8", self._train, *self._statistics), self._train
 
     def membership_auc(self, trainer: UnlearnTrainer) -> float | None:
-        """Of the attack on the per-image loss."""
+        """The AUC of the attack on the per-image loss."""
         inference = membership_inference(trainer.predictions["forget"], trainer.predictions["test"], self.seed)
         return None if inference is None else inference.auc

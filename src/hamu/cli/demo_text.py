@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from rich.console import Console
 
-from hamu.cli.demo import Scenario
+from hamu.cli.demo import ABOUT_AUTO, Scenario
 from hamu.cli.tables import plain_table
 from hamu.data import TextCollator, TextRecords, encode, forget_rows, matching, read_text
-from hamu.evaluation import generate_answers, min_k_scores
+from hamu.evaluation import AttackScores, generate_answers, min_k_scores
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.training import UnlearnTrainer
 
@@ -40,7 +40,7 @@ class FictitiousAuthors(Scenario):
         "constraint_mode": "relative",
         "stopping": "off",
     }
-    next = """\
+    next = f"""\
 What next, on your own records (JSON lines with question and answer, prompt and
 completion, messages, or text):
   hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl \\
@@ -51,11 +51,7 @@ completion, messages, or text):
   hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl \\
                 --model runs/unlearned/model --original_model MODEL/ \\
                 --output_dir runs/check
---auto finds the learning rate and the size of each step. --target_forget_loss
-is the loss on the forget set at which to stop: choose it above today's, which
-the first `hamu evaluate` prints. --max_retain_increase is what that may cost.
-Without --auto choose --learning_rate yourself (`hamu assess` suggests one):
-most models hardly change at the default.
+{ABOUT_AUTO}
 MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME works too.
 To name the records otherwise: --forget_rows 3,17,25 or
 --forget_filter "user_id=4711". `--dry_run` says beforehand what a run needs."""
@@ -86,20 +82,16 @@ To name the records otherwise: --forget_rows 3,17,25 or
         self.title = "Forgetting four fictitious authors: a marker per epoch"
 
     def new_model(self) -> tuple[Any, Any]:
-        """A Llama of half a million parameters."""
+        """A new Llama of half a million parameters, and the questions to train it on."""
         model = new_language_model(self._tokenizer, hidden=128, layers=2, max_length=_LENGTH)
         return model, self._encoded(self._train)
 
     def membership_auc(self, trainer: UnlearnTrainer) -> float | None:
-        """Of Min-K%."""
-        from sklearn.metrics import roc_auc_score
-
-        groups = [trainer.predictions[name] for name in ("forget", "test")]
-        scores = torch.cat([min_k_scores(group) for group in groups])
-        return float(roc_auc_score([1] * groups[0].records + [0] * groups[1].records, scores))
+        """The AUC of Min-K%."""
+        return AttackScores(*(min_k_scores(trainer.predictions[name]) for name in ("forget", "test"))).auc
 
     def finish(self, console: Console, original: Any, unlearned: Mapping[str, Any]) -> None:
-        """What is answered before and after, by HAMU-Q."""
+        """Show what is answered before unlearning and after it by HAMU-Q."""
         first = self._forget.select(range(_SHOWN))
         kept = self._train.select(range(len(self._train) - _SHOWN, len(self._train)))
         table = plain_table("", "question", "before", "after hamu-q")

@@ -10,6 +10,8 @@ from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.problem import opened, predictions_of
 from hamu.cli.tasks import Task
+from hamu.cli.text_evaluation import TextEvaluation
+from hamu.cli.text_task import TextTask
 from hamu.data import UnlearningData
 from hamu.evaluation import build_metrics
 from hamu.record.record import plain
@@ -19,7 +21,7 @@ from hamu.training import TrainConfig
 
 def run(argv: list[str], console: Console) -> int:
     """Measure, print, save evaluation.json."""
-    data_options, run_options, further, args, resolved = parse(
+    parsed = parse(
         "evaluate",
         "Measure a model on the retain, forget and test data.",
         argv,
@@ -28,28 +30,33 @@ def run(argv: list[str], console: Console) -> int:
         EvaluateOptions,
         TrainConfig,
     )
+    run_options, options, args = parsed.of(RunOptions), parsed.of(EvaluateOptions), parsed.of(TrainConfig)
     build_metrics()  # a broken one is to cost no run
-    task, folder, problem = opened(data_options, run_options, args, resolved, console, further)
-    task.check_models(further)
-    task.read_further(further)
-    reference = None if run_options.retain_model is None else _reference(task, problem, args)
+    task, folder, problem = opened(parsed.of(DataOptions), run_options, args, parsed.resolved, console, options)
+    task.check_models(options)
+    further = TextEvaluation(task, options, args) if isinstance(task, TextTask) else None
+    reference = None if run_options.retain_model is None else _reference(task, problem, args, further)
     model, predictions = predictions_of(task, run_options.model, problem, args)
     report = task.report(predictions, problem, reference, args)
     with folder:
         path = folder.write_json(EVALUATION, plain(report))  # kept, whatever becomes of what takes longer
-        folder.write_config(resolved)
+        folder.write_config(parsed.resolved)
         console.print(f"forget set: {problem.forget_name}")
         task.show({"": report})
-        task.evaluate_further(model, args, further, report)
-        folder.write_json(EVALUATION, plain(report))
-        for name, text in task.further_files(model, problem, args, further).items():
-            folder.write_text(name, text, private=True)
-    console.print(f"all figures are in {path}", soft_wrap=True, markup=False)
+        if further is not None:
+            further.measure(model, report)
+            folder.write_json(EVALUATION, plain(report))
+            for name, text in further.files(model, problem).items():
+                folder.write_text(name, text, private=True)
+    console.print(f"all figures are in {path}", soft_wrap=True)
     return 0
 
 
-def _reference(task: Task, problem: UnlearningData[Any], args: TrainConfig) -> dict[str, Any]:
+def _reference(
+    task: Task, problem: UnlearningData[Any], args: TrainConfig, further: TextEvaluation | None
+) -> dict[str, Any]:
     """The retain model's predictions; it is asked all there is to ask, and gone before another model is loaded."""
     model, predictions = predictions_of(task, str(task.run_options.retain_model), problem, args)
-    task.ask_retain_model(model, args)
+    if further is not None:
+        further.ask_retain_model(model)
     return predictions

@@ -54,7 +54,7 @@ def print_help(command: str, parser: argparse.ArgumentParser, everything: bool) 
 
 
 def called(action: argparse.Action) -> str:
-    """What is named without a flag."""
+    """What the help calls an argument that is named without a flag."""
     return action.metavar if isinstance(action.metavar, str) else action.dest
 
 

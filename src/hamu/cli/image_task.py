@@ -28,13 +28,14 @@ from hamu.sources import DIGITS
 from hamu.training import TrainConfig
 
 
-class ImageTask(Task):
+class ImageTask(Task[ImageData, ImageData, Predictions]):
     """Image classification."""
 
     noun = "images"
     ways = ("forget_class", "forget_rows", "forget_data")
     bundled = DIGITS
     built_in = NEW_CLASSIFIER
+    has_test_split = staticmethod(has_test_split)
     processor: Any = None
 
     def __init__(self, *of_task: Any) -> None:
@@ -42,7 +43,7 @@ class ImageTask(Task):
         self._told: list[str] = []
 
     def read(self, source: str, split: str) -> ImageData:
-        """See `read_images`; files that it leaves out are said."""
+        """Read images as the options say, and name the files that are left out; see `read_images`."""
         options = self.data_options
         data = read_images(
             source,
@@ -54,8 +55,8 @@ class ImageTask(Task):
         )
         if data.left_out:
             self._tell_once(
-                f"warning: files of {data.source} are left out ({len(data.left_out)}), first {data.left_out[0]}; read "
-                f"are images (by their endings, such as .png and .jpg) in a folder per class"
+                f"warning: files of {data.source} are left out ({len(data.left_out)}), first {data.left_out[0]}; only "
+                f"images (by their endings, such as .png and .jpg) in a folder per class are read"
             )
         return data
 
@@ -64,12 +65,8 @@ class ImageTask(Task):
         names = class_names(self.classes_of) if train.named and self.classes_of is not None else None
         return train if names is None or not set(train.classes) <= set(names) else train.with_classes(names)
 
-    def has_test_split(self, source: str) -> bool:
-        """See `hamu.data.image_readers`."""
-        return has_test_split(source)
-
     def forget(self, train: ImageData, test: ImageData | None) -> UnlearningData[ImageData]:
-        """A class, with ρ."""
+        """Divide by a class that is forgotten; a share ρ of it is replaced by draws from all records not chosen yet."""
         options = self.data_options
         return forget_class(train, test, str(options.forget_class), options.rho, options.forget_seed)
 
@@ -89,7 +86,7 @@ class ImageTask(Task):
         return model
 
     def check_models(self, options: EvaluateOptions | None = None) -> None:
-        """Those of the hub are not looked for yet."""
+        """Check that the models which are named are classifiers of as many classes, but for those of the hub."""
         model, retain_model = self.run_options.model, self.run_options.retain_model
         for name in (model, retain_model):
             if name is not None:
@@ -125,38 +122,44 @@ class ImageTask(Task):
         if getattr(config, "image_mean", None) is None or getattr(config, "image_std", None) is None:
             training = [data for data in sets[:-1] if data is not None]
             config.image_mean, config.image_std = pixel_statistics(*training)
-            taken = f"taken are mean and deviation of {training[0].source}"
-            self._tell_once(f"the model does not say how images are normalised; {taken}")
+            self._tell_once(
+                f"the model does not say how images are normalised; the mean and standard deviation of "
+                f"{training[0].source} are used"
+            )
         return [None if data is None else data.normalized(config.image_mean, config.image_std) for data in sets]
 
     def _tell_once(self, text: str) -> None:
-        """A retain model may be the same way."""
+        """Print a text unless it has been printed before, of another model."""
         if text not in self._told:
-            self.console.print(text, soft_wrap=True, markup=False)
+            self.console.print(text, soft_wrap=True)
             self._told.append(text)
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:
-        """The model, and the image processor that came with it."""
+        """Save the model, and the image processor that came with it."""
         return folder.save_model(model, *([] if self.processor is None else [self.processor]))
 
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
-        """Batches are fetched whole."""
+        """What makes a batch of images, which are fetched all at once."""
         return collate
 
-    def predict(self, model: Any, data: Any, args: TrainConfig) -> Predictions:
-        """See `predict`."""
+    def predict(self, model: Any, data: ImageData, args: TrainConfig) -> Predictions:
+        """The model's predictions, in the precision of evaluations; see `hamu.evaluation.predict`."""
         with evaluation_precision(args):
             return predict(model, data, args.eval_batch_size, collate)
 
     def report(
-        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
+        self,
+        predictions: Mapping[str, Predictions],
+        problem: UnlearningData[Any],
+        reference: Mapping[str, Predictions] | None,
+        args: TrainConfig,
     ) -> dict[str, Any]:
-        """See `classifier_report`."""
+        """The figures of `classifier_report`, and those that other packages measure."""
         report = classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
         return report | further_figures(predictions, reference)
 
     def show(self, reports: dict[str, dict[str, Any]]) -> None:
-        """Losses and accuracies, membership inference, and the distance to the retain model."""
+        """Print losses and accuracies, membership inference, and the distance to the retain model."""
         self.console.print(report_table(reports))
         for name, report in reports.items():
             self.console.print(f"{name}: {membership_line(report)}" if name else membership_line(report))

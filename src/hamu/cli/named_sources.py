@@ -14,7 +14,7 @@ from rich.console import Console
 from hamu.cli.options import DataOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.precision import evaluates_in_half
-from hamu.cli.problem import predictions_of
+from hamu.cli.problem import inputs_of, predictions_of
 from hamu.cli.run_settings import recorded_settings
 from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
@@ -58,7 +58,7 @@ class Named:
 
 
 class NamedSources:
-    """See `hamu.record.Sources`.
+    """The settings, data and models that config.yaml names: the `hamu.record.Sources` of a run.
 
     Args:
         run: the folder of the run.
@@ -73,17 +73,17 @@ class NamedSources:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those that the run was given."""
+        """The settings that the run was given, as its record holds them."""
         task, args, given = self.named.task, self.named.args, self.named.given
         of_run = recorded_settings(task.data_options, task.run_options, args, given)
         return {name: value for name, value in of_run.items() if name in given}
 
     def weights(self, role: str) -> Path:
-        """Where the whole model or an adapter's base model is."""
+        """The folder with the weights of a whole model, or of an adapter's base model."""
         return self._folder(self._base(role) or self._model(role))
 
     def adapter(self, role: str) -> Path:
-        """Where an adapter is."""
+        """The folder with the adapter of a model."""
         return self._folder(self._model(role))
 
     def check_unchanged(self) -> None:
@@ -95,8 +95,7 @@ class NamedSources:
         task, problem = self.named.task, self.problem
         for source in {self._model("before"), self._base("before") or self._model("before")}:
             self._folder(source)  # what is of the hub is to be in its cache
-        sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
-        now = without_order(task.inputs(sets, {"original": self._model("before")}))
+        now = without_order(inputs_of(task, problem, {"original": self._model("before")}))
         name = differing(read_inputs(self._run), now)
         record = read_record(self._run)
         if name is None and record is not None:
@@ -124,7 +123,7 @@ class NamedSources:
             raise Unavailable(f"it cannot be loaded: {error}") from error
 
     def figures(self, role: str) -> dict[str, Any]:
-        """By the precision and the sample of the run."""
+        """The figures of the model before or after, measured again in the run's precision and on its sample."""
         if role not in self._figures:
             predictions = self._predicted(role)
             args = self.named.args
@@ -133,7 +132,7 @@ class NamedSources:
         return self._figures[role]
 
     def change(self) -> dict[str, Any]:
-        """Likewise."""
+        """The changes from the model before to the model after, measured again in the same way."""
         before, after = ("before", "after")
         predictions = (self._predicted(before), self._predicted(after))
         return changes(self.figures(before), self.figures(after), predictions, self.named.args.seed)
@@ -144,32 +143,31 @@ class NamedSources:
         return self._predictions[role]
 
     def precision(self) -> str:
-        """Of the run's evaluations."""
+        """The precision of the run's evaluations: a key of `hamu.record.verify.TOLERANCE`."""
         args, options = self.named.args, self.named.task.run_options
         is_full = not evaluates_in_half(args) and options.model_dtype == "float32"
         return "float32" if is_full else "half precision"
 
     @cached_property
     def named(self) -> Named:
-        """The settings, read once."""
+        """What config.yaml says, read once."""
         path = self._run / CONFIG
         if not path.is_file():
             raise Unavailable("config.yaml is missing")
         try:
-            data, options, args, given = parse(
-                "unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig
-            )
+            parsed = parse("unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig)
         except HamuError as error:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
+        options, args, given = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.resolved
         options.trust_remote_code = self._trusts
-        task = choose_task(data, options, Console(quiet=True))
+        task = choose_task(parsed.of(DataOptions), options, Console(quiet=True))
         task.classes_of = str(self._run / MODEL)  # as the original's, which may be out of reach
         task.fill_in(args, given)
         return Named(task, args, frozenset(given))
 
     @cached_property
     def problem(self) -> UnlearningData[Any]:
-        """The sets, read once."""
+        """The unlearning problem that config.yaml names, read once."""
         for source in self.named.task.data_sources():
             self._need(source)
         return self.named.task.problem()
@@ -185,7 +183,7 @@ class NamedSources:
             return None
 
     def _model(self, role: str) -> str:
-        """Where a model is."""
+        """The name or folder of the model of this role, once it is sure that it may be looked at."""
         if role == "after":
             return str(self._run / MODEL)
         options = self.named.task.run_options

@@ -75,7 +75,9 @@ class DataOptions:
     expected_retain: int | None = field(
         default=None, metadata={"help": "Text: how many records stay, for a --dry_run without the data."}
     )
-    expected_forget: int | None = field(default=None, metadata={"help": "Text: how many are forgotten, likewise."})
+    expected_forget: int | None = field(
+        default=None, metadata={"help": "Text: how many records are forgotten, for a --dry_run without the data."}
+    )
     max_length: int = field(default=512, metadata={"help": "Text: cut longer records, in tokens."})
 
     def __post_init__(self) -> None:
@@ -173,7 +175,9 @@ class EvaluateOptions:
         default=None,
         metadata={"help": "TOFU: forget records with paraphrased_answer and perturbed_answer, for the truth ratio."},
     )
-    retain_perturbed: str | None = field(default=None, metadata={"help": "TOFU: retain records with the same."})
+    retain_perturbed: str | None = field(
+        default=None, metadata={"help": "TOFU: retain records with paraphrased_answer and perturbed_answer."}
+    )
     real_authors: str | None = field(default=None, metadata={"help": "TOFU: real authors, with perturbed_answer."})
     world_facts: str | None = field(default=None, metadata={"help": "TOFU: world facts, with perturbed_answer."})
 

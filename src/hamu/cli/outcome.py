@@ -1,8 +1,6 @@
-"""What a run says of itself when it has ended."""
+"""What `hamu unlearn` prints of a run that has ended."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from hamu.gram import SIDES
 from hamu.training import UnlearnTrainer
@@ -11,22 +9,8 @@ from hamu.training.promise import describe
 _HARDLY = 0.05  # a probability that is 5% lower or higher
 
 
-def history(trainer: UnlearnTrainer) -> dict[str, Any]:
-    """What happened, for evaluation.json."""
-    return {
-        "trajectory": [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry],
-        "steps_taken": trainer.steps_taken,
-        "steps_skipped": trainer.steps_skipped,
-        "steps_in_model": trainer.steps_in_model,
-        "promise": trainer.promise,
-        "steering": None if trainer.steering is None else trainer.steering.history,
-        "ended": trainer.end.text,
-        "ended_kind": trainer.end.kind,
-    }
-
-
 def outcome(trainer: UnlearnTrainer) -> list[str]:
-    """The same for the screen, a line each."""
+    """What happened, and what was saved of it, a line each."""
     return [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
         f"{trainer.state.global_step} because {trainer.end.text}",

@@ -20,11 +20,11 @@ class Parser(HfArgumentParser):
     """An argument parser whose mistakes are HamuErrors, and whose texts can be written to any file."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of leaving the program."""
+        """Raise a HamuError instead of leaving the program."""
         raise HamuError(f"{message}; {self.prog} --help lists the options")
 
     def print_help(self, file: Any = None) -> None:
-        """Print it even if nobody reads to its end."""
+        """Print the help, even if nobody reads to its end."""
         say(self.format_help().rstrip("\n"))
 
     def format_help(self) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import IntervalStrategy, SchedulerType
 from transformers.trainer_utils import SaveStrategy
@@ -25,9 +26,27 @@ _CHOICES: dict[str, type[Enum]] = {
     "eval_strategy": IntervalStrategy, "logging_strategy": IntervalStrategy, "save_strategy": SaveStrategy,
     "lr_scheduler_type": SchedulerType, "optim": OptimizerNames,
 }  # fmt: skip
+_Options = TypeVar("_Options")
 
 
-def parse(command: str, description: str, argv: list[str], *types: type) -> tuple[Any, ...]:
+@dataclasses.dataclass(frozen=True)
+class Parsed:
+    """The options of one command.
+
+    Attributes:
+        by_type: an instance of each dataclass that the command fills.
+        resolved: the settings that were given, by flags or in files, by name.
+    """
+
+    by_type: Mapping[type, Any]
+    resolved: dict[str, Any]
+
+    def of(self, kind: type[_Options]) -> _Options:
+        """The options of one of these dataclasses."""
+        return self.by_type[kind]
+
+
+def parse(command: str, description: str, argv: list[str], *types: type) -> Parsed:
     """Read the options of one command.
 
     Args:
@@ -35,9 +54,6 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
         description: one line for --help.
         argv: the flags.
         types: the dataclasses to fill.
-
-    Returns:
-        One instance of each type, and the resolved settings that differ from the defaults.
 
     Raises:
         HamuError: if a flag or key is unknown, or a value does not fit.
@@ -71,16 +87,16 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> tupl
         check_resumed_settings(resumed[0], {key: was[key] for key in settings}, given, named)
     resolved = {key: values[key] for key in (*settings, *given) if key not in _NOT_OF_A_RUN}
     _check_choices(values)
-    built = []
+    built = {}
     for cls in types:
         names = {f.name for f in dataclasses.fields(cls) if f.init}
         try:
-            built.append(cls(**{key: value for key, value in values.items() if key in names}))
+            built[cls] = cls(**{key: value for key, value in values.items() if key in names})
         except HamuError:
             raise
         except (ValueError, TypeError, ImportError, RuntimeError, KeyError) as error:
             raise HamuError(f"the settings do not fit together: {first_line(error)}") from error
-    return (*built, resolved)
+    return Parsed(built, resolved)
 
 
 def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:

@@ -46,11 +46,19 @@ def fitted_problem(task: Task, model: Any, problem: UnlearningData[Any]) -> Unle
     return replace(problem, retain=retain, forget=forget, test=test)
 
 
-def inputs_of(task: Task, problem: UnlearningData[Any]) -> Inputs:
-    """What a run of unlearning reads; see `Task.inputs`."""
+def inputs_of(task: Task, problem: UnlearningData[Any], models: Mapping[str, str | None] | None = None) -> Inputs:
+    """What a run of unlearning reads, by its digests.
+
+    Args:
+        task: whose options name the models.
+        problem: whose sets are read.
+        models: see `Task.inputs`; by default the original and the retain model.
+    """
     options = task.run_options
     sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
-    return task.inputs(sets, {"original": options.model, "retain": options.retain_model})
+    if models is None:
+        models = {"original": options.model, "retain": options.retain_model}
+    return task.inputs(sets, models)
 
 
 def predictions_of(

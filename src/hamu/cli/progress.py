@@ -92,17 +92,17 @@ class ProgressBar(TrainerCallback):
         self._bar.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move on."""
+        """Move the bar on; without a terminal, say so in a line now and then."""
         self._bar.update(self._task, completed=state.global_step)
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_PER_LINE
             self._console.print(f"{self._title}: step {state.global_step} of {state.max_steps}  {self._figures}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        """Show the last figures."""
+        """Show the last figures beside the bar."""
         self._figures = figures_line(logs) or self._figures
         self._bar.update(self._task, figures=self._figures)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the bar as it is."""
+        """Stop the bar and leave it as it is."""
         self._bar.stop()

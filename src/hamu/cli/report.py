@@ -53,7 +53,7 @@ def run(argv: list[str], console: Console) -> int:
     made = report_page(found, contents=not args.no_contents)
     page = made.encode(errors="backslashreplace").decode()  # a folder's name may have bytes that are no text
     write_whole(target, page, private=not args.no_contents)
-    console.print(f"the report is in {target} ({len(page.encode()) / 1e6:.1f} MB)", soft_wrap=True, markup=False)
+    console.print(f"the report is in {target} ({len(page.encode()) / 1e6:.1f} MB)", soft_wrap=True)
     return 0
 
 
@@ -67,9 +67,9 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     if target.is_dir():
         raise HamuError(f"--output {target} is a folder; name a file, such as {target / REPORT}")
     if target.exists() and not target.is_file():
-        raise HamuError(f"--output {target} is no regular file, and cannot be replaced by a page; name another")
+        raise HamuError(f"--output {target} is not a regular file, and cannot be replaced by a page; name another")
     if target.is_file() and MARK.encode() not in target.read_bytes()[:1000]:
-        raise HamuError(f"{target} is there and is no report; choose another --output, or remove it")
+        raise HamuError(f"{target} is there and is not a report; choose another --output, or remove it")
     return target.resolve() if target.is_symlink() else target  # a link stays, and leads to the page
 
 
@@ -87,6 +87,6 @@ def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[
         sources = NamedSources(folder, args.hub, trust_remote_code=args.trust_remote_code)
         observed = observe(sources, args.samples, answers, console)
     except HamuError as error:
-        console.print(f"{folder}: without what the models say, for {error}", soft_wrap=True, markup=False)
+        console.print(f"{folder}: without what the models say, for {error}", soft_wrap=True)
         return [Reported(runs[0], None, str(error))]
     return [Reported(runs[0], observed)]

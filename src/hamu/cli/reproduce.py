@@ -148,9 +148,10 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     files = {"--recipe": recipe, "--config": options.config, "--data_dir": options.data_dir}
     argv = [word for flag, value in files.items() if value for word in (flag, value)]
     seed = [] if options.seed is None else ["--seed", str(options.seed)]
-    data, _, args, base = parse("unlearn", "", [*argv, *seed], DataOptions, RunOptions, UnlearnConfig)
-    _, further, _ = parse("evaluate", "", argv, DataOptions, EvaluateOptions)
-    train = parse("train", "", [*argv, *seed], DataOptions, RunOptions, TrainConfig)[-1]
+    unlearning = parse("unlearn", "", [*argv, *seed], DataOptions, RunOptions, UnlearnConfig)
+    data, args = unlearning.of(DataOptions), unlearning.of(UnlearnConfig)
+    further = parse("evaluate", "", argv, DataOptions, EvaluateOptions).of(EvaluateOptions)
+    train = parse("train", "", [*argv, *seed], DataOptions, RunOptions, TrainConfig).resolved
     is_text = task_name(data) == "text"
     settings = _settings_name(recipe, options.config, {"seed": args.seed} | train)
     if task == "image" and is_text:
@@ -160,7 +161,7 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
         paraphrases = located(further.forget_perturbed, data.data_dir, MINIATURE)
     scale = Scale(
         settings,
-        base,
+        unlearning.resolved,
         is_text,
         options.fraction,
         options.epochs,
@@ -286,4 +287,4 @@ def _write(one: Experiment, result: Mapping[str, Any], output: RunFolder, consol
         ours, paper = (f"{c:.4g}" if isinstance(c, float) else c for c in (claim["ours"], claim["paper"]))
         beside = "" if paper is None else f" (paper: {paper})"
         verdict = VERDICTS[claim["holds"]]
-        console.print(f"  {verdict}: {claim['text']}: {ours or '-'}{beside}", soft_wrap=True, markup=False)
+        console.print(f"  {verdict}: {claim['text']}: {ours or '-'}{beside}", soft_wrap=True)

@@ -30,5 +30,7 @@ def every_option(config: Path) -> dict[str, Any]:
     Raises:
         HamuError: as `parse`.
     """
-    data, run, args, _ = parse("unlearn", "", ["--config", str(config)], DataOptions, RunOptions, UnlearnConfig)
-    return {**vars(data), **vars(run), **{f.name: getattr(args, f.name) for f in dataclasses.fields(args)}}
+    parsed = parse("unlearn", "", ["--config", str(config)], DataOptions, RunOptions, UnlearnConfig)
+    args = parsed.of(UnlearnConfig)
+    of_training = {f.name: getattr(args, f.name) for f in dataclasses.fields(args)}
+    return {**vars(parsed.of(DataOptions)), **vars(parsed.of(RunOptions)), **of_training}

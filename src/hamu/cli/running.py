@@ -24,7 +24,7 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
     """
     with ending(children), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
-            console.print(_line(row), soft_wrap=True, markup=False)
+            console.print(_line(row), soft_wrap=True)
     if children.asked_by and runs.waiting:
         raise Interrupted(
             f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs are not finished; the "
@@ -35,7 +35,7 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
 
 @contextmanager
 def ending(children: Children) -> Iterator[None]:
-    """While these are at work, a signal asks them to end."""
+    """Let a signal ask these to end, while they are at work."""
 
     def note(number: int, frame: FrameType | None) -> None:
         children.ask_to_end(number)

@@ -9,14 +9,24 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
 from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
-from hamu.data import UnlearningData, forget_data, forget_rows, lists_rows, parse_rows
+from hamu.data import (
+    ImageData,
+    TextData,
+    TextRecords,
+    UnlearningData,
+    forget_data,
+    forget_rows,
+    lists_rows,
+    parse_rows,
+)
 from hamu.data.text_readers import is_text
 from hamu.errors import HamuError
+from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.models.language import adapter_base
 from hamu.record import Inputs, saved_model_entry, set_entries
 from hamu.run_folder import RunFolder
@@ -25,8 +35,13 @@ from hamu.training import TrainConfig
 
 _WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
 
+# of one kind of data: as they are read, as a model takes them, and what a model says of them
+Read = TypeVar("Read", ImageData, TextRecords)
+Fitted = TypeVar("Fitted", ImageData, TextData)
+Predicted = TypeVar("Predicted", Predictions, TokenPredictions)
 
-class Task(ABC):
+
+class Task(ABC, Generic[Read, Fitted, Predicted]):
     """One kind of data and model.
 
     Class attributes:
@@ -34,12 +49,14 @@ class Task(ABC):
         ways: the options that say what to forget.
         bundled: names of data that come with this package.
         built_in: the names of models that `hamu train` makes, as a regular expression.
+        has_test_split: whether the test data can be read from the same source as the training data.
     """
 
     noun: str
     ways: tuple[str, ...]
     bundled: str
     built_in: str
+    has_test_split: Callable[[str], bool]
     batch_sizes: Mapping[str, int] = {}  # where they are not given: settings of TrainConfig
 
     def __init__(self, data: DataOptions, run: RunOptions, console: Console) -> None:
@@ -49,19 +66,15 @@ class Task(ABC):
         self.classes_of = run.model  # the saved model by which labels are numbered
 
     @abstractmethod
-    def read(self, source: str, split: str) -> Any:
+    def read(self, source: str, split: str) -> Read:
         """Read one data set."""
 
-    def numbered(self, train: Any) -> Any:
+    def numbered(self, train: Read) -> Read:
         """The training data with labels as the model numbers them."""
         return train
 
     @abstractmethod
-    def has_test_split(self, source: str) -> bool:
-        """Whether the test data can be read from the same source."""
-
-    @abstractmethod
-    def forget(self, train: Any, test: Any) -> UnlearningData[Any]:
+    def forget(self, train: Read, test: Read | None) -> UnlearningData[Read]:
         """Divide by an option that only this task has."""
 
     def is_built_in(self, model: str) -> bool:
@@ -69,7 +82,7 @@ class Task(ABC):
         return re.fullmatch(self.built_in, model) is not None
 
     @abstractmethod
-    def new_model(self, name: str, train: Any) -> Any:
+    def new_model(self, name: str, train: Read) -> Any:
         """A model to be trained on these records."""
 
     @abstractmethod
@@ -97,16 +110,8 @@ class Task(ABC):
         """Check the settings of a new adapter, and put those of a saved one in their place."""
         return
 
-    def read_further(self, options: EvaluateOptions) -> None:
-        """Read what only `hamu evaluate` needs, once it is sure that it can be used."""
-        return
-
-    def ask_retain_model(self, model: Any, args: TrainConfig) -> None:
-        """Measure and keep what only `hamu evaluate` needs of the retain model, which has just been loaded."""
-        return
-
     @abstractmethod
-    def fitted(self, model: Any, *sets: Any) -> list[Any]:
+    def fitted(self, model: Any, *sets: Read | None) -> list[Fitted | None]:
         """Training sets and then test data (None stays None) in the form that the model takes, once it is sure that it
         can.
         """
@@ -116,12 +121,16 @@ class Task(ABC):
         """What makes a batch of them."""
 
     @abstractmethod
-    def predict(self, model: Any, data: Any, args: TrainConfig) -> Any:
+    def predict(self, model: Any, data: Fitted, args: TrainConfig) -> Predicted:
         """The model's predictions for a data set."""
 
     @abstractmethod
     def report(
-        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any, args: TrainConfig
+        self,
+        predictions: Mapping[str, Predicted],
+        problem: UnlearningData[Any],
+        reference: Mapping[str, Predicted] | None,
+        args: TrainConfig,
     ) -> dict[str, Any]:
         """The figures of a model, from its predictions for each set and a retain model's."""
 
@@ -134,21 +143,11 @@ class Task(ABC):
         for name, value in report.get("metrics", {}).items():
             self.console.print(f"{name}: " + ("not measured" if value is None else f"{value:.4g}"))
 
-    def evaluate_further(self, model: Any, args: TrainConfig, options: EvaluateOptions, report: dict[str, Any]) -> None:
-        """What only `hamu evaluate` measures: adds to the report."""
-        return
-
-    def further_files(
-        self, model: Any, problem: UnlearningData[Any], args: TrainConfig, options: EvaluateOptions
-    ) -> dict[str, str]:
-        """What only `hamu evaluate` writes, by name."""
-        return {}
-
     def save_model(self, folder: RunFolder, model: Any) -> Path:
         """Save the model with what belongs to it."""
         return folder.save_model(model)
 
-    def problem(self) -> UnlearningData[Any]:
+    def problem(self) -> UnlearningData[Read]:
         """Read the training and test data and divide them as the options say.
 
         Raises:
@@ -177,7 +176,7 @@ class Task(ABC):
             )
         return problem
 
-    def _divided(self, train: Any, test: Any) -> UnlearningData[Any]:
+    def _divided(self, train: Read, test: Read | None) -> UnlearningData[Read]:
         options = self.data_options
         if options.forget_rows is not None:
             return forget_rows(train, test, parse_rows(options.forget_rows))
@@ -206,7 +205,7 @@ class Task(ABC):
     def _flags(self) -> str:
         return ", ".join(f"--{name}" for name in self.ways)
 
-    def train_and_test(self) -> tuple[Any, Any]:
+    def train_and_test(self) -> tuple[Read, Read | None]:
         """The training data, and the test data if there are any."""
         options = self.data_options
         if options.data is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from transformers import set_seed
@@ -14,7 +15,7 @@ from hamu.cli.interrupts import leaving_in_order
 from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.progress import ProgressBar
-from hamu.cli.tasks import choose_task
+from hamu.cli.tasks import Task, choose_task
 from hamu.distributed import from_main
 from hamu.errors import HamuError
 from hamu.record import check_same, with_settings
@@ -26,7 +27,7 @@ from hamu.training.resumable import ResumableTrainer
 
 def run(argv: list[str], console: Console) -> int:
     """Train, save the model, print its figures."""
-    data_options, run_options, going_on, args, resolved = parse(
+    parsed = parse(
         "train",
         "Train the original model; with --without_forget, the retain model.",
         argv,
@@ -35,6 +36,8 @@ def run(argv: list[str], console: Console) -> int:
         ResumeOptions,
         TrainConfig,
     )
+    data_options, run_options, args = parsed.of(DataOptions), parsed.of(RunOptions), parsed.of(TrainConfig)
+    resume, resolved = parsed.of(ResumeOptions).resume, parsed.resolved
     if run_options.model is None:
         raise HamuError("name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME")
     if run_options.dry_run:
@@ -42,22 +45,15 @@ def run(argv: list[str], console: Console) -> int:
     task = choose_task(data_options, run_options, console)
     start = None if task.is_built_in(run_options.model) else run_options.model
     task.classes_of = start
-    resume = going_on.resume
     sources = task.sources(is_training=True)
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=sources)
     if resume and folder.has(EVALUATION):
-        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
+        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True)
         return 0
     task.settle_adapter(resolved)
     with folder:
         task.fill_in(args, resolved)
-        if run_options.without_forget:
-            problem = task.problem()
-            train, test = problem.retain, problem.test
-            console.print(f"{len(train)} training {task.noun}, {len(problem.forget)} left out ({problem.forget_name})")
-        else:
-            train, test = task.train_and_test()
-            console.print(f"{len(train)} training {task.noun} of {train.source}")
+        train, test = _sets(task, console)
         set_seed(args.seed)
         model = task.new_model(run_options.model, train)
         inputs = from_main(lambda: task.inputs({"training": train, "test": test}, {"original": start}))
@@ -77,16 +73,35 @@ def run(argv: list[str], console: Console) -> int:
         begin = time.perf_counter()
         train_original(model, train, args, task.collator(), [bar], test, resume=resume, around=around)
         figures = {"seconds": round(time.perf_counter() - begin, 1)}
-        for name, data in (("train", train), ("test", test)):
-            if data is not None:
-                predictions = task.predict(model, data, args)
-                figures[f"{name}_loss"] = predictions.losses.mean().item()
-                figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
+        figures |= _measured(task, model, {"train": train, "test": test}, args)
         folder.begin(resolved, with_settings(inputs, resolved))
         path = task.save_model(folder, model)
         folder.write_json(EVALUATION, figures)
     for name in ("train", "test"):
         if f"{name}_loss" in figures:
             console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
-    console.print(f"the model is in {path}", soft_wrap=True, markup=False)
+    console.print(f"the model is in {path}", soft_wrap=True)
     return 0
+
+
+def _sets(task: Task, console: Console) -> tuple[Any, Any]:
+    """What to train on, and the test data if there are any: without the forget set, if so asked."""
+    if not task.run_options.without_forget:
+        train, test = task.train_and_test()
+        console.print(f"{len(train)} training {task.noun} of {train.source}")
+        return train, test
+    problem = task.problem()
+    left_out = f"{len(problem.forget)} left out ({problem.forget_name})"
+    console.print(f"{len(problem.retain)} training {task.noun}, {left_out}")
+    return problem.retain, problem.test
+
+
+def _measured(task: Task, model: Any, sets: Mapping[str, Any], args: TrainConfig) -> dict[str, float]:
+    """Loss and accuracy on each set that there is."""
+    figures = {}
+    for name, data in sets.items():
+        if data is not None:
+            predictions = task.predict(model, data, args)
+            figures[f"{name}_loss"] = predictions.losses.mean().item()
+            figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
+    return figures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -14,92 +15,130 @@ from hamu.cli.dry_run import show_plan
 from hamu.cli.goal import tune
 from hamu.cli.interrupts import leaving_in_order
 from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
-from hamu.cli.outcome import history, outcome
-from hamu.cli.parsing import parse
+from hamu.cli.outcome import outcome
+from hamu.cli.parsing import Parsed, parse
 from hamu.cli.problem import fitted_problem, inputs_of, opened, predictions_of
 from hamu.cli.progress import ProgressBar, peak_memory
 from hamu.cli.run_settings import recorded_settings
-from hamu.cli.step_log import StepLog
+from hamu.cli.tasks import Task
 from hamu.data import UnlearningData
 from hamu.distributed import from_main, is_main
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.json_files import read_json
 from hamu.models import first_not_finite
-from hamu.record import Asked, build, check_same, figures_of, with_settings, write
+from hamu.record import Asked, Inputs, build, check_same, figures_of, with_settings, write
 from hamu.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
+from hamu.training.history import history
+from hamu.training.step_log import StepLog
 from hamu.training.trackers import kept_open
 
 
 def run(argv: list[str], console: Console) -> int:
     """Unlearn, save the model and what happened, print before and after."""
-    data_options, run_options, going_on, args, resolved = parse(
+    parsed = parse(
         "unlearn", "Unlearn the forget set from a model.", argv, DataOptions, RunOptions, ResumeOptions, UnlearnConfig
     )
-    resume = going_on.resume
+    data_options, run_options, args = parsed.of(DataOptions), parsed.of(RunOptions), parsed.of(UnlearnConfig)
+    resume, resolved = parsed.of(ResumeOptions).resume, parsed.resolved
     if not args.eval_on_start:
-        raise HamuError("eval_on_start measures the model before, which all is held against; leave it on")
+        raise HamuError("eval_on_start measures the model before unlearning, the baseline of every figure; leave it on")
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args, resolved)
     if resume and RunFolder(args.output_dir, resume=True).has(RECORD):
-        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True, markup=False)
+        console.print(f"the run in {args.output_dir} is complete", soft_wrap=True)
         return 0
     build_metrics()  # a broken one is to cost no run
     task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=resume)
     task.check_models()
     task.settle_adapter(resolved)
     with folder:
-        reference = None
-        if run_options.retain_model is not None:
-            reference = predictions_of(task, run_options.retain_model, problem, args, args.max_eval_samples)[1]
-        set_seed(args.seed)
-        model = task.start_model(str(run_options.model))
-        inputs = from_main(lambda: inputs_of(task, problem))
-        if resume:
-            check_same(folder.path, inputs)
-        problem = fitted_problem(task, model, problem)
-        console.print(
-            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}, "
-            f"by {args.method}"
-        )
-        hardness = read_json(folder.path / HARDNESS) if resume and folder.has(HARDNESS) else None
-        if args.auto and not resume:
-            unused = [f"--{name}" for name in TUNED if name in resolved]
-            if unused:
-                names = ", ".join(unused)
-                console.print(f"--auto finds {names} itself; what flags, --config or recipe say of them is not used")
-            hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
-            resolved |= {name: getattr(args, name) for name in TUNED}
-        log = StepLog(folder, resolved, with_settings(inputs, resolved), resume, hardness)
+        prepared = _prepare(task, folder, problem, parsed, console)
+        log = StepLog(folder, resolved, with_settings(prepared.inputs, resolved), resume, prepared.hardness)
         bar = ProgressBar(console, args.method)
-        trainer = new_trainer(model, problem, args, [log, bar], task.collator())
+        trainer = new_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator())
         log.trainer, trainer.before_saving = trainer, log.begin
         with bar, kept_open(trainer):
             _train(trainer, resume)
-        path = task.save_model(folder, model)
-        reports = {
-            name: task.report(predictions, problem, reference, args)
-            for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
-        }
-        evaluation = reports | history(trainer)
-        folder.write_json(EVALUATION, evaluation)
-        record = None
-        if is_main():
-            settings = recorded_settings(data_options, run_options, args, resolved)
-            asked = Asked(problem, task.chosen_by(), settings, inputs, hardness)
-            record = write(folder, build(asked, trainer, evaluation, folder.path))
-        task.show(reports)
-        for line in outcome(trainer):
-            console.print(line)
-        console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True, markup=False)
-        if record is not None:
-            readable, digest = record
-            console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
+        _finish(task, folder, prepared, trainer, parsed, console)
     console.print(f"to look at it: hamu report {shlex.quote(str(folder.path))}", soft_wrap=True)
     return 0
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What a run of unlearning starts from.
+
+    Attributes:
+        model: ready to be changed.
+        problem: in the form that the model takes.
+        inputs: what the run reads, by its digests.
+        reference: the retain model's predictions, None without one.
+        hardness: of the assessment before the run, None if there was none.
+    """
+
+    model: Any
+    problem: UnlearningData[Any]
+    inputs: Inputs
+    reference: Mapping[str, Any] | None
+    hardness: dict[str, Any] | None
+
+
+def _prepare(
+    task: Task, folder: RunFolder, problem: UnlearningData[Any], parsed: Parsed, console: Console
+) -> _Prepared:
+    """Ask the retain model and load the model; with --auto assess it, and set in the options what follows from that."""
+    run_options, args, resume = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.of(ResumeOptions).resume
+    reference = None
+    if run_options.retain_model is not None:
+        reference = predictions_of(task, run_options.retain_model, problem, args, args.max_eval_samples)[1]
+    set_seed(args.seed)
+    model = task.start_model(str(run_options.model))
+    inputs = from_main(lambda: inputs_of(task, problem))
+    if resume:
+        check_same(folder.path, inputs)
+    fitted = fitted_problem(task, model, problem)
+    console.print(
+        f"forget {len(fitted.forget)} {task.noun} ({fitted.forget_name}), retain {len(fitted.retain)}, by {args.method}"
+    )
+    hardness = read_json(folder.path / HARDNESS) if resume and folder.has(HARDNESS) else None
+    if args.auto and not resume:
+        unused = [f"--{name}" for name in TUNED if name in parsed.resolved]
+        if unused:
+            names = ", ".join(unused)
+            console.print(f"--auto finds {names} itself; what flags, --config or recipe say of them is not used")
+        hardness = figures_of(tune(model, fitted, args, task.collator(), console).hamu_q)
+        parsed.resolved.update({name: getattr(args, name) for name in TUNED})
+    return _Prepared(model, fitted, inputs, reference, hardness)
+
+
+def _finish(
+    task: Task, folder: RunFolder, prepared: _Prepared, trainer: UnlearnTrainer, parsed: Parsed, console: Console
+) -> None:
+    """Save the model, its figures and the record, and print before and after."""
+    args, problem = parsed.of(UnlearnConfig), prepared.problem
+    path = task.save_model(folder, prepared.model)
+    reports = {
+        name: task.report(predictions, problem, prepared.reference, args)
+        for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
+    }
+    evaluation = reports | history(trainer)
+    folder.write_json(EVALUATION, evaluation)
+    record = None
+    if is_main():
+        settings = recorded_settings(parsed.of(DataOptions), parsed.of(RunOptions), args, parsed.resolved)
+        asked = Asked(problem, task.chosen_by(), settings, prepared.inputs, prepared.hardness)
+        record = write(folder, build(asked, trainer, evaluation, folder.path))
+    task.show(reports)
+    for line in outcome(trainer):
+        console.print(line)
+    console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True)
+    if record is not None:
+        readable, digest = record
+        console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
 
 
 def _train(trainer: UnlearnTrainer, resume: bool) -> None:

@@ -36,7 +36,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 class Layout(Protocol):
-    """See the module.
+    """What this process holds of both gradients, and how the parts of all processes become the whole.
 
     Attributes:
         sides: whose gradient this process collects.
@@ -71,7 +71,7 @@ def drained(grads: Grads) -> Iterator[Tensor | None]:
 
 
 class Replicated:
-    """Everything is here."""
+    """A layout in which this process holds everything: all parts, and their whole gradients."""
 
     sides: tuple[str, ...] = SIDES
     is_whole = True
@@ -80,35 +80,35 @@ class Replicated:
         self.parts, self.block_of = parameters, block_of
 
     def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
-        """As they are."""
+        """Both gradients as they are."""
         return grads["retain"], grads["forget"]
 
     def total(self, gram: PairGram) -> PairGram:
-        """As it is."""
+        """The Gram as it is: that of the parts is that of the whole."""
         return gram
 
     def give(self, combined: Grads) -> Grads:
-        """As they are."""
+        """The combined gradients as they are."""
         return combined
 
     def agree(self, numbers: Tensor) -> Tensor:
-        """As they are."""
+        """The numbers as they are: they are of whole tensors already."""
         return numbers
 
 
 class Agreed(Replicated):
-    """Everything is here and in every other process; the first one's sums are taken by all.
+    """A layout in which every process holds everything; all take the sums of the first one.
 
     Other processors, or another number of threads, round sums otherwise. A step that is taken, clipped or ended by a
     hair in one process alone would part them.
     """
 
     def total(self, gram: PairGram) -> PairGram:
-        """That of the first process."""
+        """The Gram that the first process has summed up."""
         retain_sq, forget_sq, dot = self.agree(torch.stack([gram.retain_sq, gram.forget_sq, gram.dot]))
         return replace(gram, retain_sq=retain_sq, forget_sq=forget_sq, dot=dot)
 
     def agree(self, numbers: Tensor) -> Tensor:
-        """The first process's."""
+        """The numbers of the first process."""
         dist.broadcast(numbers, src=0)
         return numbers

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hamu.errors import HamuError
+from hamu.evaluation.membership import AttackScores
 from hamu.evaluation.predictions import TokenPredictions
 
 _SMALLEST_SPREAD = 1e-3  # below it one token has all of the probability, as far as float32 can tell
@@ -42,15 +43,12 @@ def text_membership(
     Raises:
         HamuError: if texts and predictions do not fit, or k is not in (0, 1].
     """
-    from sklearn.metrics import roc_auc_score
-
     members, nonmembers = membership_scores(forget, forget_texts, k), membership_scores(holdout, holdout_texts, k)
-    scores = {name: torch.cat([members[name], nonmembers[name]]).numpy() for name in members}
-    finite = {name: bool(np.isfinite(s).all()) for name, s in scores.items()}
+    scores = {name: AttackScores(members[name], nonmembers[name]) for name in members}
+    finite = {name: bool(np.isfinite(attack.both).all()) for name, attack in scores.items()}
     if not (forget.records and holdout.records and any(finite.values())):
         return None
-    is_member = np.repeat([1, 0], [forget.records, holdout.records])
-    return {name: float(roc_auc_score(is_member, s)) if finite[name] else None for name, s in scores.items()}
+    return {name: attack.auc if finite[name] else None for name, attack in scores.items()}
 
 
 def membership_scores(predictions: TokenPredictions, texts: Sequence[str], k: float = 0.2) -> dict[str, Tensor]:

@@ -127,7 +127,7 @@ def verify(run: Path, sources: Sources, *, evaluate: bool = True) -> Iterator[Fi
             recorded = record["figures"][role][part]
             if recorded is not None:
                 yield _checked(f"{_MODELS[role]} has the {name} recorded", _measured, recorded, role, part, given)
-    yield _checked("from one to the other figures change as recorded", _changed, record["figures"]["change"], given)
+    yield _checked("the figures changed from before to after as recorded", _changed, record["figures"]["change"], given)
 
 
 def _checked(statement: str, check: Callable[..., str], *of: Any) -> Finding:
@@ -193,7 +193,7 @@ def _steps(run: Path, recorded: Mapping[str, Any]) -> str:
     found = _logged(logged_steps, run)
     every_step_is_logged = recorded["logged"] == recorded["ended_at"]
     if every_step_is_logged and recorded["logged_taken"] != recorded["taken"]:
-        return f"recorded are {recorded['taken']} steps taken, but {recorded['logged_taken']} logged as taken"
+        return f"the record says {recorded['taken']} steps were taken, {recorded['logged_taken']} are logged as taken"
     return next(_differences({name: recorded[name] for name in found}, found), "")
 
 
@@ -240,7 +240,7 @@ def _set(recorded: Mapping[str, Any], side: str, sources: Sources) -> str:
     if entry is None:
         return "there is none any more"
     if entry["records"] != recorded["records"]:
-        return f"it has {entry['records']} records, recorded are {recorded['records']}"
+        return f"it has {entry['records']} records, the record says {recorded['records']}"
     return _differing(entry["sha256"], recorded["sha256"])
 
 
@@ -263,7 +263,7 @@ def _differing(found: str | None, recorded: str) -> str:
     """What to say of two digests."""
     if found is None:
         return "there are no weights"
-    return "" if found == recorded else f"its SHA-256 is {found[:12]}..., recorded is {recorded[:12]}..."
+    return "" if found == recorded else f"its SHA-256 is {found[:12]}..., the record says {recorded[:12]}..."
 
 
 def _differences(recorded: Any, found: Any, tolerance: float = 0.0, at: str = "") -> Iterator[str]:
@@ -275,7 +275,7 @@ def _differences(recorded: Any, found: Any, tolerance: float = 0.0, at: str = ""
         for one, other in zip(recorded, found, strict=True):
             yield from _differences(one, other, tolerance, at)
     elif not _near(recorded, found, tolerance):
-        yield f"{at.replace('_', ' ')}: recorded is {recorded}, there is {found}"
+        yield f"{at.replace('_', ' ')}: the record says {recorded}, there is {found}"
 
 
 def _near(recorded: Any, found: Any, tolerance: float) -> bool:

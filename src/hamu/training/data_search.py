@@ -1,6 +1,6 @@
 """How far to go along what was done since the last good state, as the data say.
 
-`LengthSearch` sets the length of each step by the step's own batches. Here all that was done since the last good state
+`LineSearch` sets the length of each step by the step's own batches. Here all that was done since the last good state
 is one move, and its length is judged by the losses on the data, whenever these are due to be measured.
 """
 
@@ -48,7 +48,7 @@ class DataSearch:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """The parameters as they are are the good state from now on."""
+        """Make the parameters as they are now the good state."""
         if self.good:
             torch._foreach_copy_(self.good, self._parameters)
         else:
@@ -88,7 +88,7 @@ class DataSearch:
         return None
 
     def _between(self, start: Standing, best: Reach, beyond: Reach, is_worth: Test) -> Reach:
-        """The parameters are at `beyond`."""
+        """Try once between a good move and one, where the parameters are, that is not; leave them at the best."""
         here = beyond.length
         for part in range(_PARTS - 1, 0, -1):
             length = best.length + (beyond.length - best.length) * part / _PARTS

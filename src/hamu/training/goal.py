@@ -38,7 +38,7 @@ class Goal:
         return cls(args.target_forget_loss, args.target_forget_accuracy, args.max_retain_increase)
 
     def reached(self, now: Standing) -> bool:
-        """Whether the run is done."""
+        """Whether a model that stands so has reached the goal."""
         if self.forget_loss is not None and not now.forget_loss >= self.forget_loss:
             return False  # also what is no number
         return self.forget_accuracy is None or now.forget_accuracy <= self.forget_accuracy

@@ -42,11 +42,11 @@ class Evaluations:
         self._is_text = "input_ids" in sets["retain"][0]
 
     def predictions(self) -> dict[str, Predictions | TokenPredictions]:
-        """By set, of all its records."""
+        """What the model predicts for all records of each set, by set."""
         return {name: self._predict(data) for name, data in self.sets.items()}
 
     def standing(self) -> Standing:
-        """Where a run by goal stands, by some of the records to retain and to forget."""
+        """Measure where a run by goal stands, on some of the records to retain and to forget."""
         found = {side: self._predict(subset(self.sets[side], _STEERED_BY, self._args.seed)) for side in SIDES}
         loss = {side: predictions.losses.mean().item() for side, predictions in found.items()}
         return Standing(loss["forget"], loss["retain"], found["forget"].correct.double().mean().item())

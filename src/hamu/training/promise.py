@@ -50,7 +50,7 @@ class Outcome:
         return any(self._weight(side) > self.noise for side in self.promised)
 
     def _weight(self, side: str) -> float:
-        """How much there is to be told of a side."""
+        """The larger of a side's scale and |realised - promised|; infinite where that is not a number."""
         off = abs(self.realised[side] - self.promised[side])
         return math.inf if math.isnan(off) else max(self._scale(side), off)
 
@@ -94,7 +94,7 @@ class PromiseRecord:
         self._checked = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Take one step."""
+        """Add what one step promised and did."""
         self._checked += 1
         for side in outcome.promised:
             ratio = outcome.ratio(side)
@@ -117,7 +117,7 @@ class PromiseRecord:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """What a checkpoint keeps of it, as JSON holds it."""
         return {
             "checked": self._checked,
             "kept": list(self._kept),
@@ -132,7 +132,7 @@ class PromiseRecord:
 
 
 def describe(summary: dict[str, Any]) -> str:
-    """One line for the screen."""
+    """What a summary of checked steps says, in one line for the screen."""
     ratios = ", ".join(f"{value:.3g} ({side})" for side, value in summary["median_ratio"].items())
     text = f"of {summary['checked']} steps that were checked, "
     if summary["kept"] is not None:

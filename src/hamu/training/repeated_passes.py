@@ -50,7 +50,7 @@ class RepeatedPasses:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Those of which there is a pass."""
+        """The sides of which a pass is remembered."""
         return tuple(dict.fromkeys(one.side for one in self._passes))
 
     def remember(self, side: str, batch: Mapping[str, Tensor], weight: float, count: Tensor | int) -> None:
@@ -65,7 +65,7 @@ class RepeatedPasses:
         self._passes.append(_Pass(side, batch, weight, count, _random_state(self._device)))
 
     def forget_all(self) -> None:
-        """The step is over, or will not be measured."""
+        """Forget the passes: the step is over, or will not be measured."""
         self._passes = []
 
     def see(self, logits: Tensor) -> None:

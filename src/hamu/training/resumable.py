@@ -70,7 +70,7 @@ class ResumableTrainer(Trainer):
         if resume_from_checkpoint is True or resume_from_checkpoint == "newest":
             newest, damages = self.checkpoints.newest()
             for damage in damages if is_main() else []:
-                _logger.warning("%s; it is passed over", damage)
+                _logger.warning("%s; it is skipped", damage)
             if newest is None and resume_from_checkpoint is True:
                 raise HamuError(f"there is no whole checkpoint in {self.args.output_dir}; start the run anew")
             if is_main():
@@ -82,12 +82,12 @@ class ResumableTrainer(Trainer):
         return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Say what is wrong with its settings before anything is written."""
+        """Make the optimizer; its settings are refused here, before anything is written."""
         with _makeable("optimizer", "optim", self.args.optim):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Likewise."""
+        """Make the schedule; its settings are refused here, before anything is written."""
         with _makeable("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
             return super().create_scheduler(*args, **kwargs)
 
@@ -102,7 +102,7 @@ class ResumableTrainer(Trainer):
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * processes()
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
-        """As ever, but how often to save is what the settings say now, and the best checkpoint is in this folder."""
+        """Take how often to save from the settings of now, and the best checkpoint from this folder."""
         found = super()._init_training_state(max_steps, *args)
         self.state.compute_steps(self.args, max_steps)
         if self.state.best_global_step:
@@ -115,7 +115,7 @@ class ResumableTrainer(Trainer):
         return _ByLength(sampler, self.args.seed) if isinstance(sampler, LengthGroupedSampler) else sampler
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        """Nothing more is to be done by a run that had ended when it was saved, or taken its last step."""
+        """Run an epoch, unless the run had ended when it was saved, or has taken its last step."""
         if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
             super()._run_epoch(**kwargs)
 
@@ -143,7 +143,7 @@ class ResumableTrainer(Trainer):
         return saves and super()._determine_best_metric(*args, **kwargs)
 
     def _interrupted_anywhere(self) -> bool:
-        """All processes must agree on the step after which they stop."""
+        """Whether any process was interrupted, so that all stop after the same step."""
         if processes() == 1:
             return bool(self.interrupted_by)
         return bool(summed(torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)).item())
@@ -173,10 +173,10 @@ class ResumableTrainer(Trainer):
         self.checkpoints.limit(self.state.best_model_checkpoint)
 
     def save_more(self, folder: Path) -> None:
-        """For what a kind of run has to keep beyond model, optimizer and random state; all processes come here."""
+        """Write what a kind of run keeps beyond model, optimizer and random state; all processes call it."""
 
     def load_more(self, folder: Path) -> None:
-        """Restore what `save_more` has written."""
+        """Restore from a checkpoint what `save_more` has written."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder = Path(resume_from_checkpoint)
@@ -207,7 +207,7 @@ class ResumableTrainer(Trainer):
                 super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_cut(self, checkpoint: Path) -> None:
-        """Optimizer and schedule; of the optimizer's state each process takes its part."""
+        """Restore optimizer and schedule; of the optimizer's state each process takes its part."""
         from hamu.distributed.sharding import cut_optimizer_state
 
         state = torch.load(checkpoint / _OPTIMIZER, map_location="cpu", weights_only=True)
@@ -234,7 +234,7 @@ def _check_state(path: Path) -> None:
 
 @contextmanager
 def _makeable(what: str, option: str, choice: Any) -> Iterator[None]:
-    """For what the Trainer makes of settings that only the library behind it can judge."""
+    """Turn into a HamuError what a library says of settings that it alone can judge."""
     try:
         yield
     except (ImportError, ValueError, TypeError, RuntimeError, KeyError) as error:
@@ -268,7 +268,7 @@ class _Marks(TrainerCallback, ExportableState):
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Compare with what the checkpoint says."""
+        """Check that steps are of as many records as those before the checkpoint."""
         saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
         if not saved or self._trainer is None:
             return
@@ -280,16 +280,16 @@ class _Marks(TrainerCallback, ExportableState):
             )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A step belongs to an epoch."""
+        """Note that the trainer is within an epoch."""
         if self._trainer is not None:
             self._trainer._in_epoch = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What follows is the epoch's."""
+        """Note that the epoch's steps are over: what follows is the end of the epoch."""
         if self._trainer is not None:
             self._trainer._in_epoch = False
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """What a checkpoint keeps: how many records a step takes."""
         size = None if self._trainer is None else self._trainer.global_batch
         return {"args": {}, "attributes": {"global_batch": size}}

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 
-from hamu.ends import End, EndKind, kind_in
+from hamu.ends import End
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.run_files import TRAINER_STATE
 from hamu.training.checkpoints import restoring
@@ -52,12 +52,12 @@ class RunMemory:
         self.skips_in_a_row = 0
 
     def skip(self) -> None:
-        """Count one that is not."""
+        """Count a step that is not taken."""
         self.skipped += 1
         self.skips_in_a_row += 1
 
     def undo(self) -> None:
-        """A step that was counted as taken was undone."""
+        """Count a step that was counted as taken as one that was not: it was undone."""
         self.taken -= 1
         self.skipped += 1
 
@@ -67,15 +67,13 @@ class RunMemory:
         return self.end is not None and self.end.kind == "retain loss"
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """What a checkpoint keeps of it, as JSON holds it."""
         return {
             "taken": self.taken,
             "skipped": self.skipped,
             "skips_in_a_row": self.skips_in_a_row,
             "start": self.start,
-            "diverged": self.diverged,
-            "stop_reason": "" if self.end is None else self.end.text,
-            "ended_kind": None if self.end is None else self.end.kind,
+            "end": None if self.end is None else vars(self.end),
             "evaluated": self.evaluated,
         }
 
@@ -83,8 +81,7 @@ class RunMemory:
         """Restore what `state_dict` returned."""
         self.taken, self.skipped = state["taken"], state["skipped"]
         self.skips_in_a_row, self.start = state["skips_in_a_row"], state["start"]
-        kind: EndKind = "retain loss" if state["diverged"] else kind_in(state)
-        self.end = End(kind, state["stop_reason"]) if state["stop_reason"] else None
+        self.end = None if state["end"] is None else End(**state["end"])
         self.evaluated = state["evaluated"]
 
 
@@ -95,22 +92,22 @@ class RunState(TrainerCallback, ExportableState):
         self._trainer = trainer
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Nothing is summed yet."""
+        """Tell the trainer that a step begins, of which nothing is summed yet."""
         if self._trainer is not None:
             self._trainer.begin_step()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The trainer looks at the step before,"""
+        """Let the trainer look at the weights before the optimizer moves them."""
         if self._trainer is not None:
             self._trainer.begin_optimizer_step()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """And after."""
+        """Let the trainer look at the weights after the optimizer has moved them."""
         if self._trainer is not None:
             self._trainer.end_optimizer_step()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Restore; a run that had come to its end before it was saved stays there."""
+        """Restore what the checkpoint keeps; a run that had come to its end before it was saved stays there."""
         saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
         trainer = self._trainer
         if not saved or trainer is None:
@@ -124,7 +121,7 @@ class RunState(TrainerCallback, ExportableState):
         control.should_training_stop = trainer.memory.end is not None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """What a checkpoint keeps of the trainer's memory, pair, watch and steering."""
         trainer = self._trainer
         if trainer is None:
             return {"args": {}, "attributes": {}}

@@ -11,28 +11,23 @@ from torch import Tensor, nn
 from hamu.distributed import processes, summed
 from hamu.errors import HamuError
 from hamu.forward import OriginalModel, predict_logits
-from hamu.methods import Method
 from hamu.objectives import Scored, build_objective
-from hamu.training.config import UnlearnConfig
 from hamu.training.pairing import WEIGHT
 
 
 class SideLosses:
-    """The objectives of a method, or of the settings in their place.
+    """The objectives of both sides.
 
     Args:
         model: before its first step; where an objective compares with it, its trainable tensors are kept.
-        method: whose objectives these are.
-        args: forget_objective.
-        sides: those that the method uses.
+        objectives: the name of each side's, None for a side without a pass; see `UnlearnConfig.objectives`.
 
     Attributes:
         original: the model before its first step, None where nothing compares with it.
     """
 
-    def __init__(self, model: nn.Module, method: Method, args: UnlearnConfig, sides: Sequence[str]) -> None:
-        names = {"retain": method.retain_objective, "forget": args.forget_objective or method.forget_objective}
-        self._objectives = {side: build_objective(names[side]) for side in sides}
+    def __init__(self, model: nn.Module, objectives: Mapping[str, str | None]) -> None:
+        self._objectives = {side: build_objective(name) for side, name in objectives.items() if name is not None}
         needs_original = any(objective.needs_original for objective in self._objectives.values())
         self.original = OriginalModel(model) if needs_original else None
 

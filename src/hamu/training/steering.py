@@ -24,7 +24,7 @@ from hamu.pair_step import PairStep
 from hamu.paired import PairedGradients
 from hamu.training.data_search import HALVINGS, DataSearch
 from hamu.training.goal import Goal, Standing
-from hamu.training.length_search import LengthSearch
+from hamu.training.line_search import LineSearch
 from hamu.training.trust_region import TrustRegion
 from hamu.training.unseen import Change
 
@@ -64,13 +64,13 @@ class Steering(TrainerCallback):
         self._interval = 1.0
         self._due = _Due()
         self._move = DataSearch(pair.parameters, self._look_along)
-        self.search = LengthSearch()
+        self.search = LineSearch()
         self.history: list[dict[str, float]] = []
         self.ended = False
         self._settled = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Where the run starts from, unless it is resumed."""
+        """Measure where the run starts from, unless it is resumed, and keep that state."""
         if state.global_step:
             return
         self._start = self._now = self._measure()
@@ -98,7 +98,7 @@ class Steering(TrainerCallback):
         self._set_demand()
 
     def _set_demand(self) -> None:
-        """Of the next step."""
+        """Set the demand of the next step; end the run where the least of it has a price and none may be paid."""
         if self._mean is None:
             return
         share, self._least_price = self._choose()
@@ -108,7 +108,7 @@ class Steering(TrainerCallback):
 
     @property
     def _left(self) -> float:
-        """Of the budget."""
+        """The retain loss that is left of the budget."""
         return max(0.0, self._goal.max_retain_increase - (self._now.retain_loss - self._start.retain_loss))
 
     @property
@@ -204,7 +204,7 @@ class Steering(TrainerCallback):
         )
 
     def _look_along(self, length: float) -> Standing:
-        """Of what was done since the last time, at this share of it."""
+        """Measure at this share of what was done since the last time, and learn from that."""
         now = self._look(self.history[-1]["step"], length)
         self._learn(now, length)
         return now
@@ -227,13 +227,13 @@ class Steering(TrainerCallback):
         return self._is_paid(now) and paid <= _PAID_AT_ONCE * self._left * share
 
     def _be_bold(self, length: float) -> None:
-        """After steps that were carried on so far."""
+        """Allow longer steps, after some that paid when they were carried on to this many times their length."""
         if self.trust is not None:
             self.trust.scale *= length
             self.trust.most = min(MOST_GROWTH, max(self.trust.most, 2.0 * self.trust.scale))
 
     def _be_careful(self, kept: float) -> None:
-        """After steps of which only this share could be kept."""
+        """Demand less and measure sooner, after steps of which only this share could be kept."""
         self._cap = max(_LEAST_SHARE, 0.6 * self._share)
         self._interval = max(1.0, 0.5 * self._interval)
         if self.trust is not None:
@@ -256,7 +256,7 @@ class Steering(TrainerCallback):
             self._finish(End("goal", f"the goal is reached: {self._words(now)}"))
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint; see also `tensors`."""
+        """What a checkpoint keeps of it, as JSON holds it; the good state is in `tensors`."""
         return {
             "start": vars(self._start),
             "now": vars(self._now),
@@ -283,10 +283,9 @@ class Steering(TrainerCallback):
         self._start, self._now = Standing(**state["start"]), Standing(**state["now"])
         self._mean = state["mean"] and [torch.tensor(m, dtype=torch.float64) for m in state["mean"]]
         self._eps, self._cap = state["eps"], state["cap"]
-        self._least_price = state.get(
-            "least_price", 0.0
-        )  # of a checkpoint from before it was kept, until the next step
-        self._taken_back, self._interval = state["taken_back"], state["interval"]
+        self._least_price, self._taken_back, self._interval = (
+            state[name] for name in ("least_price", "taken_back", "interval")
+        )
         self._due.steps = state["due"]["steps"]
         self._due.taken = {side: Change(**change) for side, change in state["due"]["taken"].items()}
         self.search.load_state_dict(state["search"])

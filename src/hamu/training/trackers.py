@@ -69,11 +69,11 @@ class Tracker(TrainerCallback):
         self.is_kept_open = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Wait for a first step."""
+        """Note that the tracker is to begin, once a first step was taken."""
         self._waiting.append(lambda: self._begin(state, control))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        """Pass figures on."""
+        """Pass figures on to the tracker, once a first step was taken."""
         shown = {"logs": dict(logs), "model": self._outline}
         then = copy.copy(state)  # the step that it is now
         self._waiting.append(lambda: self._tracker.on_log(self._settings, then, control, **shown))
@@ -117,7 +117,7 @@ class Settings:
         return getattr(self._args, name)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that may be told, by name."""
+        """The settings that a tracker may be told, by name."""
         shown = {}
         for name, value in self._args.to_dict().items():
             plain = value.value if isinstance(value, Enum) else value
@@ -126,12 +126,12 @@ class Settings:
         return shown
 
     def to_json_string(self) -> str:
-        """The same as JSON."""
+        """The settings of `to_dict` as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
 
 class _Outline:
-    """What a tracker is told of the model."""
+    """The model as a tracker is told of it: by its number of parameters."""
 
     def __init__(self, parameters: int) -> None:
         self._parameters = parameters

@@ -83,14 +83,7 @@ class UnlearnTrainer(ResumableTrainer):
         data_collator: Callable[[list[Any]], Mapping[str, Tensor]] = collate,
         **kwargs: Any,
     ) -> None:
-        for name in _OF_ONE_BATCH:
-            if kwargs.get(name) is not None:
-                raise HamuError(f"{name} is for a batch of one kind, and would never be called; leave it out")
-        if args.shard and kwargs.get("optimizers", (None, None))[0] is not None:
-            raise HamuError(
-                "an optimizer that is given holds the whole parameters, which --shard replaces by parts; give its "
-                "class as optimizer_cls_and_kwargs, or name one with optim"
-            )
+        _check_arguments(args, kwargs)
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
@@ -105,7 +98,7 @@ class UnlearnTrainer(ResumableTrainer):
         )
         prepare_model(model, args)
         self.pair = new_pair(model, method, args)
-        self.side_losses = SideLosses(model, method, args, self.sides)
+        self.side_losses = SideLosses(model, args.objectives())
         self._batchnorms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         if self._is_split and self._batchnorms and not args.freeze_batchnorm:
             raise HamuError(
@@ -141,7 +134,7 @@ class UnlearnTrainer(ResumableTrainer):
             self.add_callback(self.steering)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; a run that diverged goes back to its best checkpoint, if it has one. See `ResumableTrainer.train`."""
+        """Train as `ResumableTrainer` does; a run that diverged goes back to its best checkpoint, if it has one."""
         output = super().train(*args, **kwargs)
         if self.memory.diverged and not (self._goes_back or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
@@ -197,11 +190,11 @@ class UnlearnTrainer(ResumableTrainer):
         self.memory.end = replace(self.end, text=f"{self.end.text}; {more}")
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
-        """In order: the paired data set does the shuffling."""
+        """A sampler that goes in order: the paired data set does the shuffling."""
         return SequentialSampler(self.train_dataset)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """With several processes each reads its share of the same global batches."""
+        """A loader of training batches; each of several processes reads its share of the same global batches."""
         if processes() == 1:
             return super().get_train_dataloader()
         share, sharing = rank() % self._sharing, self._sharing
@@ -215,7 +208,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step was taken; one that was passed over is none."""
+        """Whether a step was taken; one that was skipped is none."""
         return self.steps_taken > 0
 
     @property
@@ -224,12 +217,12 @@ class UnlearnTrainer(ResumableTrainer):
         return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self._sharing
 
     def save_more(self, folder: Path) -> None:
-        """What the start model predicted, and where a run by goal stands."""
+        """Write what the start model predicted, and the state that a run by goal would go back to."""
         if is_main():
             save_tensors(folder, self.start_predictions, self.steering)
 
     def load_more(self, folder: Path) -> None:
-        """Restore it."""
+        """Restore what `save_more` has written."""
         self.start_predictions = load_start(folder, list(self.evaluations.sets)) or self.start_predictions
         if self.steering is not None:
             load_steering(folder, self.steering)
@@ -240,7 +233,7 @@ class UnlearnTrainer(ResumableTrainer):
     def training_step(
         self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Mapping[str, int] | None = None
     ) -> Tensor:
-        """Both passes of one batch of pairs; the combine, once the step's batches are all in."""
+        """Run both passes of one batch of pairs, and combine once the step's batches are all in; returns the loss."""
         model.train()
         if self.args.freeze_batchnorm:
             for module in self._batchnorms:
@@ -273,7 +266,7 @@ class UnlearnTrainer(ResumableTrainer):
         return total
 
     def begin_step(self) -> None:
-        """Nothing of the step is summed yet."""
+        """Begin a step, of which nothing is summed yet."""
         self._losses.clear()
 
     def _end_step(self) -> None:
@@ -362,7 +355,7 @@ class UnlearnTrainer(ResumableTrainer):
         return self._step.combined_sq.sum().sqrt()
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Not counted: a pair of batches is not one model input."""
+        """0, as nothing is counted: a pair of batches is not one model input."""
         return 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -378,7 +371,7 @@ class UnlearnTrainer(ResumableTrainer):
             del self.state.log_history[number]
 
     def _step_figures(self) -> dict[str, float]:
-        """What happened in the last step."""
+        """The figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
         losses = {side: summed(self._losses.get(side, none).double()) for side in self.sides}
         figures = step_figures(step, losses, self.sides) | self.watch.figures
@@ -390,7 +383,7 @@ class UnlearnTrainer(ResumableTrainer):
         return layer_figures(self._step, self.watch.lengths, self.sides)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Not once more at the start of a run that is resumed: it was before its first step."""
+        """Evaluate, but not once more at the start of a run that is resumed: that was before its first step."""
         if self.was_measured:
             self.was_measured = False
             return {}
@@ -399,7 +392,7 @@ class UnlearnTrainer(ResumableTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Loss and accuracy on the retain, forget and test sets, and the changes so far."""
+        """Measure loss and accuracy on the retain, forget and test sets, and the changes so far, by name."""
         evaluated = [entry["step"] for entry in self.state.log_history if f"{metric_key_prefix}_forget_gain" in entry]
         # evaluated before the run was resumed; or those of other weights, which are not the last step's
         known = self.state.global_step in evaluated or self._is_back
@@ -417,3 +410,15 @@ class UnlearnTrainer(ResumableTrainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:
+    """Check that what was given for `transformers.Trainer` has a place in a run of unlearning."""
+    for name in _OF_ONE_BATCH:
+        if given.get(name) is not None:
+            raise HamuError(f"{name} is for a batch of one kind, and would never be called; leave it out")
+    if args.shard and given.get("optimizers", (None, None))[0] is not None:
+        raise HamuError(
+            "an optimizer that is given holds the whole parameters, which --shard replaces by parts; give its "
+            "class as optimizer_cls_and_kwargs, or name one with optim"
+        )

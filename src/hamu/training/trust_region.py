@@ -41,11 +41,11 @@ class TrustRegion:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no step is small enough."""
+        """Whether steps are as small as they may be, so that none smaller can be tried."""
         return self.scale <= self._least
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """What a checkpoint keeps of it, as JSON holds it."""
         return {"scale": self.scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ _DOUBT = 1e-3  # how firmly both to the half, so that there always is a solution
 
 @dataclass(frozen=True)
 class Change:
-    """Of one side's loss on the batches that the steps were made of.
+    """A change of one side's loss on the batches that the steps were made of.
 
     Attributes:
         first_order: as promised.
@@ -36,7 +36,7 @@ class Change:
         return Change(self.first_order + other.first_order, self.own + other.own, self.bend + other.bend)
 
     def stretched(self, factor: float) -> Change:
-        """Of a step this many times as long."""
+        """The change by a step this many times as long; its bend grows with the square."""
         return Change(factor * self.first_order, factor * self.own, factor**2 * self.bend)
 
 
@@ -57,7 +57,7 @@ class Unseen:
         return change.first_order - self.noise * change.own + (1.0 - self.bend) * change.bend
 
     def learn(self, change: Change, measured: float) -> None:
-        """The data saw this much of a change.
+        """Learn both shares from a change that the data saw this much of.
 
         With the bend in units of what is the gradients' own as x and what was not seen as y, the shares are the least
         squares of y = noise + bend·x over all measurements, the latest counting most and each by what was its own. One
@@ -77,7 +77,7 @@ class Unseen:
         self.bend = _share((lower - across * self.noise) / bottom)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """What a checkpoint keeps of it, as JSON holds it."""
         return {"noise": self.noise, "bend": self.bend, "sums": self._sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from hamu.guard import StepGuard
 from hamu.pair_step import PairStep
 from hamu.paired import PairedGradients
 from hamu.training.config import UnlearnConfig
-from hamu.training.length_search import TRIALS, LengthSearch
+from hamu.training.line_search import TRIALS, LineSearch
 from hamu.training.promise import Outcome, PromiseRecord
 from hamu.training.repeated_passes import RepeatedPasses
 from hamu.training.step_figures import read_at_once
@@ -75,7 +75,7 @@ class StepWatch:
         self.figures: dict[str, float] = {}
         self._moved = False
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
-        self.search: LengthSearch | None = None
+        self.search: LineSearch | None = None
 
     def is_due(self, step: int, logged_every: float) -> bool:
         """Whether what this step does (the run's first is 1) will be measured."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hamu.training.length_search import LengthSearch
+from hamu.training.line_search import LineSearch
 from hamu.training.promise import Outcome
 from hamu.training.unseen import Change
 
@@ -20,7 +20,7 @@ def along(gain, gain_bend, cost, cost_bend, length=1.0):
 
 def search(missing, allowed, own=(0.0, 0.0), noise=(0.5, 0.5)):
     """`own` and `noise` of the forget and of the retain side."""
-    found = LengthSearch()
+    found = LineSearch()
     for side, share in zip(("forget", "retain"), noise, strict=True):
         found.unseen[side].noise = share
     found.aim(missing, allowed, dict(zip(("forget", "retain"), own, strict=True)))
@@ -93,7 +93,7 @@ def test_each_side_learns_from_what_the_data_saw_of_it():
     assert found.unseen["forget"].noise == pytest.approx(0.0, abs=0.02)
     assert found.unseen["retain"].noise == pytest.approx(1.0, abs=0.02)
     assert found.on_data(found.taken) == pytest.approx((0.3, 0.0), abs=0.02)
-    other = LengthSearch()
+    other = LineSearch()
     other.load_state_dict(found.state_dict())
     assert other.on_data(found.taken) == found.on_data(found.taken)
 

@@ -1,9 +1,9 @@
-"""How long a step of a run by goal is to be.
+"""The line search of a run by goal: how long a step is to be.
 
 What a step promised and what it did to the losses of its own batches make a parabola of each loss along the step. They
 tell how much longer the step may be made until it reaches the goal or costs more than is allowed, or how much shorter
-it must be; the losses there are then measured, which takes two forward passes and no gradient (a line search, Nocedal
-and Wright 2006, section 3.5).
+it must be; the losses there are then measured, which takes two forward passes and no gradient (Nocedal and Wright
+2006, section 3.5).
 
 Both are judged by what the data are likely to see of them (`Unseen`), as a step flatters its own batches.
 """
@@ -23,8 +23,8 @@ _FACTORS = tuple(2.0**k for k in range(-3, 4))
 _MORE_THAN_PROMISED = 1.5  # what a step that has its price may cost
 
 
-class LengthSearch:
-    """Judges lengths of steps by what is still to be gained and what may still be paid.
+class LineSearch:
+    """A line search: judges lengths of a step by what is still to be gained and what may still be paid.
 
     Attributes:
         unseen: by side.
@@ -38,7 +38,7 @@ class LengthSearch:
         self._own = dict.fromkeys(SIDES, 0.0)
 
     def aim(self, missing: float, allowed: float, own: dict[str, float]) -> None:
-        """Before a step.
+        """Set what a step is judged by, before it is taken.
 
         Args:
             missing: forget loss that is to be gained, above 0.
@@ -83,16 +83,21 @@ class LengthSearch:
         return gained, paid
 
     def take(self, outcome: Outcome, scale: float) -> None:
-        """The step stays."""
+        """Keep the changes of both sides' losses by a step that stays, as `taken`."""
         self.taken = self._changes(outcome, scale)
 
     def learn(self, changes: dict[str, Change], measured: dict[str, float]) -> None:
-        """Steps that changed the losses of their own batches so changed those of the data by so much."""
+        """Learn what the data see of steps, once they were measured there.
+
+        Args:
+            changes: by side, what the steps did to the losses of their own batches.
+            measured: by side, what they did to those of the data.
+        """
         for side in SIDES:
             self.unseen[side].learn(changes[side], measured[side])
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """What a checkpoint keeps of it: both sides' `Unseen`."""
         return {side: self.unseen[side].state_dict() for side in SIDES}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -8,15 +8,25 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hamu.cli.layer_log import LayerLog
-from hamu.record import Inputs
 from hamu.run_files import HARDNESS, STEPS
 from hamu.run_folder import RunFolder
-from hamu.training import UnlearnTrainer
+from hamu.training.layer_log import LayerLog
+from hamu.training.trainer import UnlearnTrainer
 
 
 class StepLog(TrainerCallback):
-    """Once a first step was taken: writes what the run was asked and reads, and a line per step, in two logs."""
+    """Once a first step was taken: writes what the run was asked and reads, and a line per step, in two logs.
+
+    Args:
+        folder: of the run.
+        settings: what the run was asked, for config.yaml.
+        inputs: what it reads, for inputs.json.
+        resume: whether it goes on with the run that is in the folder.
+        hardness: of an assessment before the run, for hardness.json; None if there was none.
+
+    Attributes:
+        trainer: whose steps these are; to be set before the run begins.
+    """
 
     trainer: UnlearnTrainer | None = None
 
@@ -24,7 +34,7 @@ class StepLog(TrainerCallback):
         self,
         folder: RunFolder,
         settings: Mapping[str, Any],
-        inputs: Inputs,
+        inputs: Mapping[str, Any],
         resume: bool,
         hardness: Mapping[str, Any] | None = None,
     ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from hamu.distributed import is_main
 from hamu.run_files import LAYERS
 from hamu.run_folder import RunFolder
-from hamu.training import UnlearnTrainer
+from hamu.training.trainer import UnlearnTrainer
 
 _MOST_LINES = 512
 _MOST_FIGURES = 400_000  # over all lines; each takes some eight bytes
