@@ -24,7 +24,7 @@ from torch import Tensor
 from hamu.errors import HamuError
 
 Side = Literal["retain", "forget"]
-SIDES: tuple[Side, Side] = ("retain", "forget")  # in the order in which everything of both is listed
+SIDES = ("retain", "forget")  # in the order in which everything of both is listed
 WIDENED = 1 << 20  # elements that are widened to float64 at a time where there is no scratch memory
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
