@@ -12,10 +12,10 @@ import numpy as np
 from hamu.ends import kind_in
 from hamu.evaluation.gains import Gains
 from hamu.evaluation.pareto import pareto_optimal
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.common import BASELINES, OURS, pearson_of
+from hamu.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
-from hamu.paper.similarity import BASELINES, OURS, pearson_of
 from hamu.reporting.trajectories import STYLES
 
 CONSTRAINTS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -25,14 +25,14 @@ _FREE = {"hamu-q": ("retain", "-ΔL_r"), "hamu-u": ("forget", "ΔL_f")}
 _MEASURED = ("direct_share", "kappa", "beyond")
 
 
-class Varying(Experiment):
-    """Trajectories for several constraints."""
+class Varying(Trained):
+    """Fig. 6: trajectories for several constraints."""
 
     name = "figure-6"
     reference = "Fig. 6"
     title = "HAMU-Q and HAMU-U for several Q and U, ρ = 0"
     task = "image"
-    settings = "The paper does not say which values it drew; these are Q/η and U/η = 0.1, 0.3, 0.5, 0.7, 0.9."
+    about = "The paper does not say which values it drew; these are Q/η and U/η = 0.1, 0.3, 0.5, 0.7, 0.9."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
         """Both variants with every constraint, 5 epochs."""
@@ -73,14 +73,14 @@ class Varying(Experiment):
         save_panels(figure, (), path)
 
 
-class Epochs(Experiment):
-    """How long it takes to forget, and what is left of the retain utility then."""
+class Epochs(Trained):
+    """Fig. 7: how long it takes to forget, and what is left of the retain utility then."""
 
     name = "figure-7"
     reference = "Fig. 7"
     title = "Epochs to L_f = 1 against the retain utility there, ρ = 0"
     task = "image"
-    settings = (
+    about = (
         "The learning rate, if none was given, is 10 times that of the other runs, so that the target comes within "
         "reach. A run is at the target at its first evaluation with the whole set at 0.98 of it or more, or else where "
         "it ended because a step's forget batch had reached it, though the whole set may be a little below or above. "
@@ -162,14 +162,14 @@ class Epochs(Experiment):
         save_panels(figure, [axes], path)
 
 
-class Fit(Experiment):
-    """Layer-wise constraints against one for the whole model."""
+class Fit(Trained):
+    """Fig. 8: layer-wise constraints against one for the whole model."""
 
     name = "figure-8"
     reference = "Fig. 8"
     title = "ΔL_f against Q and -ΔL_r against U, layer-wise and global, ρ = 0"
     task = "image"
-    settings = (
+    about = (
         "R² is that of a line through the origin, 1 - Σ(y - ax)² / Σ(y - mean)². Layer-wise: a block for each tensor; "
         "global: one block. The uncentred 1 - Σ(y - ax)² / Σy², which some programs report for such lines and which is "
         "never smaller, stands beside it. Promised: the sum of what all steps promised of their batches' losses, which "

@@ -19,8 +19,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from hamu.data import UnlearningData, forget_class, read_images
 from hamu.models import load_classifier
-from hamu.paper.experiment import IMAGE_STEPS, Claim, Figures, Measurement, Scale
-from hamu.paper.similarity import METHODS, OURS
+from hamu.paper.common import METHODS, OURS
+from hamu.paper.experiment import IMAGE_STEPS, Claim, Figures, Measured, Scale
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 from hamu.training import UnlearnConfig, UnlearnTrainer
@@ -39,15 +39,15 @@ _OF_STEPS = (
 )  # fmt: skip
 
 
-class Cost(Measurement):
-    """Time and peak memory of an epoch."""
+class Cost(Measured):
+    """Table 1: time and peak memory of an epoch."""
 
     name = "table-1"
     reference = "Table 1 (App. G.1)"
     title = "Time per epoch and peak memory of all methods"
     task = "image"
     takes = ("data", "forget_class", "model", *_OF_DATA, *_OF_STEPS)
-    settings = (
+    about = (
         "One process, the same data and steps: each turn every method runs an epoch from the original model, in "
         "another order each turn; the steps alone are timed. Ratios are taken within a turn; times and ratios are "
         "medians over the turns (--epochs, 15 without). The interval of a median lies between the k-th lowest and the "

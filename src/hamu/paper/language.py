@@ -13,10 +13,10 @@ from scipy.stats import spearmanr
 
 from hamu.evaluation.gains import Gains
 from hamu.evaluation.membership import auc_of
-from hamu.paper.experiment import SIMILAR_STEPS, TEXT_STEPS, Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.common import METHODS
+from hamu.paper.experiment import SIMILAR_STEPS, TEXT_STEPS, Claim, Figures, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_methods, panels, save_panels
-from hamu.paper.similarity import METHODS
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES, gains_of
 
@@ -55,14 +55,14 @@ def _have_own_originals(finished: Mapping[str, FinishedRun]) -> bool:
     return all(models) and not set.intersection(*models)
 
 
-class Language(Experiment):
-    """All methods, with and without the forget data said again in the retain data."""
+class Language(Trained):
+    """Fig. 10: all methods, with and without the forget data said again in the retain data."""
 
     name = "figure-10"
     reference = "Fig. 10"
     title = "All methods on a language model, forget and retain data semantically dissimilar and similar"
     task = "text"
-    settings = (
+    about = (
         "Similar: paraphrases of the records to forget are among those to retain. With TOFU these are the "
         "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates. An "
         "original model is trained for each setting, on its own data; one that is given serves both, and has not seen "
@@ -151,14 +151,14 @@ class Language(Experiment):
         save_panels(figure, axes, path)
 
 
-class Metrics(Experiment):
-    """Further methods and figures, with AdamW."""
+class Metrics(Trained):
+    """Table 3: further methods and figures, with AdamW."""
 
     name = "table-3"
     reference = "Table 3 (App. H.2)"
     title = "Further baselines and figures on a language model, with AdamW"
     task = "text"
-    settings = (
+    about = (
         "The learning rate is the recipe's if it uses AdamW, else the paper's 1e-5. Model utility is the mean "
         "probability of the answers to retain (TOFU's normalised by length, over all records to retain); MIA is the "
         "AUC of Min-K% on the forget set, 0.5 is ideal."

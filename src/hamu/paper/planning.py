@@ -77,7 +77,7 @@ def batches_of(wanted: Wanted, base: Mapping[str, Any], retain: int) -> Batches:
     return Batches.of(retain, wanted.steps_per_epoch, int(base.get("per_device_train_batch_size", _PASS)))
 
 
-def settings_of(
+def settings_of_run(
     wanted: Wanted,
     base: Mapping[str, Any],
     sample: Sample,

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from hamu.evaluation.gains import Gains
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import FORGET_GAIN, RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.reporting.plots import save_figure
@@ -28,14 +28,14 @@ _TABLE = {  # Table 2: -ΔL_r, ΔL_f, retain and forget accuracy
 _COLUMNS = ("retain_gain", "forget_gain", "retain_accuracy", "forget_accuracy")
 
 
-class Rates(Experiment):
-    """Smaller steps keep their promise better."""
+class Rates(Trained):
+    """Fig. 11: smaller steps keep their promise better."""
 
     name = "figure-11"
     reference = "Fig. 11"
     title = "HAMU-U for several learning rates, U = 0.6 η"
     task = "text"
-    settings = (
+    about = (
         "The paper's figure is for its language model; the values of η that it drew are not given in its text. Here η "
         "is a quarter, half, once and twice the recipe's. With a recipe whose constraint is a share of what is "
         "possible, U is 0.6 of that."
@@ -83,14 +83,14 @@ class Rates(Experiment):
         save_panels(figure, (), path)
 
 
-class Optimizers(Experiment):
-    """SGD against AdamW."""
+class Optimizers(Trained):
+    """Fig. 12: SGD against AdamW."""
 
     name = "figure-12"
     reference = "Fig. 12 (App. G.2)"
     title = "HAMU-U (U = 0.9 η) with SGD and with AdamW"
     task = "image"
-    settings = "Both at the same learning rate. The caption speaks of Q for HAMU-U; its constraint is U."
+    about = "Both at the same learning rate. The caption speaks of Q for HAMU-U; its constraint is U."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
         """Both optimizers."""
@@ -144,14 +144,14 @@ class Optimizers(Experiment):
         save_panels(figure, (), path)
 
 
-class BatchSizes(Experiment):
-    """Batches of 128 to 2048."""
+class BatchSizes(Trained):
+    """Table 2: batches of 128 to 2048."""
 
     name = "table-2"
     reference = "Table 2 (App. G.3)"
     title = "HAMU-Q with batches of 128 to 2048"
     task = "image"
-    settings = (
+    about = (
         "5 epochs, as the paper plots, and the constraint of the settings (by default Q/η = 0.5): the paper does not "
         "say which it took for the table. Batches shrink with the fraction of the data, so that the number of steps is "
         "the paper's; the noise of a batch is then that of the smaller one."

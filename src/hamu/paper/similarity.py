@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hamu.evaluation.gains import Gains, hypervolume_reference
 from hamu.evaluation.pareto import hypervolume
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted, of_all
+from hamu.paper.common import BASELINES, METHODS, OURS, RHOS, pearson_of
+from hamu.paper.experiment import Claim, Figures, Scale, Trained, Wanted, of_all
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import (
     FORGET_GAIN,
@@ -22,10 +21,6 @@ from hamu.paper.pictures import (
     save_panels,
 )
 
-OURS = ("hamu-q", "hamu-u")
-BASELINES = ("ft", "ga", "gdiff", "kl", "scrub")
-METHODS = OURS + BASELINES
-RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _PAPER_PEARSON = {"hamu-q": 0.994, "hamu-u": 0.986}
 _LOWEST_PEARSON = 0.98
 _SMALL_STEPS = (
@@ -49,14 +44,14 @@ def _trajectories(
     }
 
 
-class Similarity(Experiment):
-    """Hardness against similarity."""
+class Similarity(Trained):
+    """Fig. 3: hardness against similarity."""
 
     name = "figure-3"
     reference = "Fig. 3"
     title = "Hardness κ against the similarity mixing ratio ρ, and what ρ does to all methods"
     task = "image"
-    settings = "κ is the mean over all steps of a run, each that of its clipped batch gradients."
+    about = "κ is the mean over all steps of a run, each that of its clipped batch gradients."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
         """Every method at every ρ, 5 epochs."""
@@ -125,14 +120,14 @@ class Similarity(Experiment):
         save_panels(figure, (left, middle, right), path)
 
 
-class Baselines(Experiment):
-    """All methods where it is easy and where it is hard."""
+class Baselines(Trained):
+    """Fig. 4: all methods where it is easy and where it is hard."""
 
     name = "figure-4"
     reference = "Fig. 4"
     title = "All methods, easy (ρ = 0) and hard (ρ = 0.75)"
     task = "image"
-    settings = (
+    about = (
         "Hypervolume: the area between the points (ΔL_f, -ΔL_r) of a trajectory, one an epoch, and a reference. Seen "
         "from the start (0, 0) it counts only what is gained on both sides; the second reference is that of `hamu "
         "compare`: nothing forgotten, at the worst retain loss at which a method ended, but at most 1 nat."
@@ -189,7 +184,7 @@ class Baselines(Experiment):
 
 
 class AllBaselines(Baselines):
-    """The same at every ρ, for longer."""
+    """Fig. 13: all methods at every ρ, for longer than in Fig. 4."""
 
     name = "figure-13"
     reference = "Fig. 13 (App. H.1)"
@@ -226,8 +221,8 @@ class AllBaselines(Baselines):
         return claims
 
 
-class Enforced(Experiment):
-    """Each variant keeps its side."""
+class Enforced(Trained):
+    """Fig. 5: each variant keeps its side."""
 
     name = "figure-5"
     reference = "Fig. 5"
@@ -294,14 +289,6 @@ class Enforced(Experiment):
             lines = {rf"$\rho = {rho}$": by[method] for rho, by in figures["trajectories"].items() if method in by}
             draw_shades(one, lines, shades, method.upper())
         save_panels(figure, (), path)
-
-
-def pearson_of(xs: Any, ys: Any) -> float | None:
-    """Pearson's correlation; None if a value is missing, if there are fewer than three, or if all are alike."""
-    pairs = list(zip(xs, ys, strict=True))
-    if len(pairs) < 3 or None in ys or len({*ys}) < 2:
-        return None
-    return float(np.corrcoef(np.array(pairs, dtype=float).T)[0, 1])
 
 
 def volumes_of(trajectories: Mapping[str, Any]) -> dict[str, Any]:

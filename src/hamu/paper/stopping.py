@@ -9,10 +9,10 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from hamu.evaluation.gains import Gains
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.common import OURS, pearson_of
+from hamu.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_lines
-from hamu.paper.similarity import OURS, pearson_of
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 
@@ -23,14 +23,14 @@ _ALIKE = 1e-6  # by which rounding may part two rates that are the same
 _LOST = 0.1  # of the highest gain, while the objective has only begun to fall
 
 
-class Stopping(Experiment):
-    """Hardness by epoch, and the epoch at which the criterion would have ended the run."""
+class Stopping(Trained):
+    """Fig. 9: hardness by epoch, and the epoch at which the criterion would have ended the run."""
 
     name = "figure-9"
     reference = "Fig. 9"
     title = "Hardness and stopping, ρ = 0.5"
     task = "image"
-    settings = (
+    about = (
         "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
         "that of the first step whose batches meet the aggregate criterion of App. C; by the epochs' means, the first "
         "epoch whose mean demand is above the mean limit, κ being above 0. The dashed line is κ2 (κ4 for HAMU-U) of "

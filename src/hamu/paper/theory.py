@@ -20,8 +20,7 @@ from hamu.assess import REGIMES
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU, Method
 from hamu.paired import PairStep
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale
-from hamu.paper.finished_run import FinishedRun
+from hamu.paper.experiment import Claim, Computed, Figures
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 
@@ -40,16 +39,15 @@ _NOTES = (
 )
 
 
-class Regimes(Experiment):
-    """The least cost of forgetting against hardness."""
+class Regimes(Computed):
+    """Fig. 1: the least cost of forgetting against hardness."""
 
     name = "figure-1"
     reference = "Fig. 1"
     title = "Regimes of hardness: the least retain cost against κ"
-    task = ""
-    settings = "For gradients of norm 1 and 0.7 of the largest possible rise of the forget loss demanded."
+    about = "For gradients of norm 1 and 0.7 of the largest possible rise of the forget loss demanded."
 
-    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
+    def compute(self) -> Figures:
         """κ, cost and regime on a grid, and both thresholds."""
         kappas = -np.cos(np.linspace(0, np.pi, 601))  # denser where the cost is steep
         steps = [_solve(HamuQ(_SHARE[self.name], "relative"), d, 1.0)[0] for d in np.rad2deg(np.arccos(kappas))]
@@ -103,16 +101,15 @@ class Regimes(Experiment):
         save_figure(figure, path)
 
 
-class Updates(Experiment):
-    """The step in the plane of the two gradients."""
+class Updates(Computed):
+    """Fig. 2: the step in the plane of the two gradients."""
 
     name = "figure-2"
     reference = "Fig. 2"
     title = "The step in the plane of the two gradients"
-    task = ""
-    settings = "The step at half of what is possible: five problems, and all directions of g_r at once."
+    about = "The step at half of what is possible: five problems, and all directions of g_r at once."
 
-    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
+    def compute(self) -> Figures:
         """Gradients, step and region of each problem, and of a turn of g_r."""
         share = _SHARE[self.name]
         problems = [_problem(_METHODS[name](share, "relative"), degrees) for name, degrees in _PROBLEMS]
