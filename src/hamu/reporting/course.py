@@ -10,8 +10,8 @@ import numpy as np
 from hamu.ends import ALL_DONE
 from hamu.reporting.elements import (
     BUCKETS,
+    COLOR_OF_SET,
     FORGET,
-    SIDES,
     Chart,
     Section,
     counted,
@@ -94,11 +94,11 @@ def _losses(run: Run) -> Chart | None:
             continue
         if is_loss(run, side):
             steps, losses = run.steps["step"], run.steps[f"{side}_loss"]
-            series.append(line(f"{side}, batches", SIDES[side], steps, losses))
+            series.append(line(f"{side}, batches", COLOR_OF_SET[side], steps, losses))
             says.append(course(f"The {side} loss", steps, losses))
         if found:
             xs, ys = np.array(found, dtype=float).T
-            series.append(line(f"{side}, whole set", SIDES[side], xs, ys, mode="points"))
+            series.append(line(f"{side}, whole set", COLOR_OF_SET[side], xs, ys, mode="points"))
             if not is_loss(run, side):
                 says.append(course(f"The loss of the whole {side} set", xs, ys))
     if not series:
@@ -121,7 +121,7 @@ def _objective(run: Run, side: str) -> Chart | None:
     return Chart(
         f"Objective of the method: {side}",
         f"{meaning} {course(f'The {side} objective', steps, values)}",
-        over_steps([line(f"{side} objective, batches", SIDES[side], steps, values)], "objective", run),
+        over_steps([line(f"{side} objective, batches", COLOR_OF_SET[side], steps, values)], "objective", run),
     )
 
 
@@ -196,7 +196,7 @@ def _promise(run: Run, side: str) -> Chart | None:
         return None
     kept = known[extremes(realised[known] - promised[known])]
     series = {
-        "name": "a checked step", "color": SIDES[side], "x": shorts(promised[kept]), "y": shorts(realised[kept]),
+        "name": "a checked step", "color": COLOR_OF_SET[side], "x": shorts(promised[kept]), "y": shorts(realised[kept]),
         "mode": "points", "hints": [f"step {step:,.0f}" for step in run.steps["step"][kept]],
     }  # fmt: skip
     name, ratio = name_of(run, side), _median_ratio(run, side)

@@ -13,7 +13,7 @@ from hamu.reporting.answers import AnsweredRecord
 
 FORGET, RETAIN, TEST = "#D55E00", "#0072B2", "#009E73"
 BEFORE, AFTER = "#7F7F7F", "#D55E00"
-SIDES = {"forget": FORGET, "retain": RETAIN, "test": TEST}
+COLOR_OF_SET = {"forget": FORGET, "retain": RETAIN, "test": TEST}
 BUCKETS = 400
 _DIGITS = 5
 

@@ -11,13 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from hamu.evaluation import Predictions, principal_axes
-from hamu.reporting.elements import AFTER, BEFORE, SIDES, Chart, Picture, Section, counted, shorts
+from hamu.reporting.elements import AFTER, BEFORE, COLOR_OF_SET, Chart, Picture, Section, counted, shorts
 from hamu.reporting.observations import ROLES, ImageObservations
 
 _MOST_CLASSES = 30
 _SHOWN = 12
 _LARGEST = 96  # pixels of a picture
-Names = Mapping[str, str]
 
 
 def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> Chart | None:
@@ -155,7 +154,8 @@ def _embedding(found: ImageObservations) -> list[Chart]:
 
 def _cloud(name: str, points: Tensor) -> dict[str, Any]:
     xs, ys = points.T.tolist()
-    return {"name": name, "color": SIDES[name], "x": shorts(xs), "y": shorts(ys), "mode": "points", "small": True}
+    looks = {"color": COLOR_OF_SET[name], "mode": "points", "small": True}
+    return {"name": name, "x": shorts(xs), "y": shorts(ys), **looks}
 
 
 def _spread(found: ImageObservations, role: str) -> str:

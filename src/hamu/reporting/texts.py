@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hamu.evaluation import probabilities
-from hamu.reporting.elements import BUCKETS, SIDES, Chart, Section, counted, shorts
+from hamu.reporting.elements import BUCKETS, COLOR_OF_SET, Chart, Section, counted, shorts
 from hamu.reporting.observations import ROLES, TextObservations
 
 
@@ -36,7 +36,7 @@ def _probabilities(found: TextObservations, contents: bool) -> Chart:
         )
         rows = texts.rows.numpy()
         series.append({
-            "name": name, "color": SIDES[name], "x": shorts(before[places]), "y": shorts(after[places]),
+            "name": name, "color": COLOR_OF_SET[name], "x": shorts(before[places]), "y": shorts(after[places]),
             "mode": "points", "hints": [f"row {rows[n]}" if contents else "" for n in places],
         })  # fmt: skip
     return Chart(
