@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol
 
-from hamu.compare.ends import failed_by
 from hamu.compare.environments import written_environment
 from hamu.ends import kind_in
 from hamu.errors import HamuError
@@ -20,8 +19,7 @@ from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.json_files import read_json
 from hamu.record.inputs import Inputs, differing, read_inputs
 from hamu.record.record import plain
-from hamu.reporting.trajectories import gains_of
-from hamu.reporting.trajectories import trajectory as points_of
+from hamu.reporting.trajectories import gains_of, trajectory_of
 from hamu.run_files import EVALUATION, RECORD
 
 Row = dict[str, Any]
@@ -70,15 +68,23 @@ def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
     return row
 
 
-def failed_row(cell: RunKey, reason: str, seconds: float | None) -> Row:
-    """The row of a run that has not come to its end."""
-    return _named(cell) | {"ended": failed_by(reason), "seconds": seconds, "failed": reason}
+def failed_row(cell: RunKey, reason: str, seconds: float | None, *, interrupted: bool = False) -> Row:
+    """The row of a run that has not come to its end.
+
+    Args:
+        cell: its settings.
+        reason: why, in one line.
+        seconds: how long it took.
+        interrupted: whether a signal has ended it.
+    """
+    ended = "interrupted" if interrupted else "failed"
+    return _named(cell) | {"ended": ended, "seconds": seconds, "failed": reason}
 
 
 def trajectory(run: Path) -> tuple[list[Gains], Gains]:
     """The gains at each evaluation of a run, and those of the model it has saved; see `hamu.reporting.trajectories`."""
     evaluation = _of_run(run, EVALUATION)
-    return points_of(evaluation["trajectory"]), gains_of(evaluation)
+    return trajectory_of(evaluation["trajectory"]), gains_of(evaluation)
 
 
 def start_figures(runs: Iterable[Path]) -> Row | None:

@@ -32,7 +32,7 @@ def check_output(folder: Path, experiments: Iterable[str]) -> None:
     path = folder / PAGE
     has_page = path.is_file() and path.read_bytes().startswith(_TITLE.encode())
     if path.exists() and not has_page:
-        raise HamuError(f"{path} is there and is no page of `hamu reproduce`; choose another --output_dir")
+        raise HamuError(f"{path} is there and is not a page of `hamu reproduce`; choose another --output_dir")
     for name in experiments:
         result, picture = folder / f"{name}.json", folder / f"{name}.png"
         if _is_result(result, damaged=has_page):

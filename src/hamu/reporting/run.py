@@ -21,7 +21,7 @@ from hamu.record.inputs import Inputs, read_inputs
 from hamu.record.schema import schema, violations
 from hamu.reporting.elements import counted, were
 from hamu.reporting.evaluation_shape import ENTRY, EVALUATION, SUMMARY
-from hamu.reporting.trajectories import gains_at, gains_of, is_near, trajectory
+from hamu.reporting.trajectories import gains_at, gains_of, is_near, trajectory_of
 
 _STEP_COLUMNS = (
     "step", "taken", "retain_loss", "forget_loss", "kappa", "cos", "direct_threshold", "stop_threshold", "demand",
@@ -94,7 +94,7 @@ class Run:
     @property
     def points(self) -> list[Gains]:
         """Its trajectory, see `hamu.reporting.trajectories`."""
-        return trajectory(self.entries)
+        return trajectory_of(self.entries)
 
     @property
     def gains(self) -> Gains | None:
@@ -186,7 +186,7 @@ def read_run(path: Path) -> Run:
     if not (path / run_files.EVALUATION).is_file():
         notes.append("evaluation.json is missing: the run has not come to its end")
     if evaluation is not None and not {"before", "after", "trajectory"} <= evaluation.keys():
-        raise HamuError(f"{path} is no run of `hamu unlearn`: its evaluation.json has no before and after")
+        raise HamuError(f"{path} is not a run of `hamu unlearn`: its evaluation.json has no before and after")
     record = _json(path / run_files.RECORD, notes)
     failed = _failures(path.resolve().parent).get(path.resolve().name, {})
     method = settings.get("method", "hamu-q") if settings else {**failed, **(record or {})}.get("method", UNKNOWN)
