@@ -9,13 +9,13 @@ from hamu.record.record import versions
 
 
 def written_environment(environment: Mapping[str, Any]) -> str:
-    """That of a record, as text."""
+    """The environment that a record names, as text."""
     numbers = ", ".join(f"{name} {number}" for name, number in environment["versions"].items())
     return f"{environment['device']}, {numbers}"
 
 
 def this_environment(device: str) -> str:
-    """That of this process."""
+    """The environment of this process on a device, as text."""
     return written_environment({"device": device, "versions": versions("torch", "transformers")})
 
 

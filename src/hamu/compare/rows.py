@@ -39,7 +39,7 @@ class RunKey(Protocol):
 
     @property
     def setting(self) -> str:
-        """What it shares with others of its kind, as a name."""
+        """The name of what it shares with other runs of its kind."""
 
 
 def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
@@ -135,7 +135,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """By joint gain, the best first, each with `pareto`: whether no other run is better. Then those that failed."""
+        """All rows by joint gain, the best first, then those that failed; `pareto` says whether no other is better."""
         return [*_ranked([row for row in self.found if not row["failed"]]), *(r for r in self.found if r["failed"])]
 
     @cached_property
@@ -154,12 +154,12 @@ class Comparison:
 
     @cached_property
     def reference(self) -> Gains:
-        """Reference of the hypervolumes, see `hypervolume_reference`."""
+        """The reference of the hypervolumes, see `hypervolume_reference`."""
         return hypervolume_reference(min((row["retain_gain"] for row in self.rows if not row["failed"]), default=0.0))
 
     @cached_property
     def hypervolumes(self) -> dict[str, float]:
-        """By method, of the gains with which its runs have ended; those that failed add nothing."""
+        """The hypervolume of each method, of the gains with which its runs ended; those that failed add nothing."""
         ends: dict[str, list[Gains]] = {row["method"]: [] for row in self.found}
         for row in self.rows:
             if not row["failed"]:
@@ -167,7 +167,7 @@ class Comparison:
         return {name: hypervolume(gains, self.reference) for name, gains in ends.items()}
 
     def summary(self) -> dict[str, Any]:
-        """All of it, as JSON holds it."""
+        """Rows, means and hypervolumes, as JSON holds them."""
         reference = self.reference
         volumes = {"reference": (reference.forget, reference.retain), "methods": self.hypervolumes}
         return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}

@@ -100,11 +100,11 @@ class Runs:
         return [self._rows[cell] for cell in self._plans if cell in self._rows]
 
     def folders(self) -> dict[str, Path]:
-        """By name, of the runs that are finished."""
+        """The folders of the runs that are finished, by name."""
         return {row["run"]: self._folder.path / row["run"] for row in self.rows if not row["failed"]}
 
     def comparison(self) -> Comparison:
-        """Of what is known."""
+        """The comparison of the runs that have ended so far."""
         finished = self.folders()
         of_seed = {row.get("seed"): finished[row["run"]] for row in self.rows if row["run"] in finished}
         return Comparison(tuple(self.rows), start_figures(of_seed.values()))

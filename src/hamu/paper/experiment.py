@@ -78,12 +78,12 @@ class Wanted:
 
     @property
     def steps(self) -> int:
-        """How many it takes, unless something ends it before, if its batches can have the size that is wanted."""
+        """How many steps it takes if its batches can have the size wanted, unless something ends it before."""
         return math.ceil(self.epochs * self.paper_steps_per_epoch)
 
     @property
     def paper_steps_per_epoch(self) -> int:
-        """The paper's: paraphrases make an epoch longer, and not its batches larger."""
+        """The paper's steps per epoch: paraphrases make an epoch longer, and not its batches larger."""
         return SIMILAR_STEPS if self.similar else self.steps_per_epoch
 
 
@@ -106,7 +106,7 @@ class Claim:
     otherwise: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As it is written."""
+        """The claim as JSON holds it."""
         return asdict(self)
 
 

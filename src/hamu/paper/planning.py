@@ -47,12 +47,12 @@ class PaperRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.method}-{self.digest}-e{self.epochs:g}"
 
     @property
     def setting(self) -> str:
-        """What the runs of all lengths share."""
+        """The name that runs of all lengths share."""
         return f"{self.method}-{self.digest}"
 
 
@@ -62,7 +62,7 @@ class PaperRuns(Runs):
     remedy = "choose another --work_dir, or remove the folders of such runs"
 
     def summary(self) -> dict[str, Any]:
-        """The row of each run."""
+        """The row of each run, as comparison.json holds them."""
         return {"runs": self.rows}
 
 
@@ -124,7 +124,7 @@ def longest(
     whole: Container[PaperRun],
     failed: Collection[PaperRun] = (),
 ) -> dict[PaperRun, PaperRun]:
-    """For each wanted run the one to make or to take: the longest that begins alike, if longer ones begin alike.
+    """Find for each wanted run the one to make or to take: the longest that begins alike, if there is any.
 
     Args:
         wanted: the settings of each run.

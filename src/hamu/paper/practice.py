@@ -42,18 +42,18 @@ class Rates(Trained):
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """HAMU-U at every rate, 10 epochs."""
+        """HAMU-U runs for 10 epochs at every rate."""
         return {
             f"{factor * scale.rate:g}": scale.wanted("hamu-u", 10, learning_rate=factor * scale.rate, constraint=0.6)
             for factor in _FACTORS
         }
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories by learning rate."""
+        """Give the trajectories by learning rate."""
         return {"trajectories": {rate: one.trajectory for rate, one in finished.items()}}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """The smaller the rate, the better the retain side is kept."""
+        """State that the retain side is kept the better, the smaller the rate is."""
         ends = {float(rate): Gains(*line[-1]).retain for rate, line in figures["trajectories"].items()}
         low, high = min(ends, default=0.0), max(ends, default=0.0)
         known = len(ends) == len(_FACTORS)
@@ -76,7 +76,7 @@ class Rates(Trained):
         ]  # fmt: skip
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A shade for each rate."""
+        """Draw a shade for each rate."""
         figure, [axes] = panels(1, 6.0)
         lines = {rf"$\eta = {rate}$": line for rate, line in figures["trajectories"].items()}
         draw_shades(axes, lines, "Blues", "HAMU-U")
@@ -93,21 +93,21 @@ class Optimizers(Trained):
     about = "Both at the same learning rate. The caption speaks of Q for HAMU-U; its constraint is U."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both optimizers."""
+        """HAMU-U runs for 5 epochs with each optimizer."""
         return {
             name: scale.wanted("hamu-u", 5, rho=0.0, constraint=0.9, optim=optim)
             for name, optim in (("SGD", "sgd"), ("AdamW", "adamw_torch"))
         }
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories, with their epochs."""
+        """Give the trajectories, with their epochs."""
         return {
             "trajectories": {name: one.trajectory for name, one in finished.items()},
             "epoch": {name: [point["epoch"] for point in one.points] for name, one in finished.items()},
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """One epoch of AdamW against all of SGD's."""
+        """Hold one epoch of AdamW against all of SGD's."""
         lines = figures["trajectories"]
         if len(lines) < 2:
             return [Claim("AdamW gains more on both sides in 1 epoch than SGD in 5", None, None)]
@@ -126,7 +126,7 @@ class Optimizers(Trained):
         ]
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """Both axes logarithmic, as in the paper, and linear around 0, where a side has lost."""
+        """Draw with logarithmic axes, as in the paper, that are linear around 0 where a side has lost."""
         figure, [axes] = panels(1, 5.6)
         lines = {name: line[1:] for name, line in figures["trajectories"].items() if len(line) > 1}
         draw_shades(axes, lines, "Blues", "HAMU-U")
@@ -158,21 +158,21 @@ class BatchSizes(Trained):
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """HAMU-Q with each size; ρ = 0."""
+        """HAMU-Q runs for 5 epochs with each batch size, ρ = 0."""
         found = {}
         for size in _TABLE:
             found[str(size)] = replace(scale.wanted("hamu-q", 5, rho=0.0), steps_per_epoch=-(-_IMAGES // size))
         return found
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Our row and the paper's, by batch size."""
+        """Give our row and the paper's, by batch size."""
         rows = {size: {key: one.last[key] for key in _COLUMNS} for size, one in finished.items()}
         batches = {size: one.batches.records for size, one in finished.items()}
         paper = {str(size): dict(zip(_COLUMNS, row, strict=True)) for size, row in _TABLE.items()}
         return {"rows": rows, "paper": paper, "batch_here": batches}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """The trend, and the table."""
+        """State how the gains fall with the batch size, and where retain accuracy peaks."""
         rows = [figures["rows"].get(str(size)) for size in _TABLE]
         known = [row for row in rows if row is not None]
         complete = len(known) == len(_TABLE)
@@ -198,7 +198,7 @@ class BatchSizes(Trained):
         ]
 
     def table(self, figures: Figures) -> list[list[str]]:
-        """Ours, and the paper's in brackets."""
+        """List our figures, with the paper's in brackets."""
         lines = [["batch size", "here", "-ΔL_r", "ΔL_f", "retain accuracy", "forget accuracy"]]
         for size, row in figures["rows"].items():
             paper, forms = figures["paper"][size], ("+.3f", ".3g", ".1%", ".1%")
@@ -207,7 +207,7 @@ class BatchSizes(Trained):
         return lines
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each column: ours and the paper's."""
+        """Draw a panel for each column: ours and the paper's."""
         figure, grid = plt.subplots(2, 2, figsize=(8.5, 6.5), layout="constrained")
         labels = dict(zip(_COLUMNS, (RETAIN_GAIN, FORGET_GAIN, "retain accuracy", "forget accuracy"), strict=True))
         for axes, key in zip(grid.flat, _COLUMNS, strict=True):

@@ -37,7 +37,7 @@ def _runs(scale: Scale, methods: tuple[str, ...], rhos: tuple[float, ...], epoch
 def _trajectories(
     finished: Mapping[str, FinishedRun], methods: tuple[str, ...], rhos: tuple[float, ...]
 ) -> dict[str, dict[str, list[Gains]]]:
-    """By ρ and method."""
+    """The trajectories of runs, by ρ and method."""
     return {
         f"{rho:g}": {m: finished[f"{m} {rho:g}"].trajectory for m in methods if f"{m} {rho:g}" in finished}
         for rho in rhos
@@ -54,11 +54,11 @@ class Similarity(Trained):
     about = "κ is the mean over all steps of a run, each that of its clipped batch gradients."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Every method at every ρ, 5 epochs."""
+        """Every method runs for 5 epochs at every ρ."""
         return _runs(scale, METHODS, RHOS, 5)
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """κ and both gains, by method, in the order of ρ."""
+        """Give κ and both gains, by method, in the order of ρ."""
         found: dict[str, dict[str, list[float | None]]] = {"kappa": {}, "cos": {}, "retain_gain": {}, "forget_gain": {}}
         for method in METHODS:
             there = [finished.get(f"{method} {rho:g}") for rho in RHOS]
@@ -70,7 +70,7 @@ class Similarity(Trained):
         return {"rho": list(RHOS), **found, "pearson": pearson}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """The correlation, and the trend of every method."""
+        """State the correlation of κ with ρ, and the trend of every method."""
         claims = []
         for method, paper in _PAPER_PEARSON.items():
             ours = figures["pearson"]["kappa"][method]
@@ -106,7 +106,7 @@ class Similarity(Trained):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """(a) κ; (b) -ΔL_r; (c) ΔL_f."""
+        """Draw three panels over ρ: κ, -ΔL_r and ΔL_f."""
         figure, (left, middle, right) = panels(3)
         draw_curves(left, figures["rho"], figures["kappa"])
         for axes, key, label in ((middle, "retain_gain", RETAIN_GAIN), (right, "forget_gain", FORGET_GAIN)):
@@ -136,17 +136,17 @@ class Baselines(Trained):
     epochs = 5
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Every method at each ρ."""
+        """Every method runs at each ρ."""
         return _runs(scale, METHODS, self.rhos, self.epochs)
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories and hypervolumes, by ρ and method."""
+        """Give trajectories and hypervolumes, by ρ and method."""
         trajectories = _trajectories(finished, METHODS, self.rhos)
         volumes = {rho: volumes_of(by_method) for rho, by_method in trajectories.items()}
         return {"trajectories": trajectories, "hypervolumes": volumes}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """Who dominates whom."""
+        """State which methods dominate which others."""
         hard, easy = figures["trajectories"]["0.75"], figures["trajectories"]["0"]
         claims = [
             _volume_claim(method, figures["hypervolumes"]["0.75"], reference)
@@ -176,7 +176,7 @@ class Baselines(Trained):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each ρ."""
+        """Draw a panel for each ρ."""
         figure, axes = panels(len(figures["trajectories"]))
         for one, (rho, trajectories) in zip(axes, figures["trajectories"].items(), strict=True):
             draw_methods(one, trajectories, rf"$\rho = {rho}$")
@@ -193,7 +193,7 @@ class AllBaselines(Baselines):
     epochs = 25
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """What the appendix says."""
+        """State what the appendix says of all ρ."""
         claims = [_volume_claim(m, figures["hypervolumes"]["0.75"], "start") for m in OURS]
         for method in ("gdiff", *OURS):
             ends = [figures["trajectories"][f"{rho:g}"].get(method) for rho in RHOS]
@@ -230,15 +230,15 @@ class Enforced(Trained):
     task = "image"
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both variants at every ρ, 5 epochs."""
+        """Both variants run for 5 epochs at every ρ."""
         return _runs(scale, OURS, RHOS, 5)
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories by ρ and method."""
+        """Give the trajectories by ρ and method."""
         return {"trajectories": _trajectories(finished, OURS, RHOS)}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """The side that is enforced, and what hardness does to the other."""
+        """State that one side is enforced, and what hardness does to the other."""
         claims = []
         kept = (("hamu-q", "forget", "ΔL_f", "retain", "-ΔL_r"), ("hamu-u", "retain", "-ΔL_r", "forget", "ΔL_f"))
         for method, side, enforced, other, paid in kept:
@@ -283,7 +283,7 @@ class Enforced(Trained):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each variant, a shade for each ρ."""
+        """Draw a panel for each variant, a shade for each ρ."""
         figure, axes = panels(2)
         for one, method, shades in zip(axes, OURS, ("Oranges", "Blues"), strict=True):
             lines = {rf"$\rho = {rho}$": by[method] for rho, by in figures["trajectories"].items() if method in by}

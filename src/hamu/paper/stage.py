@@ -66,14 +66,14 @@ class Stage:
         return place_of(self.scale.base, key, self._bundled)
 
     def _original(self, similar: bool) -> Path:
-        """Trained on all data of its setting: on the paraphrases too where they are retained."""
+        """The folder of an original model, trained on all data of its setting: with the paraphrases, if retained."""
         scale = self.scale
         kind = ("-bf16" if "bf16" in self.device else "") + ("-similar" if similar else "")
         return self.work / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}{kind}"
 
     @cached_property
     def sample(self) -> Sample:
-        """The data."""
+        """The data that runs read."""
         return self._drawn(similar=False)
 
     @cached_property

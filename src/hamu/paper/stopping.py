@@ -39,11 +39,11 @@ class Stopping(Trained):
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both variants, 25 epochs."""
+        """Both variants run for 25 epochs."""
         return {m: scale.wanted(m, 25, rho=0.5) for m in OURS}
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """By method."""
+        """Give the trajectory, hardness by epoch and the termination epoch, by method."""
         found: Figures = {}
         for method, one in finished.items():
             first = next((step["step"] for step in one.log if step.get("criterion_met")), None)
@@ -60,7 +60,7 @@ class Stopping(Trained):
         return found
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """Hardness rises, gains slow down, and the criterion comes with their fall."""
+        """State that hardness rises, gains slow down, and the criterion comes with their fall."""
         claims = []
         for method in OURS:
             one = figures.get(method)
@@ -84,7 +84,7 @@ class Stopping(Trained):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """(a) trajectories; (b, c) the objective above, hardness below, with the termination epoch."""
+        """Draw (a) trajectories, and (b, c) the objective above hardness, with the termination epoch."""
         figure, grid = plt.subplot_mosaic([["a", *OURS], ["a", *(f"{m} κ" for m in OURS)]], figsize=(12.5, 5.2),
                                           layout="constrained")  # fmt: skip
         draw_lines(grid["a"], {method: one["trajectory"] for method, one in figures.items()})

@@ -48,7 +48,7 @@ class Regimes(Computed):
     about = "For gradients of norm 1 and 0.7 of the largest possible rise of the forget loss demanded."
 
     def compute(self) -> Figures:
-        """κ, cost and regime on a grid, and both thresholds."""
+        """Give κ, cost and regime on a grid, and both thresholds."""
         kappas = -np.cos(np.linspace(0, np.pi, 601))  # denser where the cost is steep
         steps = [_solve(HamuQ(_SHARE[self.name], "relative"), d, 1.0)[0] for d in np.rad2deg(np.arccos(kappas))]
         status = steps[0].weights.constraint
@@ -62,7 +62,7 @@ class Regimes(Computed):
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """Theorem 4.1, Corollary 4.2 and Theorem 4.4 on the grid."""
+        """Check Theorem 4.1, Corollary 4.2 and Theorem 4.4 on the grid."""
         costs, kappas = np.array(figures["cost"]), np.array(figures["kappa"])
         direct, stop = figures["thresholds"]
         lowest, spread = float(np.diff(costs).min()), float(np.ptp(costs[kappas < direct]))
@@ -79,7 +79,7 @@ class Regimes(Computed):
         ]
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """Cost against κ, the regimes shaded."""
+        """Draw the cost against κ, the regimes shaded."""
         kappas, costs, regimes = (np.array(figures[key]) for key in ("kappa", "cost", "regime"))
         edges = [-1, *figures["thresholds"], 1]
         figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
@@ -110,14 +110,14 @@ class Updates(Computed):
     about = "The step at half of what is possible: five problems, and all directions of g_r at once."
 
     def compute(self) -> Figures:
-        """Gradients, step and region of each problem, and of a turn of g_r."""
+        """Give gradients, step and region of each problem, and of a turn of g_r."""
         share = _SHARE[self.name]
         problems = [_problem(_METHODS[name](share, "relative"), degrees) for name, degrees in _PROBLEMS]
         turn = [_problem(HamuQ(share, "relative"), degrees) for degrees in range(-180, 180, _TURN)]
         return {"problems": problems, "turn": turn}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """What every step of the turn must do."""
+        """State what every step of the turn must do."""
         slack = min(one["kept"] for one in [*figures["problems"], *figures["turn"]])
         over = max(np.hypot(*one["update"]) / one["radius"] for one in [*figures["problems"], *figures["turn"]])
         gains = [one["retain_change"] < 1e-12 for one in figures["turn"] if one["regime"] != 2]
@@ -128,7 +128,7 @@ class Updates(Computed):
         ]
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """Five problems and a turn."""
+        """Draw five problems and a turn of g_r."""
         figure, grid = plt.subplots(2, 3, figsize=(11.4, 8.8), layout="constrained")
         for axes, letter, problem in zip(grid.flat, "abcde", figures["problems"], strict=False):
             _draw_problem(axes, letter, problem)

@@ -68,7 +68,7 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look]) -> Chart | None:
 
 
 def steps_section(run: Run) -> Section:
-    """Losses, hardness, demand, branches; promise against realised."""
+    """Charts of losses, hardness, demand and branches, and of what was promised against what was realised."""
     charts = [
         _losses(run),
         *(_objective(run, side) for side in ("forget", "retain")),
@@ -86,7 +86,7 @@ def steps_section(run: Run) -> Section:
 
 
 def _losses(run: Run) -> Chart | None:
-    """Of the steps' batches, where they log it, and of whole sets."""
+    """A chart of the losses of the steps' batches, where they are logged, and of whole sets."""
     series, says = [], []
     for side in ("forget", "retain"):
         found = [(e["step"], e[f"eval_{side}_loss"]) for e in run.entries if f"eval_{side}_loss" in e]
@@ -107,7 +107,7 @@ def _losses(run: Run) -> Chart | None:
 
 
 def _objective(run: Run, side: str) -> Chart | None:
-    """What the steps log of a side whose objective is not the loss."""
+    """A chart of what the steps log of a side whose objective is not the loss."""
     if f"{side}_loss" not in run.steps or is_loss(run, side):
         return None
     steps, values = run.steps["step"], run.steps[f"{side}_loss"]
@@ -126,7 +126,7 @@ def _objective(run: Run, side: str) -> Chart | None:
 
 
 def _hardness(run: Run) -> Chart | None:
-    """κ, and the thresholds between which it lies where the method has a constraint."""
+    """A chart of κ, and of the thresholds between which it lies where the method has a constraint."""
     names = {"kappa": "κ", "direct_threshold": "direct up to (κ1, κ3)", "stop_threshold": "costs from (κ2, κ4)"}
     styles = {"kappa": ("#0072B2", {}), "direct_threshold": (_DIRECT, {"dash": _DASHED}),
               "stop_threshold": (FORGET, {"dash": _DASHED})}  # fmt: skip
@@ -186,7 +186,7 @@ def _branches(run: Run) -> Chart | None:
 
 
 def _promise(run: Run, side: str) -> Chart | None:
-    """What each checked step promised, to first order, against what it did."""
+    """A chart of what each checked step promised, to first order, against what it did."""
     names = [f"{kind}_{side}_change" for kind in ("first_order", "realised")]
     if not all(name in run.steps for name in names):
         return None

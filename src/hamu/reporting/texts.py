@@ -10,7 +10,7 @@ from hamu.reporting.observations import ROLES, TextObservations
 
 
 def texts_section(found: TextObservations, contents: bool) -> Section:
-    """Probabilities of all records; some answers."""
+    """Show the probabilities of all records, and some answers."""
     missing = []
     if not contents:
         missing.append("prompts and answers: left out by --no_contents")
@@ -26,7 +26,7 @@ def texts_section(found: TextObservations, contents: bool) -> Section:
 
 
 def _probabilities(found: TextObservations, contents: bool) -> Chart:
-    """The probability of each record's answer before and after."""
+    """A chart of the probability of each record's answer before and after."""
     series, says = [], []
     for name, texts in found.texts.items():
         before, after = (probabilities(found.predictions[role][name]).numpy() for role in ROLES)
@@ -57,7 +57,7 @@ def _probabilities(found: TextObservations, contents: bool) -> Chart:
 
 
 def _some(change: np.ndarray) -> np.ndarray:
-    """Of very many records some: evenly over the order of their change, the ends among them."""
+    """Choose some of very many records: evenly over the order of their change, the ends among them."""
     order = np.argsort(change, kind="stable")
     places = np.linspace(0, len(order) - 1, min(len(order), 2 * BUCKETS)).astype(int)
     return np.take(order, places)

@@ -38,7 +38,7 @@ def trajectory_of(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
 
 
 def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those after the start with finite gains: the points of a trajectory but its first."""
+    """The evaluations after the start with finite gains: the points of a trajectory but its first."""
     return [entry for entry in entries if entry["step"] and all(map(_is_finite, gains_at(entry)))]
 
 

@@ -50,7 +50,7 @@ class RunVerdict:
 
 
 def verdict(run: Run) -> RunVerdict:
-    """Of a run, finished or not."""
+    """Judge a run, finished or not."""
     if run.evaluation is None:
         return _of_unfinished(run)
     before, after = run.evaluation["before"], run.evaluation["after"]
