@@ -17,6 +17,7 @@ from hamu import run_files
 from hamu.ends import EndKind, kind_in
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
+from hamu.json_files import parse_json
 from hamu.record.inputs import Inputs, read_inputs
 from hamu.record.schema import schema, violations
 from hamu.reporting.elements import counted, were
@@ -370,8 +371,8 @@ def _json(path: Path, notes: list[str]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        found = parse_json(path)
+    except ValueError as error:
         notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
         return None
     return found if isinstance(found, dict) else None
