@@ -183,7 +183,7 @@ def tofu(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def write(results: dict[str, Any], path: Path) -> None:
-    """The table as Markdown, to be read with theory.md."""
+    """The table as Markdown, to be read with docs/results/guarantee.md."""
     lines = [
         "| data | method | optimizer | way | gain / demand: median (least) | steps short | blocks short | ΔL_f | "
         "-ΔL_r |",

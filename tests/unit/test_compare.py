@@ -10,12 +10,14 @@ from typing import get_args
 import pytest
 
 from hamu import HamuError
-from hamu.compare import Cell, Comparison, cells
+from hamu.compare import Cell, Comparison, Plan, Runs, cells
+from hamu.compare.children import Ended
 from hamu.compare.rows import failed_row, finished_row
 from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_page, markdown_page, notes, volumes_line
 from hamu.ends import ALL_DONE, EndKind
 from hamu.evaluation import Gains
 from hamu.methods import HamuQ, Method, build_method, method_classes
+from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 from hamu.training.config import unused_settings
 
@@ -245,9 +247,20 @@ def test_a_row_says_in_a_word_why_its_run_ended(tmp_path):
     best = f"{ALL_DONE.text}; the weights are the best ones, of step 4"
     row = finished(tmp_path, reason=best)
     assert (row["ended"], row["ended_because"]) == ("all steps", best)
-    assert [failed(reason=reason)["ended"] for reason in ("it diverged", "interrupted by SIGTERM; step 3")] == [
-        "failed", "interrupted",
-    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("interrupted", "word"), [(False, "failed"), (True, "interrupted")])
+def test_a_row_says_whether_a_run_was_interrupted_whatever_its_reason(tmp_path, interrupted, word):
+    class OneCall:
+        asked_by = 0
+
+        def make(self, calls):
+            yield from (Ended(call.name, 1.0, "interrupted, or so it says", interrupted) for call in calls)
+
+    cell = Cell("ga", None, 0.1, 42)
+    runs = Runs(RunFolder(tmp_path, resume=True), {cell: Plan(tmp_path / "settings.yaml", {})}, lambda path: {})
+    [row] = runs.run(OneCall())
+    assert (row["ended"], row["failed"]) == (word, "interrupted, or so it says")
 
 
 @pytest.mark.parametrize("kind", get_args(EndKind))

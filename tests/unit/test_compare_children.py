@@ -102,7 +102,7 @@ def test_asked_to_end_calls_save_and_asked_again_are_killed(shell, lock, tmp_pat
     thread.start()
     ended = list(pool.make([Call("first", (script,)), Call("never", (script,))]))
     thread.join()
-    assert [(one.name, one.reason) for one in ended] == [("first", reason)]
+    assert [(one.name, one.reason, one.interrupted) for one in ended] == [("first", reason, times == 1)]
     assert pool.asked_by == signal.SIGINT
 
 

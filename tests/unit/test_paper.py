@@ -13,16 +13,18 @@ import yaml
 
 from hamu.data import read_images, read_text
 from hamu.errors import HamuError
-from hamu.paper import EXPERIMENTS, Measurement, Scale
+from hamu.paper import EXPERIMENTS, Scale, Trained
 from hamu.paper.batches import Batches
+from hamu.paper.common import BASELINES, METHODS, pearson_of
 from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
 from hamu.paper.cost import median_interval
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.page import check_output, page, results_in
-from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
+from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of_run
+from hamu.paper.results import refreshed_result, result_of
 from hamu.paper.sampling import Sample, sample_images, sample_texts
-from hamu.paper.similarity import BASELINES, METHODS, pearson_of, volumes_of
-from hamu.paper.stage import Order, Stage, result_of, told_again
+from hamu.paper.similarity import volumes_of
+from hamu.paper.stage import Order, Stage
 from hamu.run_folder import RunFolder
 
 BASE = {"per_device_train_batch_size": 500, "learning_rate": 1e-4, "data": "train.parquet", "data_dir": "somewhere"}
@@ -31,7 +33,7 @@ SCALE = Scale("cifar10-resnet20", BASE, False, 0.1, None, None, 42)
 
 def settings(wanted, retain=4500):
     sample = Sample({"data": "sample.npz"}, retain)
-    return settings_of(wanted, BASE, sample, batches_of(wanted, BASE, retain), "model", 42, {})
+    return settings_of_run(wanted, BASE, sample, batches_of(wanted, BASE, retain), "model", 42, {})
 
 
 @pytest.mark.parametrize("retain", [45_000, 4_500, 1_307, 261, 100])
@@ -333,9 +335,7 @@ def test_who_dominates_is_told_from_the_trajectories():
     assert verdicts({}, {m: line for m, line in best.items() if m != "kl"}) == [None] * 6
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, one in EXPERIMENTS.items() if one.task and not isinstance(one, Measurement)]
-)
+@pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)])
 def test_where_every_run_failed_nothing_can_be_told(name, tmp_path):
     one = EXPERIMENTS[name]
     result = result_of(one, one.figures({}, replace(SCALE, has_similar=True)))
@@ -378,9 +378,7 @@ def random_run(generator, wanted):
     return one
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, one in EXPERIMENTS.items() if one.task and not isinstance(one, Measurement)]
-)
+@pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)])
 def test_a_run_that_is_missing_never_turns_a_verdict(name):
     """What is claimed of all runs may not hold because the one that breaks it has failed, nor the other way round."""
     one, scale = EXPERIMENTS[name], replace(SCALE, has_similar=True)
@@ -470,9 +468,9 @@ def test_the_threshold_of_the_whole_model_is_called_so(monkeypatch, tmp_path):
 
 def test_no_page_of_a_user_says_what_was_measured_for_the_published_one():
     for one in EXPERIMENTS.values():
-        assert "../" not in one.settings, "a link that leads nowhere from another folder"
-    assert "ten times as large" not in EXPERIMENTS["table-2"].settings
-    assert "10 to 20" not in EXPERIMENTS["figure-7"].settings
+        assert "../" not in one.about, "a link that leads nowhere from another folder"
+    assert "ten times as large" not in EXPERIMENTS["table-2"].about
+    assert "10 to 20" not in EXPERIMENTS["figure-7"].about
 
 
 def test_the_page_says_what_computed_a_figure_and_which_runs_another_version_has():
@@ -494,9 +492,10 @@ def test_the_page_says_what_computed_a_figure_and_which_runs_another_version_has
     )
     measured = result | {"runs": {}, "measured": {"environment": "cuda, torch 2.7.0", "date": "2026-01-02"}}
     assert "Computed by cuda, torch 2.7.0 (2026-01-02)." in page({one.name: measured}, EXPERIMENTS)
-    assert told_again(one, result)["measured"] is None
-    assert told_again(one, {key: value for key, value in measured.items() if key != "measured"})["measured"] is None
-    assert told_again(one, measured)["measured"] == measured["measured"]
+    assert refreshed_result(one, result)["measured"] is None
+    earlier = {key: value for key, value in measured.items() if key != "measured"}
+    assert refreshed_result(one, earlier)["measured"] is None
+    assert refreshed_result(one, measured)["measured"] == measured["measured"]
 
 
 def test_the_time_of_an_experiment_is_told_if_that_of_each_run_is_known():
@@ -524,16 +523,16 @@ def test_the_published_page_says_what_its_files_and_this_version_say():
     assert results.keys() == EXPERIMENTS.keys()
     assert page(results, EXPERIMENTS) == (PUBLISHED / "README.md").read_text(encoding="utf-8")
     for name, result in results.items():
-        told = told_again(EXPERIMENTS[name], result)
+        told = refreshed_result(EXPERIMENTS[name], result)
         assert page({name: told}, EXPERIMENTS) == page({name: result}, EXPERIMENTS)
 
 
-def test_a_result_of_other_figures_is_not_told_again():
+def test_a_result_of_other_figures_is_not_refreshed():
     result = {"figures": {}, "scale": None, "start": None, "runs": {}, "failed": {}}
     with pytest.raises(
         HamuError, match=r"figure-8.json has other figures than this version makes \(KeyError: 'line'\)"
     ):
-        told_again(EXPERIMENTS["figure-8"], result)
+        refreshed_result(EXPERIMENTS["figure-8"], result)
 
 
 @pytest.mark.parametrize(("name", "content"), [

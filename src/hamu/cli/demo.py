@@ -57,7 +57,7 @@ class Scenario(ABC):
     question: str
     title: str
     problem: UnlearningData[Any]
-    settings: dict[str, UnlearningData[Any]]  # problems of different hardness, by what they are called
+    problems: dict[str, UnlearningData[Any]]  # problems of different hardness, by what they are called
     collate: Callable[[Any], Mapping[str, Any]]
 
     def __init__(self, seed: int) -> None:
@@ -132,7 +132,7 @@ def run(argv: list[str], console: Console) -> int:
 def _assess(model: Any, scenario: Scenario, console: Console) -> dict[str, dict[str, Any]]:
     table = plain_table(scenario.similarity, "κ", "cosθ", "κ2", "regime", right=(1, 2, 3))
     found = {}
-    for name, problem in scenario.settings.items():
+    for name, problem in scenario.problems.items():
         hardness = measure_hardness(model, problem.retain, problem.forget, collate=scenario.collate)
         found[name] = asdict(hardness)
         figures = (f"{hardness.kappa:+.4f}", f"{hardness.cos:+.3f}", f"{hardness.stop_threshold:.4f}")

@@ -61,7 +61,7 @@ settings, `hamu methods` the methods."""
         self.question = f"How hard is it to forget digit {_FORGET}?"
         self.title = f"Forgetting digit {_FORGET} at ρ = {_RHO:g}: a marker per epoch"
         self.problem = forget_class(self._train, test, _FORGET, _RHO, seed)
-        self.settings = {f"{rho:g}": forget_class(self._train, test, _FORGET, rho, seed) for rho in (0.0, 0.5, 1.0)}
+        self.problems = {f"{rho:g}": forget_class(self._train, test, _FORGET, rho, seed) for rho in (0.0, 0.5, 1.0)}
 
     def new_model(self) -> tuple[Any, Any]:
         """A new ResNet-8, and the digits to train it on."""

@@ -76,7 +76,7 @@ To name the records otherwise: --forget_rows 3,17,25 or
             for one in (texts, replace(texts, retain=both))
         )
         self.problem = replace(plain, forget_name="four authors")
-        self.settings = {"other authors": plain, "and the forget records in other words": similar}
+        self.problems = {"other authors": plain, "and the forget records in other words": similar}
         self.intro = f"Train a small Llama from nothing on {len(self._train)} questions about authors who do not exist."
         self.question = "How hard is it to forget four authors?"
         self.title = "Forgetting four fictitious authors: a marker per epoch"

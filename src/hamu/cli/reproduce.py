@@ -24,10 +24,11 @@ from hamu.compare import Children, Plan
 from hamu.compare.children import Call
 from hamu.compare.rows import Row, check_same_inputs
 from hamu.errors import HamuError, Interrupted
-from hamu.paper import EXPERIMENTS, Experiment, Scale, Wanted
+from hamu.paper import EXPERIMENTS, Computed, Experiment, Measured, Scale, Trained, Wanted
 from hamu.paper.page import PAGE, VERDICTS, check_output, page, results_in, stands_for
 from hamu.paper.planning import OF_EXPERIMENTS, PaperRun, PaperRuns
-from hamu.paper.stage import Order, Stage, result_of, told_again
+from hamu.paper.results import refreshed_result, result_of
+from hamu.paper.stage import Order, Stage
 from hamu.record.digests import text_digest
 from hamu.run_folder import RunFolder
 from hamu.sources import MINIATURE, located
@@ -67,15 +68,13 @@ def run(argv: list[str], console: Console) -> int:
             folder.prepare()
         children = Children(options.jobs, environment, work.lock)
         for task, stage in stages.items():
-            _run_stage(stage, [one for one in chosen if one.task == task], output, children, console)
+            wanted = [one for one in chosen if isinstance(one, Trained | Measured) and one.task == task]
+            _run_stage(stage, wanted, output, children, console)
         for one in chosen:
-            if not one.task:
-                _write(one, result_of(one, one.figures({}, _NO_SCALE)), output, console)
+            if isinstance(one, Computed):
+                _write(one, result_of(one, one.compute()), output, console)
     console.print(f"the page of all that has been run is {output.path / PAGE}", soft_wrap=True, markup=False)
     return 0
-
-
-_NO_SCALE = Scale("", {}, False, 1.0, None, None, 42)  # for what is computed and not run
 
 
 def _parser() -> Parser:
@@ -209,7 +208,7 @@ def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], consol
 
 def _run_stage(
     stage: Stage,
-    experiments: Sequence[Experiment],
+    experiments: Sequence[Trained | Measured],
     output: RunFolder,
     children: Children,
     console: Console,
@@ -267,10 +266,10 @@ def _redraw(chosen: Sequence[Experiment], output: RunFolder, console: Console) -
     results = results_in(output.path, {one.name: one for one in chosen})
     if not results:
         raise HamuError(f"{output.path} holds no result of {', '.join(one.name for one in chosen)}; leave out --redraw")
-    told = {name: told_again(EXPERIMENTS[name], result) for name, result in results.items()}
+    refreshed = {name: refreshed_result(EXPERIMENTS[name], result) for name, result in results.items()}
     with output:
         output.prepare()
-        for name, result in told.items():
+        for name, result in refreshed.items():
             _write(EXPERIMENTS[name], result, output, console)
 
 

@@ -15,6 +15,7 @@ from typing import IO
 import torch
 
 _POLL = 0.1  # seconds
+_INTERRUPTED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}  # exit codes of `hamu`
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ class Ended:
         name: of the call.
         seconds: wall time, with the start of its process.
         reason: why it failed, in one line; "" if it did not.
+        interrupted: whether it says by its exit code that a signal has ended it.
     """
 
     name: str
     seconds: float
     reason: str
+    interrupted: bool
 
 
 class Children:
@@ -107,7 +110,8 @@ class _Child:
         with self._said as said:
             said.seek(0)
             reason = _reason(said.read(), self.process.returncode)
-        return Ended(self._name, time.monotonic() - self._begin, reason)
+        seconds = time.monotonic() - self._begin
+        return Ended(self._name, seconds, reason, self.process.returncode in _INTERRUPTED)
 
 
 def start(

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
-import hamu
-
-_PACKAGES = ("torch", "transformers")
+from hamu.record.record import versions
 
 
 def written_environment(environment: Mapping[str, Any]) -> str:
-    """That of a record, as text."""
-    versions = ", ".join(f"{name} {number}" for name, number in environment["versions"].items())
-    return f"{environment['device']}, {versions}"
+    """The environment that a record names, as text."""
+    numbers = ", ".join(f"{name} {number}" for name, number in environment["versions"].items())
+    return f"{environment['device']}, {numbers}"
 
 
 def this_environment(device: str) -> str:
-    """That of this process."""
-    versions = {"hamu": hamu.__version__, "python": platform.python_version()}
-    versions |= {name: version(name) for name in _PACKAGES}
-    return written_environment({"device": device, "versions": versions})
+    """The environment of this process on a device, as text."""
+    return written_environment({"device": device, "versions": versions("torch", "transformers")})
 
 
 def differing_environments(runs: Mapping[str, str | None]) -> str:

@@ -48,7 +48,7 @@ class Cell:
 def cells(
     methods: Iterable[str], constraints: Iterable[float], learning_rates: Iterable[float], seeds: Iterable[int]
 ) -> list[Cell]:
-    """All combinations, seed by seed; a method without a constraint is there once for all constraints.
+    """List all combinations, seed by seed; a method without a constraint is there once for all constraints.
 
     Raises:
         HamuError: if a method is unknown.

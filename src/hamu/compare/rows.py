@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol
 
-from hamu.compare.ends import failed_by
 from hamu.compare.environments import written_environment
 from hamu.ends import kind_in
 from hamu.errors import HamuError
@@ -20,8 +19,7 @@ from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.json_files import read_json
 from hamu.record.inputs import Inputs, differing, read_inputs
 from hamu.record.record import plain
-from hamu.reporting.trajectories import gains_of
-from hamu.reporting.trajectories import trajectory as points_of
+from hamu.reporting.trajectories import gains_of, trajectory_of
 from hamu.run_files import EVALUATION, RECORD
 
 Row = dict[str, Any]
@@ -41,7 +39,7 @@ class RunKey(Protocol):
 
     @property
     def setting(self) -> str:
-        """What it shares with others of its kind, as a name."""
+        """The name of what it shares with other runs of its kind."""
 
 
 def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
@@ -70,15 +68,23 @@ def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
     return row
 
 
-def failed_row(cell: RunKey, reason: str, seconds: float | None) -> Row:
-    """The row of a run that has not come to its end."""
-    return _named(cell) | {"ended": failed_by(reason), "seconds": seconds, "failed": reason}
+def failed_row(cell: RunKey, reason: str, seconds: float | None, *, interrupted: bool = False) -> Row:
+    """The row of a run that has not come to its end.
+
+    Args:
+        cell: its settings.
+        reason: why, in one line.
+        seconds: how long it took.
+        interrupted: whether a signal has ended it.
+    """
+    ended = "interrupted" if interrupted else "failed"
+    return _named(cell) | {"ended": ended, "seconds": seconds, "failed": reason}
 
 
 def trajectory(run: Path) -> tuple[list[Gains], Gains]:
     """The gains at each evaluation of a run, and those of the model it has saved; see `hamu.reporting.trajectories`."""
     evaluation = _of_run(run, EVALUATION)
-    return points_of(evaluation["trajectory"]), gains_of(evaluation)
+    return trajectory_of(evaluation["trajectory"]), gains_of(evaluation)
 
 
 def start_figures(runs: Iterable[Path]) -> Row | None:
@@ -129,7 +135,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """By joint gain, the best first, each with `pareto`: whether no other run is better. Then those that failed."""
+        """All rows by joint gain, the best first, then those that failed; `pareto` says whether no other is better."""
         return [*_ranked([row for row in self.found if not row["failed"]]), *(r for r in self.found if r["failed"])]
 
     @cached_property
@@ -148,12 +154,12 @@ class Comparison:
 
     @cached_property
     def reference(self) -> Gains:
-        """Reference of the hypervolumes, see `hypervolume_reference`."""
+        """The reference of the hypervolumes, see `hypervolume_reference`."""
         return hypervolume_reference(min((row["retain_gain"] for row in self.rows if not row["failed"]), default=0.0))
 
     @cached_property
     def hypervolumes(self) -> dict[str, float]:
-        """By method, of the gains with which its runs have ended; those that failed add nothing."""
+        """The hypervolume of each method, of the gains with which its runs ended; those that failed add nothing."""
         ends: dict[str, list[Gains]] = {row["method"]: [] for row in self.found}
         for row in self.rows:
             if not row["failed"]:
@@ -161,7 +167,7 @@ class Comparison:
         return {name: hypervolume(gains, self.reference) for name, gains in ends.items()}
 
     def summary(self) -> dict[str, Any]:
-        """All of it, as JSON holds it."""
+        """Rows, means and hypervolumes, as JSON holds them."""
         reference = self.reference
         volumes = {"reference": (reference.forget, reference.retain), "methods": self.hypervolumes}
         return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hamu.compare.children import Call, Children
+from hamu.compare.children import Call, Children, Ended
 from hamu.compare.rows import Comparison, Row, RunKey, failed_row, finished_row, start_figures
 from hamu.errors import HamuError
 from hamu.record.inputs import Inputs, differing, read_inputs
@@ -66,7 +66,7 @@ class Runs:
         self._seconds = _seconds(folder)
         calls = {cell: self._call(cell) for cell in plans}
         self._calls = {cell: call for cell, call in calls.items() if call is not None}
-        self._rows = {cell: self._row(cell) for cell, call in calls.items() if call is None}
+        self._rows = {cell: self._finished_row(cell) for cell, call in calls.items() if call is None}
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -89,7 +89,7 @@ class Runs:
             self._seconds[ended.name] = round(earlier + ended.seconds, 1)
             is_finished = not ended.reason and self._place(cell).has(RECORD)
             if is_finished or not children.asked_by:
-                self._rows[cell] = self._row(cell, "" if is_finished else ended.reason or "it left no record")
+                self._rows[cell] = self._finished_row(cell) if is_finished else self._failed_row(cell, ended)
             self._save()
             if cell in self._rows:
                 yield self._rows[cell]
@@ -100,11 +100,11 @@ class Runs:
         return [self._rows[cell] for cell in self._plans if cell in self._rows]
 
     def folders(self) -> dict[str, Path]:
-        """By name, of the runs that are finished."""
+        """The folders of the runs that are finished, by name."""
         return {row["run"]: self._folder.path / row["run"] for row in self.rows if not row["failed"]}
 
     def comparison(self) -> Comparison:
-        """Of what is known."""
+        """The comparison of the runs that have ended so far."""
         finished = self.folders()
         of_seed = {row.get("seed"): finished[row["run"]] for row in self.rows if row["run"] in finished}
         return Comparison(tuple(self.rows), start_figures(of_seed.values()))
@@ -138,11 +138,12 @@ class Runs:
         other = differing(read_inputs(place.path), self._inputs())
         return other and f"another {other} than there is now"
 
-    def _row(self, cell: RunKey, failure: str = "") -> Row:
-        seconds = self._seconds.get(cell.name)
-        if failure:
-            return failed_row(cell, failure, seconds)
-        return finished_row(cell, self._folder.path / cell.name, seconds)
+    def _finished_row(self, cell: RunKey) -> Row:
+        return finished_row(cell, self._folder.path / cell.name, self._seconds.get(cell.name))
+
+    def _failed_row(self, cell: RunKey, ended: Ended) -> Row:
+        reason = ended.reason or "it left no record"
+        return failed_row(cell, reason, self._seconds.get(cell.name), interrupted=ended.interrupted)
 
     def _place(self, cell: RunKey) -> RunFolder:
         return RunFolder(self._folder.path / cell.name, resume=True)

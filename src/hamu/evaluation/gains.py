@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 LARGEST_RETAIN_LOSS = 1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
@@ -17,6 +18,15 @@ class Gains(NamedTuple):
 
     retain: float
     forget: float
+
+    @classmethod
+    def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Gains:
+        """The gains from one model to another.
+
+        Args:
+            before, after: the loss on each side of either, in nats.
+        """
+        return cls(retain=before["retain"] - after["retain"], forget=after["forget"] - before["forget"])
 
     @property
     def joint(self) -> float:

@@ -2,7 +2,7 @@
 
 from hamu.paper.constraints import Epochs, Fit, Varying
 from hamu.paper.cost import Cost
-from hamu.paper.experiment import Claim, Experiment, Measurement, Scale, Wanted
+from hamu.paper.experiment import Claim, Computed, Experiment, Measured, Scale, Trained, Wanted
 from hamu.paper.language import Language, Metrics
 from hamu.paper.practice import BatchSizes, Optimizers, Rates
 from hamu.paper.similarity import AllBaselines, Baselines, Enforced, Similarity
@@ -15,4 +15,4 @@ _ALL: tuple[type[Experiment], ...] = (
 )  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {one.name: one() for one in _ALL}
 
-__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Measurement", "Scale", "Wanted"]
+__all__ = ["EXPERIMENTS", "Claim", "Computed", "Experiment", "Measured", "Scale", "Trained", "Wanted"]

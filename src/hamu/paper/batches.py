@@ -22,7 +22,7 @@ class Batches:
 
     @property
     def records(self) -> int:
-        """Of a side in a step."""
+        """Records of a side in a step."""
         return self.size * self.passes
 
     @classmethod

@@ -12,10 +12,10 @@ import numpy as np
 from hamu.ends import kind_in
 from hamu.evaluation.gains import Gains
 from hamu.evaluation.pareto import pareto_optimal
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.common import BASELINES, OURS, pearson_of
+from hamu.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
-from hamu.paper.similarity import BASELINES, OURS, pearson_of
 from hamu.reporting.trajectories import STYLES
 
 CONSTRAINTS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -25,21 +25,21 @@ _FREE = {"hamu-q": ("retain", "-ΔL_r"), "hamu-u": ("forget", "ΔL_f")}
 _MEASURED = ("direct_share", "kappa", "beyond")
 
 
-class Varying(Experiment):
-    """Trajectories for several constraints."""
+class Varying(Trained):
+    """Fig. 6: trajectories for several constraints."""
 
     name = "figure-6"
     reference = "Fig. 6"
     title = "HAMU-Q and HAMU-U for several Q and U, ρ = 0"
     task = "image"
-    settings = "The paper does not say which values it drew; these are Q/η and U/η = 0.1, 0.3, 0.5, 0.7, 0.9."
+    about = "The paper does not say which values it drew; these are Q/η and U/η = 0.1, 0.3, 0.5, 0.7, 0.9."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both variants with every constraint, 5 epochs."""
+        """Both variants with every constraint run for 5 epochs."""
         return {f"{m} {c:g}": scale.wanted(m, 5, rho=0.0, constraint=c) for m in OURS for c in CONSTRAINTS}
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories by method and constraint."""
+        """Give the trajectories by method and constraint."""
         lines = {m: {f"{c:g}": finished[f"{m} {c:g}"] for c in CONSTRAINTS if f"{m} {c:g}" in finished} for m in OURS}
         return {
             "trajectories": {m: {c: one.trajectory for c, one in by.items()} for m, by in lines.items()},
@@ -47,7 +47,7 @@ class Varying(Experiment):
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """What a larger constraint buys, and what it costs."""
+        """State what a larger constraint buys, and what it costs."""
         claims = []
         for method in OURS:
             by = figures["trajectories"][method]
@@ -65,7 +65,7 @@ class Varying(Experiment):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each variant, a shade for each constraint."""
+        """Draw a panel for each variant, a shade for each constraint."""
         figure, axes = panels(2)
         for one, method, shades in zip(axes, OURS, ("Oranges", "Blues"), strict=True):
             lines = {rf"${_SYMBOL[method]} = {c}\,\eta$": line for c, line in figures["trajectories"][method].items()}
@@ -73,14 +73,14 @@ class Varying(Experiment):
         save_panels(figure, (), path)
 
 
-class Epochs(Experiment):
-    """How long it takes to forget, and what is left of the retain utility then."""
+class Epochs(Trained):
+    """Fig. 7: how long it takes to forget, and what is left of the retain utility then."""
 
     name = "figure-7"
     reference = "Fig. 7"
     title = "Epochs to L_f = 1 against the retain utility there, ρ = 0"
     task = "image"
-    settings = (
+    about = (
         "The learning rate, if none was given, is 10 times that of the other runs, so that the target comes within "
         "reach. A run is at the target at its first evaluation with the whole set at 0.98 of it or more, or else where "
         "it ended because a step's forget batch had reached it, though the whole set may be a little below or above. "
@@ -91,14 +91,14 @@ class Epochs(Experiment):
     rate_factor = 10
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both variants with every constraint, and the baselines, 25 epochs at most."""
+        """Both variants with every constraint, and the baselines, run for 25 epochs at most."""
         rate = scale.rate if scale.learning_rate is not None else scale.rate * self.rate_factor
         shared = {"rho": 0.0, "target_forget_loss": self.target, "learning_rate": rate}
         ours = {f"{m} {c:g}": scale.wanted(m, 25, constraint=c, **shared) for m in OURS for c in CONSTRAINTS}
         return ours | {m: scale.wanted(m, 25, **shared) for m in BASELINES}
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Of each run where it reached the target, None if it did not."""
+        """Give for each run the point where it reached the target, None if it did not."""
         return {
             "target": self.target,
             "learning_rate": next(iter(self.runs(scale).values())).changes["learning_rate"],
@@ -107,7 +107,7 @@ class Epochs(Experiment):
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """Fewer epochs for a larger Q, at a price; and the front."""
+        """State that a larger Q needs fewer epochs, at a price, and who is on the Pareto front."""
         reached_by = {key: point for key, point in figures["reached"].items() if point is not None}
         ours = {f"{method} {c:g}" for method in OURS for c in CONSTRAINTS}
         missing = (ours | {*BASELINES}) - figures["reached"].keys()
@@ -142,7 +142,7 @@ class Epochs(Experiment):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A point for each run that reached the target."""
+        """Draw a point for each run that reached the target."""
         figure, [axes] = panels(1, 6.4)
         for method in (*OURS, *BASELINES):
             color, marker = STYLES[method]
@@ -162,14 +162,14 @@ class Epochs(Experiment):
         save_panels(figure, [axes], path)
 
 
-class Fit(Experiment):
-    """Layer-wise constraints against one for the whole model."""
+class Fit(Trained):
+    """Fig. 8: layer-wise constraints against one for the whole model."""
 
     name = "figure-8"
     reference = "Fig. 8"
     title = "ΔL_f against Q and -ΔL_r against U, layer-wise and global, ρ = 0"
     task = "image"
-    settings = (
+    about = (
         "R² is that of a line through the origin, 1 - Σ(y - ax)² / Σ(y - mean)². Layer-wise: a block for each tensor; "
         "global: one block. The uncentred 1 - Σ(y - ax)² / Σy², which some programs report for such lines and which is "
         "never smaller, stands beside it. Promised: the sum of what all steps promised of their batches' losses, which "
@@ -178,7 +178,7 @@ class Fit(Experiment):
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both variants and both kinds of blocks, with every constraint, 5 epochs."""
+        """Both variants with both kinds of blocks and every constraint run for 5 epochs."""
         found = {}
         for method in OURS:
             for c in CONSTRAINTS:
@@ -187,7 +187,7 @@ class Fit(Experiment):
         return found
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """What was gained with each constraint, and the lines fitted."""
+        """Give what was gained with each constraint, and the lines fitted."""
         found: Figures = {"constraint": list(CONSTRAINTS), "gain": {}, "line": {}, "steps": {}}
         found |= {"promised": {}, "line_of_promised": {}}
         max_norm = float(scale.base.get("max_grad_norm", 1.0))
@@ -205,7 +205,7 @@ class Fit(Experiment):
         return found
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """How straight, and which is straighter and higher."""
+        """State how straight the lines are, and which kind of blocks is straighter and gains more."""
         claims = []
         for method in OURS:
             layer, whole = (figures["line"][f"{method} {kind}"] for kind in ("layer-wise", "global"))
@@ -240,7 +240,7 @@ class Fit(Experiment):
         return claims
 
     def table(self, figures: Figures) -> list[list[str]]:
-        """Both lines of each kind: against the constraint, and against what was promised."""
+        """List both lines of each kind: against the constraint, and against what was promised."""
         lines = [["", "slope", "R²", "uncentred", "gained over promised", "R² against promised"]]
         for kind, line in figures["line"].items():
             promised = figures["line_of_promised"][kind]
@@ -250,7 +250,7 @@ class Fit(Experiment):
         return lines
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each variant."""
+        """Draw a panel for each variant."""
         figure, axes = panels(2)
         for one, method in zip(axes, OURS, strict=True):
             color, _ = STYLES[method]

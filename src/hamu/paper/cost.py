@@ -19,8 +19,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from hamu.data import UnlearningData, forget_class, read_images
 from hamu.models import load_classifier
-from hamu.paper.experiment import IMAGE_STEPS, Claim, Figures, Measurement, Scale
-from hamu.paper.similarity import METHODS, OURS
+from hamu.paper.common import METHODS, OURS
+from hamu.paper.experiment import IMAGE_STEPS, Claim, Figures, Measured, Scale
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 from hamu.training import UnlearnConfig, UnlearnTrainer
@@ -39,15 +39,15 @@ _OF_STEPS = (
 )  # fmt: skip
 
 
-class Cost(Measurement):
-    """Time and peak memory of an epoch."""
+class Cost(Measured):
+    """Table 1: time and peak memory of an epoch."""
 
     name = "table-1"
     reference = "Table 1 (App. G.1)"
     title = "Time per epoch and peak memory of all methods"
     task = "image"
     takes = ("data", "forget_class", "model", *_OF_DATA, *_OF_STEPS)
-    settings = (
+    about = (
         "One process, the same data and steps: each turn every method runs an epoch from the original model, in "
         "another order each turn; the steps alone are timed. Ratios are taken within a turn; times and ratios are "
         "medians over the turns (--epochs, 15 without). The interval of a median lies between the k-th lowest and the "
@@ -59,7 +59,7 @@ class Cost(Measurement):
     )
 
     def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:
-        """Seconds of each turn, and peak memory, by method."""
+        """Give the seconds of each turn, and peak memory, by method."""
         problem = _problem(settings)
         seconds: dict[str, list[float]] = {method: [] for method in METHODS}
         memory: dict[str, float | None] = dict.fromkeys(METHODS)
@@ -81,7 +81,7 @@ class Cost(Measurement):
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """HAMU over GDiff, in time and memory; KL and SCRUB over both."""
+        """Compare HAMU with GDiff in time and memory, and KL and SCRUB with GDiff in time."""
         claims = []
         for method in OURS:
             ratios, paper = _over_gdiff(figures["turns"], method), _PAPER[method][0] / _PAPER["gdiff"][0]
@@ -117,7 +117,7 @@ class Cost(Measurement):
         return claims
 
     def table(self, figures: Figures) -> list[list[str]]:
-        """Ours, and the paper's in brackets; of the ratio the lowest and the highest turn too."""
+        """List our figures with the paper's in brackets, and the lowest and highest turn of the ratio."""
         lines = [
             ["method", "turns", "s per epoch", "over gdiff", "lowest to highest", "95% interval", "peak memory, GB"]
         ]
@@ -136,7 +136,7 @@ class Cost(Measurement):
         return lines
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """Bars over GDiff with a line from the lowest turn to the highest, the paper's as a mark."""
+        """Draw bars over GDiff with a line from the lowest turn to the highest, the paper's as a mark."""
         figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
         colors = [STYLES[method][0] for method in METHODS]
         axes.bar(METHODS, [figures["over_gdiff"][m] for m in METHODS], color=colors, width=0.6, label="ours")
@@ -198,18 +198,18 @@ class _Timer(TrainerCallback):
     begin, end = 0.0, 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The first."""
+        """Note when the first step begins."""
         self.begin = self.begin or time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The last so far."""
+        """Note when the last step so far ends."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.end = time.perf_counter()
 
 
 def _problem(settings: Mapping[str, Any]) -> UnlearningData[Any]:
-    """ρ = 0, in the form that the model takes."""
+    """The problem with ρ = 0, in the form that the model takes."""
     options = {key: settings[key] for key in _OF_DATA if key in settings}
     data = read_images(str(settings["data"]), **options)
     config = load_classifier(str(settings["model"])).config

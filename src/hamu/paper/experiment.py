@@ -78,12 +78,12 @@ class Wanted:
 
     @property
     def steps(self) -> int:
-        """How many it takes, unless something ends it before, if its batches can have the size that is wanted."""
+        """How many steps it takes if its batches can have the size wanted, unless something ends it before."""
         return math.ceil(self.epochs * self.paper_steps_per_epoch)
 
     @property
     def paper_steps_per_epoch(self) -> int:
-        """The paper's: paraphrases make an epoch longer, and not its batches larger."""
+        """The paper's steps per epoch: paraphrases make an epoch longer, and not its batches larger."""
         return SIMILAR_STEPS if self.similar else self.steps_per_epoch
 
 
@@ -106,7 +106,7 @@ class Claim:
     otherwise: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As it is written."""
+        """The claim as JSON holds it."""
         return asdict(self)
 
 
@@ -123,27 +123,18 @@ class Experiment(ABC):
         reference: where it is in the paper.
         title: what it shows.
         task: "image", "text", or "" where nothing is trained.
-        settings: what is to be known of how it is made here, beyond what all have in common.
+        about: what is to be known of how it is made here, beyond what all have in common.
     """
 
     name: ClassVar[str]
     reference: ClassVar[str]
     title: ClassVar[str]
     task: ClassVar[str]
-    settings: ClassVar[str] = ""
+    about: ClassVar[str] = ""
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """The runs that it needs, by the keys under which `figures` finds them."""
+        """The runs that it needs, by keys of its own; none, unless it says so."""
         return {}
-
-    @abstractmethod
-    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """All that is drawn or claimed.
-
-        Args:
-            finished: the runs, by key; those that failed are missing.
-            scale: of the runs.
-        """
 
     @abstractmethod
     def claims(self, figures: Figures) -> list[Claim]:
@@ -158,7 +149,30 @@ class Experiment(ABC):
         """Save the picture."""
 
 
-class Measurement(Experiment):
+class Computed(Experiment):
+    """An experiment that follows from the formulas alone."""
+
+    task = ""
+
+    @abstractmethod
+    def compute(self) -> Figures:
+        """All that is drawn or claimed."""
+
+
+class Trained(Experiment):
+    """An experiment whose figures come from runs."""
+
+    @abstractmethod
+    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
+        """All that is drawn or claimed.
+
+        Args:
+            finished: the runs, by the keys of `runs`; those that failed are missing.
+            scale: of the runs.
+        """
+
+
+class Measured(Experiment):
     """An experiment that measures steps in this process, and needs no runs.
 
     Class attributes:
@@ -175,7 +189,3 @@ class Measurement(Experiment):
             settings: of a run by HAMU-Q at this scale.
             scale: epochs are turns of the measurement.
         """
-
-    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """There are none without measuring."""
-        return {}

@@ -35,7 +35,7 @@ class FinishedRun:
 
     @property
     def steps(self) -> int:
-        """How many to look at."""
+        """How many steps of the run are looked at."""
         return math.ceil(self.epochs * self.batches.steps)
 
     @cached_property
@@ -68,7 +68,7 @@ class FinishedRun:
 
     @property
     def last(self) -> Evaluated:
-        """The last evaluation."""
+        """The last evaluation that is looked at."""
         return self.points[-1]
 
     @property

@@ -13,10 +13,10 @@ from scipy.stats import spearmanr
 
 from hamu.evaluation.gains import Gains
 from hamu.evaluation.membership import auc_of
-from hamu.paper.experiment import SIMILAR_STEPS, TEXT_STEPS, Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.common import METHODS
+from hamu.paper.experiment import SIMILAR_STEPS, TEXT_STEPS, Claim, Figures, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_methods, panels, save_panels
-from hamu.paper.similarity import METHODS
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES, gains_of
 
@@ -55,14 +55,14 @@ def _have_own_originals(finished: Mapping[str, FinishedRun]) -> bool:
     return all(models) and not set.intersection(*models)
 
 
-class Language(Experiment):
-    """All methods, with and without the forget data said again in the retain data."""
+class Language(Trained):
+    """Fig. 10: all methods, with and without the forget data said again in the retain data."""
 
     name = "figure-10"
     reference = "Fig. 10"
     title = "All methods on a language model, forget and retain data semantically dissimilar and similar"
     task = "text"
-    settings = (
+    about = (
         "Similar: paraphrases of the records to forget are among those to retain. With TOFU these are the "
         "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic duplicates. An "
         "original model is trained for each setting, on its own data; one that is given serves both, and has not seen "
@@ -70,7 +70,7 @@ class Language(Experiment):
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Every method in both settings, 720 steps; the similar one only where there are such data."""
+        """Every method runs for 720 steps in both settings; in the similar one only where there are such data."""
         dissimilar = {f"{method} dissimilar": scale.wanted(method, _EPOCHS) for method in METHODS}
         if not scale.has_similar:
             return dissimilar
@@ -84,7 +84,7 @@ class Language(Experiment):
         return dissimilar | similar
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories and κ by setting and method."""
+        """Give trajectories and κ by setting and method."""
         found: dict[str, Any] = {"trajectories": {}, "kappa": {}, "own_originals": _have_own_originals(finished)}
         for name in _SETTINGS:
             there = {m: finished[f"{m} {name}"] for m in METHODS if f"{m} {name}" in finished}
@@ -94,7 +94,7 @@ class Language(Experiment):
         return found
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """Similar is harder, and who gains on both sides."""
+        """State that similar data are harder, and which methods gain on both sides."""
         kappa = figures["kappa"]
         known = all(kappa.get(name) is not None for name in _SETTINGS)
         claims = [
@@ -144,35 +144,35 @@ class Language(Experiment):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each setting; what runs off is cut, as in the paper."""
+        """Draw a panel for each setting; what runs off is cut, as in the paper."""
         figure, axes = panels(max(1, len(figures["trajectories"])), 5.2)
         for one, (name, lines) in zip(axes, figures["trajectories"].items(), strict=False):
             draw_methods(one, lines, f"semantically {name}")
         save_panels(figure, axes, path)
 
 
-class Metrics(Experiment):
-    """Further methods and figures, with AdamW."""
+class Metrics(Trained):
+    """Table 3: further methods and figures, with AdamW."""
 
     name = "table-3"
     reference = "Table 3 (App. H.2)"
     title = "Further baselines and figures on a language model, with AdamW"
     task = "text"
-    settings = (
+    about = (
         "The learning rate is the recipe's if it uses AdamW, else the paper's 1e-5. Model utility is the mean "
         "probability of the answers to retain (TOFU's normalised by length, over all records to retain); MIA is the "
         "AUC of Min-K% on the forget set, 0.5 is ideal."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Every method, 3 epochs."""
+        """Every method runs for 3 epochs."""
         has_adam = str(scale.base.get("optim", "sgd")).startswith("adamw")
         rate = scale.rate if has_adam or scale.learning_rate is not None else _ADAM_RATE
         changes = {"optim": "adamw_torch", "learning_rate": rate}
         return {m: replace(scale.wanted(m, 3, **changes), whole=True) for m in _ALL}
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """A row for each method, and one for the model that all started from."""
+        """Give a row for each method, and one for the model that all started from."""
         rows = {}
         for method, one in finished.items():
             gains = dict(zip(_COLUMNS[:2], gains_of(one.evaluation), strict=True))
@@ -182,7 +182,7 @@ class Metrics(Experiment):
         return {"rows": {name: rows[name] for name in _TABLE if name in rows}, "paper": paper}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """What the appendix reads from the table."""
+        """State what the appendix reads from the table."""
         rows = {name: row for name, row in figures["rows"].items() if name != "before"}
         complete = len(rows) == len(_ALL)
         both = [m for m, row in rows.items() if row["retain_gain"] > 0 and row["forget_gain"] > 0]
@@ -223,7 +223,7 @@ class Metrics(Experiment):
         return claims
 
     def table(self, figures: Figures) -> list[list[str]]:
-        """Ours, and the paper's in brackets."""
+        """List our figures, with the paper's in brackets."""
         lines = [["method", *_HEADS]]
         for name, row in figures["rows"].items():
             cells = [
@@ -234,7 +234,7 @@ class Metrics(Experiment):
         return lines
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel of bars for each column, the paper's as a mark."""
+        """Draw a panel of bars for each column, the paper's as a mark."""
         figure, grid = plt.subplots(2, 3, figsize=(12, 6), layout="constrained")
         names = list(figures["rows"])
         for axes, key, head in zip(grid.flat, _COLUMNS, _HEADS, strict=True):
@@ -255,7 +255,7 @@ class Metrics(Experiment):
 
 
 def _report(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """The columns that a report of a model has."""
+    """The columns of the table that a report of a model has."""
     return {
         "retain_accuracy": report["retain"]["accuracy"],
         "forget_accuracy": report["forget"]["accuracy"],

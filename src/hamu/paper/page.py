@@ -20,7 +20,7 @@ VERDICTS = {True: "agrees", False: "does not agree", None: "cannot be told"}
 
 
 def check_output(folder: Path, experiments: Iterable[str]) -> None:
-    """That a folder has nothing of somebody else in the place of the page, of results and of their pictures.
+    """Check that nothing of somebody else is in the place of the page, of results and of their pictures.
 
     Args:
         folder: where they go.
@@ -32,7 +32,7 @@ def check_output(folder: Path, experiments: Iterable[str]) -> None:
     path = folder / PAGE
     has_page = path.is_file() and path.read_bytes().startswith(_TITLE.encode())
     if path.exists() and not has_page:
-        raise HamuError(f"{path} is there and is no page of `hamu reproduce`; choose another --output_dir")
+        raise HamuError(f"{path} is there and is not a page of `hamu reproduce`; choose another --output_dir")
     for name in experiments:
         result, picture = folder / f"{name}.json", folder / f"{name}.png"
         if _is_result(result, damaged=has_page):
@@ -59,7 +59,7 @@ def _is_result(path: Path, damaged: bool) -> bool:
 
 
 def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str, Result]:
-    """What is there of the experiments, by name, in the paper's order.
+    """The results that a folder has of some experiments, by name, in the paper's order.
 
     Raises:
         HamuError: if a file is damaged.
@@ -185,7 +185,7 @@ def _computed_by(result: Result) -> str:
 
 
 def stands_for(result: Result) -> str:
-    """What the data and the model are in place of, if they are; else ""."""
+    """What data and model stand in place of the paper's; "" if they are the paper's."""
     scale = result["scale"]
     if scale is None:
         return ""
@@ -195,7 +195,7 @@ def stands_for(result: Result) -> str:
 
 
 def _batches(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How many steps an epoch has, and how many the paper's."""
+    """How many steps an epoch has here, and how many it has in the paper."""
     steps = sorted({(run["paper_steps_per_epoch"], run["steps_per_epoch"]) for run in runs})
     if not steps:
         return ""

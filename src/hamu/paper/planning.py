@@ -44,12 +44,12 @@ class PaperRun:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.method}-{self.digest}-e{self.epochs:g}"
 
     @property
     def setting(self) -> str:
-        """What the runs of all lengths share."""
+        """The name that runs of all lengths share."""
         return f"{self.method}-{self.digest}"
 
 
@@ -59,7 +59,7 @@ class PaperRuns(Runs):
     remedy = "choose another --work_dir, or remove the folders of such runs"
 
     def summary(self) -> dict[str, Any]:
-        """The row of each run."""
+        """The row of each run, as comparison.json holds them."""
         return {"runs": self.rows}
 
 
@@ -74,7 +74,7 @@ def batches_of(wanted: Wanted, base: Mapping[str, Any], retain: int) -> Batches:
     return Batches.of(retain, wanted.steps_per_epoch, int(base.get("per_device_train_batch_size", _PASS)))
 
 
-def settings_of(
+def settings_of_run(
     wanted: Wanted,
     base: Mapping[str, Any],
     sample: Sample,
@@ -122,7 +122,7 @@ def longest(
     whole: Container[PaperRun],
     failed: Collection[PaperRun] = (),
 ) -> dict[PaperRun, PaperRun]:
-    """For each wanted run the one to make or to take: the longest that begins alike, if longer ones begin alike.
+    """Find for each wanted run the one to make or to take: the longest that begins alike, if there is any.
 
     Args:
         wanted: the settings of each run.

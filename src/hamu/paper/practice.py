@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from hamu.evaluation.gains import Gains
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import FORGET_GAIN, RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.reporting.plots import save_figure
@@ -28,32 +28,32 @@ _TABLE = {  # Table 2: -ΔL_r, ΔL_f, retain and forget accuracy
 _COLUMNS = ("retain_gain", "forget_gain", "retain_accuracy", "forget_accuracy")
 
 
-class Rates(Experiment):
-    """Smaller steps keep their promise better."""
+class Rates(Trained):
+    """Fig. 11: smaller steps keep their promise better."""
 
     name = "figure-11"
     reference = "Fig. 11"
     title = "HAMU-U for several learning rates, U = 0.6 η"
     task = "text"
-    settings = (
+    about = (
         "The paper's figure is for its language model; the values of η that it drew are not given in its text. Here η "
         "is a quarter, half, once and twice the recipe's. With a recipe whose constraint is a share of what is "
         "possible, U is 0.6 of that."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """HAMU-U at every rate, 10 epochs."""
+        """HAMU-U runs for 10 epochs at every rate."""
         return {
             f"{factor * scale.rate:g}": scale.wanted("hamu-u", 10, learning_rate=factor * scale.rate, constraint=0.6)
             for factor in _FACTORS
         }
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories by learning rate."""
+        """Give the trajectories by learning rate."""
         return {"trajectories": {rate: one.trajectory for rate, one in finished.items()}}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """The smaller the rate, the better the retain side is kept."""
+        """State that the retain side is kept the better, the smaller the rate is."""
         ends = {float(rate): Gains(*line[-1]).retain for rate, line in figures["trajectories"].items()}
         low, high = min(ends, default=0.0), max(ends, default=0.0)
         known = len(ends) == len(_FACTORS)
@@ -76,38 +76,38 @@ class Rates(Experiment):
         ]  # fmt: skip
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A shade for each rate."""
+        """Draw a shade for each rate."""
         figure, [axes] = panels(1, 6.0)
         lines = {rf"$\eta = {rate}$": line for rate, line in figures["trajectories"].items()}
         draw_shades(axes, lines, "Blues", "HAMU-U")
         save_panels(figure, (), path)
 
 
-class Optimizers(Experiment):
-    """SGD against AdamW."""
+class Optimizers(Trained):
+    """Fig. 12: SGD against AdamW."""
 
     name = "figure-12"
     reference = "Fig. 12 (App. G.2)"
     title = "HAMU-U (U = 0.9 η) with SGD and with AdamW"
     task = "image"
-    settings = "Both at the same learning rate. The caption speaks of Q for HAMU-U; its constraint is U."
+    about = "Both at the same learning rate. The caption speaks of Q for HAMU-U; its constraint is U."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both optimizers."""
+        """HAMU-U runs for 5 epochs with each optimizer."""
         return {
             name: scale.wanted("hamu-u", 5, rho=0.0, constraint=0.9, optim=optim)
             for name, optim in (("SGD", "sgd"), ("AdamW", "adamw_torch"))
         }
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories, with their epochs."""
+        """Give the trajectories, with their epochs."""
         return {
             "trajectories": {name: one.trajectory for name, one in finished.items()},
             "epoch": {name: [point["epoch"] for point in one.points] for name, one in finished.items()},
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """One epoch of AdamW against all of SGD's."""
+        """Hold one epoch of AdamW against all of SGD's."""
         lines = figures["trajectories"]
         if len(lines) < 2:
             return [Claim("AdamW gains more on both sides in 1 epoch than SGD in 5", None, None)]
@@ -126,7 +126,7 @@ class Optimizers(Experiment):
         ]
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """Both axes logarithmic, as in the paper, and linear around 0, where a side has lost."""
+        """Draw with logarithmic axes, as in the paper, that are linear around 0 where a side has lost."""
         figure, [axes] = panels(1, 5.6)
         lines = {name: line[1:] for name, line in figures["trajectories"].items() if len(line) > 1}
         draw_shades(axes, lines, "Blues", "HAMU-U")
@@ -144,35 +144,35 @@ class Optimizers(Experiment):
         save_panels(figure, (), path)
 
 
-class BatchSizes(Experiment):
-    """Batches of 128 to 2048."""
+class BatchSizes(Trained):
+    """Table 2: batches of 128 to 2048."""
 
     name = "table-2"
     reference = "Table 2 (App. G.3)"
     title = "HAMU-Q with batches of 128 to 2048"
     task = "image"
-    settings = (
+    about = (
         "5 epochs, as the paper plots, and the constraint of the settings (by default Q/η = 0.5): the paper does not "
         "say which it took for the table. Batches shrink with the fraction of the data, so that the number of steps is "
         "the paper's; the noise of a batch is then that of the smaller one."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """HAMU-Q with each size; ρ = 0."""
+        """HAMU-Q runs for 5 epochs with each batch size, ρ = 0."""
         found = {}
         for size in _TABLE:
             found[str(size)] = replace(scale.wanted("hamu-q", 5, rho=0.0), steps_per_epoch=-(-_IMAGES // size))
         return found
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Our row and the paper's, by batch size."""
+        """Give our row and the paper's, by batch size."""
         rows = {size: {key: one.last[key] for key in _COLUMNS} for size, one in finished.items()}
         batches = {size: one.batches.records for size, one in finished.items()}
         paper = {str(size): dict(zip(_COLUMNS, row, strict=True)) for size, row in _TABLE.items()}
         return {"rows": rows, "paper": paper, "batch_here": batches}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """The trend, and the table."""
+        """State how the gains fall with the batch size, and where retain accuracy peaks."""
         rows = [figures["rows"].get(str(size)) for size in _TABLE]
         known = [row for row in rows if row is not None]
         complete = len(known) == len(_TABLE)
@@ -198,7 +198,7 @@ class BatchSizes(Experiment):
         ]
 
     def table(self, figures: Figures) -> list[list[str]]:
-        """Ours, and the paper's in brackets."""
+        """List our figures, with the paper's in brackets."""
         lines = [["batch size", "here", "-ΔL_r", "ΔL_f", "retain accuracy", "forget accuracy"]]
         for size, row in figures["rows"].items():
             paper, forms = figures["paper"][size], ("+.3f", ".3g", ".1%", ".1%")
@@ -207,7 +207,7 @@ class BatchSizes(Experiment):
         return lines
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each column: ours and the paper's."""
+        """Draw a panel for each column: ours and the paper's."""
         figure, grid = plt.subplots(2, 2, figsize=(8.5, 6.5), layout="constrained")
         labels = dict(zip(_COLUMNS, (RETAIN_GAIN, FORGET_GAIN, "retain accuracy", "forget accuracy"), strict=True))
         for axes, key in zip(grid.flat, _COLUMNS, strict=True):

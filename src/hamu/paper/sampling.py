@@ -169,7 +169,7 @@ def resolved(source: str) -> str:
 
 
 def _digest(source: Path) -> str:
-    """Of a file, or of all files of a folder."""
+    """The digest of a file, or of all files of a folder."""
     if source.is_file():
         return file_digest(source)
     files = sorted(path for path in source.rglob("*") if path.is_file())

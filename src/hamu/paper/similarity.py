@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hamu.evaluation.gains import Gains, hypervolume_reference
 from hamu.evaluation.pareto import hypervolume
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted, of_all
+from hamu.paper.common import BASELINES, METHODS, OURS, RHOS, pearson_of
+from hamu.paper.experiment import Claim, Figures, Scale, Trained, Wanted, of_all
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import (
     FORGET_GAIN,
@@ -22,10 +21,6 @@ from hamu.paper.pictures import (
     save_panels,
 )
 
-OURS = ("hamu-q", "hamu-u")
-BASELINES = ("ft", "ga", "gdiff", "kl", "scrub")
-METHODS = OURS + BASELINES
-RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _PAPER_PEARSON = {"hamu-q": 0.994, "hamu-u": 0.986}
 _LOWEST_PEARSON = 0.98
 _SMALL_STEPS = (
@@ -42,28 +37,28 @@ def _runs(scale: Scale, methods: tuple[str, ...], rhos: tuple[float, ...], epoch
 def _trajectories(
     finished: Mapping[str, FinishedRun], methods: tuple[str, ...], rhos: tuple[float, ...]
 ) -> dict[str, dict[str, list[Gains]]]:
-    """By ρ and method."""
+    """The trajectories of runs, by ρ and method."""
     return {
         f"{rho:g}": {m: finished[f"{m} {rho:g}"].trajectory for m in methods if f"{m} {rho:g}" in finished}
         for rho in rhos
     }
 
 
-class Similarity(Experiment):
-    """Hardness against similarity."""
+class Similarity(Trained):
+    """Fig. 3: hardness against similarity."""
 
     name = "figure-3"
     reference = "Fig. 3"
     title = "Hardness κ against the similarity mixing ratio ρ, and what ρ does to all methods"
     task = "image"
-    settings = "κ is the mean over all steps of a run, each that of its clipped batch gradients."
+    about = "κ is the mean over all steps of a run, each that of its clipped batch gradients."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Every method at every ρ, 5 epochs."""
+        """Every method runs for 5 epochs at every ρ."""
         return _runs(scale, METHODS, RHOS, 5)
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """κ and both gains, by method, in the order of ρ."""
+        """Give κ and both gains, by method, in the order of ρ."""
         found: dict[str, dict[str, list[float | None]]] = {"kappa": {}, "cos": {}, "retain_gain": {}, "forget_gain": {}}
         for method in METHODS:
             there = [finished.get(f"{method} {rho:g}") for rho in RHOS]
@@ -75,7 +70,7 @@ class Similarity(Experiment):
         return {"rho": list(RHOS), **found, "pearson": pearson}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """The correlation, and the trend of every method."""
+        """State the correlation of κ with ρ, and the trend of every method."""
         claims = []
         for method, paper in _PAPER_PEARSON.items():
             ours = figures["pearson"]["kappa"][method]
@@ -111,7 +106,7 @@ class Similarity(Experiment):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """(a) κ; (b) -ΔL_r; (c) ΔL_f."""
+        """Draw three panels over ρ: κ, -ΔL_r and ΔL_f."""
         figure, (left, middle, right) = panels(3)
         draw_curves(left, figures["rho"], figures["kappa"])
         for axes, key, label in ((middle, "retain_gain", RETAIN_GAIN), (right, "forget_gain", FORGET_GAIN)):
@@ -125,14 +120,14 @@ class Similarity(Experiment):
         save_panels(figure, (left, middle, right), path)
 
 
-class Baselines(Experiment):
-    """All methods where it is easy and where it is hard."""
+class Baselines(Trained):
+    """Fig. 4: all methods where it is easy and where it is hard."""
 
     name = "figure-4"
     reference = "Fig. 4"
     title = "All methods, easy (ρ = 0) and hard (ρ = 0.75)"
     task = "image"
-    settings = (
+    about = (
         "Hypervolume: the area between the points (ΔL_f, -ΔL_r) of a trajectory, one an epoch, and a reference. Seen "
         "from the start (0, 0) it counts only what is gained on both sides; the second reference is that of `hamu "
         "compare`: nothing forgotten, at the worst retain loss at which a method ended, but at most 1 nat."
@@ -141,17 +136,17 @@ class Baselines(Experiment):
     epochs = 5
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Every method at each ρ."""
+        """Every method runs at each ρ."""
         return _runs(scale, METHODS, self.rhos, self.epochs)
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories and hypervolumes, by ρ and method."""
+        """Give trajectories and hypervolumes, by ρ and method."""
         trajectories = _trajectories(finished, METHODS, self.rhos)
         volumes = {rho: volumes_of(by_method) for rho, by_method in trajectories.items()}
         return {"trajectories": trajectories, "hypervolumes": volumes}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """Who dominates whom."""
+        """State which methods dominate which others."""
         hard, easy = figures["trajectories"]["0.75"], figures["trajectories"]["0"]
         claims = [
             _volume_claim(method, figures["hypervolumes"]["0.75"], reference)
@@ -181,7 +176,7 @@ class Baselines(Experiment):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each ρ."""
+        """Draw a panel for each ρ."""
         figure, axes = panels(len(figures["trajectories"]))
         for one, (rho, trajectories) in zip(axes, figures["trajectories"].items(), strict=True):
             draw_methods(one, trajectories, rf"$\rho = {rho}$")
@@ -189,7 +184,7 @@ class Baselines(Experiment):
 
 
 class AllBaselines(Baselines):
-    """The same at every ρ, for longer."""
+    """Fig. 13: all methods at every ρ, for longer than in Fig. 4."""
 
     name = "figure-13"
     reference = "Fig. 13 (App. H.1)"
@@ -198,7 +193,7 @@ class AllBaselines(Baselines):
     epochs = 25
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """What the appendix says."""
+        """State what the appendix says of all ρ."""
         claims = [_volume_claim(m, figures["hypervolumes"]["0.75"], "start") for m in OURS]
         for method in ("gdiff", *OURS):
             ends = [figures["trajectories"][f"{rho:g}"].get(method) for rho in RHOS]
@@ -226,8 +221,8 @@ class AllBaselines(Baselines):
         return claims
 
 
-class Enforced(Experiment):
-    """Each variant keeps its side."""
+class Enforced(Trained):
+    """Fig. 5: each variant keeps its side."""
 
     name = "figure-5"
     reference = "Fig. 5"
@@ -235,15 +230,15 @@ class Enforced(Experiment):
     task = "image"
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both variants at every ρ, 5 epochs."""
+        """Both variants run for 5 epochs at every ρ."""
         return _runs(scale, OURS, RHOS, 5)
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Trajectories by ρ and method."""
+        """Give the trajectories by ρ and method."""
         return {"trajectories": _trajectories(finished, OURS, RHOS)}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """The side that is enforced, and what hardness does to the other."""
+        """State that one side is enforced, and what hardness does to the other."""
         claims = []
         kept = (("hamu-q", "forget", "ΔL_f", "retain", "-ΔL_r"), ("hamu-u", "retain", "-ΔL_r", "forget", "ΔL_f"))
         for method, side, enforced, other, paid in kept:
@@ -288,20 +283,12 @@ class Enforced(Experiment):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """A panel for each variant, a shade for each ρ."""
+        """Draw a panel for each variant, a shade for each ρ."""
         figure, axes = panels(2)
         for one, method, shades in zip(axes, OURS, ("Oranges", "Blues"), strict=True):
             lines = {rf"$\rho = {rho}$": by[method] for rho, by in figures["trajectories"].items() if method in by}
             draw_shades(one, lines, shades, method.upper())
         save_panels(figure, (), path)
-
-
-def pearson_of(xs: Any, ys: Any) -> float | None:
-    """Pearson's correlation; None if a value is missing, if there are fewer than three, or if all are alike."""
-    pairs = list(zip(xs, ys, strict=True))
-    if len(pairs) < 3 or None in ys or len({*ys}) < 2:
-        return None
-    return float(np.corrcoef(np.array(pairs, dtype=float).T)[0, 1])
 
 
 def volumes_of(trajectories: Mapping[str, Any]) -> dict[str, Any]:

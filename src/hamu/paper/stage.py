@@ -1,4 +1,4 @@
-"""The runs of some experiments at one scale: what is the same for all of them, which are made, and what came out."""
+"""The runs of some experiments at one scale: what is the same for all of them, and which are made."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hamu.file_digests import file_digest
 from hamu.json_files import read_json
 from hamu.models.language import base_of
 from hamu.paper.batches import Batches
-from hamu.paper.experiment import Claim, Experiment, Figures, Measurement, Scale, Wanted
+from hamu.paper.experiment import Experiment, Measured, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
-from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of
+from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of_run
+from hamu.paper.results import result_of
 from hamu.paper.sampling import OF_SOURCES, Sample, place_of, resolved, sample_images, sample_texts
 from hamu.record.inputs import Inputs, digests_of, read_inputs, saved_model_entry
-from hamu.record.record import plain
 from hamu.record.settings import recorded
 from hamu.run_files import CONFIG, EVALUATION, INPUTS, MODEL, RECORD
 from hamu.run_folder import RunFolder
@@ -66,14 +66,14 @@ class Stage:
         return place_of(self.scale.base, key, self._bundled)
 
     def _original(self, similar: bool) -> Path:
-        """Trained on all data of its setting: on the paraphrases too where they are retained."""
+        """The folder of an original model, trained on all data of its setting: with the paraphrases, if retained."""
         scale = self.scale
         kind = ("-bf16" if "bf16" in self.device else "") + ("-similar" if similar else "")
         return self.work / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}{kind}"
 
     @cached_property
     def sample(self) -> Sample:
-        """The data."""
+        """The data that runs read."""
         return self._drawn(similar=False)
 
     @cached_property
@@ -140,7 +140,7 @@ class Stage:
         """All settings of a run."""
         model = resolved(self.model) if self.model else str((self._original(wanted.similar) / MODEL).resolve())
         sample, batches = self._sample_of(wanted), self.batches(wanted)
-        return settings_of(wanted, self.scale.base, sample, batches, model, self.scale.seed, self.device)
+        return settings_of_run(wanted, self.scale.base, sample, batches, model, self.scale.seed, self.device)
 
     def batches(self, wanted: Wanted) -> Batches:
         """The batches of a run, as large with the paraphrases as without."""
@@ -150,7 +150,7 @@ class Stage:
     def _sample_of(self, wanted: Wanted) -> Sample:
         return self.similar if wanted.similar else self.sample
 
-    def said(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """What a result says of its scale."""
         scale, device = self.scale, self._device
         return {
@@ -163,7 +163,7 @@ class Stage:
             "model": "given" if self.model else "trained on the same data",
         }
 
-    def measured(self, one: Measurement, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def measured(self, one: Measured, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What a result says of a measurement in this process, as it says it of a run."""
         data, model = Path(str(settings["data"])), str(settings["model"])
         base = base_of(model, settings.get("base_model")) if self.scale.is_text else None
@@ -189,7 +189,7 @@ class Order:
         experiments: by whom runs are wanted.
     """
 
-    def __init__(self, stage: Stage, experiments: Sequence[Experiment]) -> None:
+    def __init__(self, stage: Stage, experiments: Sequence[Trained | Measured]) -> None:
         self._stage = stage
         self._wanted = {one.name: one.runs(stage.scale) for one in experiments}
         self._settings = {
@@ -202,7 +202,7 @@ class Order:
             for key, wanted in runs.items()
             if wanted.whole
         }
-        self._measures = any(isinstance(one, Measurement) for one in experiments)
+        self._measures = any(isinstance(one, Measured) for one in experiments)
         self._finished, self._failed = _finished(stage.runs), set[PaperRun]()
         self._made = longest(self._asked, self._finished, self._whole)
 
@@ -244,7 +244,7 @@ class Order:
         path.write_text(yaml.safe_dump({**own, "num_train_epochs": run.epochs}, allow_unicode=True), encoding="utf-8")
         return Plan(path, options_of(path))
 
-    def result(self, one: Experiment, rows: Mapping[str, Row]) -> dict[str, Any]:
+    def result(self, one: Trained | Measured, rows: Mapping[str, Row]) -> dict[str, Any]:
         """What has come out of an experiment.
 
         Args:
@@ -278,45 +278,20 @@ class Order:
                 record = read_json(folder / RECORD, remove=folder)
                 listed[key] |= {name: record[name] for name in ("settings", "date")}  # those that were not given too
         scale, measured = self._stage.scale, None
-        if isinstance(one, Measurement):
+        if isinstance(one, Measured):
             settings = self._stage.settings(scale.wanted("hamu-q", 1))
             figures = one.measure(settings, scale)
             measured = self._stage.measured(one, settings)
         else:
             figures = one.figures(found, scale)
         start = next((run.points[0] for run in found.values()), None)
-        said = {"scale": self._stage.said(), "start": start, "runs": listed, "failed": failed, "measured": measured}
-        return result_of(one, figures) | said
-
-
-def result_of(one: Experiment, figures: Figures) -> dict[str, Any]:
-    """The figures of an experiment with all that is said of them, as JSON holds it."""
-    figures = plain(figures)
-    claims: list[Claim] = one.claims(figures)
-    named = {"name": one.name, "reference": one.reference, "title": one.title, "task": one.task, "about": one.settings}
-    trained: Figures = {"scale": None, "start": None, "runs": {}, "failed": {}, "measured": None}
-    found: dict[str, Any] = plain(
-        named
-        | trained
-        | {"claims": [claim.as_json() for claim in claims], "table": one.table(figures), "figures": figures}
-    )
-    return found
-
-
-def told_again(one: Experiment, result: Mapping[str, Any]) -> dict[str, Any]:
-    """An earlier result, with what this version says of its figures.
-
-    Raises:
-        HamuError: if its figures are not those that this version makes.
-    """
-    try:
-        kept = {key: result[key] for key in ("scale", "start", "runs", "failed")}
-        return result_of(one, result["figures"]) | kept | {"measured": result.get("measured")}
-    except (KeyError, TypeError, IndexError) as error:
-        raise HamuError(
-            f"{one.name}.json has other figures than this version makes ({type(error).__name__}: {error}); make them "
-            f"anew without --redraw"
-        ) from error
+        return result_of(one, figures) | {
+            "scale": self._stage.description(),
+            "start": start,
+            "runs": listed,
+            "failed": failed,
+            "measured": measured,
+        }
 
 
 def _finished(folder: Path) -> list[PaperRun]:

@@ -9,10 +9,10 @@ from typing import Any
 from matplotlib import pyplot as plt
 
 from hamu.evaluation.gains import Gains
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale, Wanted
+from hamu.paper.common import OURS, pearson_of
+from hamu.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from hamu.paper.finished_run import FinishedRun
 from hamu.paper.pictures import draw_lines
-from hamu.paper.similarity import OURS, pearson_of
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 
@@ -23,14 +23,14 @@ _ALIKE = 1e-6  # by which rounding may part two rates that are the same
 _LOST = 0.1  # of the highest gain, while the objective has only begun to fall
 
 
-class Stopping(Experiment):
-    """Hardness by epoch, and the epoch at which the criterion would have ended the run."""
+class Stopping(Trained):
+    """Fig. 9: hardness by epoch, and the epoch at which the criterion would have ended the run."""
 
     name = "figure-9"
     reference = "Fig. 9"
     title = "Hardness and stopping, ρ = 0.5"
     task = "image"
-    settings = (
+    about = (
         "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
         "that of the first step whose batches meet the aggregate criterion of App. C; by the epochs' means, the first "
         "epoch whose mean demand is above the mean limit, κ being above 0. The dashed line is κ2 (κ4 for HAMU-U) of "
@@ -39,11 +39,11 @@ class Stopping(Experiment):
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
-        """Both variants, 25 epochs."""
+        """Both variants run for 25 epochs."""
         return {m: scale.wanted(m, 25, rho=0.5) for m in OURS}
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """By method."""
+        """Give the trajectory, hardness by epoch and the termination epoch, by method."""
         found: Figures = {}
         for method, one in finished.items():
             first = next((step["step"] for step in one.log if step.get("criterion_met")), None)
@@ -60,7 +60,7 @@ class Stopping(Experiment):
         return found
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """Hardness rises, gains slow down, and the criterion comes with their fall."""
+        """State that hardness rises, gains slow down, and the criterion comes with their fall."""
         claims = []
         for method in OURS:
             one = figures.get(method)
@@ -84,7 +84,7 @@ class Stopping(Experiment):
         return claims
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """(a) trajectories; (b, c) the objective above, hardness below, with the termination epoch."""
+        """Draw (a) trajectories, and (b, c) the objective above hardness, with the termination epoch."""
         figure, grid = plt.subplot_mosaic([["a", *OURS], ["a", *(f"{m} κ" for m in OURS)]], figsize=(12.5, 5.2),
                                           layout="constrained")  # fmt: skip
         draw_lines(grid["a"], {method: one["trajectory"] for method, one in figures.items()})

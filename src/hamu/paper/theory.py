@@ -20,8 +20,7 @@ from hamu.assess import REGIMES
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU, Method
 from hamu.pair_step import PairStep
-from hamu.paper.experiment import Claim, Experiment, Figures, Scale
-from hamu.paper.finished_run import FinishedRun
+from hamu.paper.experiment import Claim, Computed, Figures
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 
@@ -40,17 +39,16 @@ _NOTES = (
 )
 
 
-class Regimes(Experiment):
-    """The least cost of forgetting against hardness."""
+class Regimes(Computed):
+    """Fig. 1: the least cost of forgetting against hardness."""
 
     name = "figure-1"
     reference = "Fig. 1"
     title = "Regimes of hardness: the least retain cost against κ"
-    task = ""
-    settings = "For gradients of norm 1 and 0.7 of the largest possible rise of the forget loss demanded."
+    about = "For gradients of norm 1 and 0.7 of the largest possible rise of the forget loss demanded."
 
-    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """κ, cost and regime on a grid, and both thresholds."""
+    def compute(self) -> Figures:
+        """Give κ, cost and regime on a grid, and both thresholds."""
         kappas = -np.cos(np.linspace(0, np.pi, 601))  # denser where the cost is steep
         steps = [_solve(HamuQ(_SHARE[self.name], "relative"), d, 1.0)[0] for d in np.rad2deg(np.arccos(kappas))]
         status = steps[0].weights.constraint
@@ -64,7 +62,7 @@ class Regimes(Experiment):
         }
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """Theorem 4.1, Corollary 4.2 and Theorem 4.4 on the grid."""
+        """Check Theorem 4.1, Corollary 4.2 and Theorem 4.4 on the grid."""
         costs, kappas = np.array(figures["cost"]), np.array(figures["kappa"])
         direct, stop = figures["thresholds"]
         lowest, spread = float(np.diff(costs).min()), float(np.ptp(costs[kappas < direct]))
@@ -81,7 +79,7 @@ class Regimes(Experiment):
         ]
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """Cost against κ, the regimes shaded."""
+        """Draw the cost against κ, the regimes shaded."""
         kappas, costs, regimes = (np.array(figures[key]) for key in ("kappa", "cost", "regime"))
         edges = [-1, *figures["thresholds"], 1]
         figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
@@ -103,24 +101,23 @@ class Regimes(Experiment):
         save_figure(figure, path)
 
 
-class Updates(Experiment):
-    """The step in the plane of the two gradients."""
+class Updates(Computed):
+    """Fig. 2: the step in the plane of the two gradients."""
 
     name = "figure-2"
     reference = "Fig. 2"
     title = "The step in the plane of the two gradients"
-    task = ""
-    settings = "The step at half of what is possible: five problems, and all directions of g_r at once."
+    about = "The step at half of what is possible: five problems, and all directions of g_r at once."
 
-    def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
-        """Gradients, step and region of each problem, and of a turn of g_r."""
+    def compute(self) -> Figures:
+        """Give gradients, step and region of each problem, and of a turn of g_r."""
         share = _SHARE[self.name]
         problems = [_problem(_METHODS[name](share, "relative"), degrees) for name, degrees in _PROBLEMS]
         turn = [_problem(HamuQ(share, "relative"), degrees) for degrees in range(-180, 180, _TURN)]
         return {"problems": problems, "turn": turn}
 
     def claims(self, figures: Figures) -> list[Claim]:
-        """What every step of the turn must do."""
+        """State what every step of the turn must do."""
         slack = min(one["kept"] for one in [*figures["problems"], *figures["turn"]])
         over = max(np.hypot(*one["update"]) / one["radius"] for one in [*figures["problems"], *figures["turn"]])
         gains = [one["retain_change"] < 1e-12 for one in figures["turn"] if one["regime"] != 2]
@@ -131,7 +128,7 @@ class Updates(Experiment):
         ]
 
     def draw(self, figures: Figures, path: Path) -> None:
-        """Five problems and a turn."""
+        """Draw five problems and a turn of g_r."""
         figure, grid = plt.subplots(2, 3, figsize=(11.4, 8.8), layout="constrained")
         for axes, letter, problem in zip(grid.flat, "abcde", figures["problems"], strict=False):
             _draw_problem(axes, letter, problem)

@@ -74,6 +74,8 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         figures(evaluation[role], one, seed) for role, one in zip(("before", "after"), predictions, strict=True)
     )
     with_adapter = is_adapter(run / MODEL)
+    has_images = isinstance(asked.problem.forget, ImageData)
+    packages = ("torch", "transformers", *["peft"] * with_adapter, *["pillow"] * has_images)
     after = {"name": MODEL, "weights": before["weights"], "adapter": weights_digest(run / MODEL)}
     record = {
         "format": "hamu-unlearning-record",
@@ -98,7 +100,7 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "environment": {
             "device": trainer.args.device.type,
             "processes": processes(),
-            "versions": _versions(with_adapter, isinstance(asked.problem.forget, ImageData)),
+            "versions": versions(*packages),
         },
         "hardness": asked.hardness or first_hardness(run),
         "steps": {"ended_at": trainer.state.global_step, **steps_of(evaluation), **logged_steps(run)},
@@ -179,6 +181,12 @@ def _description(asked: Asked) -> str:
     return f"a class, rho {asked.settings['rho']:g}"
 
 
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of HAMU, of Python, of some packages and of those that add something to HAMU, by name."""
+    own = {"hamu": hamu.__version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in packages} | providers()
+
+
 def figures_of(found: Hardness) -> dict[str, Any]:
     """The figures of an assessment that a record holds."""
     return {"measured_at": "assessment"} | {name: getattr(found, name) for name in _HARDNESS}
@@ -187,13 +195,3 @@ def figures_of(found: Hardness) -> dict[str, Any]:
 def _log(run: Path) -> list[dict[str, Any]]:
     path = run / STEPS
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
-
-
-def _versions(with_adapter: bool, with_images: bool) -> dict[str, str]:
-    packages = ["torch", "transformers", *["peft"] * with_adapter, *["pillow"] * with_images]
-    return {
-        "hamu": hamu.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-        **providers(),
-    }

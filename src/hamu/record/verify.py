@@ -5,7 +5,6 @@ Nothing is written.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import hamu
 from hamu.data import UnlearningData
 from hamu.errors import HamuError, first_line
 from hamu.file_digests import file_digest
+from hamu.json_files import parse_json
 from hamu.record.digests import weights_digest
 from hamu.record.figures import figures, without_intervals
 from hamu.record.inputs import read_inputs, set_entries, without_order
@@ -286,6 +286,6 @@ def _near(recorded: Any, found: Any, tolerance: float) -> bool:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        return parse_json(path)
+    except ValueError as error:
         raise HamuError(f"{path.name} is not JSON: {first_line(error)}") from error

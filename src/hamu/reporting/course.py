@@ -10,8 +10,8 @@ import numpy as np
 from hamu.ends import ALL_DONE
 from hamu.reporting.elements import (
     BUCKETS,
+    COLOR_OF_SET,
     FORGET,
-    SIDES,
     Chart,
     Section,
     counted,
@@ -68,7 +68,7 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look]) -> Chart | None:
 
 
 def steps_section(run: Run) -> Section:
-    """Losses, hardness, demand, branches; promise against realised."""
+    """Charts of losses, hardness, demand and branches, and of what was promised against what was realised."""
     charts = [
         _losses(run),
         *(_objective(run, side) for side in ("forget", "retain")),
@@ -86,7 +86,7 @@ def steps_section(run: Run) -> Section:
 
 
 def _losses(run: Run) -> Chart | None:
-    """Of the steps' batches, where they log it, and of whole sets."""
+    """A chart of the losses of the steps' batches, where they are logged, and of whole sets."""
     series, says = [], []
     for side in ("forget", "retain"):
         found = [(e["step"], e[f"eval_{side}_loss"]) for e in run.entries if f"eval_{side}_loss" in e]
@@ -94,11 +94,11 @@ def _losses(run: Run) -> Chart | None:
             continue
         if is_loss(run, side):
             steps, losses = run.steps["step"], run.steps[f"{side}_loss"]
-            series.append(line(f"{side}, batches", SIDES[side], steps, losses))
+            series.append(line(f"{side}, batches", COLOR_OF_SET[side], steps, losses))
             says.append(course(f"The {side} loss", steps, losses))
         if found:
             xs, ys = np.array(found, dtype=float).T
-            series.append(line(f"{side}, whole set", SIDES[side], xs, ys, mode="points"))
+            series.append(line(f"{side}, whole set", COLOR_OF_SET[side], xs, ys, mode="points"))
             if not is_loss(run, side):
                 says.append(course(f"The loss of the whole {side} set", xs, ys))
     if not series:
@@ -107,7 +107,7 @@ def _losses(run: Run) -> Chart | None:
 
 
 def _objective(run: Run, side: str) -> Chart | None:
-    """What the steps log of a side whose objective is not the loss."""
+    """A chart of what the steps log of a side whose objective is not the loss."""
     if f"{side}_loss" not in run.steps or is_loss(run, side):
         return None
     steps, values = run.steps["step"], run.steps[f"{side}_loss"]
@@ -121,12 +121,12 @@ def _objective(run: Run, side: str) -> Chart | None:
     return Chart(
         f"Objective of the method: {side}",
         f"{meaning} {course(f'The {side} objective', steps, values)}",
-        over_steps([line(f"{side} objective, batches", SIDES[side], steps, values)], "objective", run),
+        over_steps([line(f"{side} objective, batches", COLOR_OF_SET[side], steps, values)], "objective", run),
     )
 
 
 def _hardness(run: Run) -> Chart | None:
-    """κ, and the thresholds between which it lies where the method has a constraint."""
+    """A chart of κ, and of the thresholds between which it lies where the method has a constraint."""
     names = {"kappa": "κ", "direct_threshold": "direct up to (κ1, κ3)", "stop_threshold": "costs from (κ2, κ4)"}
     styles = {"kappa": ("#0072B2", {}), "direct_threshold": (_DIRECT, {"dash": _DASHED}),
               "stop_threshold": (FORGET, {"dash": _DASHED})}  # fmt: skip
@@ -186,7 +186,7 @@ def _branches(run: Run) -> Chart | None:
 
 
 def _promise(run: Run, side: str) -> Chart | None:
-    """What each checked step promised, to first order, against what it did."""
+    """A chart of what each checked step promised, to first order, against what it did."""
     names = [f"{kind}_{side}_change" for kind in ("first_order", "realised")]
     if not all(name in run.steps for name in names):
         return None
@@ -196,7 +196,7 @@ def _promise(run: Run, side: str) -> Chart | None:
         return None
     kept = known[extremes(realised[known] - promised[known])]
     series = {
-        "name": "a checked step", "color": SIDES[side], "x": shorts(promised[kept]), "y": shorts(realised[kept]),
+        "name": "a checked step", "color": COLOR_OF_SET[side], "x": shorts(promised[kept]), "y": shorts(realised[kept]),
         "mode": "points", "hints": [f"step {step:,.0f}" for step in run.steps["step"][kept]],
     }  # fmt: skip
     name, ratio = name_of(run, side), _median_ratio(run, side)

@@ -13,7 +13,7 @@ from hamu.reporting.answers import AnsweredRecord
 
 FORGET, RETAIN, TEST = "#D55E00", "#0072B2", "#009E73"
 BEFORE, AFTER = "#7F7F7F", "#D55E00"
-SIDES = {"forget": FORGET, "retain": RETAIN, "test": TEST}
+COLOR_OF_SET = {"forget": FORGET, "retain": RETAIN, "test": TEST}
 BUCKETS = 400
 _DIGITS = 5
 
@@ -95,7 +95,7 @@ def short(value: Any) -> float | None:
 
 
 def shorts(values: Iterable[Any]) -> list[float | None]:
-    """Many of them."""
+    """Numbers with the digits that a picture can show, see `short`."""
     return [short(value) for value in values]
 
 
@@ -131,14 +131,14 @@ def extremes(values: np.ndarray) -> np.ndarray:
 
 
 def number(value: float | None, form: str = ".4g") -> str:
-    """A figure as text."""
+    """A figure as text: "-" for none, "not finite" for what is not."""
     if value is None:
         return "-"
     return format(value, form) if math.isfinite(value) else "not finite"
 
 
 def course(name: str, x: np.ndarray, y: np.ndarray) -> str:
-    """A series in words."""
+    """Describe in words how a series goes."""
     finite = np.flatnonzero(np.isfinite(y))
     if not len(finite):
         return f"{name} is nowhere finite."
@@ -151,10 +151,10 @@ def course(name: str, x: np.ndarray, y: np.ndarray) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things."""
+    """Write how many things there are, with the noun in the right number."""
     return f"{count:,} {noun}" if count != 1 else f"1 {noun.removesuffix('s')}"
 
 
 def were(count: int) -> str:
-    """What such a number of things was."""
+    """The verb that goes with a number of things: "was" for one, else "were"."""
     return "were" if count != 1 else "was"

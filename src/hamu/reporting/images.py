@@ -11,13 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from hamu.evaluation import Predictions, principal_axes
-from hamu.reporting.elements import AFTER, BEFORE, SIDES, Chart, Picture, Section, counted, shorts
+from hamu.reporting.elements import AFTER, BEFORE, COLOR_OF_SET, Chart, Picture, Section, counted, shorts
 from hamu.reporting.observations import ROLES, ImageObservations
 
 _MOST_CLASSES = 30
 _SHOWN = 12
 _LARGEST = 96  # pixels of a picture
-Names = Mapping[str, str]
 
 
 def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> Chart | None:
@@ -74,7 +73,7 @@ def images_section(found: ImageObservations, contents: bool) -> Section:
 
 
 def _confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
-    """Rows are what an image is, columns what it is taken for; shares of the row."""
+    """A confusion matrix: rows are what an image is, columns what it is taken for, as shares of the row."""
     sets = ["test"] if "test" in found.counts else ["retain", "forget"]
     predictions = [found.predictions[role][name] for name in sets]
     labels, taken = (np.concatenate(parts) for parts in zip(*map(_labels_and_guesses, predictions), strict=True))
@@ -123,13 +122,13 @@ def _labels_and_guesses(predictions: Predictions) -> tuple[np.ndarray, np.ndarra
 
 
 def _names(classes: Sequence[str], width: int, contents: bool) -> list[str]:
-    """Of what a model can take an image for: the classes of the data, and outputs beyond them."""
+    """The names of what a model can take an image for: the classes of the data, and outputs beyond them."""
     named = list(classes) if contents else [f"class {n + 1}" for n in range(len(classes))]
     return named + [f"output {n + 1}" for n in range(len(named), width)]
 
 
 def _embedding(found: ImageObservations) -> list[Chart]:
-    """Both models on the same two axes."""
+    """A chart of the embeddings of each model, both on the same two axes."""
     groups = [(role, name) for role in ROLES for name in found.embeddings[role]]
     flat, share = principal_axes([found.embeddings[role][name] for role, name in groups])
     both = np.concatenate([points.numpy() for points in flat])
@@ -155,7 +154,8 @@ def _embedding(found: ImageObservations) -> list[Chart]:
 
 def _cloud(name: str, points: Tensor) -> dict[str, Any]:
     xs, ys = points.T.tolist()
-    return {"name": name, "color": SIDES[name], "x": shorts(xs), "y": shorts(ys), "mode": "points", "small": True}
+    looks = {"color": COLOR_OF_SET[name], "mode": "points", "small": True}
+    return {"name": name, "x": shorts(xs), "y": shorts(ys), **looks}
 
 
 def _spread(found: ImageObservations, role: str) -> str:
@@ -184,7 +184,7 @@ def most_and_least_changed(predictions: Mapping[str, Mapping[str, Predictions]])
 
 
 def _changed(found: ImageObservations) -> dict[str, list[Picture]]:
-    """Those images, each with what became of it."""
+    """The images that changed most and least, each with what became of it."""
     right = [_right(found.predictions[role]["forget"]) for role in ROLES]
     after = found.predictions["after"]["forget"]
     names, guesses = _names(found.classes, after.logits.shape[1], contents=True), _labels_and_guesses(after)[1]

@@ -16,7 +16,7 @@ _MOST_ROWS, _MOST_COLUMNS = 160, 200
 
 
 def layers_section(run: Run) -> Section:
-    """cosθ and ‖Δw‖ of every block at the logged steps."""
+    """Heat maps of cosθ and ‖Δw‖ of every block at the logged steps."""
     found = run.layers
     if found is None:
         return Section("Layers", missing=["layers.jsonl is not there, or has no step"])
@@ -47,7 +47,7 @@ def layers_section(run: Run) -> Section:
 
 
 def _chart(layers: Layers, values: np.ndarray, title: str, meaning: str, scale: dict[str, Any]) -> Chart:
-    """Of [T, L] figures; more rows or columns than a screen shows are joined, the largest magnitude of each stays."""
+    """A heat map of [T, L] figures; where a screen shows fewer cells, some are joined by their largest magnitude."""
     rows, names = _joined(values.T, _short_names(layers.blocks), _MOST_ROWS)
     columns, steps = _joined(rows.T, [f"{step:,}" for step in layers.steps], _MOST_COLUMNS)
     spec = {
@@ -59,7 +59,7 @@ def _chart(layers: Layers, values: np.ndarray, title: str, meaning: str, scale: 
 
 
 def _joined(values: np.ndarray, names: Sequence[str], most: int) -> tuple[np.ndarray, list[str]]:
-    """At most so many rows, each the largest magnitude of those that are joined in it."""
+    """Join rows into at most so many, each the largest magnitude of those that are joined in it."""
     if len(values) <= most:
         return values, list(names)
     parts = np.array_split(np.arange(len(values)), most)
@@ -71,7 +71,7 @@ def _joined(values: np.ndarray, names: Sequence[str], most: int) -> tuple[np.nda
 
 
 def _short_names(names: Sequence[str]) -> list[str]:
-    """Without what says nothing: the modules that all are in, and the ending of weights."""
+    """Shorten names by what says nothing: the modules that all are in, and the ending of weights."""
     parts = [name.split(".") for name in names]
     shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False)))
     return [".".join(own[shared:]).removesuffix(".weight") or ".".join(own) for own in parts]
@@ -91,7 +91,7 @@ def _in_words(layers: Layers, values: np.ndarray) -> str:
 
 
 def _positive_limits(values: np.ndarray) -> dict[str, float]:
-    """Of a logarithmic scale: at most six orders of magnitude."""
+    """The limits of a logarithmic scale: at most six orders of magnitude."""
     positive = values[np.isfinite(values) & (values > 0)]
     if not len(positive):
         return {"low": 1e-6, "high": 1.0}

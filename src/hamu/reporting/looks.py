@@ -13,7 +13,7 @@ _COLORS = {method: color for method, (color, _) in STYLES.items()}
 
 @dataclass(frozen=True)
 class Look:
-    """Of one run's lines.
+    """How the lines of one run look.
 
     Attributes:
         color: as CSS has it.
@@ -25,7 +25,7 @@ class Look:
 
 
 def looks_of(methods: Sequence[str]) -> list[Look]:
-    """One for each run, no two alike.
+    """Give each run a look, no two alike.
 
     A method that stands alone has its own colour, and so has the first of several runs of a method. The others get the
     colours that no method in the report has, then these and that of their method again, dashed.

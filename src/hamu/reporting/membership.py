@@ -45,7 +45,7 @@ def _attack(found: Observations, role: str) -> AttackScores | None:
 
 
 def _shown(found: Observations, scores: AttackScores) -> AttackScores:
-    """As the axis has them: of images as probabilities, which tie far down; the attack ranks their logarithms."""
+    """Scores as the axis has them: of images probabilities, which tie far down; the attack ranks their logarithms."""
     if not isinstance(found, ImageObservations):
         return scores
     return AttackScores(scores.members.exp(), scores.nonmembers.exp())

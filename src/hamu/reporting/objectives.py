@@ -26,5 +26,5 @@ def is_loss(run: Run, side: str) -> bool:
 
 
 def name_of(run: Run, side: str) -> str:
-    """What the figures of a side are of."""
+    """What the figures that are logged of a side are called: its loss, or else its objective."""
     return f"{side} {'loss' if is_loss(run, side) else 'objective'}"

@@ -16,7 +16,7 @@ ROLES = ("before", "after")
 
 @dataclass(frozen=True)
 class ImageObservations:
-    """Of a classifier.
+    """What the two models of a run, both classifiers, say of its images.
 
     Attributes:
         predictions: by role ("before", "after") and set ("retain", "forget", "test").
@@ -41,7 +41,7 @@ class ImageObservations:
 
 @dataclass(frozen=True)
 class TextObservations:
-    """Of a language model.
+    """What the two models of a run, both language models, say of its texts.
 
     Attributes:
         predictions: by role and set.

@@ -17,7 +17,7 @@ _SIDES = ("forget", "retain")
 
 
 def overview(runs: Sequence[Run], looks: Sequence[Look]) -> Section:
-    """Their figures, their trajectories, and the losses of their steps.
+    """Show the figures of several runs, their trajectories, and the losses of their steps.
 
     Args:
         runs: at least two.
@@ -37,7 +37,7 @@ def overview(runs: Sequence[Run], looks: Sequence[Look]) -> Section:
 
 
 def _read_otherwise(first: Run, run: Run) -> str:
-    """What a run began with that is not what the first one did, "" if there is nothing."""
+    """Name what a run began with that is not what the first one began with; "" if there is nothing."""
     if not (first.inputs and run.inputs):
         return ""
     name = differing(without_order(first.inputs), without_order(run.inputs))
@@ -56,7 +56,7 @@ def overlaid(runs: Sequence[Run], looks: Sequence[Look], side: str) -> Chart | N
 
 
 def _own_objectives(runs: Sequence[Run], side: str) -> str:
-    """Of which runs the loss of the steps' batches is not known, and why; "" if of none."""
+    """Name the runs whose steps log another objective than the loss of a side, and why; "" if there are none."""
     names = [run.name for run in runs if f"{side}_loss" in run.steps and not is_loss(run, side)]
     if not names:
         return ""

@@ -127,7 +127,7 @@ def draw_trajectories(
     legend: bool = True,
     styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> None:
-    """Every run in the colour of its method; the first of a method in the legend and bold, others fainter.
+    """Draw every run in the colour of its method: the first of a method in the legend and bold, others fainter.
 
     Args:
         axes: where to draw.
@@ -176,7 +176,7 @@ def draw_trajectories(
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Save whole or not at all."""
+    """Save a figure to a file, whole or not at all."""
     beside = path.with_name(f".{path.name}.tmp")
     figure.savefig(beside, dpi=150, format=path.suffix.lstrip("."))
     plt.close(figure)

@@ -44,7 +44,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class _Part:
-    """A run on the page."""
+    """A run with what the page says of it."""
 
     run: Run
     verdict: RunVerdict
@@ -52,7 +52,7 @@ class _Part:
 
 
 def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
-    """The page.
+    """Make the page of one run or several, as HTML.
 
     Args:
         found: the runs, at least one.

@@ -17,11 +17,12 @@ from hamu import run_files
 from hamu.ends import EndKind, kind_in
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
+from hamu.json_files import parse_json
 from hamu.record.inputs import Inputs, read_inputs
 from hamu.record.schema import schema, violations
 from hamu.reporting.elements import counted, were
 from hamu.reporting.evaluation_shape import ENTRY, EVALUATION, SUMMARY
-from hamu.reporting.trajectories import gains_at, gains_of, is_near, trajectory
+from hamu.reporting.trajectories import gains_at, gains_of, is_near, trajectory_of
 
 _STEP_COLUMNS = (
     "step", "taken", "retain_loss", "forget_loss", "kappa", "cos", "direct_threshold", "stop_threshold", "demand",
@@ -51,7 +52,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class Run:
-    """A run.
+    """A run as its folder holds it.
 
     Attributes:
         name: of its folder.
@@ -83,22 +84,22 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether the run has come to its end."""
         return self.evaluation is not None
 
     @property
     def is_trajectory_alone(self) -> bool:
-        """Whether no more is known of it, as of the runs of a demo."""
+        """Whether only its trajectory is known, as of the runs of a demo."""
         return not (self.steps or self.is_finished or self.notes)
 
     @property
     def points(self) -> list[Gains]:
-        """Its trajectory, see `hamu.reporting.trajectories`."""
-        return trajectory(self.entries)
+        """The points of its trajectory, see `trajectory_of`."""
+        return trajectory_of(self.entries)
 
     @property
     def gains(self) -> Gains | None:
-        """Those of the model saved, or, while there is none, at its last evaluation; None before both."""
+        """The gains of the model saved or, while there is none, at the last evaluation; None before both."""
         if self.evaluation is not None:
             return gains_of(self.evaluation)
         return self.points[-1] if len(self.points) > 1 else None
@@ -126,19 +127,19 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The last that is known of."""
+        """The last step that is known of."""
         logged = self.steps.get("step", np.zeros(0))
         found = [*(int(s) for s in logged[-1:]), *(int(entry["step"]) for entry in self.entries[-1:])]
         return max(found, default=0)
 
     @property
     def ended(self) -> str:
-        """Why it ended, "" while it has not."""
+        """Why the run ended, "" while it has not."""
         return "" if self.evaluation is None else str(self.evaluation.get("ended", ""))
 
     @property
     def ended_kind(self) -> EndKind | None:
-        """The same as a kind, None while it has not."""
+        """Why the run ended, as a kind; None while it has not."""
         return None if self.evaluation is None else kind_in(self.evaluation)
 
 
@@ -179,14 +180,14 @@ def read_runs(path: Path) -> list[Run]:
 
 
 def read_run(path: Path) -> Run:
-    """What a folder holds, as far as it can be read; what cannot is told in `notes`."""
+    """Read what a folder holds of a run, as far as it can be read; what cannot is told in `notes`."""
     notes: list[str] = []
     settings = _settings(path / run_files.CONFIG, notes)
     evaluation = _json(path / run_files.EVALUATION, notes)
     if not (path / run_files.EVALUATION).is_file():
         notes.append("evaluation.json is missing: the run has not come to its end")
     if evaluation is not None and not {"before", "after", "trajectory"} <= evaluation.keys():
-        raise HamuError(f"{path} is no run of `hamu unlearn`: its evaluation.json has no before and after")
+        raise HamuError(f"{path} is not a run of `hamu unlearn`: its evaluation.json has no before and after")
     record = _json(path / run_files.RECORD, notes)
     failed = _failures(path.resolve().parent).get(path.resolve().name, {})
     method = settings.get("method", "hamu-q") if settings else {**failed, **(record or {})}.get("method", UNKNOWN)
@@ -342,7 +343,7 @@ def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _failures(comparison: Path) -> dict[str, Mapping[str, Any]]:
-    """Those of them that have failed."""
+    """The runs of a comparison that have failed, by name."""
     return {name: row for name, row in _rows(comparison).items() if row.get("failed")}
 
 
@@ -371,8 +372,8 @@ def _json(path: Path, notes: list[str]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+        found = parse_json(path)
+    except ValueError as error:
         notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
         return None
     return found if isinstance(found, dict) else None

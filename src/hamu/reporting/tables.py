@@ -44,7 +44,7 @@ def _with_interval(value: float | None, form: str, recorded: Mapping[str, Any], 
 
 
 def several(runs: Sequence[Run]) -> Table:
-    """A row for each run."""
+    """A table with a row for each run."""
     rows = []
     for run in runs:
         after = (run.evaluation or {}).get("after", {})
@@ -68,7 +68,7 @@ def several(runs: Sequence[Run]) -> Table:
 
 
 def record_sections(record: Mapping[str, Any] | None) -> list[Section]:
-    """record.json, readable; its settings and digests on demand."""
+    """Show record.json in tables; settings and digests are unfolded on demand."""
     if record is None:
         return [Section("The record", missing=["record.json, which a run leaves when it has come to its end"])]
     models = {role: model for role, model in record["models"].items() if model}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from hamu.evaluation import probabilities
-from hamu.reporting.elements import BUCKETS, SIDES, Chart, Section, counted, shorts
+from hamu.reporting.elements import BUCKETS, COLOR_OF_SET, Chart, Section, counted, shorts
 from hamu.reporting.observations import ROLES, TextObservations
 
 
 def texts_section(found: TextObservations, contents: bool) -> Section:
-    """Probabilities of all records; some answers."""
+    """Show the probabilities of all records, and some answers."""
     missing = []
     if not contents:
         missing.append("prompts and answers: left out by --no_contents")
@@ -26,7 +26,7 @@ def texts_section(found: TextObservations, contents: bool) -> Section:
 
 
 def _probabilities(found: TextObservations, contents: bool) -> Chart:
-    """The probability of each record's answer before and after."""
+    """A chart of the probability of each record's answer before and after."""
     series, says = [], []
     for name, texts in found.texts.items():
         before, after = (probabilities(found.predictions[role][name]).numpy() for role in ROLES)
@@ -36,7 +36,7 @@ def _probabilities(found: TextObservations, contents: bool) -> Chart:
         )
         rows = texts.rows.numpy()
         series.append({
-            "name": name, "color": SIDES[name], "x": shorts(before[places]), "y": shorts(after[places]),
+            "name": name, "color": COLOR_OF_SET[name], "x": shorts(before[places]), "y": shorts(after[places]),
             "mode": "points", "hints": [f"row {rows[n]}" if contents else "" for n in places],
         })  # fmt: skip
     return Chart(
@@ -57,7 +57,7 @@ def _probabilities(found: TextObservations, contents: bool) -> Chart:
 
 
 def _some(change: np.ndarray) -> np.ndarray:
-    """Of very many records some: evenly over the order of their change, the ends among them."""
+    """Choose some of very many records: evenly over the order of their change, the ends among them."""
     order = np.argsort(change, kind="stable")
     places = np.linspace(0, len(order) - 1, min(len(order), 2 * BUCKETS)).astype(int)
     return np.take(order, places)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hamu.evaluation.gains import Gains
+from hamu.gram import SIDES
 
 # Colours that stay apart in print and for colour-blind readers (Okabe and Ito); ours are solid and thick.
 STYLES: dict[str, tuple[str, str]] = {
@@ -27,7 +28,7 @@ Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
 
 
-def trajectory(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
+def trajectory_of(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
     """The gains at each of a run's evaluations, from the origin on, as far as they are finite.
 
     Args:
@@ -37,7 +38,7 @@ def trajectory(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
 
 
 def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those after the start with finite gains: the points of a trajectory but its first."""
+    """The evaluations after the start with finite gains: the points of a trajectory but its first."""
     return [entry for entry in entries if entry["step"] and all(map(_is_finite, gains_at(entry)))]
 
 
@@ -51,11 +52,8 @@ def gains_of(evaluation: Mapping[str, Any]) -> Gains:
 
     That is where its trajectory ends, unless the run went back to an earlier state at its end.
     """
-    before, after = evaluation["before"], evaluation["after"]
-    return Gains(
-        retain=before["retain"]["loss"] - after["retain"]["loss"],
-        forget=after["forget"]["loss"] - before["forget"]["loss"],
-    )
+    before, after = ({side: evaluation[role][side]["loss"] for side in SIDES} for role in ("before", "after"))
+    return Gains.between(before, after)
 
 
 def limits_of(trajectories: Sequence[Trajectory]) -> Limits:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hamu.evaluation.membership import auc_of
 from hamu.reporting.elements import counted, number, were
 from hamu.reporting.run import Run
+from hamu.reporting.trajectories import gains_of
 
 Tone = Literal["good", "mixed", "bad", "open"]
 _NO_CHANGE = 1e-3  # in nats, and as a share of records: what changed by less has not changed
@@ -49,12 +50,12 @@ class RunVerdict:
 
 
 def verdict(run: Run) -> RunVerdict:
-    """Of a run, finished or not."""
+    """Judge a run, finished or not."""
     if run.evaluation is None:
         return _of_unfinished(run)
     before, after = run.evaluation["before"], run.evaluation["after"]
-    forget = after["forget"]["loss"] - before["forget"]["loss"]
-    retain = after["retain"]["loss"] - before["retain"]["loss"]
+    gains = gains_of(run.evaluation)
+    forget, retain = gains.forget, 0.0 - gains.retain  # by how much each loss has risen; 0 is not written as -0
     if math.isfinite(forget) and math.isfinite(retain):
         headline, tone = _headline(run, forget, retain)
         if tone != "bad" and _misses_its_goal(run):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from hamu.errors import HamuError
+from hamu.evaluation.gains import Gains
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.evaluation.sharing import predict_shared
 from hamu.gram import SIDES
@@ -81,8 +82,9 @@ def set_figures(predictions: Mapping[str, Predictions | TokenPredictions]) -> di
 
 def gains(now: Mapping[str, float], start: Mapping[str, float]) -> dict[str, float]:
     """What was gained since the start in forgetting, in retaining, and in the worse of both."""
-    forget, retain = now["forget_loss"] - start["forget_loss"], start["retain_loss"] - now["retain_loss"]
-    return {"forget_gain": forget, "retain_gain": retain, "joint_gain": min(forget, retain)}
+    before, after = ({side: figures[f"{side}_loss"] for side in SIDES} for figures in (start, now))
+    found = Gains.between(before, after)
+    return {"forget_gain": found.forget, "retain_gain": found.retain, "joint_gain": found.joint}
 
 
 def check_is_measured(metric: str, measured: Collection[str]) -> None:
