@@ -1,6 +1,6 @@
-"""The folder that a run leaves behind. Files appear in it whole or not at all; nothing else is touched.
+"""The folder that a run leaves behind. Logs grow line by line, every other file appears whole or not at all.
 
-Of several processes the main one writes.
+Nothing else is touched. Of several processes the main one writes.
 
 config.yaml  inputs.json  hardness.json  steps.jsonl  layers.jsonl  model/  evaluation.json  record.json  record.md
 report.html

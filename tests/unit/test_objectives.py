@@ -9,6 +9,7 @@ from torch import nn
 from hamu import HamuError
 from hamu.forward import OriginalModel, logits_of, predict_logits
 from hamu.objectives import Scored, build_objective
+from hamu.training.side_losses import SideLosses
 
 G = torch.Generator().manual_seed(0)
 LOGITS, ORIGINAL = torch.randn(5, 4, generator=G).double(), torch.randn(5, 4, generator=G).double()
@@ -127,6 +128,22 @@ def test_the_original_gives_back_what_stands_in_several_places():
     assert all(p is parameters[name] for name, p in model.named_parameters())
     assert model.tied.weight is model.again.weight
     assert len({copy.data_ptr() for copy in original._original.values()}) == 2
+
+
+class PerRecord(type(build_objective("cross_entropy"))):
+    name = "per_record"
+
+    def total(self, scored, original):
+        return scored.logits.sum(1)
+
+
+def test_an_objective_that_adds_nothing_up_is_named(monkeypatch):
+    losses = SideLosses(nn.Flatten(), {"retain": "cross_entropy", "forget": None})
+    batch = {"pixel_values": torch.ones(2, 1, 3), "labels": torch.zeros(2, dtype=torch.long)}
+    assert losses.total(nn.Flatten(), "retain", batch)[0].dim() == 0
+    monkeypatch.setitem(losses._objectives, "retain", PerRecord())
+    with pytest.raises(HamuError, match=r"the objective per_record gave a total of shape \(2,\); add it up"):
+        losses.total(nn.Flatten(), "retain", batch)
 
 
 def test_what_is_not_understood_is_an_error():

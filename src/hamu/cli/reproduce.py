@@ -73,7 +73,7 @@ def run(argv: list[str], console: Console) -> int:
         for one in chosen:
             if isinstance(one, Computed):
                 _write(one, result_of(one, one.compute()), output, console)
-    console.print(f"the page of all that has been run is {output.path / PAGE}", soft_wrap=True, markup=False)
+    console.print(f"the page of all that has been run is {output.path / PAGE}", soft_wrap=True)
     return 0
 
 

@@ -150,7 +150,9 @@ def _train(trainer: UnlearnTrainer, resume: bool) -> None:
     with leaving_in_order("unlearn")(trainer):
         trainer.train(resume_from_checkpoint="newest" if resume else None)
     if not trainer.steps_taken:
-        raise HamuError(f"no step was taken, the model is as it was: {trainer.stop_reason or 'there was none to take'}")
+        tried = f"{trainer.steps_skipped} tried, and the last one skipped as {trainer.skip_reason}"
+        why = trainer.stop_reason or (tried if trainer.steps_skipped else "there was none to take")
+        raise HamuError(f"no step was taken, the model is as it was: {why}")
     broken = first_not_finite(trainer.model)
     if broken is not None:
         rate = trainer.args.learning_rate

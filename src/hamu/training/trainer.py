@@ -160,6 +160,11 @@ class UnlearnTrainer(ResumableTrainer):
         return self.memory.taken
 
     @property
+    def skip_reason(self) -> str:
+        """Why the last step was skipped, "" if it was not."""
+        return "" if self._step is None else self._step.reason
+
+    @property
     def steps_skipped(self) -> int:
         """Steps that could not be taken, or that the trust region undid."""
         return self.memory.skipped
