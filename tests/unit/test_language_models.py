@@ -1,6 +1,7 @@
 """Language models and adapters that cannot be loaded, or do not go with tokenizer, data or checkpoint."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hamu.models.language import (
     new_tokenizer,
     with_adapter,
 )
+from hamu.models.loading import _without_place
 from hamu.models.saving import load_tensors, save_model
 from hamu.models.shapes import model_shape
 
@@ -177,6 +179,54 @@ def test_a_model_that_sees_what_it_is_to_predict_is_refused(texts, tokenizer, tm
 def test_a_model_whose_head_would_be_lost_is_refused(kind, tmp_path):
     getattr(transformers, kind)(transformers.GPT2Config(**OF_GPT)).save_pretrained(tmp_path)
     with pytest.raises(HamuError, match=r"has (score|multiple_choice).*, for which a GPT2LMHeadModel has no place"):
+        load_language_model(str(tmp_path))
+
+
+def with_tensors(folder, *names):
+    tensors = load_file(folder / "model.safetensors") | {name: torch.ones(2) for name in names}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "name", ["v_head.summary.weight", "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.more"]
+)
+def test_a_model_with_a_weight_that_its_class_has_no_place_for_is_refused(name, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    with_tensors(tmp_path, name, "model.layers.0.self_attn.rotary_emb.inv_freq")
+    message = rf"has {re.escape(name)}, for which a LlamaForCausalLM has no place, and which would be lost; it is of an"
+    with pytest.raises(HamuError, match=message):
+        load_language_model(str(tmp_path))
+
+
+def test_of_a_quantised_model_scales_may_be_left_but_no_layer(tmp_path):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    layers = {"model.layers.0.self_attn.k_scale", "model.layers.0.mlp.up_proj.output_scale", "model.layers.1.up.scale"}
+    assert _without_place(model, str(tmp_path), layers) == layers
+    model.config.quantization_config = {"quant_method": "fp8"}
+    assert _without_place(model, str(tmp_path), layers) == {"model.layers.1.up.scale"}
+
+
+def test_what_sees_is_not_left_out_though_transformers_does_not_say_so(tmp_path):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}
+    config = transformers.Qwen3_5TextConfig(
+        **SIZES, head_dim=8, num_key_value_heads=1, layer_types=["full_attention"], rope_parameters=rope
+    )
+    transformers.Qwen3_5ForCausalLM(config).save_pretrained(tmp_path)
+    with_tensors(tmp_path, "mtp.fc.weight")  # predicts a further token
+    load_language_model(str(tmp_path))
+    with_tensors(tmp_path, "model.visual.patch_embed.proj.weight")
+    with pytest.raises(HamuError, match=r"has model\.visual\.patch_embed\.proj\.weight, for which a Qwen3_5For"):
+        load_language_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_whose_encoder_would_be_lost_is_refused(tied, tmp_path):
+    config = transformers.BartConfig(
+        vocab_size=300, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=32,
+        decoder_attention_heads=2, decoder_ffn_dim=32, max_position_embeddings=128, tie_word_embeddings=tied,
+    )  # fmt: skip
+    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(HamuError, match="is of type bart, a decoder with an encoder, which would be lost; give a caus"):
         load_language_model(str(tmp_path))
 
 
