@@ -8,6 +8,7 @@ only where `trust_remote_code` is given.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from hamu.models.loading import (
     readable,
     trainable_parameters,
 )
+from hamu.models.saving import set_saves_embeddings
 from hamu.modes import evaluating
 from hamu.objectives import predict_logits
 from hamu.sources import HUB, is_of_hub
@@ -42,6 +44,10 @@ TINY = "tiny-llama"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": "auto"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_OTHER_VOCABULARY = re.compile(  # what torch says of tensors with other rows, the same width
+    r"size mismatch for \S*(?:embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out)\.\S*weight: .*"
+    r"\[(\d+), (\d+)\].*\[(?!\1,)\d+, \2\]"
+)
 _END, _PAD = "<|end|>", "<|pad|>"
 _ALL_LINEAR = "all-linear"  # PEFT's word, which stands alone
 
@@ -187,9 +193,8 @@ def load_language_model(
         model = _with_saved_adapter(model, source)
     elif adapter is not None:
         model = with_adapter(model, adapter)
-    if not is_of_hub(base):  # saved with the adapter, so that it is found from anywhere
-        for config in getattr(model, "peft_config", {}).values():
-            config.base_model_name_or_path = str(Path(base).resolve())
+    for config in getattr(model, "peft_config", {}).values():  # saved with the adapter, to be found from anywhere
+        config.base_model_name_or_path = base.removeprefix(HUB) if is_of_hub(base) else str(Path(base).resolve())
     check_undamaged(model, source)
     return model
 
@@ -207,11 +212,22 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
             )
         where = str(Path(source).resolve())
     with readable(f"the adapter {source}"):
-        model = PeftModel.from_pretrained(model, where, is_trainable=True)
-        own = get_peft_model_state_dict(model, save_embedding_layers=False)
-        missing = own.keys() - load_peft_weights(where).keys()
-    if missing:
-        raise HamuError(f"the adapter {source} lacks {min(missing)}; start from a whole copy")
+        try:
+            model = PeftModel.from_pretrained(model, where, is_trainable=True)
+        except RuntimeError as error:
+            if _OTHER_VOCABULARY.search(str(error)):
+                raise HamuError(
+                    f"the adapter {source} was saved with a vocabulary of another size than its base model has: tokens "
+                    f"were added before it was trained; call resize_token_embeddings on the base model, save it with "
+                    f"the adapter's tokenizer, and name it with --base_model"
+                ) from error
+            raise
+        own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
+        saved = load_peft_weights(where).keys()
+        with_embeddings = get_peft_model_state_dict(model, save_embedding_layers=True).keys()
+    if own - saved:
+        raise HamuError(f"the adapter {source} lacks {min(own - saved)}; start from a whole copy")
+    set_saves_embeddings(model, bool((with_embeddings - own) & saved))
     return model
 
 
