@@ -148,6 +148,10 @@ class Task(ABC):
         """Save the model with what belongs to it."""
         return folder.save_model(model)
 
+    def save_merged(self, folder: RunFolder, model: Any) -> None:
+        """What is made of the saved model, if asked for."""
+        return
+
     def problem(self) -> UnlearningData[Any]:
         """Read the training and test data and divide them as the options say.
 

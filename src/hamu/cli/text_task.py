@@ -40,7 +40,7 @@ from hamu.models.language import (
     new_language_model,
     new_tokenizer,
 )
-from hamu.models.merging import merged
+from hamu.models.merging import check_can_merge, merged
 from hamu.reporting.answers import AnsweredRecord, answered, answers_page
 from hamu.run_files import ANSWERS, ANSWERS_PAGE, MERGED
 from hamu.run_folder import RunFolder
@@ -119,6 +119,8 @@ class TextTask(Task):
             )
         if options.merge and not hasattr(model, "peft_config"):
             raise HamuError("there is no adapter to merge; leave --merge out, or train one with --lora")
+        if options.merge:
+            check_can_merge(model)
         return model
 
     def base_of(self, source: str, base: str | None = None) -> str | None:
@@ -280,11 +282,13 @@ class TextTask(Task):
         return min(self.data_options.max_length, longest_text(model) or self.data_options.max_length)
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:
-        """The model (or its adapter) and its tokenizer; merged too, if asked for."""
-        path = folder.save_model(model, self.tokenizer)
+        """The model (or its adapter) and its tokenizer."""
+        return folder.save_model(model, self.tokenizer)
+
+    def save_merged(self, folder: RunFolder, model: Any) -> None:
+        """The adapter merged into its model, if asked for; uses the model up."""
         if self.run_options.merge:
             folder.save_model(merged(model), self.tokenizer, name=MERGED)
-        return path
 
 
 def _privleak(report: Mapping[str, Any]) -> float | None:

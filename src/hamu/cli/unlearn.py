@@ -86,11 +86,18 @@ def run(argv: list[str], console: Console) -> int:
         }
         evaluation = reports | history(trainer)
         folder.write_json(EVALUATION, evaluation)
+        failure = None
+        try:
+            task.save_merged(folder, model)
+        except HamuError as error:  # what was unlearned is recorded all the same
+            failure = error
         record = None
         if is_main():
             settings = recorded_settings(data_options, run_options, args, resolved)
             asked = Asked(problem, task.chosen_by(), settings, inputs, hardness)
             record = write(folder, build(asked, trainer, evaluation, folder.path))
+        if failure is not None:
+            raise failure
         task.show(reports)
         for line in outcome(trainer):
             console.print(line)
