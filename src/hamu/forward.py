@@ -35,7 +35,7 @@ class OriginalModel:
     """The model as it was before unlearning: the same module, run with its original trainable tensors swapped in.
 
     Frozen parameters are shared, so the cost is one copy of what is trained (with an adapter, the adapter) and of the
-    buffers that a pass in training may move: the floating-point ones, such as running statistics.
+    buffers that a pass in training may move: those of floating point that a state dict has, such as running statistics.
 
     Args:
         model: the module, before its first step.
@@ -73,6 +73,7 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
     for prefix, module in model.named_modules():
         trained = {name: p for name, p in module._parameters.items() if p is not None and p.requires_grad}
         kept = {name: b for name, b in module._buffers.items() if b is not None and b.is_floating_point()}
+        kept = {name: b for name, b in kept.items() if name not in module._non_persistent_buffers_set}
         moving |= {f"{prefix}.{name}".lstrip("."): tensor for name, tensor in (trained | kept).items()}
     distinct = {id(tensor): tensor for tensor in moving.values()}
     copies = {key: tensor.detach().clone() for key, tensor in distinct.items()}

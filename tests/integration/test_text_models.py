@@ -106,6 +106,19 @@ def test_a_merged_model_is_the_adapted_one_though_its_embeddings_were_tied(here,
     assert not_held(capsys) == []
 
 
+def test_a_merge_that_fails_costs_no_result(here, capsys, monkeypatch):
+    def fail(self):
+        raise ValueError("of another kind")
+
+    monkeypatch.setattr("peft.tuners.lora.LoraModel.merge_and_unload", fail)
+    assert run(*UNLEARN, "--model", "original", "--lora", "--merge", "--output_dir", "run") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the adapter cannot be merged into its model: of another kind; what else" in said
+    assert evaluation(here / "run")["after"]["forget"]["loss"]
+    assert not Path("run/merged").exists()
+    assert run("verify", "run") == 0
+
+
 def test_a_model_against_itself_differs_by_nothing_in_half_precision_too(here):
     assert run(*UNLEARN, "--model", "original", "--retain_model", "original", "--bf16", "--output_dir", "run") == 0
     before = evaluation(here / "run")["before"]

@@ -5,13 +5,15 @@ import math
 
 import pytest
 import torch
+import transformers
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from hamu import PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
+from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.data import TextCollator, encode, forget_rows, matching, read_text
 from hamu.evaluation import predict_tokens
 from hamu.forward import OriginalModel
+from hamu.models.causality import check_batch_is_read_causally
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 from hamu.objectives import Scored, build_objective
 
@@ -244,3 +246,32 @@ def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise
     assert half["judged"] >= 4 or half["kept"] is None, "what long steps do is told"
     for side, ratio in half["median_ratio"].items():
         assert ratio == pytest.approx(full["median_ratio"][side], abs=0.3)
+
+
+OF_BERT = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+           "num_attention_heads": 2, "max_position_embeddings": 128}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForTokenClassification"])
+def test_labels_are_not_shifted_for_a_model_that_sees_what_comes_later(kind, trainer_of):
+    model = getattr(transformers, kind)(transformers.BertConfig(**OF_BERT, num_labels=320))
+    with pytest.raises(HamuError, match="a model of type bert is not a causal language model: its predictions change"):
+        trainer_of(model).train()
+    trainer_of(transformers.BertLMHeadModel(transformers.BertConfig(**OF_BERT, is_decoder=True))).train()
+
+
+def test_labels_of_a_decoder_with_an_encoder_are_not_shifted(trainer_of):
+    config = transformers.T5Config(
+        vocab_size=320, d_model=16, d_ff=32, num_layers=1, num_heads=2, d_kv=8, decoder_start_token_id=0
+    )
+    with pytest.raises(HamuError, match="a model of type t5 has an encoder, and its labels are not the next tokens"):
+        trainer_of(transformers.T5ForConditionalGeneration(config)).train()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_last_token_that_is_not_padding_is_the_one_that_is_changed(side):
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**OF_BERT))
+    ids, real = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1] if side == "left" else [1, 1, 0, 0]])
+    with pytest.raises(HamuError, match="a model of type bert is not a causal"):
+        check_batch_is_read_causally(model, {"input_ids": ids, "attention_mask": real, "labels": ids})
+    check_batch_is_read_causally(model, {"input_ids": ids, "attention_mask": real, "labels": torch.tensor([1])})

@@ -1,6 +1,7 @@
 """Language models and adapters that cannot be loaded, or do not go with tokenizer, data or checkpoint."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from hamu.models.language import (
     new_tokenizer,
     with_adapter,
 )
-from hamu.models.saving import load_tensors, save_model
+from hamu.models.loading import _without_place
+from hamu.models.saving import _names_of_adapter, load_tensors, save_model
 from hamu.models.shapes import model_shape
 
 WEIGHTS = "adapter_model.safetensors"
@@ -188,6 +190,109 @@ def test_a_model_whose_head_would_be_lost_is_refused(kind, tmp_path):
     getattr(transformers, kind)(transformers.GPT2Config(**OF_GPT)).save_pretrained(tmp_path)
     with pytest.raises(HamuError, match=r"has (score|multiple_choice).*, for which a GPT2LMHeadModel has no place"):
         load_language_model(str(tmp_path))
+
+
+def with_tensors(folder, *names):
+    tensors = load_file(folder / "model.safetensors") | {name: torch.ones(2) for name in names}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "name", ["v_head.summary.weight", "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.more"]
+)
+def test_a_model_with_a_weight_that_its_class_has_no_place_for_is_refused(name, tmp_path):
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    with_tensors(tmp_path, name, "model.layers.0.self_attn.rotary_emb.inv_freq")
+    message = rf"has {re.escape(name)}, for which a LlamaForCausalLM has no place, and which would be lost; it is of an"
+    with pytest.raises(HamuError, match=message):
+        load_language_model(str(tmp_path))
+
+
+def test_of_a_quantised_model_scales_may_be_left_but_no_layer(tmp_path):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+    layers = {"model.layers.0.self_attn.k_scale", "model.layers.0.mlp.up_proj.output_scale", "model.layers.1.up.scale"}
+    assert _without_place(model, str(tmp_path), layers) == layers
+    model.config.quantization_config = {"quant_method": "fp8"}
+    assert _without_place(model, str(tmp_path), layers) == {"model.layers.1.up.scale"}
+
+
+def test_what_sees_is_not_left_out_though_transformers_does_not_say_so(tmp_path):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}
+    config = transformers.Qwen3_5TextConfig(
+        **SIZES, head_dim=8, num_key_value_heads=1, layer_types=["full_attention"], rope_parameters=rope
+    )
+    transformers.Qwen3_5ForCausalLM(config).save_pretrained(tmp_path)
+    with_tensors(tmp_path, "mtp.fc.weight")  # predicts a further token
+    load_language_model(str(tmp_path))
+    with_tensors(tmp_path, "model.visual.patch_embed.proj.weight")
+    with pytest.raises(HamuError, match=r"has model\.visual\.patch_embed\.proj\.weight, for which a Qwen3_5For"):
+        load_language_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_whose_encoder_would_be_lost_is_refused(tied, tmp_path):
+    config = transformers.BartConfig(
+        vocab_size=300, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=32,
+        decoder_attention_heads=2, decoder_ffn_dim=32, max_position_embeddings=128, tie_word_embeddings=tied,
+    )  # fmt: skip
+    transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
+    with pytest.raises(HamuError, match="is of type bart, a decoder with an encoder, which would be lost; give a caus"):
+        load_language_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_that_was_saved_with_embeddings_is_saved_with_them(tied, tmp_path):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=tied)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    adapted = load_language_model(str(tmp_path / "base"), adapter=AdapterSettings(rank=2))
+    with torch.no_grad():
+        adapted.get_input_embeddings().weight.normal_()  # as an earlier training has left them
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    names = load_file(tmp_path / "adapter" / WEIGHTS).keys()
+    loaded, ids = load_language_model(str(tmp_path / "adapter")), torch.arange(40, 60)[None]
+    (tmp_path / "again").mkdir()
+    save_model(loaded, tmp_path / "again")
+    again = load_language_model(str(tmp_path / "again"))
+    for model in (loaded, again):
+        torch.testing.assert_close(model(input_ids=ids).logits, adapted(input_ids=ids).logits, rtol=0, atol=0)
+    assert load_file(tmp_path / "again" / WEIGHTS).keys() == names
+    whole = {name: value for name, value in loaded.state_dict().items() if name in _names_of_adapter(loaded, True)}
+    loaded.save_pretrained(tmp_path / "of state", state_dict=whole, save_embedding_layers=True)  # as of a sharded one
+    assert load_file(tmp_path / "of state" / WEIGHTS).keys() == names
+
+
+@pytest.mark.usefixtures("saved")
+def test_an_adapter_that_was_saved_without_embeddings_is_saved_without_them(tmp_path):
+    (tmp_path / "again").mkdir()
+    save_model(load_language_model("adapter"), tmp_path / "again")
+    assert load_file(tmp_path / "again" / WEIGHTS).keys() == load_file(f"adapter/{WEIGHTS}").keys()
+
+
+@pytest.mark.usefixtures("saved")
+def test_an_adapter_on_a_base_of_the_hub_names_that(monkeypatch):
+    monkeypatch.setattr(
+        "hamu.models.language.from_pretrained", lambda kind, source, **_: kind.from_pretrained(source[-4:])
+    )
+    model = load_language_model("adapter", base_model="hub:owner/base")
+    assert model.peft_config["default"].base_model_name_or_path == "owner/base"
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_an_adapter_of_a_larger_vocabulary_says_to_resize_its_base(kind, tmp_path):
+    config = transformers.LlamaConfig(**SIZES) if kind == "Llama" else transformers.GPT2Config(**OF_GPT)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "base")
+    model.resize_token_embeddings(302)
+    adapted = with_adapter(model, AdapterSettings(rank=2))
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    with pytest.raises(HamuError, match=r"was saved with a vocabulary of another size than its base .*: tokens were"):
+        load_language_model(str(tmp_path / "adapter"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model.resize_token_embeddings(302)
+    model.save_pretrained(tmp_path / "resized")
+    load_language_model(str(tmp_path / "adapter"), base_model=str(tmp_path / "resized"))
 
 
 @pytest.mark.usefixtures("saved")

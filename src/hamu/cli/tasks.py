@@ -147,6 +147,10 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         """Save the model with what belongs to it."""
         return folder.save_model(model)
 
+    def save_merged(self, folder: RunFolder, model: Any) -> None:
+        """Save what is made of the saved model, if asked for."""
+        return
+
     def problem(self) -> UnlearningData[Read]:
         """Read the training and test data and divide them as the options say.
 

@@ -35,7 +35,7 @@ from hamu.models.language import (
     new_language_model,
     new_tokenizer,
 )
-from hamu.models.merging import merged
+from hamu.models.merging import check_can_merge, merged
 from hamu.run_files import MERGED
 from hamu.run_folder import RunFolder
 from hamu.sources import MINIATURE, is_of_hub
@@ -123,6 +123,8 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
             )
         if options.merge and not hasattr(model, "peft_config"):
             raise HamuError("there is no adapter to merge; leave --merge out, or train one with --lora")
+        if options.merge:
+            check_can_merge(model)
         return model
 
     def base_of(self, source: str, base: str | None = None) -> str | None:
@@ -212,11 +214,13 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
         return min(self.data_options.max_length, longest_text(model) or self.data_options.max_length)
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:
-        """Save the model (or its adapter) with its tokenizer; merged too, if asked for."""
-        path = folder.save_model(model, self.tokenizer)
+        """Save the model (or its adapter) with its tokenizer."""
+        return folder.save_model(model, self.tokenizer)
+
+    def save_merged(self, folder: RunFolder, model: Any) -> None:
+        """Save the adapter merged into its model, if asked for; the model is used up."""
         if self.run_options.merge:
             folder.save_model(merged(model), self.tokenizer, name=MERGED)
-        return path
 
 
 def _privleak(report: Mapping[str, Any]) -> float | None:

@@ -77,6 +77,7 @@ def run(argv: list[str], console: Console) -> int:
         folder.begin(resolved, with_settings(inputs, resolved))
         path = task.save_model(folder, model)
         folder.write_json(EVALUATION, figures)
+        task.save_merged(folder, model)
     for name in ("train", "test"):
         if f"{name}_loss" in figures:
             console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")

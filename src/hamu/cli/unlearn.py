@@ -127,11 +127,18 @@ def _finish(
     }
     evaluation = reports | history(trainer)
     folder.write_json(EVALUATION, evaluation)
+    failure = None
+    try:
+        task.save_merged(folder, prepared.model)
+    except HamuError as error:  # what was unlearned is recorded all the same
+        failure = error
     record = None
     if is_main():
         settings = recorded_settings(parsed.of(DataOptions), parsed.of(RunOptions), args, parsed.resolved)
         asked = Asked(problem, task.chosen_by(), settings, prepared.inputs, prepared.hardness)
         record = write(folder, build(asked, trainer, evaluation, folder.path))
+    if failure is not None:
+        raise failure
     task.show(reports)
     for line in outcome(trainer):
         console.print(line)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import cached_file
@@ -24,7 +25,10 @@ from hamu.sources import HUB, is_of_hub
 
 ADAPTER_CONFIG = "adapter_config.json"  # beside the weights of a saved adapter
 CONFIGS = ("config.json", ADAPTER_CONFIG)  # a saved model has one of them
-_HEAD = re.compile(r"(^|\.)(score|classifier|classification_head|multiple_choice_head|qa_outputs)\.")  # of other tasks
+_COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
+    r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq|(cos|sin)_cached"
+    r"|embed_positions\.weights)$"
+)
 
 
 def check_no_run(source: str) -> None:
@@ -52,7 +56,7 @@ def from_pretrained(
         source: a folder, or "hub:OWNER/NAME".
         dtype: of its weights.
         trust_remote_code: run the code that comes with it; that can do anything.
-        all_of_it: refuse a head of another task, which this kind has no place for.
+        all_of_it: refuse what this kind has no place for, such as an encoder or the head of another task.
 
     Raises:
         HamuError: if it cannot be loaded, lacks a weight, which would be drawn at random, or has one of another shape
@@ -74,6 +78,11 @@ def from_pretrained(
                 f"the model {source} asks for code of the hub, {attention}, which is not run; take attn_implementation "
                 f"out of its config.json"
             )
+        if all_of_it and getattr(config, "is_encoder_decoder", False):
+            raise HamuError(
+                f"the model {source} is of type {config.model_type}, a decoder with an encoder, which would be lost; "
+                f"give a causal language model"
+            )
         model, found = kind.from_pretrained(
             where,
             config=config,
@@ -91,13 +100,34 @@ def from_pretrained(
         )
     if found["missing_keys"]:
         raise HamuError(f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy")
-    heads = {name for name in found["unexpected_keys"] if _HEAD.search(name)}
-    if all_of_it and heads:
+    lost = _without_place(model, source, found["unexpected_keys"]) if all_of_it else set()
+    if lost:
         raise HamuError(
-            f"the model {source} has {min(heads)}, for which a {type(model).__name__} has no place, and which would be "
-            f"lost; it is of another kind"
+            f"the model {source} has {min(lost)}, for which a {type(model).__name__} has no place, and which would be "
+            f"lost; it is of another kind, or its config.json is of another model"
         )
     return model
+
+
+def _without_place(model: Any, source: str, unexpected: Collection[str]) -> set[str]:
+    """Names of weights that a saved model has and the loaded one has not.
+
+    Args:
+        model: as loaded.
+        source: a folder, or "hub:OWNER/NAME".
+        unexpected: what transformers says that it had no place for.
+    """
+    lost = {name for name in unexpected if not _COMPUTED.search(name)}
+    if getattr(model.config, "quantization_config", None) is not None:  # scales beside weights that are there
+        modules = {name for name, _ in model.named_modules()}
+        lost = {name for name in lost if name.rpartition(".")[0] not in modules}
+    # of what a class leaves out unsaid, layers that predict further tokens (mtp) may go; what sees may not
+    unsaid = [pattern for pattern in model._keys_to_ignore_on_load_unexpected or () if "visual" in pattern]
+    if unsaid:
+        for path in weight_files(folder_of(source)):
+            with safe_open(path, framework="pt") as file:
+                lost |= {name for name in set(file.keys()) if any(re.search(pattern, name) for pattern in unsaid)}
+    return lost
 
 
 def _config(where: str, source: str, settings: dict[str, bool]) -> PreTrainedConfig:

@@ -6,6 +6,28 @@ from typing import Any
 
 from torch import nn
 
+from hamu.errors import HamuError, first_line
+
+
+def check_can_merge(model: Any) -> None:
+    """Check what can be known before the adapter is trained.
+
+    Args:
+        model: a PeftModel.
+
+    Raises:
+        HamuError: if its adapter is of a kind that is never merged, or has a bias where its layer has none.
+    """
+    if not hasattr(model.base_model, "merge_and_unload"):
+        kind = next(iter(model.peft_config.values())).peft_type.value
+        raise HamuError(f"an adapter of type {kind} cannot be merged into its model; leave --merge out")
+    for name, module in model.named_modules():
+        has_bias = any(getattr(module, "lora_bias", {}).values())
+        if has_bias and getattr(_inner(module), "bias", None) is None:
+            raise HamuError(
+                f"the adapter has a bias at {name}, where its model has none to merge it into; leave --merge out"
+            )
+
 
 def merged(model: Any) -> Any:
     """The model with its adapter merged in, in float32; the model itself is used up.
@@ -14,13 +36,21 @@ def merged(model: Any) -> Any:
 
     Args:
         model: a PeftModel.
+
+    Raises:
+        HamuError: if PEFT cannot merge it.
     """
     model = model.float()
     first, last = (_inner(end) for end in _ends(model))
     shared = None not in (first, last) and first.weight is last.weight
     if shared and _is_adapted(model):  # what is put into the one would be in the other too
         last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
-    whole = model.merge_and_unload()
+    try:
+        whole = model.merge_and_unload()
+    except (ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+        raise HamuError(
+            f"the adapter cannot be merged into its model: {first_line(error)}; what else the run leaves is complete"
+        ) from error
     if shared:
         first, last = _ends(whole)
         whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it

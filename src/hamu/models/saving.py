@@ -15,6 +15,7 @@ from hamu.distributed import is_main, is_sharded
 from hamu.errors import HamuError
 
 _REST = "rest.safetensors"
+_SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: whether its adapter's file had them
 
 
 def save_model(model: Any, folder: Path) -> None:
@@ -22,15 +23,21 @@ def save_model(model: Any, folder: Path) -> None:
 
     All processes must call it; the main one writes.
     """
-    state = _whole_state(model, _own(model) if hasattr(model, "peft_config") else None)
+    is_adapter, embeddings = hasattr(model, "peft_config"), getattr(model, _SAVES_EMBEDDINGS, False)
+    state = _whole_state(model, _names_of_adapter(model, embeddings) if is_adapter else None)
     if not is_main():
         return
     if not hasattr(model, "save_pretrained"):
         save_file(_apart(model.state_dict() if state is None else state), folder / "model.safetensors")
         return
-    # PEFT would ask the hub whether the base model's embeddings have changed
-    more = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    # not "auto": PEFT would ask the hub whether the base model's embeddings have changed
+    more = {"save_embedding_layers": embeddings} if is_adapter else {}
     model.save_pretrained(folder, safe_serialization=True, state_dict=state, **more)
+
+
+def set_saves_embeddings(model: nn.Module, does: bool) -> None:
+    """Say whether `save_model` is to write an adapter with its base's embeddings, as one that was read had them."""
+    setattr(model, _SAVES_EMBEDDINGS, does)
 
 
 def save_rest(model: Any, folder: Path) -> None:
@@ -77,6 +84,15 @@ def _own(model: nn.Module) -> dict[str, Tensor]:
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
     return {name: value for name, value in saved.items() if name in trainable | buffers}
+
+
+def _names_of_adapter(model: Any, embeddings: bool) -> set[str]:
+    """What of an adapter's model its file may hold."""
+    ends = (
+        {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())} if embeddings else ()
+    )
+    inside = tuple(f"{name}." for name, module in model.named_modules() if id(module) in ends)
+    return {*_own(model), *(name for name in model.state_dict() if inside and name.startswith(inside))}
 
 
 def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, Tensor] | None:

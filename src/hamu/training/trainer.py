@@ -24,6 +24,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.gram import SIDES
 from hamu.guard import check_steps_all
+from hamu.models.causality import check_batch_is_read_causally
 from hamu.pair_step import PairStep
 from hamu.training.config import UnlearnConfig
 from hamu.training.early_ends import EarlyEnds
@@ -68,8 +69,9 @@ class UnlearnTrainer(ResumableTrainer):
         predictions: by set, what the last one did.
 
     Raises:
-        HamuError: if a set is empty, the model cannot train, a function is given that would never be called, an
-            optimizer that leaves out what is trained, or the constraint cannot be met at the first step.
+        HamuError: if a set is empty, the model cannot train, labels are of tokens and it is no causal language model
+            (seen at the first batch), a function is given that would never be called, an optimizer that leaves out what
+            is trained, or the constraint cannot be met at the first step.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
         self.predictions: dict[str, Predictions | TokenPredictions] = {}
         self._losses: dict[str, Tensor] = {}
+        self._is_tried = False
         self._step: PairStep | None = None
         self._scaling: dict[str, Any] | None = None
         self._steps_of_best: int | None = None
@@ -264,6 +267,9 @@ class UnlearnTrainer(ResumableTrainer):
         return torch.stack(list(losses.values())).sum()
 
     def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor], weight: float = 1.0) -> Tensor:
+        if not self._is_tried and torch.is_grad_enabled():
+            check_batch_is_read_causally(self.model, batch)
+            self._is_tried = True
         total, scored = self.side_losses.total(model, side, batch)
         if self._early_ends and torch.is_grad_enabled():
             self._early_ends.add(side, scored, weight)
