@@ -71,7 +71,8 @@ def run(argv: list[str], console: Console) -> int:
             if unused:
                 names = ", ".join(unused)
                 console.print(f"--auto finds {names} itself; what flags, --config or recipe say of them is not used")
-            hardness = figures_of(tune(model, problem, args, task.collator(), console).hamu_q)
+            found = tune(model, problem, args, task.collator(), console)
+            hardness = from_main(lambda: figures_of(found.hamu_q))
             resolved |= {name: getattr(args, name) for name in TUNED}
         log = StepLog(folder, resolved, with_settings(inputs, resolved), resume, hardness)
         bar = ProgressBar(console, args.method)
@@ -94,7 +95,7 @@ def run(argv: list[str], console: Console) -> int:
         task.show(reports)
         for line in outcome(trainer):
             console.print(line)
-        console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True, markup=False)
+        console.print(f"the model is in {path}; {peak_memory(args.device)}", soft_wrap=True, markup=False)
         if record is not None:
             readable, digest = record
             console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
