@@ -31,23 +31,23 @@ class Stash:
             raise HamuError(f"stash {name!r} is unknown; choose none, bf16 or cpu")
         self.name = name
         self.is_used = name != "none"
-        self._sent: torch.cuda.Event | None = None
+        self._sent: dict[torch.device, torch.cuda.Event] = {}
 
     def put(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         """Gradients as they wait; those that wait already stay as they are. Uses the list up."""
         if not self.is_used:
             return grads
+        devices = {g.device for g in grads if g is not None and g.device.type == "cuda"}
         put = [None if g is None else self._put(g) for g in drained(grads)]
-        if any(g is not None and g.is_pinned() for g in put):
-            self._sent = torch.cuda.Event()
-            self._sent.record()
+        if self.name == "cpu":
+            self._sent |= {device: torch.cuda.current_stream(device).record_event() for device in devices}
         return put
 
     def wait(self) -> None:
         """Return once all that was put away has arrived: the host would read it before."""
-        if self._sent is not None:
-            self._sent.synchronize()
-            self._sent = None
+        for event in self._sent.values():
+            event.synchronize()
+        self._sent.clear()
 
     def take(self, grads: list[Tensor | None], parameters: Sequence[Tensor]) -> list[Tensor | None]:
         """Gradients as they were collected, to be added to."""

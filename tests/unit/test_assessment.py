@@ -598,3 +598,20 @@ def test_the_price_in_the_verdict_is_that_of_the_step():
         price = abs(retain / forget) if method.name == "hamu-q" else abs(forget / retain)
         headline = judge(frontier(gram, method, points=401), method, (1.0, 1.0), None).headline
         assert f"{price:.2g}" in headline or f"{price:.3g}" in headline
+
+
+def test_nothing_of_an_assessment_is_computed_in_tf32(monkeypatch):
+    seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, x):
+            seen.append(torch.backends.cudnn.conv.fp32_precision)
+            return super().forward(x)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = Watched(6, 3).double()
+    found = assess(model, RETAIN, FORGET, collate=collate, curvature_samples=8)
+    assert found.curvature is not None
+    assert set(found.conflicts) == {"retain", "forget"}
+    assert set(seen) == {"ieee"}
+    assert torch.backends.cudnn.conv.fp32_precision == "tf32"

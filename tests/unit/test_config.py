@@ -4,9 +4,12 @@ import math
 import re
 
 import pytest
+import torch
+from transformers.training_args import ParallelMode
 
 from hamu import HamuError, UnlearnConfig
 from hamu.training import TrainConfig
+from hamu.training.config import _say_once
 
 GOAL = {"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0}
 NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at sequential, and --shard and --stash out"
@@ -49,9 +52,9 @@ def test_training_refuses(settings, message):
     ({"min_forget_loss": 0.0}, "min_forget_loss 0.0 must be a positive number"),
     ({"min_forget_loss": 0.1, "method": "ft"}, "min_forget_loss has no effect with ft, which has no forget pass; "),
     ({"max_retain_loss": 9.0, "method": "ga"}, "max_retain_loss has no effect with ga, which has no retain pass; "),
-    ({"fsdp": "full_shard"}, "two gradients have to meet before they are combined, so the trainer cuts models itself"),
     ({"label_smoothing_factor": 0.1}, "label_smoothing_factor 0.1 has no effect on unlearning: losses are those"),
     ({"average_tokens_across_devices": False}, "average_tokens_across_devices False has no effect on unlearning: "),
+    ({"torch_empty_cache_steps": 1}, "torch_empty_cache_steps 1 has no effect on unlearning: a step keeps the memory"),
     ({"dataloader_drop_last": True}, "dataloader_drop_last True has no effect on unlearning: an epoch is all"),
     ({"dataloader_persistent_workers": True}, "dataloader_persistent_workers would repeat the first epoch's order"),
 ])  # fmt: skip
@@ -74,6 +77,76 @@ def test_what_shares_the_work_refuses(monkeypatch, processes, settings, message)
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         UnlearnConfig(output_dir="unused", **settings)
+
+
+@pytest.mark.parametrize("config", [TrainConfig, UnlearnConfig])
+@pytest.mark.parametrize(("environment", "settings"), [
+    ({}, {"fsdp": "full_shard"}),
+    ({}, {"deepspeed": "settings.json"}),
+    ({"ACCELERATE_USE_FSDP": "true"}, {}),  # as accelerate launch --use_fsdp sets it
+    ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}),
+])  # fmt: skip
+def test_others_cut_no_model(monkeypatch, config, environment, settings):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(HamuError, match=r"^two gradients have to meet before they are combined, so unlearning cuts"):
+        config(output_dir="unused", **settings)
+
+
+@pytest.mark.parametrize("config", [TrainConfig, UnlearnConfig])
+@pytest.mark.parametrize(("told", "settings", "own"), [
+    ("bf16", {}, "no"), ("fp16", {"bf16": True}, "bf16"), ("fp8", {"bf16": True}, "bf16"),
+])  # fmt: skip
+def test_a_precision_that_only_the_launcher_knows_of_is_refused(monkeypatch, config, told, settings, own):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    message = f"accelerate launch was given --mixed_precision {told}, but the run's own precision is {own}; leave it"
+    with pytest.raises(HamuError, match="^" + re.escape(message)):
+        config(output_dir="unused", **settings)
+
+
+@pytest.mark.parametrize(("told", "settings"), [("no", {}), ("no", {"bf16": True}), ("bf16", {"bf16": True})])
+def test_a_launcher_that_says_the_same_or_nothing_is_fine(monkeypatch, told, settings):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
+    config = UnlearnConfig(output_dir="unused", **settings)
+    assert config.mixed_precision == ("bf16" if settings else "no")
+
+
+@pytest.fixture
+def said(caplog):
+    """What is said once, from the start."""
+    _say_once.cache_clear()
+    yield caplog
+    _say_once.cache_clear()
+
+
+def test_one_process_uses_one_of_several_gpus(monkeypatch, said):
+    """Where there are several, transformers counts them while it sets up the device."""
+    devices = TrainConfig._setup_devices
+
+    def two(self):
+        device = devices.func(self)
+        self._n_gpu = 2
+        return device
+
+    monkeypatch.setattr(TrainConfig, "_setup_devices", property(two))
+    configs = [TrainConfig(output_dir="unused"), UnlearnConfig(output_dir="unused")]
+    assert [c.n_gpu for c in configs] == [1, 1]
+    assert [c.train_batch_size for c in configs] == [128, 128]
+    assert configs[0].parallel_mode == ParallelMode.NOT_PARALLEL
+    assert said.messages == [
+        "one process uses one GPU, the first of 2, unless the model itself lies on several; torchrun "
+        "--nproc_per_node 2 gives train and unlearn all of them"
+    ]
+
+
+def test_an_accelerator_without_float64_is_left_alone(monkeypatch, said):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    config = UnlearnConfig(output_dir="unused")
+    assert (config.use_cpu, config.device.type) == (True, "cpu")
+    assert UnlearnConfig(output_dir="unused", use_cpu=True).use_cpu
+    assert said.messages == ["the CPU is used: this machine's accelerator, mps, has no float64"]
 
 
 @pytest.mark.parametrize(("settings", "message"), [

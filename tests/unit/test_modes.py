@@ -1,12 +1,14 @@
 """A model that was put into another mode for a while is as it was."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from hamu.evaluation.predictions import predict
 from hamu.forward import OriginalModel
-from hamu.modes import evaluating, without_autocast
+from hamu.modes import evaluating, rounds_to_tf32, without_autocast, without_tf32
 
 
 class Doubling(nn.Module):
@@ -78,3 +80,91 @@ def test_an_evaluation_draws_nothing_from_the_random_state():
     torch.manual_seed(3)
     predict(model, images, 2, torch.utils.data.default_collate)
     assert torch.equal(torch.rand(2), expected)
+
+
+class OnGPU(nn.Module):
+    """Looks as if its parameters were on a GPU."""
+
+    def __init__(self, layer, dtype):
+        super().__init__()
+        self.layer = layer.to(dtype)
+
+    def parameters(self, recurse=True):
+        return [SimpleNamespace(is_cuda=True, dtype=p.dtype) for p in super().parameters(recurse)]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine with a GPU, as far as it is asked, with torch's settings as they are at the start and afterwards."""
+    matmul, conv, rnn = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+    torch.backends.fp32_precision = matmul.fp32_precision = "none"
+    conv.fp32_precision = rnn.fp32_precision = "tf32"
+
+
+def all_products(precision="tf32"):
+    torch.backends.fp32_precision = precision  # as transformers' --tf32 does from torch 2.9
+
+
+def matrix_products():
+    torch.backends.cuda.matmul.allow_tf32 = True  # as accelerate does for a compiled model
+
+
+def mixed():
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+
+
+def precisions():
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    found = [one.fp32_precision for one in (matmul, cudnn.conv, cudnn.rnn)]
+    for backend in (matmul, cudnn):
+        try:
+            found.append(backend.allow_tf32)
+        except RuntimeError:
+            found.append("mixed")
+    return found
+
+
+@pytest.mark.parametrize("change", [lambda: None, all_products, matrix_products, mixed])
+def test_without_tf32_all_interfaces_say_so_and_then_what_they_said_before(gpu, change):
+    change()
+    before = precisions()
+    assert "tf32" in before
+    with without_tf32():
+        assert precisions() == ["ieee"] * 3 + [False] * 2
+    assert precisions() == before
+    with pytest.raises(ZeroDivisionError), without_tf32():
+        1 / 0  # noqa: B018
+    assert precisions() == before
+
+
+def test_without_tf32_an_older_torch_has_one_interface(gpu, monkeypatch):
+    matmul, cudnn = SimpleNamespace(allow_tf32=False), SimpleNamespace(allow_tf32=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cuda, "matmul", matmul)
+        patch.setattr(torch.backends, "cudnn", cudnn)
+        assert rounds_to_tf32(OnGPU(nn.Conv2d(1, 1, 1), torch.float32))
+        with without_tf32():
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
+            assert not rounds_to_tf32(OnGPU(nn.Conv2d(1, 1, 1), torch.float32))
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, True)
+
+
+@pytest.mark.parametrize(("change", "layer", "dtype", "rounds"), [
+    (None, nn.Conv2d(1, 1, 1), torch.float32, True),  # torch's default
+    (None, nn.LSTM(1, 1), torch.float32, True),
+    (None, nn.Linear(1, 1), torch.float32, False),
+    (None, nn.Conv2d(1, 1, 1), torch.bfloat16, False),
+    (all_products, nn.Linear(1, 1), torch.float32, True),
+    (all_products, nn.Linear(1, 1), torch.float64, False),
+    (matrix_products, nn.Linear(1, 1), torch.float32, True),
+])  # fmt: skip
+def test_which_models_are_rounded_to_tf32(gpu, change, layer, dtype, rounds):
+    if change is not None:
+        change()
+    assert rounds_to_tf32(OnGPU(layer, dtype)) is rounds
+    assert not rounds_to_tf32(layer), "it is on a CPU"

@@ -8,6 +8,7 @@ from helpers import collect
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
+from hamu.stash import Stash
 
 METHODS = (HamuQ(0.5, "relative", stopping="off"), HamuU(0.5, "relative", stopping="off"), build_method("gdiff"))
 
@@ -105,3 +106,24 @@ def test_what_does_not_go_together_is_said():
         pair.combine(keep=("retain",))
     with pytest.raises(HamuError, match="trust_region needs both whole gradients in each process; leave pairing at"):
         UnlearnConfig(output_dir="unused", stash="cpu", trust_region=True)
+
+
+def test_the_host_waits_for_every_device_that_a_gradient_comes_from(monkeypatch):
+    """Gradients of a model that lies on two GPUs, as far as a stash asks them."""
+    recorded, waited = [], []
+
+    def stream(device):
+        event = SimpleNamespace(synchronize=lambda: waited.append(device))
+        return SimpleNamespace(record_event=lambda: recorded.append(device) or event)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(Stash, "_put", lambda self, grad: grad)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    grads = [SimpleNamespace(device=device) for device in (first, second, first, torch.device("cpu"))]
+    stash = Stash("cpu")
+    stash.put([*grads, None])
+    assert (set(recorded), len(recorded), waited) == ({first, second}, 2, [])
+    stash.wait()
+    assert set(waited) == {first, second}
+    stash.wait()
+    assert len(waited) == 2, "nothing is under way any more"

@@ -1,5 +1,7 @@
 """What surrounds one step: what it is held to, how it is lengthened or shortened, and what of it goes on record."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
@@ -106,3 +108,27 @@ def test_a_step_that_a_search_has_stretched_promises_and_does_so_much_more():
             assert outcome.promised[side] == pytest.approx(factor * first.promised[side])
             assert outcome.realised[side] == pytest.approx(outcome.promised[side])
     assert [group["lr"] for group in watched[2].param_groups] == [RATE], "the next step's is the schedule's"
+
+
+def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(monkeypatch):
+    """What the passes of the step found is off by more than a step of this length does, as with TF32 on a GPU."""
+    monkeypatch.setattr("hamu.training.repeated_passes.rounds_to_tf32", lambda model: True)
+    monkeypatch.setattr("hamu.training.repeated_passes.without_tf32", lambda: exact(model))
+
+    @contextmanager
+    def exact(model):
+        model.error, error = 0.0, model.error
+        yield
+        model.error = error
+
+    class Rounded(Slopes):
+        error = 5.0
+
+        def total(self, side, batch):
+            return super().total(side, batch) + self.error
+
+    model = Rounded()
+    watched = watch_of(model, HamuQ(1.0, "relative", stopping="off"))
+    assert not take_step(*watched, model)
+    assert watched[0].figures["realised_forget_change"] == pytest.approx(10 * RATE, rel=1e-4)
+    assert watched[0].record.summary()["kept"] == 1.0

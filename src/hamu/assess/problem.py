@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from hamu.blocks import Blocks, group_blocks, trainable_parameters
 from hamu.errors import HamuError
 from hamu.forward import predict_logits
-from hamu.modes import evaluating
+from hamu.modes import evaluating, without_tf32
 from hamu.objectives import CrossEntropy, Scored
 
 Advance = Callable[[float], None]  # told after each batch what it cost, in records of a forward and backward pass
@@ -89,12 +89,12 @@ class Problem:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Evaluation mode; modes, gradients and the CPU's random state are as before afterwards."""
+        """Evaluation mode, without TF32; all that, gradients and the CPU's random state are as before afterwards."""
         grads = [(p, p.grad) for p in self.model.parameters()]
         for parameter, _ in grads:
             parameter.grad = None
         try:
-            with evaluating(self.model):
+            with evaluating(self.model), without_tf32():
                 yield
         finally:
             for parameter, grad in grads:

@@ -24,9 +24,9 @@ _SECONDS_PER_LINE = 30.0
 _LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
 
 
-def peak_memory() -> str:
-    """The most memory that this process has held so far: on its GPU if it has one, else resident."""
-    if torch.cuda.is_available():
+def peak_memory(device: torch.device) -> str:
+    """The most memory that this process has held so far: on the GPU if its run is on one, else resident."""
+    if device.type == "cuda":
         return f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB on the device"
     if sys.platform != "linux":  # others count in other units, or not at all
         return "peak memory is told on Linux and GPUs"

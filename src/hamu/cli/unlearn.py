@@ -142,7 +142,7 @@ def _finish(
     task.show(reports)
     for line in outcome(trainer):
         console.print(line)
-    console.print(f"the model is in {path}; {peak_memory()}", soft_wrap=True)
+    console.print(f"the model is in {path}; {peak_memory(args.device)}", soft_wrap=True)
     if record is not None:
         readable, digest = record
         console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)

@@ -63,14 +63,15 @@ class Cost(Measured):
         problem = _problem(settings)
         seconds: dict[str, list[float]] = {method: [] for method in METHODS}
         memory: dict[str, float | None] = dict.fromkeys(METHODS)
+        on_gpu = torch.cuda.is_available() and not settings.get("use_cpu")
         for turn in range(max(1, round(scale.epochs or _TURNS)) + 1):
             start = turn % len(METHODS)
             for method in (*METHODS[start:], *METHODS[:start]):
-                _reset_peak()
+                _reset_peak(on_gpu)
                 took = _epoch(method, settings, problem)
                 if turn:  # the first warms caches up
                     seconds[method].append(took)
-                    memory[method] = max(filter(None, (memory[method], _peak())), default=None)
+                    memory[method] = max(filter(None, (memory[method], _peak(on_gpu))), default=None)
         ratios = {method: median(_over_gdiff(seconds, method)) for method in METHODS}
         return {
             "seconds": {method: median(times) for method, times in seconds.items()},
@@ -240,17 +241,17 @@ def _epoch(method: str, settings: Mapping[str, Any], problem: UnlearningData[Any
     return timer.end - timer.begin
 
 
-def _reset_peak() -> None:
+def _reset_peak(on_gpu: bool) -> None:
     gc.collect()
-    if torch.cuda.is_available():
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     elif sys.platform == "linux":
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM of this process
 
 
-def _peak() -> float | None:
+def _peak(on_gpu: bool) -> float | None:
     """GB since the last reset; None where it is not told."""
-    if torch.cuda.is_available():
+    if on_gpu:
         return torch.cuda.max_memory_allocated() / 1e9
     if sys.platform != "linux":
         return None

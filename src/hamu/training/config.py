@@ -5,10 +5,14 @@ One dataclass serves the Python API, the command line and YAML.
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import torch
+from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 
 from hamu.distributed import processes
@@ -20,6 +24,8 @@ from hamu.objectives import build_objective
 from hamu.stash import Stash
 from hamu.training.trackers import named_trackers
 from hamu.training.trust_region import TrustRegion
+
+_logger = logging.getLogger(__name__)
 
 # Settings that have no effect with some methods: for these a method needs a pass over the side,
 _OF_A_SIDE = {
@@ -46,6 +52,7 @@ _WITHOUT_EFFECT = {
     "eval_accumulation_steps": "evaluations keep what is measured, and no more",
     "eval_do_concat_batches": "evaluations keep what is measured, and no more",
     "eval_use_gather_object": "evaluations keep what is measured, and no more",
+    "torch_empty_cache_steps": "a step keeps the memory that it needs again",
 }
 
 
@@ -86,10 +93,13 @@ class TrainConfig(TrainingArguments):
     def __post_init__(self) -> None:
         """Check the ranges of what transformers leaves unchecked, and keep it from choosing trackers by itself.
 
-        Where there is no accelerator it is told so, as it refuses bf16 otherwise.
+        Where there is no accelerator it is told so, as it refuses bf16 otherwise; Apple's has no float64, which every
+        Gram is in, so that it counts as none. One process uses one GPU: transformers would wrap the model in
+        DataParallel, which runs without autocast and on batches that many times as large.
 
         Raises:
-            HamuError: if a value is out of range, or the best state is to be saved and nothing says which that is.
+            HamuError: if a value is out of range, the best state is to be saved and nothing says which that is, or
+                accelerate was told what these settings do not say.
         """
         for name in (*_POSITIVE, *_NOT_NEGATIVE):
             value, zero = getattr(self, name), name in _NOT_NEGATIVE
@@ -113,10 +123,36 @@ class TrainConfig(TrainingArguments):
             )
         if self.keep is not None and self.keep < 1:
             raise HamuError(f"keep {self.keep} must be at least 1 checkpoint; leave it out to keep all")
+        self._check_launcher()
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        if not self.use_cpu and str(torch.accelerator.current_accelerator()) == "mps":
+            _say_once("the CPU is used: this machine's accelerator, mps, has no float64")
+            self.use_cpu = True
         trackers = named_trackers(self.report_to)
         super().__post_init__()
+        if self.n_gpu > 1:
+            _say_once(
+                f"one process uses one GPU, the first of {self.n_gpu}, unless the model itself lies on several; "
+                f"torchrun --nproc_per_node {self.n_gpu} gives train and unlearn all of them"
+            )
+            self._n_gpu = 1
         self.report_to = trackers  # transformers adds one by itself where its environment has another
+
+    def _check_launcher(self) -> None:
+        """What `accelerate launch` puts into the environment goes round these settings, and round the run's record."""
+        launched = any(map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")))
+        if self.fsdp or self.deepspeed or launched:
+            raise HamuError(
+                "two gradients have to meet before they are combined, so unlearning cuts models itself, with --shard; "
+                "leave out --fsdp and --deepspeed, and --use_fsdp and --use_deepspeed of accelerate launch"
+            )
+        told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+        own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
+        if told not in ("no", own):
+            raise HamuError(
+                f"accelerate launch was given --mixed_precision {told}, but the run's own precision is {own}; leave it "
+                f"out there, and give the run --bf16 or --fp16"
+            )
 
 
 @dataclass
@@ -245,11 +281,6 @@ class UnlearnConfig(TrainConfig):
                 raise HamuError(f"{name} {value} must be a positive number")
             if not getattr(method, f"uses_{side}"):
                 raise HamuError(f"{name} has no effect with {self.method}, which has no {side} pass; leave it out")
-        if self.fsdp or self.deepspeed:
-            raise HamuError(
-                "two gradients have to meet before they are combined, so the trainer cuts models itself; leave out "
-                "--fsdp and --deepspeed, and give --shard"
-            )
         defaults = {f.name: f.default for f in fields(TrainingArguments)}
         for name, why in _WITHOUT_EFFECT.items():
             value = getattr(self, name, None)
@@ -356,6 +387,11 @@ def checkpoints_activations(args: TrainingArguments) -> bool:
 def own_options(cls: type) -> list[str]:
     """Names of the options that a class adds to, or changes in, TrainingArguments."""
     return [f.name for base in cls.__mro__ if base.__module__ == __name__ for f in fields(base) if f.name in vars(base)]
+
+
+@cache
+def _say_once(text: str) -> None:
+    _logger.warning("%s", text)
 
 
 def _number(name: str, value: str) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hamu.distributed import processes, summed
-from hamu.modes import without_autocast
+from hamu.modes import rounds_to_tf32, without_autocast, without_tf32
 
 _LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
 _ROUGH = 3.0  # in units of which examples/rounding.py finds 0.3 to 3 as the deviation, mostly 0.7
@@ -79,12 +79,18 @@ class RepeatedPasses:
         """Whether some of the model computes in half precision, with or without autocast."""
         return self._eps > torch.finfo(torch.float32).eps
 
+    @property
+    def are_exacter(self) -> bool:
+        """Whether a GPU computes the repeated passes in more digits than those of the step."""
+        return rounds_to_tf32(self._model)
+
     @torch.no_grad()
     def losses(self) -> dict[str, Tensor]:
         """By side, the losses of the step's own batches at the weights as they are, by the same masks, 0-dim."""
         losses: dict[str, Tensor] = {}
         now = _random_state(self._device)
-        with without_autocast(self._model), _buffers_kept(self._model):
+        exact = without_tf32() if self.are_exacter else nullcontext()
+        with exact, without_autocast(self._model), _buffers_kept(self._model):
             for one in self._passes:
                 _set_random_state(one.random_state, self._device)
                 part = self._total(one.side, one.batch) * one.weight / one.count

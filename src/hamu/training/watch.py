@@ -115,7 +115,8 @@ class StepWatch:
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self.trust.scale
         self._step, self._optimizer = step, optimizer
-        self._before = self.passes.losses() if self.passes and self._autocast else dict(losses)
+        again = self.passes and (self._autocast or self.passes.are_exacter)
+        self._before = self.passes.losses() if again else dict(losses)
         if self.passes:
             self._before = self._summed(self._before)
         if self._guard is not None:

@@ -1,0 +1,35 @@
+"""Peak memory is that of the device of the run, also on a machine with a GPU that it does not use."""
+
+import sys
+
+import pytest
+import torch
+
+from hamu.cli.progress import peak_memory
+from hamu.paper import cost
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 << 30)
+
+
+def test_a_run_says_what_it_held_where_it_was():
+    assert peak_memory(torch.device("cuda", 0)) == "peak memory 3.00 GiB on the device"
+    assert "device" not in peak_memory(torch.device("cpu"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is told on Linux")
+@pytest.mark.parametrize("use_cpu", [True, False])
+def test_table_1_measures_the_memory_of_its_device(monkeypatch, use_cpu):
+    monkeypatch.setattr(cost, "METHODS", ("gdiff",))
+    monkeypatch.setattr(cost, "_problem", lambda settings: None)
+    monkeypatch.setattr(cost, "_epoch", lambda method, settings, problem: 1.0)
+    resets = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(True))
+    scale = type("Scale", (), {"epochs": 1})()
+    held = cost.Cost().measure({"use_cpu": True} if use_cpu else {}, scale)["memory"]["gdiff"]
+    assert bool(resets) is not use_cpu
+    assert (held == (3 << 30) / 1e9) is not use_cpu
+    assert held > 0
