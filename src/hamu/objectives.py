@@ -51,9 +51,8 @@ class Scored:
         """
         if labels.dim() == 1:
             return cls(logits, labels, torch.arange(len(labels), device=labels.device), len(labels))
-        scored = labels[:, 1:] != IGNORED
-        record = scored.nonzero()[:, 0]
-        return cls(logits[:, :-1][scored], labels[:, 1:][scored], record, len(labels))
+        record, position = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)  # the one wait for the device
+        return cls(logits[record, position], labels[record, position + 1], record, len(labels))
 
     def detached(self) -> Scored:
         """The same, without a graph."""

@@ -110,7 +110,8 @@ def _prepare(
         if unused:
             names = ", ".join(unused)
             console.print(f"--auto finds {names} itself; what flags, --config or recipe say of them is not used")
-        hardness = figures_of(tune(model, fitted, args, task.collator(), console).hamu_q)
+        found = tune(model, fitted, args, task.collator(), console)
+        hardness = from_main(lambda: figures_of(found.hamu_q))
         parsed.resolved.update({name: getattr(args, name) for name in TUNED})
     return _Prepared(model, fitted, inputs, reference, hardness)
 
