@@ -245,8 +245,8 @@ class PairedGradients:
         Raises:
             HamuError: if a side that the method needs is missing, was collected before the weights changed, or was
                 overwritten by the other; if a parameter that does not take part has a gradient; or if the method gives
-                weights that are not finite, or not one to a block. That the weights changed is known by torch's count of
-                a tensor's versions, which fused optimizers and writes to `.data` do not raise.
+                weights that are not finite, or not one to a block. That weights changed is known by torch's count of a
+                tensor's versions, which fused optimizers and writes to `.data` do not raise.
         """
         if self._inside:
             raise HamuError(f"combine() was called inside {self._inside}(); close the context first")
