@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The files of a run of unlearning, in the order in which it writes them; the last tells that it came to its end.
+# The files of a run of unlearning; the last is written last, and tells that the run came to its end.
 CONFIG, INPUTS, HARDNESS = "config.yaml", "inputs.json", "hardness.json"
 STEPS, LAYERS, EVALUATION = "steps.jsonl", "layers.jsonl", "evaluation.json"
 READABLE_RECORD, RECORD = "record.md", "record.json"

@@ -150,10 +150,7 @@ def test_what_fails_is_noted_and_the_others_go_on(compare, tmp_path):
                              "--output_dir", "all-fail")  # fmt: skip
     assert code == 2
     assert "failed: no step can be taken" in out
-    assert (
-        err
-        == "hamu compare: none of the 1 runs finished; the reasons are printed above and in all-fail/comparison.json\n"
-    )
+    assert err == "hamu compare: no run finished, of 1; the reasons are printed above and in all-fail/comparison.json\n"
 
 
 def test_what_does_not_fit_together_is_said_before_anything_is_written(compare, tmp_path, saved_model):

@@ -184,7 +184,7 @@ def test_a_run_under_way_has_a_report(tmp_path):
     assert verdict(run).headline == "Not finished: step 20 so far"
     assert run.points == [(0.0, 0.0), (0.0, 1.0)]
     page = report_page([Reported(run, None, "the model after is not there")])
-    assert "of steps.jsonl, 1 line is broken off or damaged and was passed over" in page
+    assert "of steps.jsonl, 1 line is broken off or damaged and was skipped" in page
     assert "the model after is not there" in page
 
 
@@ -194,10 +194,10 @@ def test_lines_of_a_log_that_are_broken_off_are_counted(tmp_path, name):
     whole = log.read_text()
     log.write_text(whole[:-9])
     run = read_run(log.parent)
-    assert f"of {name}, 1 line is broken off or damaged and was passed over" in run.notes
+    assert f"of {name}, 1 line is broken off or damaged and was skipped" in run.notes
     assert len(run.steps["step"]) + len(run.layers.steps) == 2 * 20 - 1
     log.write_text(whole + "{\n{")
-    assert f"of {name}, 2 lines are broken off or damaged and were passed over" in read_run(log.parent).notes
+    assert f"of {name}, 2 lines are broken off or damaged and were skipped" in read_run(log.parent).notes
 
 
 def test_layers_without_names_are_not_said_to_be_early(tmp_path):

@@ -83,14 +83,14 @@ def run(argv: list[str], console: Console) -> int:
         folder.write_config(parsed.resolved)
         plot_frontiers(found.frontiers, found.method, folder.path / FRONTIER)
     show(found, console)
-    console.print(f"\nall figures are in {path}, the frontier in {folder.path / 'frontier.png'}", soft_wrap=True)
+    console.print(f"\nall figures are in {path}, the frontier in {folder.path / FRONTIER}", soft_wrap=True)
     return found.verdict.code
 
 
 def _announce(
     task: Task, problem: UnlearningData[Any], method: HamuQ | HamuU, args: UnlearnConfig, console: Console
 ) -> None:
-    """Say what is assessed, and wherein the run to come is another."""
+    """Say what is assessed, and how the run to come differs from it."""
     instead = "" if method.name == args.method else f", as {args.method} has no constraint"
     console.print(
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "

@@ -110,7 +110,7 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
         )
     if not finished:
         raise HamuError(
-            f"none of the {len(runs)} runs finished; the reasons are printed above and in {folder.path / COMPARISON}"
+            f"no run finished, of {len(runs)}; the reasons are printed above and in {folder.path / COMPARISON}"
         )
     drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
     picture = folder.path / drawing

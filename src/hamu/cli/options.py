@@ -49,7 +49,7 @@ class DataOptions:
         default=0.0,
         metadata={
             "help": "Similarity mixing ratio of --forget_class: this share of the forget set is drawn from "
-            "everything else (paper, App. E.1)."
+            "all records not yet chosen (paper, App. E.1)."
         },
     )
     forget_rows: str | None = field(

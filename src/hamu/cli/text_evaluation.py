@@ -22,7 +22,7 @@ _TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_fac
 
 
 class TextEvaluation:
-    """Reads what it needs at once, and measures one model after the other.
+    """Reads its data when it is made, and measures one model after the other.
 
     Args:
         task: of the command.

@@ -18,6 +18,7 @@ from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import Task, choose_task
 from hamu.distributed import from_main
 from hamu.errors import HamuError
+from hamu.models.merging import CannotMerge
 from hamu.record import check_same, with_settings
 from hamu.run_files import EVALUATION
 from hamu.run_folder import RunFolder
@@ -76,12 +77,18 @@ def run(argv: list[str], console: Console) -> int:
         figures |= _measured(task, model, {"train": train, "test": test}, args)
         folder.begin(resolved, with_settings(inputs, resolved))
         path = task.save_model(folder, model)
+        failure = None
+        try:
+            task.save_merged(folder, model)
+        except CannotMerge as error:  # the adapter is trained all the same
+            failure = error
         folder.write_json(EVALUATION, figures)
-        task.save_merged(folder, model)
     for name in ("train", "test"):
         if f"{name}_loss" in figures:
             console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
     console.print(f"the model is in {path}", soft_wrap=True)
+    if failure is not None:
+        raise failure
     return 0
 
 

@@ -27,6 +27,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.json_files import read_json
 from hamu.models import first_not_finite
+from hamu.models.merging import CannotMerge
 from hamu.record import Asked, Inputs, build, check_same, figures_of, with_settings, write
 from hamu.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.run_folder import RunFolder
@@ -131,15 +132,13 @@ def _finish(
     failure = None
     try:
         task.save_merged(folder, prepared.model)
-    except HamuError as error:  # what was unlearned is recorded all the same
+    except CannotMerge as error:  # what was unlearned is recorded all the same
         failure = error
     record = None
     if is_main():
         settings = recorded_settings(parsed.of(DataOptions), parsed.of(RunOptions), args, parsed.resolved)
         asked = Asked(problem, task.chosen_by(), settings, prepared.inputs, prepared.hardness)
         record = write(folder, build(asked, trainer, evaluation, folder.path))
-    if failure is not None:
-        raise failure
     task.show(reports)
     for line in outcome(trainer):
         console.print(line)
@@ -147,6 +146,8 @@ def _finish(
     if record is not None:
         readable, digest = record
         console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
+    if failure is not None:
+        raise failure
 
 
 def _train(trainer: UnlearnTrainer, resume: bool) -> None:

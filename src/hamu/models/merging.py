@@ -9,6 +9,10 @@ from torch import nn
 from hamu.errors import HamuError, first_line
 
 
+class CannotMerge(HamuError):
+    """An adapter that PEFT, or the memory, refuses to put into its model."""
+
+
 def check_can_merge(model: Any) -> None:
     """Check what can be known before the adapter is trained.
 
@@ -38,17 +42,17 @@ def merged(model: Any) -> Any:
         model: a PeftModel.
 
     Raises:
-        HamuError: if PEFT cannot merge it.
+        CannotMerge: if PEFT cannot, or the memory does not suffice.
     """
-    model = model.float()
-    first, last = (_inner(end) for end in _ends(model))
-    shared = None not in (first, last) and first.weight is last.weight
-    if shared and _is_adapted(model):  # what is put into the one would be in the other too
-        last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
     try:
+        model = model.float()
+        first, last = (_inner(end) for end in _ends(model))
+        shared = None not in (first, last) and first.weight is last.weight
+        if shared and _is_adapted(model):  # what is put into the one would be in the other too
+            last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
     except (ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
-        raise HamuError(
+        raise CannotMerge(
             f"the adapter cannot be merged into its model: {first_line(error)}; what else the run leaves is complete"
         ) from error
     if shared:

@@ -178,7 +178,8 @@ class Stage:
 
     @property
     def _device(self) -> str:
-        return "cuda" if torch.cuda.is_available() and "use_cpu" not in self.device else "cpu"
+        on_cpu = (dict(self.scale.base) | dict(self.device)).get("use_cpu", False)
+        return "cuda" if torch.cuda.is_available() and not on_cpu else "cpu"
 
 
 class Order:

@@ -240,7 +240,7 @@ def over_steps(series: list[dict[str, Any]], unit: str, run: Run | None = None) 
 
 
 def _was_stopped(run: Run) -> bool:
-    return run.ended_kind not in (None, ALL_DONE.kind, "other")  # of an older run it is not known
+    return run.ended_kind not in (None, ALL_DONE.kind, "other")  # its evaluation.json may name none
 
 
 def _stop_in_words(run: Run) -> str:

@@ -158,8 +158,8 @@ def run_folders(path: Path) -> list[Path]:
         raise HamuError(f"there is no folder {path}; name the --output_dir of a `hamu unlearn`")
     if (path / run_files.COMPARISON).is_file():
         listed = _rows(path)
-        ended = {child.parent for child in path.glob("*/record.json")}
-        begun = {child.parent for child in path.glob("*/config.yaml")}
+        ended = {child.parent for child in path.glob(f"*/{run_files.RECORD}")}
+        begun = {child.parent for child in path.glob(f"*/{run_files.CONFIG}")}
         # a run that has ended and is not listed is of an earlier comparison in this folder
         found = sorted((begun - ended) | {path / name for name in listed} if listed else begun)
         if not found:
@@ -272,7 +272,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
     if unread:
         are = "are" if unread != 1 else "is"
         lines = counted(unread, "lines")
-        notes.append(f"of {path.name}, {lines} {are} broken off or damaged and {were(unread)} passed over")
+        notes.append(f"of {path.name}, {lines} {are} broken off or damaged and {were(unread)} skipped")
 
 
 def _line(text: str) -> dict[str, Any] | None:

@@ -340,7 +340,7 @@ class UnlearnTrainer(ResumableTrainer):
             self.accelerator.scaler.load_state_dict(self._scaling)
         if self._step is None or self._step.decision != "step" or not self.watch.after():
             return
-        self._step = replace(self._step, decision="skip")  # for the log
+        self._step = replace(self._step, decision="skip", reason="it did not do what it promised")  # for the log
         self.memory.undo()
         trust = self.watch.trust
         if trust is not None and trust.exhausted:
