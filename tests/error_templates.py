@@ -10,7 +10,7 @@ import hamu
 
 SOURCE = Path(hamu.__file__).parent
 GAP = "<>"
-ERRORS = ("HamuError", "NeedsCode", "Unavailable", "Interrupted")  # the exceptions whose messages a user reads
+ERRORS = ("HamuError", "CannotMerge", "NeedsCode", "Unavailable", "Interrupted")  # the exceptions whose messages a user reads
 
 
 @dataclass(frozen=True)

@@ -48,9 +48,17 @@ class Scored:
         Args:
             logits: [B, K] of a classifier, or [B, T, K] of a language model.
             labels: [B], or [B, T] with -100 where nothing is scored; there position t is predicted at t-1.
+
+        Raises:
+            HamuError: if the model did not predict at each of the T tokens.
         """
         if labels.dim() == 1:
             return cls(logits, labels, torch.arange(len(labels), device=labels.device), len(labels))
+        if logits.shape[:2] != labels.shape:
+            raise HamuError(
+                f"the model predicts at {logits.shape[1]} places of a text of {labels.shape[1]} tokens; one that puts "
+                f"tokens of its own before the text, as prompt tuning does, cannot be scored"
+            )
         record, position = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)  # the one wait for the device
         return cls(logits[record, position], labels[record, position + 1], record, len(labels))
 

@@ -99,7 +99,7 @@ def _loaded(point: EntryPoint, kind: str) -> Any:
         ) from error
     if not isinstance(cls, type) or not isinstance(name, str):
         raise HamuError(f"{what} of {package} is not a class with a name; repair the package, or uninstall it")
-    if Path(name).name != name:  # a run's folder is called by it
+    if kind == "method" and (name in ("", "..") or Path(name).name != name):  # a run's folder is called by it
         raise HamuError(f"{what} of {package} has the name {name!r}, which a folder cannot have; rename it")
     return cls
 

@@ -130,6 +130,12 @@ def test_the_original_gives_back_what_stands_in_several_places():
     assert len({copy.data_ptr() for copy in original._original.values()}) == 2
 
 
+@pytest.mark.parametrize("length", [5, 3])
+def test_predictions_that_are_not_at_the_tokens_are_refused(length):
+    with pytest.raises(HamuError, match=rf"the model predicts at {length} places of a text of 4 tokens; one that puts"):
+        Scored.of(torch.zeros(2, length, 7), torch.zeros(2, 4, dtype=torch.long))
+
+
 class PerRecord(type(build_objective("cross_entropy"))):
     name = "per_record"
 

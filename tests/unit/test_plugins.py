@@ -99,7 +99,6 @@ def test_packages_are_looked_through_once_for_each_group(package, monkeypatch):
         (BROKEN, "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is_not_there'; repair"),
         (GONE, "cannot be loaded: AttributeError: module 'their_metrics' has no attribute 'Gone'; repair"),
         ("their_metrics:nameless", "is not a class with a name; repair the package, or uninstall it"),
-        ("their_metrics:Slashed", "has the name 'my/2', which a folder cannot have; rename it"),
     ],
 )
 def test_what_is_broken_is_an_error_that_names_its_package_if_it_is_asked_for(package, value, why):
@@ -153,6 +152,13 @@ def test_a_method_and_an_objective_that_need_more_than_settings_are_named(packag
             HamuError, match=rf"the {kind} demanding of their_metrics cannot be made: TypeError: .*missing 1"
         ):
             build("demanding")
+
+
+def test_a_methods_name_is_that_of_folders(package):
+    package(methods={"slashed": "their_metrics:Slashed"}, metrics={"slashed": "their_metrics:Slashed"})
+    with pytest.raises(HamuError, match=r"1\.2 has the name 'my/2', which a folder cannot have; rename it"):
+        build_method("slashed")
+    assert list(build_metrics()) == ["my/2"]
 
 
 def test_a_method_without_a_summary_has_an_empty_line_of_its_own(package, capsys):

@@ -383,6 +383,7 @@ def test_what_leaves_nothing_to_score_is_refused(options, message, texts, tokeni
 def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
     texts = read_text(str(saved(tmp_path / "a.jsonl", [{"text": "a"}])))
     assert len(encode(texts, tokenizer).tokens[0]) == 2, "its end follows"
+    assert TextCollator(None)([encode(texts, tokenizer)[0]])["input_ids"].shape == (1, 2)
     endless = copy.deepcopy(tokenizer)
     endless.eos_token = None
     with pytest.raises(HamuError, match=r"^row 0 of .*a\.jsonl is one token, which nothing precedes; leave the"):

@@ -367,6 +367,17 @@ def test_the_models_own_generation_settings_do_not_matter(model, tokenizer):
             vars(model.generation_config).update(kept)
 
 
+def test_an_answer_ends_at_any_of_its_ends_whatever_the_batch(model, tokenizer, monkeypatch):
+    records = texts([*FORGET.records, *FACTS.records])
+    data = encode(records, tokenizer)
+    plain = generate_answers(model, tokenizer, data, max_new_tokens=20)
+    common = tokenizer(max(plain, key=len))["input_ids"][1]  # an ordinary token, lower than the tokenizer's end
+    monkeypatch.setattr(model.generation_config, "eos_token_id", common)
+    cut = generate_answers(model, tokenizer, data, max_new_tokens=20)
+    assert cut != plain
+    assert cut == generate_answers(model, tokenizer, data, batch_size=1, max_new_tokens=20)
+
+
 def test_a_padding_token_that_has_no_embedding_changes_no_answer(model, tokenizer):
     records = texts([*FORGET.records, *FACTS.records])
     plain = generate_answers(model, tokenizer, encode(records, tokenizer))

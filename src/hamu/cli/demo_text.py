@@ -60,7 +60,7 @@ To name the records otherwise: --forget_rows 3,17,25 or
         super().__init__(seed)
         self._train, holdout = read_text("miniature"), read_text("miniature", "test")
         self._tokenizer = new_tokenizer((r.prompt + r.answer for r in self._train.records), 1024)
-        self.collate = TextCollator(self._tokenizer.pad_token_id)
+        self.collate = TextCollator()
         authors = list(dict.fromkeys(str(r.fields["author"]) for r in self._train.records))[:4]
         rows = [row for author in authors for row in matching(self._train, f"author={author}")]
         texts = forget_rows(self._train, holdout, rows)

@@ -203,14 +203,14 @@ def encode(
         elif end and answer[-1:] == end:
             answer = answer[:-1]  # it has one already
         ids = [*prompt, *answer, *end]
-        if len(ids) < 2:
-            raise HamuError(f"row {row} of {texts.source} is one token, which nothing precedes; leave the record out")
         truncated += len(ids) > max_length
         if len(prompt) >= max_length or not answer:
             raise HamuError(
                 f"row {row} of {texts.source} has no answer token among its first {max_length} tokens (the prompt has "
                 f"{len(prompt)}); give a larger --max_length, or leave the record out"
             )
+        if len(ids) < 2:
+            raise HamuError(f"row {row} of {texts.source} is one token, which nothing precedes; leave the record out")
         tokens.append(torch.tensor(ids[:max_length], dtype=torch.int32))
         starts.append(len(prompt) if loss_on == "answer" else 1)
     return TextData(texts, tuple(tokens), tuple(starts), truncated)
@@ -221,11 +221,11 @@ class TextCollator:
 
     Args:
         pad_token_id: what stands in input_ids there; it is masked, and its label is -100. A tokenizer's own may have
-            no embedding in the model; 0, the default, has one in each.
+            no embedding in the model, or be None; 0, the default, has one in each.
     """
 
-    def __init__(self, pad_token_id: int = 0) -> None:
-        self._pad = pad_token_id
+    def __init__(self, pad_token_id: int | None = 0) -> None:
+        self._pad = pad_token_id or 0
 
     def __call__(self, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """The batch."""

@@ -69,7 +69,8 @@ def generate_answers(
                 pad_token_id=pad,
                 eos_token_id=ends or None,
             )
-            texts = tokenizer.batch_decode(generated[:, ids.shape[1] :], skip_special_tokens=True)
+            written = [_until(ends, row) for row in generated[:, ids.shape[1] :].tolist()]
+            texts = tokenizer.batch_decode(written, skip_special_tokens=True)
             for place, text in zip(places, texts, strict=True):
                 answers[place] = text.strip()
     return answers
@@ -101,6 +102,11 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     named = [named] if isinstance(named, int) else list(named or [])
     return sorted({token for token in (tokenizer.eos_token_id, *named) if token is not None})
+
+
+def _until(ends: list[int], tokens: list[int]) -> list[int]:
+    """What comes before the first end."""
+    return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
 
 
 def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:

@@ -50,8 +50,10 @@ def check_batch_is_read_causally(model: nn.Module, batch: Mapping[str, Tensor]) 
             f"a model of type {model_type(model)} has an encoder, and its labels are not the next tokens of what it "
             f"reads; give a causal language model"
         )
-    real = batch.get("attention_mask", torch.ones_like(ids))
-    last = (real.reshape(ids.shape) != 0).long().mul(torch.arange(ids.shape[1], device=ids.device)).amax(1)
+    real = batch.get("attention_mask")
+    if real is None or real.shape != ids.shape:
+        real = torch.ones_like(ids)
+    last = (real != 0).long().mul(torch.arange(ids.shape[1], device=ids.device)).amax(1)
     row = int(last.argmax())
     place = int(last[row])
     two = {

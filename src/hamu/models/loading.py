@@ -121,7 +121,11 @@ def _without_place(model: Any, source: str, unexpected: Collection[str]) -> set[
     if getattr(model.config, "quantization_config", None) is not None:  # scales beside weights that are there
         modules = {name for name, _ in model.named_modules()}
         lost = {name for name in lost if name.rpartition(".")[0] not in modules}
-    # of what a class leaves out unsaid, layers that predict further tokens (mtp) may go; what sees may not
+    # layers that predict further tokens (mtp) may go, some classes leave them out unsaid; what sees may not
+    text = model.config.get_text_config()
+    further = range(getattr(text, "num_nextn_predict_layers", None) or 0)
+    beyond = tuple(f"model.layers.{text.num_hidden_layers + i}." for i in further)
+    lost = {name for name in lost if not name.startswith(beyond)} if beyond else lost
     unsaid = [pattern for pattern in model._keys_to_ignore_on_load_unexpected or () if "visual" in pattern]
     if unsaid:
         for path in weight_files(folder_of(source)):

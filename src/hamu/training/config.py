@@ -144,7 +144,8 @@ class TrainConfig(TrainingArguments):
         if self.fsdp or self.deepspeed or launched:
             raise HamuError(
                 "two gradients have to meet before they are combined, so unlearning shards the model itself, with "
-                "--shard; leave out --fsdp and --deepspeed, and --use_fsdp and --use_deepspeed of accelerate launch"
+                "--shard, and training does not; leave out --fsdp and --deepspeed, and --use_fsdp and --use_deepspeed "
+                "of accelerate launch"
             )
         told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
         own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
