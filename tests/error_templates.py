@@ -10,7 +10,8 @@ import hamu
 
 SOURCE = Path(hamu.__file__).parent
 GAP = "<>"
-ERRORS = ("HamuError", "CannotMerge", "NeedsCode", "Unavailable", "Interrupted")  # the exceptions whose messages a user reads
+# the exceptions whose messages a user reads
+ERRORS = ("HamuError", "CannotMerge", "NeedsCode", "Unavailable", "Interrupted")
 
 
 @dataclass(frozen=True)

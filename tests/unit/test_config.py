@@ -89,7 +89,7 @@ def test_what_shares_the_work_refuses(monkeypatch, processes, settings, message)
 def test_others_cut_no_model(monkeypatch, config, environment, settings):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(HamuError, match=r"^two gradients have to meet before they are combined, so unlearning cuts"):
+    with pytest.raises(HamuError, match=r"^two gradients have to meet before they are combined, so unlearning shards"):
         config(output_dir="unused", **settings)
 
 
