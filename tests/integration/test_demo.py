@@ -19,7 +19,7 @@ def test_the_demo_tells_the_whole_story(task, scenario, tmp_path, monkeypatch, c
     printed = capsys.readouterr().out
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["methods"]) == list(method_classes())
-    assert len(summary["hardness"]) == len(scenario(42).settings)
+    assert len(summary["hardness"]) == len(scenario(42).problems)
     for name, row in summary["methods"].items():
         assert name in printed
         assert len(row["trajectory"]) == 2, "before the first epoch and after it"
