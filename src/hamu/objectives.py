@@ -60,7 +60,7 @@ class Scored:
                 f"tokens of its own before the text, as prompt tuning does, cannot be scored"
             )
         record, position = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)  # the one wait for the device
-        return cls(logits[record, position], labels[record, position + 1], record, len(labels))
+        return cls(logits[:, :-1][record, position], labels[:, 1:][record, position], record, len(labels))
 
     def detached(self) -> Scored:
         """The same, without a graph."""

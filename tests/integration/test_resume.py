@@ -352,17 +352,6 @@ def test_a_folder_may_have_the_name_of_a_model_that_is_built_in(cli, tmp_path, s
     assert json.loads((tmp_path / "tiny-llama/inputs.json").read_text())["original model"] is None
 
 
-def test_a_run_that_began_without_digests_of_its_settings_goes_on(cli, tmp_path, saved_model, signal_at):
-    signal_at(2, signal.SIGTERM)
-    assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143
-    inputs = json.loads((tmp_path / "run/inputs.json").read_text())
-    assert inputs.pop("settings").keys() > {"data", "learning_rate", "model"}
-    (tmp_path / "run/inputs.json").write_text(json.dumps(inputs))
-    assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0
-    assert "settings" in json.loads((tmp_path / "run/inputs.json").read_text())
-    assert cli("verify", "run", "--no_figures")[0] == 0
-
-
 def test_commands_run_outside_of_the_main_thread(capsys):
     codes = []
     thread = threading.Thread(target=lambda: codes.append(main(["methods"])))
