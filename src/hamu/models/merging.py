@@ -51,7 +51,7 @@ def merged(model: Any) -> Any:
         if shared and _is_adapted(model):  # what is put into the one would be in the other too
             last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
-    except (ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:  # not implemented and out of memory are among the latter
         raise CannotMerge(
             f"the adapter cannot be merged into its model: {first_line(error)}; what else the run leaves is complete"
         ) from error
