@@ -236,8 +236,11 @@ def test_a_model_whose_encoder_would_be_lost_is_refused(tied, tmp_path):
         decoder_attention_heads=2, decoder_ffn_dim=32, max_position_embeddings=128, tie_word_embeddings=tied,
     )  # fmt: skip
     transformers.BartForConditionalGeneration(config).save_pretrained(tmp_path)
-    with pytest.raises(HamuError, match="is of type bart, a decoder with an encoder, which would be lost; give a caus"):
+    refused = "is of type bart, a decoder with an encoder, which would be lost; give a causal language model"
+    with pytest.raises(HamuError, match=refused):
         load_language_model(str(tmp_path))
+    with pytest.raises(HamuError, match=refused):  # a plan, which reads no weights
+        model_shape(str(tmp_path), None, "float32")
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -78,11 +78,8 @@ def from_pretrained(
                 f"the model {source} asks for code of the hub, {attention}, which is not run; take attn_implementation "
                 f"out of its config.json"
             )
-        if all_of_it and getattr(config, "is_encoder_decoder", False):
-            raise HamuError(
-                f"the model {source} is of type {config.model_type}, a decoder with an encoder, which would be lost; "
-                f"give a causal language model"
-            )
+        if all_of_it:
+            refuse_encoder(config, source)
         model, found = kind.from_pretrained(
             where,
             config=config,
@@ -107,6 +104,23 @@ def from_pretrained(
             f"lost; it is of another kind, or its config.json is of another model"
         )
     return model
+
+
+def refuse_encoder(config: Any, source: str) -> None:
+    """Refuse a model that would be a decoder without its encoder.
+
+    Args:
+        config: of the model.
+        source: the name it was given by.
+
+    Raises:
+        HamuError: if it has an encoder beside its decoder.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise HamuError(
+            f"the model {source} is of type {config.model_type}, a decoder with an encoder, which would be lost; "
+            f"give a causal language model"
+        )
 
 
 def _without_place(model: Any, source: str, unexpected: Collection[str]) -> set[str]:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 
 from hamu.errors import HamuError
 from hamu.models.language import AdapterSettings, base_of, longest_text, with_adapter
-from hamu.models.loading import readable
+from hamu.models.loading import readable, refuse_encoder
 from hamu.sources import HUB, is_of_hub
 
 # Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
@@ -69,11 +69,12 @@ def model_shape(
         trust_remote_code: run the code that comes with the model; that can do anything.
 
     Raises:
-        HamuError: if the configuration cannot be read.
+        HamuError: if the configuration cannot be read, or is of another kind of model.
     """
     base_of_adapter = None if source in KNOWN else base_of(source, base_model)
     whole = base_of_adapter or source
     config = _configuration(whole, trust_remote_code)
+    refuse_encoder(config, whole)
     with readable(f"a language model after the configuration of {whole}"), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
