@@ -5,7 +5,7 @@
     python examples/originals.py --data_dir DIR --row "after 20 epochs" runs/original/checkpoint-200 runs/after-20
 
 DIR holds train.parquet and test.parquet of CIFAR-10. --row has a name, an original model and what `hamu reproduce`
-made of it; it may be given several times. Figures 3 and 4 may be missing. Adds to originals.json; writes
+made of it; it may be given several times. Figure 3 or 4 may be missing. Adds to originals.json; writes
 originals-tables.md.
 """
 
@@ -60,15 +60,17 @@ def row_of(folder: str) -> dict[str, Any]:
 
 
 def by_similarity(folder: str) -> dict[str, Any]:
-    """What Figures 3 and 4 say, nothing if they were not made."""
-    if not (Path(folder) / "figure-3.json").is_file():
-        return {}
-    correlation, compared = figure(folder, 3)["figures"]["pearson"]["kappa"], figure(folder, 4)["claims"]
-    return {
-        "pearson": [correlation[method] for method in METHODS],
-        "larger_hypervolumes": sum(claim["holds"] for claim in compared if "larger hypervolume" in claim["text"]),
-        "undominated": next(claim["holds"] for claim in compared if "no baseline dominates" in claim["text"]),
-    }
+    """What Figures 3 and 4 say, each nothing if it was not made."""
+    found: dict[str, Any] = {}
+    if (Path(folder) / "figure-3.json").is_file():
+        correlation = figure(folder, 3)["figures"]["pearson"]["kappa"]
+        found["pearson"] = [correlation[method] for method in METHODS]
+    if (Path(folder) / "figure-4.json").is_file():
+        compared = figure(folder, 4)["claims"]
+        volumes = [claim["holds"] for claim in compared if "larger hypervolume" in claim["text"]]
+        found["larger_hypervolumes"] = sum(volumes)
+        found["undominated"] = next(claim["holds"] for claim in compared if "no baseline dominates" in claim["text"])
+    return found
 
 
 def figure(folder: str, number: int) -> dict[str, Any]:
@@ -95,8 +97,9 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _of_start(name: str, row: dict[str, Any]) -> list[str]:
     similarity = ["-"] * 3
     if "pearson" in row:
-        pearson = ", ".join(f"{one:.4f}" for one in row["pearson"])
-        similarity = [pearson, f"{row['larger_hypervolumes']} of 4", "yes" if row["undominated"] else "no"]
+        similarity[0] = ", ".join(f"{one:.4f}" for one in row["pearson"])
+    if "undominated" in row:
+        similarity[1:] = f"{row['larger_hypervolumes']} of 4", "yes" if row["undominated"] else "no"
     right, losses = row["test"], (row["retain_loss"], row["forget_loss"])
     return [
         name, f"{row['fraction']:g}", f"{right['all']:.1%}", f"{right['forgotten']:.1%}",

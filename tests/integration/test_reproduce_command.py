@@ -101,6 +101,19 @@ def _measured(settings):
     raise HamuError("this is as far as it is followed")
 
 
+def test_a_result_that_cannot_be_shown_is_named_before_anything_is_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "figure-1", "--output_dir", "out"]) == 0
+    earlier = tmp_path / "out/figure-1.json"
+    result_of_another_version = json.loads(earlier.read_text())
+    del result_of_another_version["scale"]
+    earlier.write_text(json.dumps(result_of_another_version))
+    assert main(["reproduce", "figure-2", "--output_dir", "out"]) == 2
+    assert "figure-1.json is not as this version writes it (KeyError: 'scale')" in capsys.readouterr().err
+    assert not (tmp_path / "out/figure-2.json").exists()
+    assert main(["reproduce", "figure-1", "figure-2", "--output_dir", "out"]) == 0  # replaces it
+
+
 def test_a_plan_counts_runs_and_steps_and_writes_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "figure-4", "figure-5", "table-2", "--dry_run", "--epochs", "2"]) == 0

@@ -378,6 +378,25 @@ def random_run(generator, wanted):
     return one
 
 
+def test_the_table_of_baselines_has_what_the_hypervolumes_rest_on():
+    baselines, generator = EXPERIMENTS["figure-4"], np.random.default_rng(0)
+    finished = {key: random_run(generator, wanted) for key, wanted in baselines.runs(SCALE).items() if key[:3] != "kl "}
+    ours = finished["hamu-q 0.75"]
+    vars(ours)["points"][:] = [
+        {"epoch": float(epoch), "retain_gain": -0.01 * epoch, "forget_gain": 0.1 * epoch} for epoch in range(6)
+    ]
+    for step in ours.log:
+        step |= {"kappa": 0.8, "criterion_met": float(step["step"] <= 9)}
+    figures = baselines.figures(finished, SCALE)
+    head, *lines = baselines.table(figures)
+    assert head[0] == "ρ = 0.75"
+    rows = {line[0]: line[1:] for line in lines}
+    assert rows.keys() == set(METHODS) - {"kl"}
+    from_worst = figures["hypervolumes"]["0.75"]["worst"]["hamu-q"]
+    assert rows["hamu-q"] == ["-0.0500", "+0.5000", "0", f"{from_worst:.3g}", "+0.800", "20%"]
+    assert rows["ga"][-2:] == ["-", "-"], "a baseline promises nothing"
+
+
 @pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)])
 def test_a_run_that_is_missing_never_turns_a_verdict(name):
     """What is claimed of all runs may not hold because the one that breaks it has failed, nor the other way round."""
@@ -533,6 +552,16 @@ def test_a_result_of_other_figures_is_not_refreshed():
         HamuError, match=r"figure-8.json has other figures than this version makes \(KeyError: 'line'\)"
     ):
         refreshed_result(EXPERIMENTS["figure-8"], result)
+
+
+def test_a_result_of_another_version_is_named_by_the_page():
+    [result] = results_in(PUBLISHED, {"figure-4": EXPERIMENTS["figure-4"]}).values()
+    for run in result["runs"].values():
+        del run["paper_epochs"]
+    with pytest.raises(
+        HamuError, match=r"figure-4\.json is not as this version writes it \(KeyError: 'paper_epochs'\)"
+    ):
+        page({"figure-4": result}, EXPERIMENTS)
 
 
 @pytest.mark.parametrize(("name", "content"), [

@@ -48,6 +48,8 @@ def run(argv: list[str], console: Console) -> int:
     _check(options)
     output = RunFolder(options.output_dir, resume=True)
     check_output(output.path, EXPERIMENTS)
+    kept = {name: one for name, one in EXPERIMENTS.items() if one not in chosen}
+    page(results_in(output.path, kept), EXPERIMENTS)  # shown beside the new ones, so told now if they cannot be
     if options.redraw:
         _redraw(chosen, output, console)
         return 0

@@ -69,7 +69,12 @@ def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str,
 
 
 def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -> str:
-    """Markdown: an overview, then every experiment with its picture, its claims and why they hold or not."""
+    """Markdown: an overview, then every experiment with its picture, its claims and why they hold or not.
+
+    Raises:
+        HamuError: if a result is not as this version writes it.
+    """
+    shown = [_shown(name, result) for name, result in results.items()]
     lines = [
         _TITLE,
         "",
@@ -88,18 +93,30 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
         "| | | scale | agrees | does not | cannot be told |",
         "|---|---|---|---:|---:|---:|",
     ]  # fmt: skip
-    for name, result in results.items():
-        verdicts = [claim["holds"] for claim in result["claims"]]
-        counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
-        lines.append(
-            f"| [{result['reference']}](#{name}) | {escape_markdown(result['title'])} | {_scale(result)} | {counts} |"
-        )
+    lines += [overview for overview, _ in shown]
     missing = [f"`{name}`" for name in experiments if name not in results]
     if missing:
         lines += ["", f"Not run: {', '.join(missing)}."]
-    for name, result in results.items():
-        lines += ["", *_section(name, result)]
+    for _, section in shown:
+        lines += ["", *section]
     return "\n".join(lines) + "\n"
+
+
+def _shown(name: str, result: Result) -> tuple[str, list[str]]:
+    """The line of the overview and the section of a result."""
+    try:
+        return _overview(name, result), _section(name, result)
+    except (KeyError, TypeError) as error:
+        raise HamuError(
+            f"{name}.json is not as this version writes it ({type(error).__name__}: {error}); make it anew, or "
+            f"remove it"
+        ) from error
+
+
+def _overview(name: str, result: Result) -> str:
+    verdicts = [claim["holds"] for claim in result["claims"]]
+    counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
+    return f"| [{result['reference']}](#{name}) | {escape_markdown(result['title'])} | {_scale(result)} | {counts} |"
 
 
 def _section(name: str, result: Result) -> list[str]:
