@@ -131,6 +131,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path, m
     for words, message in [
         (("figure-99",), "there is no figure-99 to reproduce; choose of figure-1"),
         (("figure-4", "--fraction", 0), "fraction 0.0 must be a share of the data"),
+        (("figure-4", "--fraction", 0.5, "--train_fraction", 0.25), "train_fraction 0.25 must be from fraction 0.5 to"),
+        (("figure-4", "--fraction", 1, "--train_fraction", 1.5), "train_fraction 1.5 must be from fraction 1.0 to"),
+        (("figure-4", "--model", "m", "--train_fraction", 1), "--train_fraction is of an original model that is train"),
         (("figure-4", "--epochs", -1), "epochs -1.0 must be positive"),
         (("figure-4", "--jobs", 0), "jobs 0 must be at least 1"),
         (("figure-4", "--device", "tpu"), "device 'tpu' is unknown"),

@@ -164,7 +164,7 @@ def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
     }  # fmt: skip
     for base, reader in ((images, read_images), (texts, read_text)):
         stage = Stage(
-            Scale("own", base, reader is read_text, 0.5, None, None, 1), base, {}, None, None, tmp_path / "work"
+            Scale("own", base, reader is read_text, 0.5, None, None, 1), base, {}, None, 0.5, None, tmp_path / "work"
         )
         call = stage.training(tmp_path)
         training = yaml.safe_load(Path(call.argv[call.argv.index("--config") + 1]).read_text())
@@ -180,11 +180,11 @@ def test_bundled_texts_are_no_path(tmp_path):
     (tmp_path / "forget.jsonl").write_text("\n".join(lines))
     base = {"data": "miniature", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
     scale = Scale("small", base, True, 1.0, None, None, 1)
-    Stage(scale, {}, {}, None, None, tmp_path / "work").check()
+    Stage(scale, {}, {}, None, 1.0, None, tmp_path / "work").check()
     sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "data", resume=True))
     assert sample.retain == len(read_text("miniature")) - 4
     with pytest.raises(HamuError, match=r"the data .*/digits are not there; say with --data_dir where they are"):
-        Stage(replace(scale, base=base | {"data": "digits"}), {}, {}, None, None, tmp_path / "work").check()
+        Stage(replace(scale, base=base | {"data": "digits"}), {}, {}, None, 1.0, None, tmp_path / "work").check()
 
 
 def texts_stage(folder, records, forget):
@@ -195,7 +195,27 @@ def texts_stage(folder, records, forget):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(folder)}
     scale = Scale("small", base, True, 1.0, None, None, 1, has_similar=True)
-    return Stage(scale, {"model": "tiny-llama"}, {}, None, str(folder / "again.jsonl"), folder / "work")
+    return Stage(scale, {"model": "tiny-llama"}, {}, None, 1.0, str(folder / "again.jsonl"), folder / "work")
+
+
+@pytest.mark.parametrize("similar", [False, True])
+def test_an_original_may_be_trained_on_more_data_than_the_runs_read(similar, tmp_path):
+    whole = texts_stage(tmp_path, 40, 8)
+    stage = replace(whole, scale=replace(whole.scale, fraction=0.25))
+
+    def prompts(settings):
+        return {record.prompt: record for record in read_text(settings["data"]).records}
+
+    call = stage.training(tmp_path, similar)
+    training = yaml.safe_load(Path(call.argv[call.argv.index("--config") + 1]).read_text())
+    run = stage.settings(replace(stage.scale.wanted("gdiff", 1), similar=similar))
+    assert len(prompts(training)) == 40
+    assert len(prompts(run)) == 10
+    assert prompts(run).keys() < prompts(training).keys()
+    assert training["per_device_train_batch_size"] == 128, "batches shrink with the data that are trained on"
+    assert Path(run["model"]).is_relative_to(Path(call.argv[-1]).resolve())
+    assert stage.description()["model"] == "trained on all of the data"
+    assert whole.description()["model"] == "trained on the same data"
 
 
 @pytest.mark.parametrize(("forget", "batch", "epoch"), [(40, 5, 80), (200, 3, 134)])  # as in TOFU, and half of all

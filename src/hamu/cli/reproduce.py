@@ -92,10 +92,15 @@ def _parser() -> Parser:
     )
     add(
         "--model",
-        help="an original model; without it one is trained by the recipe on the fraction of the data, for "
-        "figure-10 one more on the paraphrases too",
+        help="an original model; without it one is trained by the recipe, for figure-10 one more on the paraphrases "
+        "too",
     )
     add("--fraction", type=float, default=1.0, help="of the data; batches shrink with it, so that the steps stay")
+    add(
+        "--train_fraction",
+        type=float,
+        help="of the data, that the original model is trained on; by default --fraction",
+    )
     add("--epochs", type=float, help="of every run; by default the paper's")
     add("--learning_rate", type=float, help="of every run; by default the recipe's")
     add("--bf16", action="store_true", help="steps in bfloat16, evaluations in float32")
@@ -131,6 +136,14 @@ def _check(options: argparse.Namespace) -> None:
 
     if not 0 < options.fraction <= 1:
         raise HamuError(f"fraction {options.fraction} must be a share of the data, above 0 and at most 1")
+    if options.train_fraction is not None:
+        if not options.fraction <= options.train_fraction <= 1:
+            raise HamuError(
+                f"train_fraction {options.train_fraction} must be from fraction {options.fraction} to 1: an original "
+                f"model has seen all that the runs forget"
+            )
+        if options.model is not None:
+            raise HamuError("--train_fraction is of an original model that is trained; leave it out with --model")
     for name in ("epochs", "learning_rate"):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
@@ -172,7 +185,8 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     )
     device = {"use_cpu": True} if options.device == "cpu" else {}
     device |= {"bf16": True, "full_precision_eval": True} if options.bf16 else {}
-    return Stage(scale, train, device, options.model, paraphrases, work)
+    share = options.train_fraction or options.fraction
+    return Stage(scale, train, device, options.model, share, paraphrases, work)
 
 
 def _settings_name(recipe: str | None, config: str | None, train: Mapping[str, Any]) -> str:

@@ -42,6 +42,8 @@ class Stage:
         train: settings for `hamu train`, the recipe's or the user's.
         device: settings that say where and how runs are made.
         model: the original model, None to train one.
+        train_fraction: of the data, that an original model is trained on; at least that of the runs, whose data are
+            then among them.
         paraphrases: where the forget set stands in other words, None if nowhere.
         work: where data, models and runs are kept.
     """
@@ -50,6 +52,7 @@ class Stage:
     train: Mapping[str, Any]
     device: Mapping[str, Any]
     model: str | None
+    train_fraction: float
     paraphrases: str | None
     work: Path
 
@@ -66,28 +69,28 @@ class Stage:
         return place_of(self.scale.base, key, self._bundled)
 
     def _original(self, similar: bool) -> Path:
-        """The folder of an original model, trained on all data of its setting: with the paraphrases, if retained."""
+        """The folder of an original model, that of the data with the paraphrases if it is trained on them too."""
         scale = self.scale
         kind = ("-bf16" if "bf16" in self.device else "") + ("-similar" if similar else "")
-        return self.work / "models" / f"{scale.recipe}-{scale.fraction:g}-s{scale.seed}{kind}"
+        return self.work / "models" / f"{scale.recipe}-{self.train_fraction:g}-s{scale.seed}{kind}"
 
     @cached_property
     def sample(self) -> Sample:
         """The data that runs read."""
-        return self._drawn(similar=False)
+        return self._drawn(self.scale.fraction, similar=False)
 
     @cached_property
     def similar(self) -> Sample:
         """The data, with the forget set said again in what is retained."""
-        return self._drawn(similar=True)
+        return self._drawn(self.scale.fraction, similar=True)
 
-    def _drawn(self, similar: bool) -> Sample:
+    def _drawn(self, fraction: float, similar: bool) -> Sample:
         scale = self.scale
         with RunFolder(self.work / "data", resume=True) as folder:
             if scale.is_text:
                 drawn = self.paraphrases if similar else None
-                return sample_texts(scale.base, scale.fraction, scale.seed, folder, drawn)
-            return sample_images(scale.base, scale.fraction, scale.seed, folder)
+                return sample_texts(scale.base, fraction, scale.seed, folder, drawn)
+            return sample_images(scale.base, fraction, scale.seed, folder)
 
     def check(self) -> None:
         """Check that the model and the data are named, and are there.
@@ -107,21 +110,22 @@ class Stage:
                 raise HamuError(f"the data {source} are not there; say with --data_dir where they are")
 
     def training(self, place: Path, similar: bool = False) -> Call | None:
-        """How an original model is trained by the recipe on the fraction of the data; None if it is there.
+        """How an original model is trained by the recipe on its fraction of the data; None if it is there.
 
         Args:
             place: a folder for the settings.
             similar: whether it is that of the data with paraphrases.
         """
-        folder, sample = self._original(similar), self.similar if similar else self.sample
+        folder = self._original(similar)
         if self.model is not None or (folder / EVALUATION).is_file():
             return None
+        sample = self._drawn(self.train_fraction, similar)
         device = {key: value for key, value in self.device.items() if key != "full_precision_eval"}
         settings = {k: v for k, v in self.train.items() if k not in OF_SOURCES} | dict(sample.settings) | device
         if "test_data" in self.scale.base:  # the recipe may let it decide which state is the original
             settings.setdefault("test_data", self._place_of("test_data"))
         batch = int(settings.get("per_device_train_batch_size", 128))
-        settings["per_device_train_batch_size"] = max(1, round(batch * self.scale.fraction))
+        settings["per_device_train_batch_size"] = max(1, round(batch * self.train_fraction))
         path = place / f"{folder.name}-train.yaml"
         path.write_text(yaml.safe_dump(settings), encoding="utf-8")
         begun = (folder / CONFIG).is_file()
@@ -160,8 +164,15 @@ class Stage:
             "retain": self.sample.retain,
             "seed": scale.seed,
             "device": f"{device}, steps in bfloat16" if "bf16" in self.device else device,
-            "model": "given" if self.model else "trained on the same data",
+            "model": "given" if self.model else self._trained_on,
         }
+
+    @property
+    def _trained_on(self) -> str:
+        share = self.train_fraction
+        if share == self.scale.fraction:
+            return "trained on the same data"
+        return f"trained on {'all' if share == 1 else f'{share:g}'} of the data"
 
     def measured(self, one: Measured, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What a result says of a measurement in this process, as it says it of a run."""
