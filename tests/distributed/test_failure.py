@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from hamu.cli import main
 from hamu.training.checkpoints import Checkpoints
 
 FAST = ("--recipe", "digits", "--num_train_epochs", "1")
+RUN = ("unlearn", *FAST, "--model", "original/model", "--max_steps", "40", "--optim", "adamw_torch",
+       "--learning_rate", "1e-4", "--save_strategy", "steps", "--save_steps", "1", "--keep", "3",
+       "--eval_strategy", "no")  # fmt: skip
 
 
 def launched(processes, *argv):
@@ -37,14 +41,22 @@ def distance(one, other):
     return sum((one[name] - weight).double().square().sum().item() for name, weight in other.items()) ** 0.5
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder with an original model, and a run from it in one process that nothing has happened to."""
+    place = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert main(["train", *FAST, "--output_dir", "original"]) == 0
+        assert main([*RUN, "--per_device_train_batch_size", "64", "--output_dir", "whole"]) == 0
+    return place
+
+
 @pytest.mark.parametrize("layout", [(), ("--shard",)])
-def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(tmp_path, monkeypatch, layout):
+def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(tmp_path, monkeypatch, layout, whole):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    assert main(["train", *FAST, "--output_dir", "original"]) == 0
-    run = ("unlearn", *FAST, "--model", "original/model", "--max_steps", "40", "--optim", "adamw_torch",
-           "--learning_rate", "1e-4", "--save_strategy", "steps", "--save_steps", "1", "--keep", "3",
-           "--eval_strategy", "no")  # fmt: skip
-    launcher = launched(2, *run, "--per_device_train_batch_size", "32", *layout, "--output_dir", "broken")
+    launcher = launched(2, *RUN, "--per_device_train_batch_size", "32", *layout, "--output_dir", "broken")
     while not any(int(path.name.split("-")[1]) >= 3 for path in (tmp_path / "broken").glob("checkpoint-*")):
         assert launcher.poll() is None, launcher.communicate()[0]
         time.sleep(0.05)
@@ -59,7 +71,6 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(tmp_path, mon
     assert damages == []
     assert main(["unlearn", "--resume", "--output_dir", "broken", "--per_device_train_batch_size", "64",
                  *(layout and ("--shard", "False"))]) == 0  # fmt: skip
-    assert main([*run, "--per_device_train_batch_size", "64", "--output_dir", "whole"]) == 0
     end, broken, one_less = (
         load_file(tmp_path / folder / "model.safetensors")
         for folder in ("whole/model", "broken/model", "whole/checkpoint-39")
