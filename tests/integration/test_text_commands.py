@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from hamu.cli import main, text_task
-from hamu.cli.tables import privleak_line
+from hamu.cli.evaluation_tables import privleak_line
 from hamu.cli.text_task import TextTask
 from hamu.data import read_text
 from hamu.models.language import load_language_model

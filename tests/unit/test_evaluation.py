@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from hamu import HamuError
-from hamu.cli.tables import membership_difference_line, membership_line
+from hamu.cli.evaluation_tables import membership_difference_line, membership_line
 from hamu.evaluation import Predictions, classifier_report, loss_attack, membership_inference, predict, predict_tokens
 from hamu.evaluation.membership import _matched, auc_of
 

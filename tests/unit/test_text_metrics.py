@@ -12,7 +12,7 @@ from nltk.stem.porter import PorterStemmer
 from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
 
-from hamu.cli.tables import text_membership_line
+from hamu.cli.evaluation_tables import text_membership_line
 from hamu.cli.text_task import scored_texts
 from hamu.data import TextCollator, TextRecord, TextRecords, encode
 from hamu.errors import HamuError

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hamu.cli.evaluation_tables import membership_difference_line, membership_line, reference_table, report_table
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
-from hamu.cli.tables import membership_difference_line, membership_line, reference_table, report_table
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.image_readers import has_test_split

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hamu.cli.evaluation_tables import tofu_table
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
-from hamu.cli.tables import tofu_table
 from hamu.cli.text_task import TextTask, some_records
 from hamu.data import TextRecords, UnlearningData, encode
 from hamu.evaluation import TofuSets, forget_quality, tofu_report

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hamu.cli.adapter_options import settle_adapter
+from hamu.cli.evaluation_tables import privleak_line, text_membership_line, text_table
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
-from hamu.cli.tables import privleak_line, text_membership_line, text_table
 from hamu.cli.tasks import Task
 from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
 from hamu.data.text_readers import has_test_split

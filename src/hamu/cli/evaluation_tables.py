@@ -1,0 +1,120 @@
+"""What an evaluation says, on the screen: aligned, short, with the digits that mean something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from hamu.cli.tables import plain_table
+from hamu.evaluation.membership import auc_of
+
+_SETS = {
+    "retain": "retain",
+    "forget": "forget",
+    "test": "test",
+    "test_without_class": "test without the class",
+}
+
+
+def report_table(reports: dict[str, dict[str, Any]]) -> Table:
+    """Loss and accuracy of each set, a pair of columns for each report (e.g. before and after)."""
+    columns = [f"{figure} {name}".strip() for figure in ("loss", "accuracy") for name in reports]
+    table = plain_table("set", "samples", *columns, right=tuple(range(1, 2 + len(columns))))
+    first = next(iter(reports.values()))
+    for key, name in _SETS.items():
+        if key in first:
+            losses = [f"{report[key]['loss']:.4f}" for report in reports.values()]
+            accuracies = [f"{report[key]['accuracy']:.2%}" for report in reports.values()]
+            table.add_row(name, str(first[key]["samples"]), *losses, *accuracies)
+    return table
+
+
+def membership_line(report: dict[str, Any]) -> str:
+    """One line on membership inference."""
+    inference = report["membership_inference"]
+    if inference is None:
+        return (
+            "membership inference: not measured (it needs five test images of the classes that are forgotten, and "
+            "finite losses)"
+        )
+    return (
+        f"membership inference: accuracy {inference['accuracy']:.3f}, AUC {inference['auc']:.3f} "
+        f"(0.5 is ideal; {inference['samples']} forget against {inference['samples']} test images)"
+    )
+
+
+def reference_table(report: dict[str, Any]) -> Table:
+    """The distance to the retain model."""
+    table = plain_table("against the retain model", "loss", "accuracy", "KL", "agreement", right=(1, 2, 3, 4))
+    for name, row in report["against_retain_model"].items():
+        table.add_row(
+            _SETS[name],
+            f"{row['loss_difference']:+.4f}",
+            f"{row['accuracy_difference']:+.2%}",
+            f"{row['kl']:.4f}",
+            f"{row['agreement']:.2%}",
+        )
+    return table
+
+
+def membership_difference_line(report: dict[str, Any]) -> str:
+    """One line on how membership inference compares with the retain model's."""
+    theirs, less = (report["retain_model"][f"membership_inference{of}"] for of in ("", "_difference"))
+    if less is None:
+        return "membership inference against the retain model's: not measured (it needs that of both models)"
+    return (
+        f"membership inference against the retain model's {theirs['accuracy']:.3f} and {theirs['auc']:.3f}: accuracy "
+        f"{less['accuracy']:+.3f}, AUC {less['auc']:+.3f} (0 is ideal)"
+    )
+
+
+def text_table(reports: dict[str, dict[str, Any]]) -> Table:
+    """Loss, token accuracy and probability of each set of texts, a group of columns for each report."""
+    figures = {"loss": "{:.4f}", "accuracy": "{:.1%}", "probability": "{:.3f}"}
+    heads = {"loss": "loss", "accuracy": "acc", "probability": "prob"}
+    columns = [f"{heads[figure]} {name}".strip() for figure in figures for name in reports]
+    table = plain_table("set", "records", *columns, right=tuple(range(1, 2 + len(columns))))
+    first = next(iter(reports.values()))
+    for key in ("retain", "forget", "test"):
+        if key in first:
+            cells = [
+                form.format(report[key][figure]) for figure, form in figures.items() for report in reports.values()
+            ]
+            table.add_row(key, str(first[key]["records"]), *cells)
+    return table
+
+
+def text_membership_line(report: dict[str, Any]) -> str:
+    """One line on membership inference of the forget records."""
+    inference = report["membership_inference"]
+    if inference is None:
+        return "membership inference: not measured (it needs --test_data that was never trained on, and finite scores)"
+    return "membership inference, AUC (0.5 is ideal): " + ", ".join(
+        f"{name.replace('_', ' ')} {'not measured' if value is None else format(value, '.3f')}"
+        for name, value in inference.items()
+    )
+
+
+def privleak_line(report: dict[str, Any]) -> str:
+    """One line on how the membership inference compares with the retain model's."""
+    value = report["privleak"]
+    if value is not None:
+        return f"PrivLeak (0 is ideal): {value:+.4f}"
+    if auc_of(report) is None or auc_of(report["retain_model"]) is None:
+        return "PrivLeak: not measured (it needs membership inference of both models)"
+    return "PrivLeak: not measured (it divides by 1 - min k of the retain model, which is 0)"
+
+
+def tofu_table(report: dict[str, Any]) -> Table:
+    """TOFU's figures, a row for each set, and below them what is computed from all."""
+    table = plain_table("TOFU", "records", "probability", "ROUGE-L", "truth ratio", right=(1, 2, 3, 4))
+    for name in ("forget", "retain", "real_authors", "world_facts"):
+        if name in report:
+            row = report[name]
+            cells = ["-" if row[key] is None else f"{row[key]:.4f}" for key in ("probability", "rouge", "truth_ratio")]
+            table.add_row(name.replace("_", " "), str(row["records"]), *cells)
+    for key in ("model_utility", "model_utility_probability", "forget_quality", "privleak"):
+        if report.get(key) is not None:
+            table.add_row(key.replace("_", " "), "", f"{report[key]:.4g}", "", "")
+    return table
