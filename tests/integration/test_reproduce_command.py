@@ -122,7 +122,7 @@ def test_a_plan_counts_runs_and_steps_and_writes_nothing(capsys, tmp_path, monke
     assert re.search(r"figure-4 +14 +2 +252 *\n", out)
     assert re.search(r"table-2 +5 +2 +1364 *\n", out)
     assert "25 runs, 1724 steps" in out
-    assert "trained by the settings cifar10-resnet20" in out
+    assert "trained on the same data by the settings cifar10-resnet20" in " ".join(out.split())
     assert list(tmp_path.iterdir()) == []
 
 

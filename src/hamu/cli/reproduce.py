@@ -218,7 +218,8 @@ def _show_plan(chosen: Sequence[Experiment], stages: Mapping[str, Stage], consol
             runs = [w for one in chosen if stages.get(one.task) is stage for w in one.runs(stage.scale).values()]
             both = ", and one on the paraphrases too" if any(w.similar for w in runs) else ""
             console.print(
-                f"and an original model{both}, trained by the settings {stage.scale.recipe}; --model gives one"
+                f"and an original model{both}, {stage.trained_on} by the settings {stage.scale.recipe}; --model gives "
+                f"one"
             )
 
 

@@ -164,11 +164,12 @@ class Stage:
             "retain": self.sample.retain,
             "seed": scale.seed,
             "device": f"{device}, steps in bfloat16" if "bf16" in self.device else device,
-            "model": "given" if self.model else self._trained_on,
+            "model": "given" if self.model else self.trained_on,
         }
 
     @property
-    def _trained_on(self) -> str:
+    def trained_on(self) -> str:
+        """What of the data an original model is trained on, in words."""
         share = self.train_fraction
         if share == self.scale.fraction:
             return "trained on the same data"
