@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from hamu import HamuError, HamuU, PairedGradients, UnlearnConfig
 from hamu.ends import End
-from hamu.training.promise import Outcome, PromiseRecord
+from hamu.training.promise import Outcome, PromiseRecord, describe
 from hamu.training.trust_region import TrustRegion
 from hamu.training.watch import StepWatch, is_plain_descent
 
@@ -335,3 +335,16 @@ def test_plain_descent_is_recognised():
 def test_settings_that_cannot_be_meant(settings, message):
     with pytest.raises(HamuError, match=message):
         UnlearnConfig(output_dir="unused", **settings)
+
+
+@pytest.mark.parametrize(
+    ("checked", "judged", "kept", "words"),
+    [
+        (40, 40, 0.925, "of 40 checked steps 92% realised at least 95% of what was demanded"),
+        (40, 12, 0.5, "of 40 checked steps 12 had a demand above rounding, of which 50% realised at least 95% of it"),
+        (1, 0, None, "of 1 checked step none had a demand above rounding"),
+    ],
+)
+def test_it_is_said_of_which_steps_the_promise_could_be_told(checked, judged, kept, words):
+    summary = {"checked": checked, "judged": judged, "kept": kept, "median_ratio": {}}
+    assert describe(summary) == f"{words}; what was promised is below rounding"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hamu.evaluation.membership import auc_of
-from hamu.reporting.elements import counted, number, were
+from hamu.reporting.elements import counted, number
 from hamu.reporting.run import Run
 from hamu.reporting.trajectories import gains_of
+from hamu.training.promise import kept_in_words
 
 Tone = Literal["good", "mixed", "bad", "open"]
 _NO_CHANGE = 1e-3  # in nats, and as a share of records: what changed by less has not changed
@@ -131,11 +132,8 @@ def _sentences(run: Run, forget: float, retain: float) -> list[str]:
         found.append(f"The model saved is {run.earlier_state}.")
     promise = evaluation.get("promise")
     if promise and promise.get("kept") is not None:
-        judged = promise["judged"]
-        found.append(
-            f"Of {counted(judged, 'steps')} that {were(judged)} checked, {promise['kept']:.0%} realised at least 95% "
-            f"of what they had promised."
-        )
+        words = kept_in_words(promise)
+        found.append(f"{words[0].upper()}{words[1:]}.")
     goal = (run.record or {}).get("goal")
     if goal and goal != run.ended:
         found.append(f"Its goal: {goal}.")

@@ -134,7 +134,16 @@ class PromiseRecord:
 def describe(summary: dict[str, Any]) -> str:
     """What a summary of checked steps says, in one line for the screen."""
     ratios = ", ".join(f"{value:.3g} ({side})" for side, value in summary["median_ratio"].items())
-    text = f"of {summary['checked']} steps that were checked, "
-    if summary["kept"] is not None:
-        text = f"promise kept in {summary['kept']:.0%} of {summary['judged']} steps that were checked, "
-    return text + (f"median realised/promised {ratios}" if ratios else "what was promised is below rounding")
+    told = f"median realised/promised {ratios}" if ratios else "what was promised is below rounding"
+    return f"{kept_in_words(summary)}; {told}"
+
+
+def kept_in_words(summary: dict[str, Any]) -> str:
+    """How many of the checked steps realised what was demanded of them, the beginning of a sentence."""
+    checked, judged, kept = summary["checked"], summary["judged"], summary["kept"]
+    steps = f"of {checked:,} checked {'step' if checked == 1 else 'steps'}"
+    if kept is None:
+        return f"{steps} none had a demand above rounding"
+    if judged == checked:
+        return f"{steps} {kept:.0%} realised at least {KEPT:.0%} of what was demanded"
+    return f"{steps} {judged:,} had a demand above rounding, of which {kept:.0%} realised at least {KEPT:.0%} of it"
