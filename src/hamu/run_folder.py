@@ -24,7 +24,7 @@ from hamu.errors import HamuError, first_line
 from hamu.folder_lock import lock
 from hamu.models.saving import save_model
 from hamu.run_files import CONFIG, INPUTS, MODEL, holds_a_run, is_left, is_of_a_run, shows_a_run
-from hamu.whole_files import remove_whole, replace_folder, umask, write_whole
+from hamu.whole_files import remove_whole, replace_folder, write_whole
 
 
 class RunFolder:
@@ -205,7 +205,7 @@ class RunFolder:
                     f"make room, then go on with --resume"
                 ) from error
             raise
-        replace_folder(beside, target, 0o777 & ~umask())
+        replace_folder(beside, target)
         return target
 
     def append_line(self, name: str, content: Mapping[str, Any]) -> None:

@@ -35,9 +35,12 @@ def write_whole(target: Path, text: str, *, private: bool = False) -> None:
     os.replace(file.name, target)
 
 
-def replace_folder(beside: Path, target: Path, mode: int) -> None:
-    """Put a folder that was written beside its place into it, with these permissions; what is there is removed."""
-    os.chmod(beside, mode)
+def replace_folder(beside: Path, target: Path) -> None:
+    """Put a folder that was written beside its place into it, the process's mask deciding who may read it.
+
+    What is there is removed.
+    """
+    os.chmod(beside, 0o777 & ~umask())
     if os.path.lexists(target):
         remove_whole(target)
     os.replace(beside, target)

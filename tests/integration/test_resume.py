@@ -88,7 +88,7 @@ GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2",
         (4, signal.SIGTERM, ("--max_steps", "4")),  # likewise, within an epoch
         (6, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1")),
         (2, signal.SIGTERM, DIVERGING),
-        (3, signal.SIGTERM, UNDONE),
+        (6, signal.SIGTERM, UNDONE),
         (3, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch")),
         (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
         (5, signal.SIGTERM, BEST_OF_SAVED),
@@ -200,8 +200,26 @@ def test_a_signal_before_the_first_step_leaves_nothing(cli, tmp_path, saved_mode
 
     monkeypatch.setattr(ProgressBar, "on_train_begin", on_train_begin)
     code, _, err = cli(*settings(saved_model), "--output_dir", "run")
-    assert (code, err) == (143, "hamu unlearn: interrupted before the first step\n")
+    assert (code, err) == (143, "hamu unlearn: interrupted before a step was taken\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_when_no_step_was_taken_yet_leaves_nothing(cli, tmp_path, saved_model, signal_at):
+    job = settings(saved_model, "--constraint_mode", "absolute", "--constraint", "1e6", "--on_infeasible", "skip")
+    signal_at(3, signal.SIGTERM)
+    code, _, err = cli(*job, "--output_dir", "run")
+    assert (code, err) == (143, "hamu unlearn: interrupted before a step was taken\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_best_checkpoint_that_was_removed_is_no_best(cli, tmp_path, saved_model, signal_at):
+    job = settings(saved_model, *BEST_OF_SAVED, "--max_steps", 9)  # gradient ascent: the first is the best
+    signal_at(5, signal.SIGTERM)
+    assert cli(*job, "--output_dir", "run")[0] == 143
+    shutil.rmtree(tmp_path / "run/checkpoint-2")
+    assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0
+    found = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert found["ended"].endswith("; the weights are the best ones, of step 6")
 
 
 def test_a_second_signal_ends_a_run_at_once(cli, saved_model, monkeypatch):

@@ -274,11 +274,12 @@ def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(trained, tm
     assert run(*job) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert run(*job, "--overwrite", "--max_retain_loss", "0.01") == 2
+    saving = ("--save_strategy", "steps", "--save_steps", "1")  # a checkpoint would replace it
+    assert run(*job, "--overwrite", "--max_retain_loss", "0.01", *saving) == 2
     printed = capsys.readouterr().err
     assert "no step was taken, the model is as it was: the retain loss of a step" in printed
     assert run(*job[:-2], "--output_dir", tmp_path / "new", "--constraint", "1e6", "--constraint_mode", "absolute",
-               "--on_infeasible", "skip", "--max_steps", "2") == 2  # fmt: skip
+               "--on_infeasible", "skip", "--max_steps", "2", *saving) == 2  # fmt: skip
     printed = capsys.readouterr().err
     assert (
         "no step was taken, the model is as it was: 2 tried, and the last one skipped as the constraint 1e+06"

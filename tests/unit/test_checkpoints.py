@@ -40,6 +40,19 @@ def test_those_of_an_earlier_run_in_the_folder_go_before_the_one_just_written(tm
     assert names(tmp_path) == ["checkpoint-3", "checkpoint-6"]
 
 
+def test_checkpoints_of_another_program_stay(tmp_path):
+    write(Checkpoints(tmp_path), 1, 2)
+    (tmp_path / "checkpoint-2/weights").write_bytes(b"damaged")
+    (tmp_path / "checkpoint-500").mkdir()
+    (tmp_path / "checkpoint-500/trainer_state.json").write_text("{}")
+    checkpoints = Checkpoints(tmp_path)
+    newest, damages = checkpoints.newest()
+    assert newest == tmp_path / "checkpoint-1"
+    assert len(damages) == 2
+    checkpoints.remove_after(newest)
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-500"]
+
+
 def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path, monkeypatch):
     def full(*given, **more):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

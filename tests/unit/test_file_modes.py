@@ -33,8 +33,8 @@ def test_the_folder_of_a_saved_model_is_as_open_as_the_mask_allows(tmp_path, mas
     assert mode(saved) == 0o777 & ~mask
 
 
-def test_a_checkpoint_is_a_folder_that_others_may_enter(tmp_path):
+def test_a_checkpoint_is_as_open_as_the_mask_allows(tmp_path, mask):
     checkpoints = Checkpoints(tmp_path)
     with checkpoints.writing(1):
         pass
-    assert mode(checkpoints.path(1)) == 0o755
+    assert mode(checkpoints.path(1)) == 0o777 & ~mask

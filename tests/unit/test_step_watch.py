@@ -92,7 +92,7 @@ def test_a_length_that_was_too_much_for_a_search_bounds_its_next():
     search = watched[0].search = Script(2.0, 0.5, 0.5)
     take_step(*watched, model)
     most = watched[0].trust.most
-    assert [(scale, bound) for _, scale, bound in search.shown] == [(1.0, most), (2.0, most), (1.0, 2.0), (0.5, 1.0)]
+    assert [(scale, bound) for _, scale, bound in search.shown] == [(1.0, most), (2.0, most), (1.0, 1.0), (0.5, 0.5)]
     assert search.taken[1] == 0.5
 
 

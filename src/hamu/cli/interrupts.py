@@ -30,8 +30,8 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
         def note(number: int, frame: FrameType | None) -> None:
             if received:
                 raise Interrupted("interrupted again; what was done since the last checkpoint is lost", number)
-            if not trainer.state.global_step:
-                raise Interrupted("interrupted before the first step", number)
+            if not trainer.has_begun:
+                raise Interrupted("interrupted before a step was taken", number)
             received.append(number)
             trainer.interrupted_by = signal.Signals(number).name
 

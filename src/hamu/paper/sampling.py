@@ -62,6 +62,7 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
     if not folder.has(name):
         data = _share_of_classes(read_images(source, **options), fraction, seed)
         path = folder.prepare() / f".{name}.tmp"
+        path.touch(mode=0o600)  # it has what is to be forgotten
         with path.open("wb") as file:
             image, label = (base.get(f"{kind}_column") or kind for kind in ("image", "label"))
             arrays = {image: data.pixels.permute(0, 2, 3, 1).numpy(), label: data.labels.numpy()}
@@ -132,7 +133,7 @@ def sample_texts(
     settings: dict[str, str | None] = {"forget_data": None, "test_data": None}
     for name, records in sets.items():
         lines = (json.dumps(_as_row(record), ensure_ascii=False) for record in records)
-        path = folder.write_text(f"texts-{kind}-{name}.jsonl", "".join(line + "\n" for line in lines))
+        path = folder.write_text(f"texts-{kind}-{name}.jsonl", "".join(line + "\n" for line in lines), private=True)
         settings["data" if name == "train" else f"{name}_data"] = str(path)
     return Sample({key: value for key, value in settings.items() if value}, len(retain))
 

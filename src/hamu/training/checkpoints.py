@@ -55,7 +55,7 @@ class Checkpoints:
             wait_for_all()
             if is_main():
                 seal(staged)
-                replace_folder(staged, self.path(step), 0o755)
+                replace_folder(staged, self.path(step))
                 sync(self._folder)
         except BaseException as error:
             if is_main() and staged is not None:
@@ -90,11 +90,15 @@ class Checkpoints:
                 remove_whole(old)
 
     def remove_after(self, path: Path | None) -> None:
-        """Remove what is newer than the checkpoint that a run goes on from (all, without one): it is damaged."""
+        """Remove what is newer than the checkpoint that a run goes on from (all, without one): it is damaged.
+
+        What has files and no manifest was written by another program, and stays.
+        """
         for _, newer in reversed(self._found()):
             if newer == path:
                 return
-            remove_whole(newer)
+            if (newer / MANIFEST).is_file() or not any(newer.iterdir()):
+                remove_whole(newer)
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, None if there is none; and of each newer one what is wrong with it."""

@@ -107,7 +107,10 @@ class ResumableTrainer(Trainer):
         self.state.compute_steps(self.args, max_steps)
         if self.state.best_global_step:
             best = self.checkpoints.path(self.state.best_global_step)
-            self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+            if best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+            else:  # what cannot be gone back to is no best: a later state may be
+                self.state.best_model_checkpoint = self.state.best_global_step = self.state.best_metric = None
         return found
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
@@ -140,7 +143,7 @@ class ResumableTrainer(Trainer):
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
         """The best is one that can be gone back to: an evaluation at a step that is saved."""
         saves = self.control.should_save or self._held or self.args.save_strategy == SaveStrategy.BEST
-        return saves and super()._determine_best_metric(*args, **kwargs)
+        return self.has_begun and saves and super()._determine_best_metric(*args, **kwargs)
 
     def _interrupted_anywhere(self) -> bool:
         """Whether any process was interrupted, so that all stop after the same step."""
@@ -149,7 +152,9 @@ class ResumableTrainer(Trainer):
         return bool(summed(torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)).item())
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint; see `Checkpoints`."""
+        """Write a checkpoint; see `Checkpoints`. None before a step was taken: an earlier run would give way to it."""
+        if not self.has_begun:
+            return
         step = self.state.global_step
         if self.state.best_global_step:
             best = self.checkpoints.path(self.state.best_global_step)

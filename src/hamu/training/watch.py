@@ -162,7 +162,7 @@ class StepWatch:
             if factor == 1:
                 break
             if factor < 1:
-                most = trust.scale  # what was too long is not tried again
+                most = 0.5 * trust.scale  # what was too long is not tried again; factors are powers of 2
             guard.stretch(factor)
             for group in self._optimizer.param_groups:
                 group["lr"] *= factor
