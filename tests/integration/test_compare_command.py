@@ -156,7 +156,7 @@ def test_what_fails_is_noted_and_the_others_go_on(compare, tmp_path):
 def test_what_does_not_fit_together_is_said_before_anything_is_written(compare, tmp_path, saved_model):
     for words, message in [
         (("--methods", "ft", "magic"), "method 'magic' is unknown; choose one of hamu-q"),
-        (("--method", "ft"), "compare takes several: give --methods in place of --method"),
+        (("--method", "ft"), "compare has no --method, as it takes several, by --methods; leave it out"),
         (("--seed", 1, "--seeds", 2), "--seeds takes the place of --seed; leave out one of them"),
         (("--learning-rate=1", "--learning_rates", 2), "--learning_rates takes the place of --learning_rate"),
         (("--constraints", 0.5, 1.5), "hamu-q-c1.5-lr0.1-s42: a relative constraint is a share of what is possible"),
@@ -164,7 +164,10 @@ def test_what_does_not_fit_together_is_said_before_anything_is_written(compare, 
         (("--seeds",), "expected at least one argument"),
         (("--learning_rates", "fast"), "invalid float value: 'fast'"),
         (("--jobs", 0), "jobs 0 must be at least 1"),
-        (("--auto", "--target_forget_loss", 2, "--max_retain_increase", 0.1), "compare has no --auto"),
+        (
+            ("--auto", "--target_forget_loss", 2, "--max_retain_increase", 0.1),
+            "compare has no --auto, which is for hamu unlearn; leave it out",
+        ),
         (("--model", "nowhere"), "the model nowhere is not there"),
         (("--resume",), "--resume"),
     ]:

@@ -18,7 +18,6 @@ from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import Task
 from hamu.data import UnlearningData
-from hamu.errors import HamuError
 from hamu.methods import HamuQ, HamuU
 from hamu.objectives import CrossEntropy
 from hamu.reporting import plot_frontiers
@@ -47,9 +46,6 @@ def run(argv: list[str], console: Console) -> int:
         curvature_samples=options.curvature_samples,
         bootstrap_memory=options.bootstrap_memory,
     )
-    for name, asked in (("dry_run", run_options.dry_run), ("auto", args.auto)):
-        if asked:
-            raise HamuError(f"assess has no --{name}; leave it out")
     task, folder, problem = opened(parsed.of(DataOptions), run_options, args, parsed.resolved, console)
     task.check_models()
     task.settle_adapter(parsed.resolved)

@@ -40,7 +40,6 @@ from hamu.run_files import COMPARISON, COMPARISON_PICTURE, COMPARISON_TABLES, RE
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
 
-_OF_UNLEARN = ("dry_run", "auto")
 _SHOWN = (*COMPARISON_TABLES, COMPARISON_PICTURE)  # made when all runs have ended
 _SEVERAL = {"--constraint": "--constraints", "--learning_rate": "--learning_rates", "--seed": "--seeds"}
 
@@ -61,7 +60,7 @@ def run(argv: list[str], console: Console) -> int:
     )
     run_options, options, args = parsed.of(RunOptions), parsed.of(CompareOptions), parsed.of(UnlearnConfig)
     resolved = parsed.resolved
-    _check(options, run_options, args)
+    _check(options)
     build_metrics()  # a broken one is to cost no run
     grid = cells(
         options.methods or method_classes(),
@@ -124,32 +123,20 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
 def _check_flags(argv: list[str]) -> None:
     """Refuse flags that compare has no place for, before their values are looked at."""
     given = {"--" + word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
-    for name in _OF_UNLEARN:
-        if f"--{name}" in given:
-            raise _has_no(name)
     if "--resume" in given:
         raise HamuError("compare needs no --resume: the same command again goes on where it was")
-    if "--method" in given:
-        raise HamuError("compare takes several: give --methods in place of --method")
     for one, several in _SEVERAL.items():
         if one in given and several in given:
             raise HamuError(f"{several} takes the place of {one}; leave out one of them")
 
 
-def _check(options: CompareOptions, run_options: RunOptions, args: UnlearnConfig) -> None:
-    for name, asked in zip(_OF_UNLEARN, (run_options.dry_run, args.auto), strict=True):
-        if asked:  # in a file
-            raise _has_no(name)
+def _check(options: CompareOptions) -> None:
     for name in ("constraints", "learning_rates"):
         for value in getattr(options, name) or []:
             if not math.isfinite(value):
                 raise HamuError(f"{name} {value} must be finite numbers")
     if options.jobs < 1:
         raise HamuError(f"jobs {options.jobs} must be at least 1")
-
-
-def _has_no(name: str) -> HamuError:
-    return HamuError(f"compare has no --{name}; leave it out")
 
 
 def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:

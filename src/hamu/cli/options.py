@@ -9,11 +9,16 @@ from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
 from hamu.training import TrainConfig, UnlearnConfig
 
-_BY_GOAL = {"auto", "target_forget_accuracy", "max_retain_increase"}
-NOT_TAKEN = {  # by commands whose dataclasses have it nevertheless
-    "unlearn": {"without_forget"}, "assess": {"without_forget", "dry_run", *_BY_GOAL},
-    "compare": {"without_forget", "dry_run", "method", *_BY_GOAL}, "evaluate": {"without_forget"},
-}  # fmt: skip
+_OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
+_OF_UNLEARN = dict.fromkeys(
+    ("dry_run", "auto", "target_forget_accuracy", "max_retain_increase"), "which is for hamu unlearn"
+)
+NOT_TAKEN: dict[str, dict[str, str]] = {  # by commands whose dataclasses have it nevertheless, and why not
+    "unlearn": _OF_TRAIN,
+    "assess": _OF_TRAIN | _OF_UNLEARN,
+    "compare": _OF_TRAIN | _OF_UNLEARN | {"method": "as it takes several, by --methods"},
+    "evaluate": _OF_TRAIN,
+}
 PATHS = {  # options of any command that name files and folders, or may
     "config", "output_dir", "work_dir", "output", "run", "runs", "data", "test_data", "data_dir", "forget_data",
     "forget_rows", "forget_perturbed", "retain_perturbed", "real_authors", "world_facts", "similar_data", "model",
@@ -234,4 +239,4 @@ def settings_by_command() -> dict[str, set[str]]:
     }
     shared = (DataOptions, RunOptions)
     keys = {name: {f.name for cls in (*shared, *types) for f in dataclasses.fields(cls)} for name, types in own.items()}
-    return {name: found - NOT_TAKEN.get(name, set()) for name, found in keys.items()}
+    return {name: found - NOT_TAKEN.get(name, {}).keys() for name, found in keys.items()}

@@ -15,7 +15,7 @@ from transformers.training_args import OptimizerNames
 
 from hamu.cli.config_files import read_files, settings_of
 from hamu.cli.help import print_help
-from hamu.cli.options import ResumeOptions, settings_by_command
+from hamu.cli.options import NOT_TAKEN, ResumeOptions, settings_by_command
 from hamu.cli.parser import Parser
 from hamu.cli.refused import check_has_a_place
 from hamu.cli.resuming import check_resumed_settings, settings_to_resume
@@ -74,7 +74,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> Pars
     for name, text in read_files(named) if resumed is None else [resumed]:
         settings |= settings_of(name, text, command, known, settings_by_command())
     settings = {key: value for key, value in settings.items() if value is not None}
-    listed = _listed(parser, settings)
+    listed, defaults = _listed(parser, settings), {action.dest: action.default for action in parser._actions}
     for action in parser._actions:
         action.default = settings.get(action.dest, action.default)
         action.required = False
@@ -85,6 +85,9 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> Pars
     given = vars(parser.parse_args(rest))
     if resumed is not None:
         check_resumed_settings(resumed[0], {key: was[key] for key in settings}, given, named)
+    for name, why in NOT_TAKEN.get(command, {}).items():
+        if name in given or (name != "method" and values[name] != defaults[name]):  # a file has unlearn's method
+            raise HamuError(f"{command} has no --{name}, {why}; leave it out")
     resolved = {key: values[key] for key in (*settings, *given) if key not in _NOT_OF_A_RUN}
     _check_choices(values)
     built = {}

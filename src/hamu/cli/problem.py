@@ -32,8 +32,6 @@ def opened(
     """What every command that has a model starts with: the task, the output folder, the problem read."""
     if run_options.model is None:
         raise HamuError("name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME")
-    if run_options.without_forget:
-        raise HamuError("without_forget is for hamu train, which makes the retain model so; leave it out")
     task = choose_task(data_options, run_options, console)
     folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources(further))
     task.fill_in(args, given)
