@@ -30,7 +30,7 @@ def run(argv: list[str], console: Console) -> int:
     parsed = parse(
         "assess",
         "Say before a run how hard it is, what it will cost, and whether to start: exit code 0, 3 (it costs) or 4 "
-        "(any step hurts). Takes the same options as unlearn.",
+        "(any step hurts). Takes the options of unlearn, but for a goal.",
         argv,
         DataOptions,
         RunOptions,
