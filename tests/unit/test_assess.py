@@ -10,10 +10,10 @@ from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU
 from hamu.assess import BlockHardness, curvature, frontier, influences, share_of_top
+from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.curvature import Hessian
 from hamu.assess.gradients import parted_gradient
 from hamu.assess.hardness import constraint_status
-from hamu.assess.problem import Problem
 
 
 def network(dtype=torch.float64):
@@ -165,8 +165,8 @@ def test_small_gradients_of_half_precision_add_up():
         torch.manual_seed(0)
         x = (torch.ones(800, 16) + 0.1 * torch.randn(800, 16)).to(dtype)
         records = [{"pixel_values": one, "labels": torch.tensor(0)} for one in x]
-        problem = Problem(nn.Linear(16, 3).to(dtype), records, records, torch.utils.data.default_collate, 4)
-        gradient = parted_gradient(problem, "retain", 1)
+        assessed = AssessedModel(nn.Linear(16, 3).to(dtype), records, records, torch.utils.data.default_collate, 4)
+        gradient = parted_gradient(assessed, "retain", 1)
         assert {g.dtype for g in gradient.parts[0]} == {torch.float32}
         found[dtype] = math.sqrt(sum(g.double().square().sum().item() for g in gradient.total()))
     assert found[torch.bfloat16] == pytest.approx(found[torch.float32], rel=0.01)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hamu.assess.assessed_model import AssessedModel, count_records
 from hamu.assess.curvature import Curvature, Hessian, lanczos
 from hamu.assess.frontier import Frontier, frontier
 from hamu.assess.gradients import (
@@ -23,7 +24,6 @@ from hamu.assess.gradients import (
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status, variants_of
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
-from hamu.assess.problem import Problem
 from hamu.assess.products import LANCZOS, SOLVER, Products
 from hamu.assess.second_order import SecondOrder, second_order
 from hamu.assess.settings import check_settings
@@ -250,27 +250,26 @@ def assess(
     if not isinstance(method, HamuQ | HamuU):
         name = getattr(method, "name", method)
         raise HamuError(f"method {name!r} has no constraint that could be assessed; give HamuQ(...) or HamuU(...)")
-    problem = Problem(model, retain, forget, collate, batch_size, blocks, seed)
-    records = {side: len(problem.data(side)) for side in ("retain", "forget")}  # type: ignore[arg-type]
+    records = count_records(retain, forget)
     most = None if most_batches is None else most_batches * batch_size
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
     pays = sum(used.values())
     plan = Products.asked_or_affordable(curvature_samples, pays, records["retain"], batch_size)
     meter = _Meter(pays * (1 + 2 * _FORWARD * conflicts) + plan.cost(LANCZOS + 2 * SOLVER), progress)
-    problem.advance = meter.advance
-    with problem.untouched():
-        gradients, parted = _gradients(problem, bootstrap_memory, used)
+    assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, meter.advance)
+    with assessed.untouched():
+        gradients, parted = _gradients(assessed, bootstrap_memory, used)
         raw = parted.gram()
         gram = clipped(raw, max_grad_norm)
         clip = tuple(factor.item() for factor in raw.clip_factors(max_grad_norm))
         spectrum, condition = None, None
         if plan.samples:
             demand = _demand(gram, method, learning_rate, clip)
-            spectrum, condition = _second_order(problem, gradients, demand, plan, meter)
+            spectrum, condition = _second_order(assessed, gradients, demand, plan, meter)
         found = {}
         if conflicts:
             for side, other in (("forget", "retain"), ("retain", "forget")):
-                found[side] = _conflicts(problem, side, gradients[other], most)
+                found[side] = _conflicts(assessed, side, gradients[other], most)
     variants = variants_of(method)
     statuses = {name: constraint_status(gram, variant) for name, variant in variants.items()}
     frontiers = {name: frontier(gram, variant) for name, variant in variants.items()}
@@ -287,7 +286,7 @@ def assess(
         hamu_q=Hardness.at(statuses[HamuQ.name]),
         hamu_u=Hardness.at(statuses[HamuU.name]),
         intervals=bootstrap(parted, method, max_grad_norm, seed=seed),
-        block_names=problem.block_names,
+        block_names=assessed.block_names,
         block_hardness={name: BlockHardness.at(status) for name, status in statuses.items()},
         frontiers=frontiers,
         learning_rate=learning_rate,
@@ -325,27 +324,27 @@ def _demand(gram: PairGram, method: HamuQ | HamuU, learning_rate: float, clip: t
 
 
 def _gradients(
-    problem: Problem, memory: float, used: Mapping[str, int]
+    assessed: AssessedModel, memory: float, used: Mapping[str, int]
 ) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
     """The mean gradient of each side, and the products of the parts that so many GB have room for."""
-    affordable = affordable_parts(problem.parameters, memory)
+    affordable = affordable_parts(assessed.parameters, memory)
     if min(used.values()) < FEWEST_PARTS:  # there will be no intervals
         affordable = 1
     sides = {
-        side: parted_gradient(problem, side, count_parts(count, problem.batch_size, affordable), count)
+        side: parted_gradient(assessed, side, count_parts(count, assessed.batch_size, affordable), count)
         for side, count in used.items()
     }
-    parted = PartedGram.of(problem, sides["retain"], sides["forget"])
+    parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
     return {side: gradient.total() for side, gradient in sides.items()}, parted
 
 
 def _second_order(
-    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, plan: Products, meter: _Meter
+    assessed: AssessedModel, gradients: Mapping[str, list[Tensor | None]], demand: float, plan: Products, meter: _Meter
 ) -> tuple[Curvature, SecondOrder]:
     """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
-    batches = list(problem.batches("retain", problem.positions("retain", plan.samples), plan.size))
+    batches = list(assessed.batches("retain", assessed.positions("retain", plan.samples), plan.size))
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)
-    hessian = Hessian(lambda batch: problem.total(problem.score(batch)) / count, batches, problem.parameters)
+    hessian = Hessian(lambda batch: assessed.total(assessed.score(batch)) / count, batches, assessed.parameters)
     done = 0
 
     def product(vector: Sequence[Tensor]) -> list[Tensor]:
@@ -356,33 +355,33 @@ def _second_order(
         return found
 
     def flat_product(vector: Tensor) -> Tensor:
-        return flat(product(shaped(vector, problem.parameters)), problem.parameters)
+        return flat(product(shaped(vector, assessed.parameters)), assessed.parameters)
 
-    spectrum = lanczos(product, problem.parameters, steps=plan.lanczos, tolerance=1e-2, seed=problem.seed)
-    g_r, g_f = (flat(gradients[side], problem.parameters) for side in ("retain", "forget"))
+    spectrum = lanczos(product, assessed.parameters, steps=plan.lanczos, tolerance=1e-2, seed=assessed.seed)
+    g_r, g_f = (flat(gradients[side], assessed.parameters) for side in ("retain", "forget"))
     return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=plan.solver(done))
 
 
-def _conflicts(problem: Problem, side: str, gradient: list[Tensor | None], most: int | None) -> Conflicts:
+def _conflicts(assessed: AssessedModel, side: str, gradient: list[Tensor | None], most: int | None) -> Conflicts:
     """The records of a side against the other side's gradient."""
-    positions = problem.positions(side, most)
-    data = problem.data(side)
+    positions = assessed.positions(side, most)
+    data = assessed.data(side)
     known = getattr(data, "rows", None)
     rows = torch.arange(len(data)) if known is None else torch.as_tensor(known)  # type: ignore[arg-type]
 
     def losses() -> Tensor:
         found, predictions = [], 0
-        for batch in problem.batches(side, positions):
-            scored = problem.score(batch)
+        for batch in assessed.batches(side, positions):
+            scored = assessed.score(batch)
             each = nn.functional.cross_entropy(scored.logits.double(), scored.labels, reduction="none")
             found.append(scored.per_record(each).cpu())
             predictions += len(scored.labels)
-            problem.advance(_FORWARD * scored.records)
+            assessed.advance(_FORWARD * scored.records)
         values = torch.cat(found)
         return values * (len(values) / max(1, predictions))
 
-    precision = max(torch.finfo(p.dtype).eps for p in problem.model.parameters() if p.is_floating_point())
-    values = influences(losses, problem.parameters, gradient, precision)
+    precision = max(torch.finfo(p.dtype).eps for p in assessed.model.parameters() if p.is_floating_point())
+    values = influences(losses, assessed.parameters, gradient, precision)
     return Conflicts(values, rows[positions], share_of_top(values))
 
 
