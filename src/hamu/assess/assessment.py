@@ -22,9 +22,9 @@ from hamu.assess.gradients import (
     parted_gradient,
 )
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status, variants_of
+from hamu.assess.hessian_budget import LANCZOS, SOLVER, HessianBudget
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
-from hamu.assess.products import LANCZOS, SOLVER, Products
 from hamu.assess.second_order import SecondOrder, second_order
 from hamu.assess.settings import check_settings
 from hamu.assess.vectors import flat, shaped
@@ -253,9 +253,9 @@ def assess(
     records = count_records(retain, forget)
     most = None if most_batches is None else most_batches * batch_size
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
-    pays = sum(used.values())
-    plan = Products.asked_or_affordable(curvature_samples, pays, records["retain"], batch_size)
-    meter = _Meter(pays * (1 + 2 * _FORWARD * conflicts) + plan.cost(LANCZOS + 2 * SOLVER), progress)
+    one_pass = sum(used.values())
+    budget = HessianBudget.asked_or_affordable(curvature_samples, one_pass, records["retain"], batch_size)
+    meter = _Meter(one_pass * (1 + 2 * _FORWARD * conflicts) + budget.cost(LANCZOS + 2 * SOLVER), progress)
     assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, meter.advance)
     with assessed.untouched():
         gradients, parted = _gradients(assessed, bootstrap_memory, used)
@@ -263,9 +263,9 @@ def assess(
         gram = clipped(raw, max_grad_norm)
         clip = tuple(factor.item() for factor in raw.clip_factors(max_grad_norm))
         spectrum, condition = None, None
-        if plan.samples:
+        if budget.samples:
             demand = _demand(gram, method, learning_rate, clip)
-            spectrum, condition = _second_order(assessed, gradients, demand, plan, meter)
+            spectrum, condition = _second_order(assessed, gradients, demand, budget, meter)
         found = {}
         if conflicts:
             for side, other in (("forget", "retain"), ("retain", "forget")):
@@ -291,7 +291,7 @@ def assess(
         frontiers=frontiers,
         learning_rate=learning_rate,
         curvature=spectrum,
-        curvature_samples=plan.samples,
+        curvature_samples=budget.samples,
         second_order=condition,
         conflicts=found,
         verdict=judge(frontiers[method.name], method, (1 / clip[0], 1 / clip[1]), rate),
@@ -339,10 +339,14 @@ def _gradients(
 
 
 def _second_order(
-    assessed: AssessedModel, gradients: Mapping[str, list[Tensor | None]], demand: float, plan: Products, meter: _Meter
+    assessed: AssessedModel,
+    gradients: Mapping[str, list[Tensor | None]],
+    demand: float,
+    budget: HessianBudget,
+    meter: _Meter,
 ) -> tuple[Curvature, SecondOrder]:
     """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
-    batches = list(assessed.batches("retain", assessed.positions("retain", plan.samples), plan.size))
+    batches = list(assessed.batches("retain", assessed.positions("retain", budget.samples), budget.size))
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)
     hessian = Hessian(lambda batch: assessed.total(assessed.score(batch)) / count, batches, assessed.parameters)
     done = 0
@@ -350,16 +354,16 @@ def _second_order(
     def product(vector: Sequence[Tensor]) -> list[Tensor]:
         nonlocal done
         found = hessian.product(vector)
-        meter.advance(plan.cost(done + 1) - plan.cost(done))
+        meter.advance(budget.cost(done + 1) - budget.cost(done))
         done += 1
         return found
 
     def flat_product(vector: Tensor) -> Tensor:
         return flat(product(shaped(vector, assessed.parameters)), assessed.parameters)
 
-    spectrum = lanczos(product, assessed.parameters, steps=plan.lanczos, tolerance=1e-2, seed=assessed.seed)
+    spectrum = lanczos(product, assessed.parameters, steps=budget.lanczos_steps, tolerance=1e-2, seed=assessed.seed)
     g_r, g_f = (flat(gradients[side], assessed.parameters) for side in ("retain", "forget"))
-    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=plan.solver(done))
+    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=budget.solver_steps_left(done))
 
 
 def _conflicts(assessed: AssessedModel, side: str, gradient: list[Tensor | None], most: int | None) -> Conflicts:

@@ -14,7 +14,7 @@ from hamu.assess.vectors import flat, shaped
 from hamu.errors import HamuError
 
 LossOfBatch = Callable[[Any], Tensor]
-Product = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v of a tensor like each parameter
+ProductByParameter = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v of a tensor like each parameter
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,12 @@ def curvature(
 
 
 def lanczos(
-    product: Product, parameters: Sequence[Tensor], *, steps: int = 30, tolerance: float = 1e-3, seed: int = 0
+    product: ProductByParameter,
+    parameters: Sequence[Tensor],
+    *,
+    steps: int = 30,
+    tolerance: float = 1e-3,
+    seed: int = 0,
 ) -> Curvature:
     """See `curvature`, of a matrix by its products.
 
