@@ -33,7 +33,7 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from hamu import HamuQ, PairedGradients
-from hamu.assess import curvature, measure_hardness
+from hamu.assess import Hessian, lanczos, measure_hardness
 from hamu.assess.assessed_model import AssessedModel
 from hamu.cli.demo_digits import Digits
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
@@ -176,14 +176,15 @@ def one_step(model: nn.Module, problem: UnlearningData[Any], share: float, seed:
                 p.copy_(w)
         some = list(assessed.batches("retain", assessed.positions("retain", 500), 100))
         loss = lambda batch: assessed.total(assessed.score(batch)) / 500  # noqa: E731
-        bend = curvature(loss, some, assessed.parameters, steps=12, tolerance=1e-2)
+        hessian = Hessian(loss, some, assessed.parameters)
+        curvature = lanczos(hessian.product, assessed.parameters, steps=12, tolerance=1e-2)
     clip = step.clip[0].item()
     return {
         "constraint": share,
         "kappa": step.kappa.item(),
         "predicted_per_rate": step.promised_retain_change.item() / clip,
         "realised": realised,
-        "largest_eigenvalue": bend.largest,
+        "largest_eigenvalue": curvature.largest,
         "clip": clip,
     }
 

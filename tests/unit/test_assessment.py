@@ -15,17 +15,17 @@ from hamu.assess import (
     CAN_IMPROVE,
     MUST_HURT,
     WILL_COST,
+    Hessian,
     assess,
     assessment,
     bootstrap,
     conjugate_gradients,
-    curvature,
     frontier,
     judge,
+    lanczos,
     second_order,
 )
 from hamu.assess.assessed_model import AssessedModel
-from hamu.assess.curvature import Hessian
 from hamu.assess.gradients import PartedGram, affordable_parts, count_parts, parted_gradient
 from hamu.assess.hardness import Hardness, constraint_status
 
@@ -428,7 +428,7 @@ class Unscored(Dataset):
 def test_a_loss_with_an_infinite_slope_has_no_curvature():
     x = torch.zeros(3, requires_grad=True)
     with pytest.raises(HamuError, match="the Hessian is not finite: the loss has infinite slopes at these weights"):
-        curvature(lambda batch: x.abs().pow(1.5).sum(), [None], [x])
+        lanczos(Hessian(lambda batch: x.abs().pow(1.5).sum(), [None], [x]).product, [x])
 
 
 def spread(size=12, smallest=0.5):
@@ -439,9 +439,9 @@ def spread(size=12, smallest=0.5):
     return q @ torch.diag(values) @ q.T, vectors[0], vectors[1]
 
 
-def spectrum_of(h):
-    w = torch.zeros(len(h), dtype=torch.float64, requires_grad=True)
-    return curvature(lambda _: 0.5 * w @ h @ w, [None], [w], steps=len(h), tolerance=1e-9)
+def spectrum_of(h, steps=None, tolerance=1e-9):
+    like = torch.zeros(len(h), dtype=torch.float64)
+    return lanczos(lambda v: [h @ v[0]], [like], steps=steps or len(h), tolerance=tolerance)
 
 
 def test_conjugate_gradients_solve():
@@ -476,8 +476,7 @@ def test_a_solver_that_has_not_arrived_gives_no_verdict(span):
     values = torch.logspace(0, -span, 400, dtype=torch.float64)
     h = torch.diag(values)
     generator = torch.Generator().manual_seed(0)
-    w = torch.zeros(400, dtype=torch.float64, requires_grad=True)
-    spectrum = curvature(lambda _: 0.5 * w @ h @ w, [None], [w], steps=12, tolerance=1e-2)
+    spectrum = spectrum_of(h, steps=12, tolerance=1e-2)
     told = 0
     for share in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0, 10.0):
         g_r, g_f = torch.randn(2, 400, generator=generator, dtype=torch.float64)
