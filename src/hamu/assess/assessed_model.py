@@ -46,7 +46,7 @@ class AssessedModel:
         batch_size: records per pass.
         blocks: what a block is; see `group_blocks`.
         seed: seed of every draw.
-        advance: told after each batch what it cost, in records of a forward and backward pass.
+        advance: told after each pass what it cost, in records of a forward and backward pass.
 
     Attributes:
         records: the number of records of each side.
