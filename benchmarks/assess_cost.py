@@ -21,8 +21,8 @@ from _report import print_report
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from hamu.assess import assess
+from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.curvature import Hessian
-from hamu.assess.problem import Problem
 from hamu.data import ImageData, TextCollator, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.models import new_classifier
@@ -37,11 +37,11 @@ def seconds(work: Callable[[], Any]) -> np.ndarray:
 
 def epoch(model: Any, retain: Any, forget: Any, collate: Any, batch_size: int) -> None:
     """One forward and backward pass over all records of both sides."""
-    problem = Problem(model, retain, forget, collate, batch_size)
-    with problem.untouched():
+    assessed = AssessedModel(model, retain, forget, collate, batch_size)
+    with assessed.untouched():
         for side in ("retain", "forget"):
-            for batch in problem.batches(side):
-                problem.total(problem.score(batch)).backward()
+            for batch in assessed.batches(side):
+                assessed.total(assessed.score(batch)).backward()
 
 
 def measured(name: str, model: Any, retain: Any, forget: Any, collate: Any, batch_size: int) -> dict[str, float]:
@@ -57,20 +57,20 @@ def measured(name: str, model: Any, retain: Any, forget: Any, collate: Any, batc
     epochs += [one() for _ in range(3)]
     clock, processor = took / np.median(epochs, axis=0)
     found_figures = {name: float(clock), f"{name}_processor": float(processor), f"{name}_counted": found[0].epochs}
-    return found_figures | products(name, Problem(model, retain, forget, collate, batch_size))
+    return found_figures | products(name, AssessedModel(model, retain, forget, collate, batch_size))
 
 
-def products(name: str, problem: Problem) -> dict[str, float]:
+def products(name: str, assessed: AssessedModel) -> dict[str, float]:
     """What a product with the Hessian of a full batch costs, the first and a further one through the same graph, over
     a forward and backward pass through that batch; of the processor, the median of five.
     """
-    vector = [torch.randn_like(p) for p in problem.parameters]
+    vector = [torch.randn_like(p) for p in assessed.parameters]
     taken: dict[str, list[float]] = {"pass": [], "product": [], "next_product": []}
-    with problem.untouched():
-        batch = next(problem.batches("retain"))
+    with assessed.untouched():
+        batch = next(assessed.batches("retain"))
         for _ in range(6):
-            hessian = Hessian(lambda one: problem.total(problem.score(one)), [batch], problem.parameters)
-            taken["pass"].append(seconds(lambda: problem.total(problem.score(batch)).backward())[1])
+            hessian = Hessian(lambda one: assessed.total(assessed.score(one)), [batch], assessed.parameters)
+            taken["pass"].append(seconds(lambda: assessed.total(assessed.score(batch)).backward())[1])
             for which in ("product", "next_product"):
                 taken[which].append(seconds(lambda hessian=hessian: hessian.product(vector))[1])
     medians = {which: float(np.median(of[1:])) for which, of in taken.items()}  # the first warms up

@@ -33,8 +33,8 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from hamu import HamuQ, PairedGradients
-from hamu.assess import curvature, measure_hardness
-from hamu.assess.problem import Problem
+from hamu.assess import Hessian, lanczos, measure_hardness
+from hamu.assess.assessed_model import AssessedModel
 from hamu.cli.demo_digits import Digits
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
@@ -153,47 +153,48 @@ def correlation(cases: list[tuple[int, nn.Module, Any]]) -> dict[str, Any]:
 
 def one_step(model: nn.Module, problem: UnlearningData[Any], share: float, seed: int) -> dict[str, Any]:
     """The predicted retain change of a step (per unit of learning rate) and the realised one at each rate."""
-    look = Problem(model, problem.retain, problem.forget, collate, seed=seed)
+    assessed = AssessedModel(model, problem.retain, problem.forget, collate, seed=seed)
     pair = PairedGradients(model, HamuQ(share, constraint_mode="relative", stopping="off"))
-    with look.untouched():
+    with assessed.untouched():
         for side in ("retain", "forget"):
             count = len(getattr(problem, side))
             with getattr(pair, side)():
-                for batch in look.batches(side):
-                    (look.total(look.score(batch)) / count).backward()
+                for batch in assessed.batches(side):
+                    (assessed.total(assessed.score(batch)) / count).backward()
         step = pair.combine()
         updates = [p.grad.clone() for p in pair.parameters]
         original = [p.detach().clone() for p in pair.parameters]
-        before = retain_loss(look)
+        before = retain_loss(assessed)
         realised = {}
         for rate in RATES:
             with torch.no_grad():
                 for p, w, g in zip(pair.parameters, original, updates, strict=True):
                     p.copy_(w - rate * g)
-            realised[f"{rate:g}"] = retain_loss(look) - before
+            realised[f"{rate:g}"] = retain_loss(assessed) - before
         with torch.no_grad():
             for p, w in zip(pair.parameters, original, strict=True):
                 p.copy_(w)
-        some = list(look.batches("retain", look.positions("retain", 500), 100))
-        loss = lambda batch: look.total(look.score(batch)) / 500  # noqa: E731
-        bend = curvature(loss, some, look.parameters, steps=12, tolerance=1e-2)
+        some = list(assessed.batches("retain", assessed.positions("retain", 500), 100))
+        loss = lambda batch: assessed.total(assessed.score(batch)) / 500  # noqa: E731
+        hessian = Hessian(loss, some, assessed.parameters)
+        curvature = lanczos(hessian.product, assessed.parameters, steps=12, tolerance=1e-2)
     clip = step.clip[0].item()
     return {
         "constraint": share,
         "kappa": step.kappa.item(),
         "predicted_per_rate": step.promised_retain_change.item() / clip,
         "realised": realised,
-        "largest_eigenvalue": bend.largest,
+        "largest_eigenvalue": curvature.largest,
         "clip": clip,
     }
 
 
 @torch.no_grad()
-def retain_loss(look: Problem) -> float:
+def retain_loss(assessed: AssessedModel) -> float:
     """The mean loss over all retain records, summed in float64."""
     total, count = 0.0, 0
-    for batch in look.batches("retain"):
-        scored = look.score(batch)
+    for batch in assessed.batches("retain"):
+        scored = assessed.score(batch)
         total += nn.functional.cross_entropy(scored.logits.double(), scored.labels, reduction="sum").item()
         count += len(scored.labels)
     return total / count

@@ -15,19 +15,19 @@ from hamu.assess import (
     CAN_IMPROVE,
     MUST_HURT,
     WILL_COST,
+    Hessian,
     assess,
     assessment,
     bootstrap,
     conjugate_gradients,
-    curvature,
     frontier,
     judge,
+    lanczos,
     second_order,
 )
-from hamu.assess.curvature import Hessian
+from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.gradients import PartedGram, affordable_parts, count_parts, parted_gradient
 from hamu.assess.hardness import Hardness, constraint_status
-from hamu.assess.problem import Problem
 
 
 class Points(Dataset):
@@ -113,18 +113,18 @@ def test_nothing_is_changed():
 
 
 def test_the_parts_of_a_gradient_reweigh_to_any_sample():
-    problem = Problem(network().eval(), RETAIN, FORGET, collate, batch_size=10)
-    retain, forget = parted_gradient(problem, "retain", 5), parted_gradient(problem, "forget", 4)
+    assessed = AssessedModel(network().eval(), RETAIN, FORGET, collate, batch_size=10)
+    retain, forget = parted_gradient(assessed, "retain", 5), parted_gradient(assessed, "forget", 4)
     assert retain.shares.sum() == pytest.approx(1)
-    parted = PartedGram.of(problem, retain, forget)
-    once = PartedGram.of(problem, parted_gradient(problem, "retain", 1), parted_gradient(problem, "forget", 1))
+    parted = PartedGram.of(assessed, retain, forget)
+    once = PartedGram.of(assessed, parted_gradient(assessed, "retain", 1), parted_gradient(assessed, "forget", 1))
     torch.testing.assert_close(parted.gram().dot, once.gram().dot)
     # the first part twice, the last never: the mean over that sample
-    records = problem.positions("retain").tensor_split(5)
+    records = assessed.positions("retain").tensor_split(5)
     sample = torch.cat([records[0], records[0], *records[1:4]])
     drawn = Points(1, 0)
     drawn.x, drawn.y = RETAIN.x[sample], RETAIN.y[sample]
-    direct = gradient(problem.model, drawn).norm().item()
+    direct = gradient(assessed.model, drawn).norm().item()
     gram = parted.gram(torch.tensor([2, 1, 1, 1, 0]))
     assert gram.retain_sq.sum().sqrt().item() == pytest.approx(direct)
 
@@ -151,8 +151,8 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     truth = gradient(model, Points(20_000, 5)).dot(gradient(model, Points(20_000, 6))).item()
     covered, widths, kappas = 0, [], []
     for seed in range(40):
-        problem = Problem(model, Points(200, 100 + seed), Points(200, 200 + seed), collate, seed=seed)
-        parted = PartedGram.of(problem, *(parted_gradient(problem, side, 16) for side in ("retain", "forget")))
+        assessed = AssessedModel(model, Points(200, 100 + seed), Points(200, 200 + seed), collate, seed=seed)
+        parted = PartedGram.of(assessed, *(parted_gradient(assessed, side, 16) for side in ("retain", "forget")))
         low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=100, level=0.9).kappa
         covered += low <= truth <= high
         widths.append(high - low)
@@ -331,8 +331,10 @@ def test_what_was_asked_for_is_measured_whatever_it_costs():
 def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
     """What is counted is what was done: 3.3 records' worth for the first product of a record, 2.3 for each other."""
     model, passes, products = network(), [], []
-    product, score = Hessian.product, Problem.score
-    monkeypatch.setattr(Problem, "score", lambda problem, batch: passes.append(len(products)) or score(problem, batch))
+    product, score = Hessian.product, AssessedModel.score
+    monkeypatch.setattr(
+        AssessedModel, "score", lambda assessed, batch: passes.append(len(products)) or score(assessed, batch)
+    )
     monkeypatch.setattr(Hessian, "product", lambda hessian, vector: products.append(1) or product(hessian, vector))
     found = assess(model, RETAIN, FORGET, collate=collate, batch_size=batch_size, conflicts=False, curvature_samples=12)
     passes = [done for done in passes if done]
@@ -344,9 +346,9 @@ def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
 
 def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
     """1,307 and 131 records in batches of 128 are 13 passes; in 16 parts of both sides there would be 32."""
-    sizes, score = [], Problem.score
+    sizes, score = [], AssessedModel.score
     monkeypatch.setattr(
-        Problem, "score", lambda problem, batch: sizes.append(len(batch["labels"])) or score(problem, batch)
+        AssessedModel, "score", lambda assessed, batch: sizes.append(len(batch["labels"])) or score(assessed, batch)
     )
     found = assess(network(), Points(1307, 1), Points(131, 2), collate=collate, batch_size=128, conflicts=False,
                    curvature_samples=0)  # fmt: skip
@@ -426,7 +428,7 @@ class Unscored(Dataset):
 def test_a_loss_with_an_infinite_slope_has_no_curvature():
     x = torch.zeros(3, requires_grad=True)
     with pytest.raises(HamuError, match="the Hessian is not finite: the loss has infinite slopes at these weights"):
-        curvature(lambda batch: x.abs().pow(1.5).sum(), [None], [x])
+        lanczos(Hessian(lambda batch: x.abs().pow(1.5).sum(), [None], [x]).product, [x])
 
 
 def spread(size=12, smallest=0.5):
@@ -437,9 +439,9 @@ def spread(size=12, smallest=0.5):
     return q @ torch.diag(values) @ q.T, vectors[0], vectors[1]
 
 
-def spectrum_of(h):
-    w = torch.zeros(len(h), dtype=torch.float64, requires_grad=True)
-    return curvature(lambda _: 0.5 * w @ h @ w, [None], [w], steps=len(h), tolerance=1e-9)
+def spectrum_of(h, steps=None, tolerance=1e-9):
+    like = torch.zeros(len(h), dtype=torch.float64)
+    return lanczos(lambda v: [h @ v[0]], [like], steps=steps or len(h), tolerance=tolerance)
 
 
 def test_conjugate_gradients_solve():
@@ -474,8 +476,7 @@ def test_a_solver_that_has_not_arrived_gives_no_verdict(span):
     values = torch.logspace(0, -span, 400, dtype=torch.float64)
     h = torch.diag(values)
     generator = torch.Generator().manual_seed(0)
-    w = torch.zeros(400, dtype=torch.float64, requires_grad=True)
-    spectrum = curvature(lambda _: 0.5 * w @ h @ w, [None], [w], steps=12, tolerance=1e-2)
+    spectrum = spectrum_of(h, steps=12, tolerance=1e-2)
     told = 0
     for share in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0, 10.0):
         g_r, g_f = torch.randn(2, 400, generator=generator, dtype=torch.float64)

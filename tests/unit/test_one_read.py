@@ -10,8 +10,8 @@ from torch.utils.data import default_collate
 
 from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
 from hamu.assess import influences
+from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.gradients import PartedGram, parted_gradient
-from hamu.assess.problem import Problem
 from hamu.gram import SIDES
 from hamu.methods import method_classes
 from hamu.training.step_figures import layer_figures, step_figures
@@ -156,25 +156,25 @@ def test_collecting_reads_nothing(reads):
     assert dispatched.reads == 0
 
 
-def assessed(reads, layers):
+def reads_of_an_assessment(reads, layers):
     """The reads of both gradients, of their products and of the records in conflict, for so many layers."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(layers)])
     records = [{"pixel_values": torch.randn(3), "labels": i % 3} for i in range(12)]
-    problem = Problem(model, records, records[:6], default_collate, batch_size=2)
+    assessed = AssessedModel(model, records, records[:6], default_collate, batch_size=2)
     del reads[:]
-    sides = [parted_gradient(problem, side, 3) for side in ("retain", "forget")]
+    sides = [parted_gradient(assessed, side, 3) for side in ("retain", "forget")]
     passes = [*reads]
     del reads[:]
-    PartedGram.of(problem, *sides)
+    PartedGram.of(assessed, *sides)
     products = [*reads]
     del reads[:]
-    influences(lambda: torch.zeros(1), problem.parameters, sides[0].total())
+    influences(lambda: torch.zeros(1), assessed.parameters, sides[0].total())
     return passes, products, [*reads]
 
 
 def test_an_assessment_reads_no_parameter_by_itself(reads):
-    few, many = assessed(reads, 1), assessed(reads, 5)
+    few, many = reads_of_an_assessment(reads, 1), reads_of_an_assessment(reads, 5)
     assert few == many
     assert many[1:] == (["cpu"], ["item", "item"])
 

@@ -1,7 +1,7 @@
 """Before the run: how hard it is, what it costs, how far first order holds, which records are in conflict."""
 
 from hamu.assess.assessment import Assessment, Conflicts, assess
-from hamu.assess.curvature import Curvature, curvature
+from hamu.assess.curvature import Curvature, Hessian, lanczos
 from hamu.assess.frontier import Frontier, frontier
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, measure_hardness
 from hamu.assess.influence import influences, share_of_top
@@ -20,6 +20,7 @@ __all__ = [
     "Curvature",
     "Frontier",
     "Hardness",
+    "Hessian",
     "Intervals",
     "SecondOrder",
     "VariantIntervals",
@@ -27,10 +28,10 @@ __all__ = [
     "assess",
     "bootstrap",
     "conjugate_gradients",
-    "curvature",
     "frontier",
     "influences",
     "judge",
+    "lanczos",
     "measure_hardness",
     "second_order",
     "share_of_top",

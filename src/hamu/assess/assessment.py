@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hamu.assess.assessed_model import AssessedModel, count_records
 from hamu.assess.curvature import Curvature, Hessian, lanczos
 from hamu.assess.frontier import Frontier, frontier
 from hamu.assess.gradients import (
@@ -21,10 +22,9 @@ from hamu.assess.gradients import (
     parted_gradient,
 )
 from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status, variants_of
+from hamu.assess.hessian_budget import LANCZOS, SOLVER, HessianBudget
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
-from hamu.assess.problem import Problem
-from hamu.assess.products import LANCZOS, SOLVER, Products
 from hamu.assess.second_order import SecondOrder, second_order
 from hamu.assess.settings import check_settings
 from hamu.assess.vectors import flat, shaped
@@ -250,64 +250,28 @@ def assess(
     if not isinstance(method, HamuQ | HamuU):
         name = getattr(method, "name", method)
         raise HamuError(f"method {name!r} has no constraint that could be assessed; give HamuQ(...) or HamuU(...)")
-    problem = Problem(model, retain, forget, collate, batch_size, blocks, seed)
-    records = {side: len(problem.data(side)) for side in ("retain", "forget")}  # type: ignore[arg-type]
+    records = count_records(retain, forget)
     most = None if most_batches is None else most_batches * batch_size
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
-    pays = sum(used.values())
-    plan = Products.asked_or_affordable(curvature_samples, pays, records["retain"], batch_size)
-    meter = _Meter(pays * (1 + 2 * _FORWARD * conflicts) + plan.cost(LANCZOS + 2 * SOLVER), progress)
-    problem.advance = meter.advance
-    with problem.untouched():
-        gradients, parted = _gradients(problem, bootstrap_memory, used)
-        raw = parted.gram()
-        gram = clipped(raw, max_grad_norm)
-        clip = tuple(factor.item() for factor in raw.clip_factors(max_grad_norm))
-        spectrum, condition = None, None
-        if plan.samples:
-            demand = _demand(gram, method, learning_rate, clip)
-            spectrum, condition = _second_order(problem, gradients, demand, plan, meter)
-        found = {}
-        if conflicts:
-            for side, other in (("forget", "retain"), ("retain", "forget")):
-                found[side] = _conflicts(problem, side, gradients[other], most)
-    variants = variants_of(method)
-    statuses = {name: constraint_status(gram, variant) for name, variant in variants.items()}
-    frontiers = {name: frontier(gram, variant) for name, variant in variants.items()}
-    radius = constraint_status(gram, method).radius.square().sum().sqrt()
-    length = (radius / raw.retain_sq.sum().sqrt()).item()
-    rate = None if spectrum is None else spectrum.trusted_rate(ERROR_RATIO) / length
-    meter.finish()
-    return Assessment(
-        method=method,
-        records=records,
-        gradient_norms=(raw.retain_sq.sum().sqrt().item(), raw.forget_sq.sum().sqrt().item()),
-        clip=(clip[0], clip[1]),
-        step_length=length,
-        hamu_q=Hardness.at(statuses[HamuQ.name]),
-        hamu_u=Hardness.at(statuses[HamuU.name]),
-        intervals=bootstrap(parted, method, max_grad_norm, seed=seed),
-        block_names=problem.block_names,
-        block_hardness={name: BlockHardness.at(status) for name, status in statuses.items()},
-        frontiers=frontiers,
-        learning_rate=learning_rate,
-        curvature=spectrum,
-        curvature_samples=plan.samples,
-        second_order=condition,
-        conflicts=found,
-        verdict=judge(frontiers[method.name], method, (1 / clip[0], 1 / clip[1]), rate),
-        epochs=meter.done / sum(records.values()),
-    )
+    one_pass = sum(used.values())
+    budget = HessianBudget.asked_or_affordable(curvature_samples, one_pass, records["retain"], batch_size)
+    cost = _Cost(one_pass * (1 + 2 * _FORWARD * conflicts) + budget.cost(LANCZOS + 2 * SOLVER), progress)
+    assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, cost.add)
+    step = _Step(method, learning_rate, max_grad_norm)
+    with assessed.untouched():
+        measured = _measured(assessed, step, used, budget, bootstrap_memory, conflicts)
+    cost.finish()
+    return _judged(assessed, step, measured, epochs=cost.done / sum(records.values()))
 
 
-class _Meter:
-    """Adds up what was done."""
+class _Cost:
+    """What was done so far and will be in all, in records of a forward and backward pass."""
 
     def __init__(self, total: float, progress: Callable[[float, float], None] | None) -> None:
         self.total, self.done = total, 0.0
         self._progress = progress
 
-    def advance(self, cost: float) -> None:
+    def add(self, cost: float) -> None:
         self.done += cost
         if self._progress is not None:
             self._progress(min(self.done, self.total), self.total)
@@ -317,72 +281,152 @@ class _Meter:
             self._progress(self.total, self.total)
 
 
-def _demand(gram: PairGram, method: HamuQ | HamuU, learning_rate: float, clip: tuple[float, ...]) -> float:
-    """Q in loss: what a step of this learning rate is to raise the forget loss by."""
-    status = variants_of(method)[HamuQ.name].weigh(gram).constraint
-    assert status is not None
-    return learning_rate * status.granted.item() / clip[1]
+@dataclass(frozen=True)
+class _Step:
+    """What determines a step of the run to come, beside the gradients."""
+
+    method: HamuQ | HamuU
+    learning_rate: float
+    max_grad_norm: float | None
+
+    def demand(self, gram: PairGram) -> float:
+        """Q in loss: what it is to raise the forget loss by, from the Gram before clipping."""
+        status = constraint_status(clipped(gram, self.max_grad_norm), variants_of(self.method)[HamuQ.name])
+        _, forget_clip = self.clip(gram)
+        return self.learning_rate * status.granted.item() / forget_clip
+
+    def clip(self, gram: PairGram) -> tuple[float, float]:
+        """The factors by which clipping shortens the gradients."""
+        retain, forget = gram.clip_factors(self.max_grad_norm)
+        return retain.item(), forget.item()
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What the passes over the data have found."""
+
+    parted: PartedGram
+    curvature: Curvature | None
+    curvature_samples: int
+    second_order: SecondOrder | None
+    conflicts: dict[str, Conflicts]
+
+
+def _measured(
+    assessed: AssessedModel,
+    step: _Step,
+    used: Mapping[str, int],
+    budget: HessianBudget,
+    bootstrap_memory: float,
+    conflicts: bool,
+) -> _Measured:
+    """All passes over the data: gradients, curvature, the records in conflict; of so many records of each side."""
+    gradients, parted = _gradients(assessed, bootstrap_memory, used)
+    spectrum, condition = None, None
+    if budget.samples:
+        spectrum, condition = _second_order(assessed, gradients, step.demand(parted.gram()), budget)
+    conflict_records = {}
+    if conflicts:
+        for side, other in (("forget", "retain"), ("retain", "forget")):
+            conflict_records[side] = _conflicts(assessed, side, gradients[other], used[side])
+    return _Measured(parted, spectrum, budget.samples, condition, conflict_records)
+
+
+def _judged(assessed: AssessedModel, step: _Step, measured: _Measured, epochs: float) -> Assessment:
+    """What follows from the measurements, without another pass."""
+    method, spectrum = step.method, measured.curvature
+    raw = measured.parted.gram()
+    gram, clip = clipped(raw, step.max_grad_norm), step.clip(raw)
+    variants = variants_of(method)
+    statuses = {name: constraint_status(gram, variant) for name, variant in variants.items()}
+    frontiers = {name: frontier(gram, variant) for name, variant in variants.items()}
+    retain_norm, forget_norm = raw.retain_sq.sum().sqrt(), raw.forget_sq.sum().sqrt()
+    length = (constraint_status(gram, method).radius.square().sum().sqrt() / retain_norm).item()
+    rate = None if spectrum is None else spectrum.trusted_rate(ERROR_RATIO) / length
+    return Assessment(
+        method=method,
+        records=assessed.records,
+        gradient_norms=(retain_norm.item(), forget_norm.item()),
+        clip=clip,
+        step_length=length,
+        hamu_q=Hardness.at(statuses[HamuQ.name]),
+        hamu_u=Hardness.at(statuses[HamuU.name]),
+        intervals=bootstrap(measured.parted, method, step.max_grad_norm, seed=assessed.seed),
+        block_names=assessed.block_names,
+        block_hardness={name: BlockHardness.at(status) for name, status in statuses.items()},
+        frontiers=frontiers,
+        learning_rate=step.learning_rate,
+        curvature=spectrum,
+        curvature_samples=measured.curvature_samples,
+        second_order=measured.second_order,
+        conflicts=measured.conflicts,
+        verdict=judge(frontiers[method.name], method, (1 / clip[0], 1 / clip[1]), rate),
+        epochs=epochs,
+    )
 
 
 def _gradients(
-    problem: Problem, memory: float, used: Mapping[str, int]
+    assessed: AssessedModel, memory: float, used: Mapping[str, int]
 ) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
     """The mean gradient of each side, and the products of the parts that so many GB have room for."""
-    affordable = affordable_parts(problem.parameters, memory)
+    affordable = affordable_parts(assessed.parameters, memory)
     if min(used.values()) < FEWEST_PARTS:  # there will be no intervals
         affordable = 1
     sides = {
-        side: parted_gradient(problem, side, count_parts(count, problem.batch_size, affordable), count)
+        side: parted_gradient(assessed, side, count_parts(count, assessed.batch_size, affordable), count)
         for side, count in used.items()
     }
-    parted = PartedGram.of(problem, sides["retain"], sides["forget"])
+    parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
     return {side: gradient.total() for side, gradient in sides.items()}, parted
 
 
 def _second_order(
-    problem: Problem, gradients: Mapping[str, list[Tensor | None]], demand: float, plan: Products, meter: _Meter
+    assessed: AssessedModel,
+    gradients: Mapping[str, list[Tensor | None]],
+    demand: float,
+    budget: HessianBudget,
 ) -> tuple[Curvature, SecondOrder]:
     """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
-    batches = list(problem.batches("retain", problem.positions("retain", plan.samples), plan.size))
+    batches = list(assessed.batches("retain", assessed.positions("retain", budget.samples), budget.size))
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)
-    hessian = Hessian(lambda batch: problem.total(problem.score(batch)) / count, batches, problem.parameters)
+    hessian = Hessian(lambda batch: assessed.total(assessed.score(batch)) / count, batches, assessed.parameters)
     done = 0
 
     def product(vector: Sequence[Tensor]) -> list[Tensor]:
         nonlocal done
         found = hessian.product(vector)
-        meter.advance(plan.cost(done + 1) - plan.cost(done))
+        assessed.advance(budget.cost(done + 1) - budget.cost(done))
         done += 1
         return found
 
     def flat_product(vector: Tensor) -> Tensor:
-        return flat(product(shaped(vector, problem.parameters)), problem.parameters)
+        return flat(product(shaped(vector, assessed.parameters)), assessed.parameters)
 
-    spectrum = lanczos(product, problem.parameters, steps=plan.lanczos, tolerance=1e-2, seed=problem.seed)
-    g_r, g_f = (flat(gradients[side], problem.parameters) for side in ("retain", "forget"))
-    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=plan.solver(done))
+    spectrum = lanczos(product, assessed.parameters, steps=budget.lanczos_steps, tolerance=1e-2, seed=assessed.seed)
+    g_r, g_f = (flat(gradients[side], assessed.parameters) for side in ("retain", "forget"))
+    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=budget.solver_steps_left(done))
 
 
-def _conflicts(problem: Problem, side: str, gradient: list[Tensor | None], most: int | None) -> Conflicts:
-    """The records of a side against the other side's gradient."""
-    positions = problem.positions(side, most)
-    data = problem.data(side)
+def _conflicts(assessed: AssessedModel, side: str, gradient: list[Tensor | None], most: int) -> Conflicts:
+    """So many records of a side against the other side's gradient."""
+    positions = assessed.positions(side, most)
+    data = assessed.data(side)
     known = getattr(data, "rows", None)
     rows = torch.arange(len(data)) if known is None else torch.as_tensor(known)  # type: ignore[arg-type]
 
     def losses() -> Tensor:
         found, predictions = [], 0
-        for batch in problem.batches(side, positions):
-            scored = problem.score(batch)
+        for batch in assessed.batches(side, positions):
+            scored = assessed.score(batch)
             each = nn.functional.cross_entropy(scored.logits.double(), scored.labels, reduction="none")
             found.append(scored.per_record(each).cpu())
             predictions += len(scored.labels)
-            problem.advance(_FORWARD * scored.records)
+            assessed.advance(_FORWARD * scored.records)
         values = torch.cat(found)
         return values * (len(values) / max(1, predictions))
 
-    precision = max(torch.finfo(p.dtype).eps for p in problem.model.parameters() if p.is_floating_point())
-    values = influences(losses, problem.parameters, gradient, precision)
+    precision = max(torch.finfo(p.dtype).eps for p in assessed.model.parameters() if p.is_floating_point())
+    values = influences(losses, assessed.parameters, gradient, precision)
     return Conflicts(values, rows[positions], share_of_top(values))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from hamu.assess.vectors import flat, shaped
 from hamu.errors import HamuError
 
 LossOfBatch = Callable[[Any], Tensor]
-Product = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v of a tensor like each parameter
+ProductByParameter = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v of a tensor like each parameter
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,8 @@ class Hessian:
             )
 
 
-def curvature(
-    loss_of_batch: LossOfBatch,
-    batches: Iterable[Any],
+def lanczos(
+    product: ProductByParameter,
     parameters: Sequence[Tensor],
     *,
     steps: int = 30,
@@ -95,23 +94,7 @@ def curvature(
     """The ends of the Hessian's spectrum by Lanczos' iteration, every new direction made orthogonal to all before.
 
     Args:
-        loss_of_batch, batches, parameters: see `Hessian`; the batches are gone through once per step.
-        steps, tolerance, seed: see `lanczos`.
-
-    Raises:
-        HamuError: if a product is not finite.
-    """
-    hessian = Hessian(loss_of_batch, list(batches), parameters)
-    return lanczos(hessian.product, parameters, steps=steps, tolerance=tolerance, seed=seed)
-
-
-def lanczos(
-    product: Product, parameters: Sequence[Tensor], *, steps: int = 30, tolerance: float = 1e-3, seed: int = 0
-) -> Curvature:
-    """See `curvature`, of a matrix by its products.
-
-    Args:
-        product: H·v of a tensor like each parameter.
+        product: H·v of a tensor like each parameter; see `Hessian.product`.
         parameters: what H is taken over.
         steps: products at most; each direction is kept, as large as the parameters.
         tolerance: enough once the residual of the largest eigenvalue is this share of it.

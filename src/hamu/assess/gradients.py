@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamu.assess.problem import Problem
+from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.vectors import largest
 from hamu.errors import HamuError
 from hamu.gram import WIDENED, PairGram, combine_dtype
@@ -41,11 +41,11 @@ class PartedGradient:
         return summed
 
 
-def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = None) -> PartedGradient:
+def parted_gradient(assessed: AssessedModel, side: str, parts: int, most: int | None = None) -> PartedGradient:
     """One forward and backward pass over a side.
 
     Args:
-        problem: what is assessed.
+        assessed: the model and its data.
         side: "retain" or "forget".
         parts: how many parts to keep apart; fewer if there are fewer records.
         most: use at most so many records, drawn at random.
@@ -53,23 +53,23 @@ def parted_gradient(problem: Problem, side: str, parts: int, most: int | None = 
     Raises:
         HamuError: if a gradient is not finite.
     """
-    positions = problem.positions(side, most)
+    positions = assessed.positions(side, most)
     parts = min(parts, len(positions))
     kept: list[list[Tensor | None]] = []
     counts: list[int] = []
     for chunk in positions.tensor_split(parts):
         count = 0
-        batches = math.ceil(len(chunk) / problem.batch_size)
-        sums: list[Tensor | None] = [None] * len(problem.parameters)
-        for batch in problem.batches(side, chunk, math.ceil(len(chunk) / batches)):  # none that is much smaller
-            scored = problem.score(batch)
-            problem.total(scored).backward()
-            sums = [_added(one, p) for one, p in zip(sums, problem.parameters, strict=True)]
+        batches = math.ceil(len(chunk) / assessed.batch_size)
+        sums: list[Tensor | None] = [None] * len(assessed.parameters)
+        for batch in assessed.batches(side, chunk, math.ceil(len(chunk) / batches)):  # none that is much smaller
+            scored = assessed.score(batch)
+            assessed.total(scored).backward()
+            sums = [_added(one, p) for one, p in zip(sums, assessed.parameters, strict=True)]
             count += len(scored.labels)
-            problem.advance(float(scored.records))
-        kept.append([p.grad if one is None else one for one, p in zip(sums, problem.parameters, strict=True)])
+            assessed.advance(float(scored.records))
+        kept.append([p.grad if one is None else one for one, p in zip(sums, assessed.parameters, strict=True)])
         counts.append(count)
-        for parameter in problem.parameters:
+        for parameter in assessed.parameters:
             parameter.grad = None
     shares = torch.tensor(counts, dtype=torch.float64)
     if not shares.sum() > 0:
@@ -110,16 +110,16 @@ class PartedGram:
     eps: float
 
     @classmethod
-    def of(cls, problem: Problem, retain: PartedGradient, forget: PartedGradient) -> PartedGram:
+    def of(cls, assessed: AssessedModel, retain: PartedGradient, forget: PartedGradient) -> PartedGram:
         """Measure it, a piece of a parameter at a time; each device is read once."""
         rows = len(retain.parts) + len(forget.parts)
-        step = max(1, min(WIDENED // rows, max(p.numel() for p in problem.parameters)))
+        step = max(1, min(WIDENED // rows, max(p.numel() for p in assessed.parameters)))
         sums = {
-            device: torch.zeros(len(problem.block_names), rows, rows, dtype=torch.float64, device=device)
-            for device in dict.fromkeys(p.device for p in problem.parameters)
+            device: torch.zeros(len(assessed.block_names), rows, rows, dtype=torch.float64, device=device)
+            for device in dict.fromkeys(p.device for p in assessed.parameters)
         }
         buffers = {device: torch.empty(rows * step, dtype=torch.float64, device=device) for device in sums}
-        for index, (block, parameter) in enumerate(zip(problem.block_of, problem.parameters, strict=True)):
+        for index, (block, parameter) in enumerate(zip(assessed.block_of, assessed.parameters, strict=True)):
             grads = [part[index] for part in (*retain.parts, *forget.parts)]
             flat = [None if g is None else g.reshape(-1) for g in grads]
             for start in range(0, parameter.numel(), step):
@@ -132,7 +132,7 @@ class PartedGram:
                         row.copy_(g[start : start + width])
                 sums[parameter.device][block] += wide @ wide.T
         products = torch.stack([found.cpu() for found in sums.values()]).sum(0)
-        eps = max(torch.finfo(combine_dtype(p)).eps for p in problem.parameters)
+        eps = max(torch.finfo(combine_dtype(p)).eps for p in assessed.parameters)
         return cls(products, retain.shares, forget.shares, eps)
 
     def gram(self, retain_counts: Tensor | None = None, forget_counts: Tensor | None = None) -> PairGram:

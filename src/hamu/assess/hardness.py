@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.gradients import PartedGram, parted_gradient
-from hamu.assess.problem import Problem
 from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU
 from hamu.methods.base import ConstraintStatus, regime_at
@@ -122,9 +122,9 @@ def measure_hardness(
         HamuError: if a set is empty or has nothing that is scored, nothing is trainable, or a gradient is zero or not
             finite.
     """
-    problem = Problem(model, retain, forget, collate, batch_size)
-    with problem.untouched():
-        sides = [parted_gradient(problem, side, parts=1) for side in ("retain", "forget")]
+    assessed = AssessedModel(model, retain, forget, collate, batch_size)
+    with assessed.untouched():
+        sides = [parted_gradient(assessed, side, parts=1) for side in ("retain", "forget")]
         with torch.no_grad():
-            gram = clipped(PartedGram.of(problem, *sides).gram(), max_grad_norm=1.0)
+            gram = clipped(PartedGram.of(assessed, *sides).gram(), max_grad_norm=1.0)
     return Hardness.at(constraint_status(gram, HamuQ(0.5, constraint_mode="relative", stopping="off")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from hamu.assess.gradients import FEWEST_PARTS, PartedGram
 from hamu.assess.hardness import REGIMES, BlockHardness, clipped, constraint_status, variants_of
+from hamu.gram import PairGram
 from hamu.methods import HamuQ, HamuU
 from hamu.methods.base import regime_at
 
@@ -93,53 +95,61 @@ def bootstrap(
         return None
     variants = variants_of(method)
 
-    def figures(*counts: Tensor) -> dict[str, Tensor]:
-        """Of the sample in which each part is there so many times."""
-        gram = clipped(parted.gram(*counts), max_grad_norm)
-        found = {"kappa": gram.dot.sum(), "cos": gram.total().cos[0], "block_kappa": gram.dot, "block_cos": gram.cos}
-        for name, variant in variants.items():
-            status = constraint_status(gram, variant)
-            blocks = BlockHardness.at(status)
-            found |= {
-                f"{name} direct": status.direct_threshold,
-                f"{name} stop": status.stop_threshold,
-                f"{name} block direct": blocks.direct_threshold,
-                f"{name} block stop": blocks.stop_threshold,
-            }
-        return found
+    def of_sample(*counts: Tensor) -> dict[str, Tensor]:
+        """The figures of the sample in which each part is there so many times."""
+        return _figures(clipped(parted.gram(*counts), max_grad_norm), variants)
 
     rows = max(1, _AT_ONCE // (len(parted.products) * sum(sizes)))
-    drawn = torch.func.vmap(figures, chunk_size=rows)(*_drawn(sizes, replicates, seed))
-    known = figures(*(torch.ones(m) for m in sizes))
+    drawn = torch.func.vmap(of_sample, chunk_size=rows)(*_drawn(sizes, replicates, seed))
+    known = of_sample(*(torch.ones(m) for m in sizes))
     spread = math.sqrt(parts / (parts - 1))
     moved = {name: (values - values.mean(0)) * spread + known[name] for name, values in drawn.items()}
     ends = {name: _possible(name, _interval(values, level)) for name, values in moved.items()}
-
-    def of_variant(name: str) -> VariantIntervals:
-        def shares(kappa: str, of: str) -> Tensor:
-            regime = regime_at(moved[kappa], known[f"{name} {of}direct"], known[f"{name} {of}stop"])
-            return torch.stack([(regime == number).double().mean(0) for number in range(len(REGIMES))], dim=-1)
-
-        return VariantIntervals(
-            _pair(ends[f"{name} direct"]),
-            _pair(ends[f"{name} stop"]),
-            dict(zip(REGIMES, shares("kappa", "").tolist(), strict=True)),
-            ends[f"{name} block direct"],
-            ends[f"{name} block stop"],
-            shares("block_kappa", "block "),
-        )
-
-    found = {name: of_variant(name) for name in variants}
+    by_variant = {name: _of_variant(name, moved, known, ends) for name in variants}
     return Intervals(
         level,
         replicates,
         parts,
         _pair(ends["kappa"]),
         _pair(ends["cos"]),
-        found[method.name].regimes,
+        by_variant[method.name].regimes,
         ends["block_kappa"],
         ends["block_cos"],
-        found,
+        by_variant,
+    )
+
+
+def _figures(gram: PairGram, variants: Mapping[str, HamuQ | HamuU]) -> dict[str, Tensor]:
+    """What intervals are taken of, by name; what depends on the variant begins with the variant's."""
+    figures = {"kappa": gram.dot.sum(), "cos": gram.total().cos[0], "block_kappa": gram.dot, "block_cos": gram.cos}
+    for name, variant in variants.items():
+        status = constraint_status(gram, variant)
+        blocks = BlockHardness.at(status)
+        figures |= {
+            f"{name} direct": status.direct_threshold,
+            f"{name} stop": status.stop_threshold,
+            f"{name} block direct": blocks.direct_threshold,
+            f"{name} block stop": blocks.stop_threshold,
+        }
+    return figures
+
+
+def _of_variant(
+    name: str, moved: Mapping[str, Tensor], known: Mapping[str, Tensor], ends: Mapping[str, Tensor]
+) -> VariantIntervals:
+    """From the figures of the moved replicates and of the estimate, and the intervals' ends."""
+
+    def shares(kappa: str, of: str) -> Tensor:
+        regime = regime_at(moved[kappa], known[f"{name} {of}direct"], known[f"{name} {of}stop"])
+        return torch.stack([(regime == number).double().mean(0) for number in range(len(REGIMES))], dim=-1)
+
+    return VariantIntervals(
+        _pair(ends[f"{name} direct"]),
+        _pair(ends[f"{name} stop"]),
+        dict(zip(REGIMES, shares("kappa", "").tolist(), strict=True)),
+        ends[f"{name} block direct"],
+        ends[f"{name} block stop"],
+        shares("block_kappa", "block "),
     )
 
 

@@ -20,7 +20,7 @@ from hamu.assess.curvature import Curvature
 
 _SETTLED = 0.1  # the largest residual with which anything is said: by then all that matters of the spectrum was met
 
-Product = Callable[[Tensor], Tensor]  # H·v of a flat vector
+FlatProduct = Callable[[Tensor], Tensor]  # H·v of a flat vector
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SecondOrder:
 
 
 def second_order(
-    product: Product, retain: Tensor, forget: Tensor, spectrum: Curvature, demand: float, *, steps: int = 10
+    product: FlatProduct, retain: Tensor, forget: Tensor, spectrum: Curvature, demand: float, *, steps: int = 10
 ) -> SecondOrder:
     """The condition, with H⁻¹g by conjugate gradients.
 
@@ -133,7 +133,7 @@ class Solution:
     negative: bool
 
 
-def conjugate_gradients(product: Product, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2) -> Solution:
+def conjugate_gradients(product: FlatProduct, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2) -> Solution:
     """Solve A·x = g for a positive definite A (Hestenes and Stiefel 1952).
 
     Args:

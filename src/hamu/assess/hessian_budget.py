@@ -1,4 +1,4 @@
-"""How many products with the Hessian an assessment computes, over how many records, given what they may cost."""
+"""How many products with the Hessian an assessment may compute, over how many records, given what they may cost."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ _FEWEST_PRODUCTS = 4  # of Lanczos' iteration that tell anything of a largest ei
 
 
 @dataclass(frozen=True)
-class Products:
-    """The products with the Hessian that are to be computed.
+class HessianBudget:
+    """How many products with the Hessian may be computed, over how many records.
 
     Attributes:
         samples: records that the Hessian is taken over, 0 for none.
         batch_size: of the passes of the assessment.
-        lanczos: products at most for the spectrum.
-        pays: what all of them may cost, in records of a forward and backward pass.
+        lanczos_steps: products at most for the spectrum.
+        budget: what all of them may cost, in records of a forward and backward pass.
     """
 
     samples: int
     batch_size: int
-    lanczos: int
-    pays: float = math.inf
+    lanczos_steps: int
+    budget: float = math.inf
 
     @classmethod
-    def asked_or_affordable(cls, asked: int | None, pays: float, records: int, batch_size: int) -> Products:
+    def asked_or_affordable(cls, asked: int | None, budget: float, records: int, batch_size: int) -> HessianBudget:
         """Over as many records as are asked for, whatever that costs; where nothing is, over as many as pay for it.
 
         Args:
             asked: records that the Hessian is to be taken over, 0 for none; None for as many as are affordable.
-            pays: what all products may cost then, in records of a forward and backward pass.
+            budget: what all products may cost then, in records of a forward and backward pass.
             records: those that there are.
             batch_size: of the passes of the assessment.
         """
         if asked is None:
-            return cls.affordable(pays, records, batch_size)
+            return cls.affordable(budget, records, batch_size)
         return cls(min(asked, records), batch_size, LANCZOS)
 
     @classmethod
-    def affordable(cls, pays: float, records: int, batch_size: int) -> Products:
+    def affordable(cls, budget: float, records: int, batch_size: int) -> HessianBudget:
         """Over as many records as pay for all; where they pay for too few products over a single one, none."""
-        plan = cls(1, batch_size, LANCZOS, pays)
+        single = cls(1, batch_size, LANCZOS, budget)
         products = LANCZOS + 2 * SOLVER
-        samples = int(pays / plan.cost(products))
-        if samples > plan.size:
-            samples = max(plan.size, int(pays / (products * _PRODUCT)))
+        samples = int(budget / single.cost(products))
+        if samples > single.size:
+            samples = max(single.size, int(budget / (products * _PRODUCT)))
         samples = min(max(1, samples), records)
-        fitting = int((pays / samples - _PRODUCT) / _NEXT_PRODUCT) + 1
+        fitting = int((budget / samples - _PRODUCT) / _NEXT_PRODUCT) + 1
         if fitting < _FEWEST_PRODUCTS:
-            return cls(0, batch_size, 0, pays)
-        return cls(samples, batch_size, min(LANCZOS, fitting), pays)
+            return cls(0, batch_size, 0, budget)
+        return cls(samples, batch_size, min(LANCZOS, fitting), budget)
 
     @property
     def size(self) -> int:
@@ -68,9 +68,9 @@ class Products:
         following = _NEXT_PRODUCT if self.samples <= self.size else _PRODUCT
         return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
 
-    def solver(self, done: int) -> int:
-        """Products at most for each of the two solutions, after so many: of what is left."""
-        if math.isinf(self.pays):
+    def solver_steps_left(self, done: int) -> int:
+        """Products at most for each of the two solutions, of what is left after so many."""
+        if math.isinf(self.budget):
             return SOLVER
         step = self.cost(done + 2) - self.cost(done)
-        return max(0, min(SOLVER, int((self.pays - self.cost(done)) / step)))
+        return max(0, min(SOLVER, int((self.budget - self.cost(done)) / step)))

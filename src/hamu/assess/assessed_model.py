@@ -1,4 +1,4 @@
-"""What is assessed: a model, both data sets, and how a loss is taken of a batch. Nothing of it is changed."""
+"""A model and both data sets as an assessment reads them: positions, batches, losses. Nothing of it is changed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,27 @@ from hamu.forward import predict_logits
 from hamu.modes import evaluating, without_tf32
 from hamu.objectives import CrossEntropy, Scored
 
-Advance = Callable[[float], None]  # told after each batch what it cost, in records of a forward and backward pass
-
 
 def _silent(_: float) -> None:
     return
 
 
+def count_records(retain: Dataset[Any], forget: Dataset[Any]) -> dict[str, int]:
+    """The number of records of each side.
+
+    Raises:
+        HamuError: if a set is empty.
+    """
+    records = {"retain": len(retain), "forget": len(forget)}  # type: ignore[arg-type]
+    for side, count in records.items():
+        if not count:
+            raise HamuError(f"the {side} set is empty; there is nothing to assess")
+    return records
+
+
 @dataclass
-class Problem:
-    """A model and its data, as `assess` sees them. Losses are cross-entropies per prediction, in evaluation mode.
+class AssessedModel:
+    """A model with the data that it is assessed on. Losses are cross-entropies per prediction, in evaluation mode.
 
     Args:
         model: the model before unlearning.
@@ -35,7 +46,13 @@ class Problem:
         batch_size: records per pass.
         blocks: what a block is; see `group_blocks`.
         seed: seed of every draw.
-        advance: told what was done, for a progress bar.
+        advance: told after each pass what it cost, in records of a forward and backward pass.
+
+    Attributes:
+        records: the number of records of each side.
+        parameters: those that are trainable.
+        block_names: of each block.
+        block_of: the block of each parameter, an index into `block_names`.
 
     Raises:
         HamuError: if a set is empty or nothing is trainable.
@@ -48,15 +65,14 @@ class Problem:
     batch_size: int = 500
     blocks: Blocks = "tensor"
     seed: int = 42
-    advance: Advance = _silent
+    advance: Callable[[float], None] = _silent
+    records: dict[str, int] = field(init=False)
     parameters: list[Tensor] = field(init=False)
     block_names: list[str] = field(init=False)
     block_of: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        for side in ("retain", "forget"):
-            if not len(self.data(side)):  # type: ignore[arg-type]
-                raise HamuError(f"the {side} set is empty; there is nothing to assess")
+        self.records = count_records(self.retain, self.forget)
         named = trainable_parameters(self.model)
         self.parameters = [p for _, p in named]
         self.block_names, self.block_of = group_blocks([name for name, _ in named], self.blocks)
