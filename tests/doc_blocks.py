@@ -6,7 +6,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_NOT_RUN = re.compile(r"^\*Not run by the tests: [^*\n]{10,}\.\*\n\n\Z", re.MULTILINE)
+# where a reader is served by the reason it is shown, else it stands in a comment
+_NOT_RUN = re.compile(
+    r"^(?:\*Not run by the tests: [^*\n]{10,}\.\*|<!-- not run by the tests: [^\n]{10,} -->)\n\n\Z", re.M
+)
 
 
 @dataclass(frozen=True)

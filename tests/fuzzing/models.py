@@ -116,7 +116,7 @@ _RUN = (
     "record.json", "record.json", "config.yaml", "inputs.json", "steps.jsonl", "evaluation.json", "evaluation.json",
     "record.md", "model/model.safetensors", "model/config.json",
 )  # fmt: skip
-_ASKED = st.sampled_from([["--no_figures"], ["--no_figures"], [], ["--hub", "hub:a/b"], ["--magic"]])
+_ASKED = st.sampled_from([["--no_models"], ["--no_models"], [], ["--hub", "hub:a/b"], ["--magic"]])
 
 
 @st.composite

@@ -128,7 +128,7 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     assert (runs / "comparison.png").stat().st_size > 10_000
     assert "not in this table" not in out
     assert "not in this table: 4 more in runs; name their settings too" in compare(*GRID[:2], "--constraints", 0.25)[1]
-    assert main(["verify", str(runs / NAMES[0]), "--no_figures"]) == 0, "each is an ordinary run"
+    assert main(["verify", str(runs / NAMES[0]), "--no_models"]) == 0, "each is an ordinary run"
 
 
 @pytest.mark.usefixtures("without_picture")

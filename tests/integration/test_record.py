@@ -178,7 +178,7 @@ def test_every_required_key_is_required(finished_images):
     assert len(removed) > 80
 
 
-@pytest.mark.parametrize("flags", [[], ["--no_figures"]])
+@pytest.mark.parametrize("flags", [[], ["--no_models"]])
 def test_all_holds_and_nothing_is_written(images, verify, flags):
     before = contents(images)
     code, found = verify(*flags)
@@ -309,7 +309,7 @@ def test_what_was_tampered_with_is_named(images, verify, what):
     tamper, expected = TAMPERED[what]
     tamper(images)
     needs_figures = bool({FIGURES_AFTER, CHANGE} & expected)
-    code, found = verify(*([] if needs_figures else ["--no_figures"]))
+    code, found = verify(*([] if needs_figures else ["--no_models"]))
     assert code == 1
     assert wrong(found) == expected
 
@@ -344,7 +344,7 @@ def test_without_its_config_a_run_is_checked_as_far_as_that_goes(images, verify)
 def test_without_knowing_what_it_has_read_a_run_is_checked_as_far_as_that_goes(images, verify, content, judged):
     path = images / "run/inputs.json"
     path.unlink() if content is None else path.write_text(content)
-    _, found = verify("--no_figures")
+    _, found = verify("--no_models")
     word, why = found["record.json and inputs.json name the same data and models"]
     assert (word, why.startswith(judged[1])) == (judged[0], True)
     assert found["the forget set is the one recorded"][0] == "holds"
@@ -353,7 +353,7 @@ def test_without_knowing_what_it_has_read_a_run_is_checked_as_far_as_that_goes(i
 def test_with_a_config_that_means_nothing_here_a_run_is_checked_as_far_as_that_goes(images, verify):
     with open(images / "run/config.yaml", "a") as config:
         config.write("magic: 1\n")
-    _, found = verify("--no_figures")
+    _, found = verify("--no_models")
     judged, why = found["the forget set is the one recorded"]
     assert judged == "cannot be checked"
     assert why.startswith("config.yaml cannot be used here: run/config.yaml has the unknown setting 'magic'")
@@ -362,7 +362,7 @@ def test_with_a_config_that_means_nothing_here_a_run_is_checked_as_far_as_that_g
 def test_a_log_that_cannot_be_read_and_weights_that_were_never_recorded(images, verify):
     (images / "run/steps.jsonl").write_text("[]\n")
     edit_json(images / "run/record.json", ("models", "before", "weights"), lambda digest: None)
-    _, found = verify("--no_figures")
+    _, found = verify("--no_models")
     judged, why = found["steps.jsonl has the steps recorded"]
     assert judged == "does not hold"
     assert why.startswith("steps.jsonl cannot be read: ")
@@ -380,7 +380,7 @@ def test_without_the_retain_model_the_distance_to_it_cannot_be_checked(images, v
 
 def test_without_its_base_model_an_adapter_is_checked_alone(texts, verify):
     shutil.rmtree(texts / "original")
-    _, found = verify("--no_figures")
+    _, found = verify("--no_models")
     assert found["the model after unlearning has the adapter recorded"] == ("holds", "")
     judged, why = found["the model after unlearning has the base model recorded"]
     assert judged == "cannot be checked"
@@ -389,7 +389,7 @@ def test_without_its_base_model_an_adapter_is_checked_alone(texts, verify):
 
 def test_a_record_of_another_version_is_not_judged_by_how_this_one_words_it(images, verify, monkeypatch):
     monkeypatch.setattr("hamu.__version__", "99.0")
-    code, found = verify("--no_figures")
+    code, found = verify("--no_models")
     assert code == 0
     assert found["record.md says what record.json says"][0] == "cannot be checked"
 
@@ -411,7 +411,7 @@ def test_help_names_the_options(capsys):
     with pytest.raises(SystemExit) as stop:
         run("verify", "--help")
     assert stop.value.code == 0
-    assert {"--no_figures", "--hub"} <= set(re.findall(r"--\w+", capsys.readouterr().out))
+    assert {"--no_models", "--hub"} <= set(re.findall(r"--\w+", capsys.readouterr().out))
 
 
 def test_no_record_says_anything_of_what_was_to_be_forgotten(texts, capsys):
@@ -450,7 +450,7 @@ def test_the_record_of_an_adapter_has_its_digest_and_its_base_models(texts, veri
     change_a_weight(texts / "run/model", "adapter_model.safetensors")
     change_a_weight(texts / "run/merged")
     change_a_weight(texts / "original")
-    code, found = verify("--no_figures")
+    code, found = verify("--no_models")
     assert code == 1
     assert wrong(found) == {
         "the model after unlearning has the adapter recorded",
@@ -465,13 +465,13 @@ def test_one_character_of_a_text_is_noticed_and_white_space_at_its_ends_is_not(t
     rows = [json.loads(line) for line in lines]
     rows[0]["answer"] += "  "
     (texts / "records.jsonl").write_text("\n".join(map(json.dumps, reversed(rows))))
-    assert verify("--no_figures")[0] == 0
+    assert verify("--no_models")[0] == 0
     rows[0]["paraphrased_answer"] += "!"
     (texts / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    code, found = verify("--no_figures")
+    code, found = verify("--no_models")
     assert (code, wrong(found)) == (1, {"the forget set is the one recorded"})
     (texts / "records.jsonl").write_text("\n".join(lines[1:]))
-    why = {name: found[name][1] for _, found in [verify("--no_figures")] for name in wrong(found)}
+    why = {name: found[name][1] for _, found in [verify("--no_models")] for name in wrong(found)}
     assert set(why) == {"the forget set is the one recorded"}
     assert "records, the record says" in why["the forget set is the one recorded"]
 
@@ -485,7 +485,7 @@ def test_a_method_with_one_gradient_and_without_a_log(images, verify):
     assert record["steps"]["logged"] == 0
     assert record["forget_set"]["description"] == "2 named rows"
     assert list(violations(record, schema())) == []
-    assert verify("--no_figures")[0] == 0
+    assert verify("--no_models")[0] == 0
 
 
 def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):

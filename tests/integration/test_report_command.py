@@ -83,7 +83,7 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
     assert stat.S_IMODE(mode) == 0o600, "it holds contents"
     assert run("report", "run", "--no_contents") == 0, "a page may be replaced"
     assert stat.S_IMODE((images / "run/report.html").stat().st_mode) != 0o600
-    assert run("verify", "run", "--no_figures") == 0, "a report breaks no record"
+    assert run("verify", "run", "--no_models") == 0, "a report breaks no record"
 
 
 @pytest.mark.parametrize(("spoil", "name"), [
@@ -144,7 +144,7 @@ def test_a_run_on_texts_shows_answers_and_says_none_of_them_elsewhere(texts, cap
 def test_without_data_or_models_the_rest_is_shown_and_what_is_missing_is_named(images, capsys):
     shutil.rmtree(images / "original")
     assert run("report", "run") == 0
-    assert "without what the models say, for original is not here" in " ".join(capsys.readouterr().out.split())
+    assert "left out what the models say: original is not here" in " ".join(capsys.readouterr().out.split())
     page = (images / "run/report.html").read_text()
     assert "Not here: confusion, embeddings" in page
     assert "original is not here" in page

@@ -185,10 +185,10 @@ def test_a_run_by_goal_that_lost_its_checkpoints_keeps_its_assessment(cli, tmp_p
     assert broken["hardness"] == whole["hardness"]
     assert whole["hardness"]["measured_at"] == "assessment"
     (tmp_path / "broken/hardness.json").write_text(json.dumps(whole["hardness"] | {"kappa": 1.0}))
-    code, out, _ = cli("verify", "broken", "--no_figures")
+    code, out, _ = cli("verify", "broken", "--no_models")
     assert (code, "does not hold hardness.json has the hardness recorded: kappa: the record says" in out) == (1, True)
     (tmp_path / "broken/hardness.json").unlink()
-    assert "the hardness recorded: hardness.json is missing" in cli("verify", "broken", "--no_figures")[1]
+    assert "the hardness recorded: hardness.json is missing" in cli("verify", "broken", "--no_models")[1]
 
 
 def test_a_signal_before_the_first_step_leaves_nothing(cli, tmp_path, saved_model, monkeypatch):

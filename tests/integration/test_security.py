@@ -234,7 +234,7 @@ def test_code_that_comes_with_a_model_runs_where_that_is_asked_for_as_a_flag(cli
     os.rmdir("ran")
     code, said, _ = cli("report", "out")
     assert code == 0
-    assert "without what the models say" in said
+    assert "left out what the models say" in said
     assert not Path("ran").exists()
     assert cli("report", "out", "--trust_remote_code")[0] == 0
     assert Path("ran").is_dir()

@@ -190,7 +190,7 @@ def test_tensorboard_files_lie_with_the_run_and_go_with_it(saved_model, tmp_path
         assert shown == [(line["step"], pytest.approx(line[name], rel=1e-6)) for line in lines]
     assert [event.step for event in found.Scalars("eval/forget_gain")] == [0, 3]
     assert str(tmp_path).encode() not in events.read_bytes()
-    assert main(["verify", "out", "--no_figures"]) == 0
+    assert main(["verify", "out", "--no_models"]) == 0
 
 
 def test_training_is_reported_too(listened):

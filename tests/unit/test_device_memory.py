@@ -12,11 +12,11 @@ from hamu.paper import cost
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3_000_000_000)
 
 
 def test_a_run_says_what_it_held_where_it_was():
-    assert peak_memory(torch.device("cuda", 0)) == "peak memory 3.00 GiB on the device"
+    assert peak_memory(torch.device("cuda", 0)) == "peak memory 3.00 GB on the device"
     assert "device" not in peak_memory(torch.device("cpu"))
 
 
@@ -31,5 +31,5 @@ def test_table_1_measures_the_memory_of_its_device(monkeypatch, use_cpu):
     scale = type("Scale", (), {"epochs": 1})()
     held = cost.Cost().measure({"use_cpu": True} if use_cpu else {}, scale)["memory"]["gdiff"]
     assert bool(resets) is not use_cpu
-    assert (held == (3 << 30) / 1e9) is not use_cpu
+    assert (held == (3_000_000_000) / 1e9) is not use_cpu
     assert held > 0

@@ -82,7 +82,7 @@ class AssessedModel:
         return self.retain if side == "retain" else self.forget
 
     def positions(self, side: str, most: int | None = None) -> Tensor:
-        """The records of a side in random order, at most so many."""
+        """The records of a side in random order, at most this many."""
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randperm(len(self.data(side)), generator=generator)[:most]  # type: ignore[arg-type]
 

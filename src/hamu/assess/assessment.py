@@ -227,7 +227,7 @@ def assess(
         method: the HAMU method that will be run; by default HAMU-Q with half of what is possible.
         learning_rate, max_grad_norm, blocks: of the run to come.
         batch_size: records per pass.
-        most_batches: look at so many random batches of each side; by default at all records.
+        most_batches: look at this many random batches of each side; by default at all records.
         curvature_samples: retain records for the curvature, 0 for none; by default as many as one epoch pays for, which
             ends the products with the Hessian too.
         bootstrap_memory: GB that may be taken to keep parts of the gradients for the intervals.

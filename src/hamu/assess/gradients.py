@@ -48,7 +48,7 @@ def parted_gradient(assessed: AssessedModel, side: str, parts: int, most: int | 
         assessed: the model and its data.
         side: "retain" or "forget".
         parts: how many parts to keep apart; fewer if there are fewer records.
-        most: use at most so many records, drawn at random.
+        most: use at most this many records, drawn at random.
 
     Raises:
         HamuError: if a gradient is not finite.

@@ -20,7 +20,7 @@ COMMANDS = {
     "compare": "unlearn by several methods and settings, and compare what comes out",
     "reproduce": "run the paper's figures and tables again, at any scale",
     "evaluate": "measure a model: losses, accuracy, membership inference",
-    "report": "make a page of a run, or of several side by side, to look at",
+    "report": "make an HTML page of one run, or of several side by side",
     "verify": "check the record of a run against its files, its model and its data",
     "methods": "list the methods",
 }

@@ -96,7 +96,7 @@ def _announce(
     if others:
         console.print(
             f"assessed with cross-entropy on both sides, but {args.method} has another loss: {', '.join(others)}. How "
-            f"hard that is, and what it costs, may be otherwise",
+            f"hard that is, and what it costs, may differ",
             soft_wrap=True,
         )
 

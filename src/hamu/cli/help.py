@@ -18,7 +18,7 @@ SHOWN = {
     "num_train_epochs", "max_steps", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay",
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_grad_norm",
     "seed", "bf16", "fp16", "use_cpu", "eval_strategy", "eval_steps", "logging_steps", "save_strategy", "save_steps",
-    "save_total_limit", "load_best_model_at_end", "metric_for_best_model", "report_to", "channels_last",
+    "load_best_model_at_end", "metric_for_best_model", "report_to", "channels_last",
     "gradient_checkpointing",
 }  # fmt: skip
 

@@ -171,7 +171,8 @@ class EvaluateOptions:
     """What `hamu evaluate` measures of a language model beyond its losses."""
 
     generate: int = field(
-        default=200, metadata={"help": "Text: let the model answer so many prompts of each set, greedily; 0 for none."}
+        default=200,
+        metadata={"help": "Text: answer this many prompts of each set, greedily; 0 for none."},
     )
     original_model: str | None = field(
         default=None, metadata={"help": "Text: the model before unlearning, whose answers are shown beside."}
@@ -201,7 +202,7 @@ class AssessOptions:
     """What `hamu assess` looks at."""
 
     assess_batches: int | None = field(
-        default=None, metadata={"help": "Look at so many random batches of each side; by default at all records."}
+        default=None, metadata={"help": "Look at this many random batches of each side; by default at all records."}
     )
     curvature_samples: int | None = field(
         default=None,
@@ -225,7 +226,7 @@ class CompareOptions:
         default=None, metadata={"help": "Values of --learning_rate; by default that one alone."}
     )
     seeds: list[int] | None = field(default=None, metadata={"help": "Values of --seed; by default that one alone."})
-    jobs: int = field(default=1, metadata={"help": "Run so many at a time, each in a process of its own."})
+    jobs: int = field(default=1, metadata={"help": "Run this many at a time, each in a process of its own."})
 
 
 def settings_by_command() -> dict[str, set[str]]:

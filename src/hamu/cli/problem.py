@@ -67,7 +67,7 @@ def predictions_of(
     most: int | None = None,
     base: str | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """A saved model, and its predictions for every set (at most so many of each), in the form that it takes.
+    """A saved model, and its predictions for every set (at most this many of each), in the form that it takes.
 
     Its base model, if it is an adapter, may be somewhere else than it says.
     """

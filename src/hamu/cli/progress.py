@@ -27,12 +27,12 @@ _LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
 def peak_memory(device: torch.device) -> str:
     """The most memory that this process has held so far: on the GPU if its run is on one, else resident."""
     if device.type == "cuda":
-        return f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB on the device"
+        return f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.2f} GB on the device"
     if sys.platform != "linux":  # others count in other units, or not at all
         return "peak memory is told on Linux and GPUs"
     import resource
 
-    return f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+    return f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB"
 
 
 def figures_line(logs: Mapping[str, Any]) -> str:

@@ -39,8 +39,8 @@ def run(argv: list[str], console: Console) -> int:
     parser.add_argument(
         "--no_models", action="store_true", help="do not ask the models again, which takes most of the time"
     )
-    parser.add_argument("--samples", type=int, default=5000, help="ask about at most so many records of a set")
-    parser.add_argument("--answers", type=int, default=20, help="text: show so many answers of each set, 0 for none")
+    parser.add_argument("--samples", type=int, default=5000, help="ask about at most this many records of a set")
+    parser.add_argument("--answers", type=int, default=20, help="text: show this many answers of each set, 0 for none")
     add_permissions(parser)
     args = parser.parse_args(argv)
     for name, least in (("samples", 1), ("answers", 0)):
@@ -87,6 +87,6 @@ def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[
         sources = NamedSources(folder, args.hub, trust_remote_code=args.trust_remote_code)
         observed = observe(sources, args.samples, answers, console)
     except HamuError as error:
-        console.print(f"{folder}: without what the models say, for {error}", soft_wrap=True)
+        console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
         return [Reported(runs[0], None, str(error))]
     return [Reported(runs[0], observed)]

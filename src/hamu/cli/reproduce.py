@@ -106,7 +106,7 @@ def _parser() -> Parser:
     add("--bf16", action="store_true", help="steps in bfloat16, evaluations in float32")
     add("--seed", type=int, help="of the sample and of every run; by default that of the settings, else 42")
     add("--device", default="auto", help="auto, cpu or cuda")
-    add("--jobs", type=int, default=1, help="run so many at a time, each in a process of its own")
+    add("--jobs", type=int, default=1, help="run this many at a time, each in a process of its own")
     add("--output_dir", default="runs/reproduce", help="where figures and the page go")
     add("--work_dir", help="where data, models and runs are kept; by default work in --output_dir")
     add("--redraw", action="store_true", help="run nothing: claims, pictures and page anew from the JSON that is there")

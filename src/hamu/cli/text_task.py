@@ -242,7 +242,7 @@ def evaluated(data: TextData | TextRecords, args: TrainConfig) -> TextRecords:
 
 
 def some_records(data: TextData | TextRecords, most: int | None, seed: int) -> TextRecords:
-    """At most so many records of a set, drawn at random; see `chosen_positions`."""
+    """At most this many records of a set, drawn at random; see `chosen_positions`."""
     texts = data.texts if isinstance(data, TextData) else data
     positions = chosen_positions(len(texts), most, seed)
     return texts if positions is None else texts.select(positions)

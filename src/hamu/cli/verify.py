@@ -22,13 +22,13 @@ def run(argv: list[str], console: Console) -> int:
     parser = Parser((), prog="hamu verify", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("run", help="the --output_dir of a `hamu unlearn`")
     parser.add_argument(
-        "--no_figures", action="store_true", help="do not evaluate the models again, which takes most of the time"
+        "--no_models", action="store_true", help="do not evaluate the models again, which takes most of the time"
     )
     add_permissions(parser)
     args = parser.parse_args(argv)
     sources = NamedSources(Path(args.run), args.hub, trust_remote_code=args.trust_remote_code)
     counts = dict.fromkeys(_WORDS, 0)
-    for finding in verify(Path(args.run), sources, evaluate=not args.no_figures):
+    for finding in verify(Path(args.run), sources, evaluate=not args.no_models):
         counts[finding.holds] += 1
         _show(finding, console)
     near = " and ".join(f"{value:g} ({precision})" for precision, value in TOLERANCE.items())

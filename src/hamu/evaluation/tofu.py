@@ -145,7 +145,7 @@ def _paraphrases(texts: TextRecords) -> TextRecords | None:
 
 
 def _draw(count: int, most: int | None, seed: int) -> list[int]:
-    """At most so many places, in order."""
+    """At most this many places, in order."""
     if most is None or most >= count:
         return list(range(count))
     return sorted(torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].tolist())

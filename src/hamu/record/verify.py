@@ -246,7 +246,7 @@ def _set(recorded: Mapping[str, Any], side: str, sources: Sources) -> str:
 
 def _measured(recorded: Any, role: str, part: str, sources: Sources | None) -> str:
     if sources is None:
-        raise Unavailable("--no_figures leaves it out")
+        raise Unavailable("--no_models leaves it out")
     found = plain(sources.figures(role)[part])
     if found is None and part == "against_retain_model":
         raise Unavailable("the retain model is not here")
@@ -255,7 +255,7 @@ def _measured(recorded: Any, role: str, part: str, sources: Sources | None) -> s
 
 def _changed(recorded: Mapping[str, Any], sources: Sources | None) -> str:
     if sources is None:
-        raise Unavailable("--no_figures leaves it out")
+        raise Unavailable("--no_models leaves it out")
     return "; ".join(_differences(recorded, plain(sources.change()), TOLERANCE[sources.precision()]))
 
 

@@ -59,7 +59,7 @@ def _chart(layers: Layers, values: np.ndarray, title: str, meaning: str, scale: 
 
 
 def _joined(values: np.ndarray, names: Sequence[str], most: int) -> tuple[np.ndarray, list[str]]:
-    """Join rows into at most so many, each the largest magnitude of those that are joined in it."""
+    """Join rows into at most this many, each the largest magnitude of those that are joined in it."""
     if len(values) <= most:
         return values, list(names)
     parts = np.array_split(np.arange(len(values)), most)

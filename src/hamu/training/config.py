@@ -80,9 +80,9 @@ class TrainConfig(TrainingArguments):
     per_device_train_batch_size: int = _option(128, "Samples per forward and backward pass.")
     per_device_eval_batch_size: int = _option(500, "Samples per forward pass of an evaluation.")
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
-    logging_steps: float = _option(50, "Log every so many steps.")
+    logging_steps: float = _option(50, "Log every this many steps.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
-    keep: int | None = _option(None, "Keep at most so many checkpoints: the newest, and the best beyond them.")
+    keep: int | None = _option(None, "Keep at most this many checkpoints: the newest, and the best beyond them.")
     report_to: str = _option(
         "none", "Where to send settings and figures, nothing else: tensorboard, wandb, mlflow, trackio (with commas)."
     )
@@ -178,8 +178,8 @@ class UnlearnConfig(TrainConfig):
     on_infeasible: str = _option("stop", "If the constraint cannot be met: stop, clamp (do the most possible) or skip.")
     stopping: str = _option("aggregate", "Stopping criterion: aggregate (the paper), any, global or off.")
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
-    stopping_patience: int = _option(1, "Stop only after so many steps in a row that meet the criterion.")
-    stopping_window: int = _option(1, "Average the criterion over so many steps.")
+    stopping_patience: int = _option(1, "Stop only after this many steps in a row that meet the criterion.")
+    stopping_window: int = _option(1, "Average the criterion over this many steps.")
     pairing: str = _option(
         "sequential",
         "With several processes: sequential (each runs its retain and its forget records) or split (half of them hold "
@@ -206,7 +206,7 @@ class UnlearnConfig(TrainConfig):
     trust_region_growth: float = _option(8.0, "How far above --learning_rate --trust_region may go, as a factor.")
     check_steps: int | None = _option(
         None,
-        "Measure every so many steps what a step did to the losses of its own batches; by default whenever it is "
+        "Measure every this many steps what a step did to the losses of its own batches; by default whenever it is "
         "logged, 0 for never.",
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
@@ -215,7 +215,7 @@ class UnlearnConfig(TrainConfig):
     full_precision_eval: bool = _option(
         False, "With --bf16 or --fp16: evaluate in the model's own precision, for changes that are small."
     )
-    max_eval_samples: int | None = _option(None, "Evaluate on at most so many records of each set, drawn once.")
+    max_eval_samples: int | None = _option(None, "Evaluate on at most this many records of each set, drawn once.")
     forget_objective: str | None = _option(
         None, "What a forget pass raises, in place of the method's own: cross_entropy, kl_to_original, npo, simnpo."
     )
@@ -235,13 +235,13 @@ class UnlearnConfig(TrainConfig):
     )
     target_forget_accuracy: float | None = _option(None, "With --auto: end when the forget accuracy is down to this.")
     max_retain_increase: float | None = _option(None, "With --auto: how far the retain loss may rise.")
-    max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
+    max_skips: int = _option(10, "Stop after this many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
     optim: str = _option("sgd", "Optimizer: sgd (the paper, without momentum), adamw_torch, adafactor, ...")
     max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0 for no clipping.")
-    logging_steps: float = _option(1, "Log every so many steps.")
+    logging_steps: float = _option(1, "Log every this many steps.")
     eval_strategy: str = _option("epoch", "When to evaluate: no, steps, epoch.")
     eval_on_start: bool = _option(True, "Evaluate before the first step; changes are relative to it.")
     metric_for_best_model: str | None = _option(
