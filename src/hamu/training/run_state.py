@@ -117,7 +117,7 @@ class RunState(TrainerCallback, ExportableState):
             for name, part in _parts(trainer).items():
                 part.load_state_dict(found[name])
             trainer.memory.load_state_dict(found)
-        trainer.was_measured = args.eval_on_start
+        trainer.skip_first_evaluation = args.eval_on_start
         control.should_training_stop = trainer.memory.end is not None
 
     def state(self) -> dict[str, Any]:

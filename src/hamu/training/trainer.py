@@ -64,7 +64,7 @@ class UnlearnTrainer(ResumableTrainer):
         evaluations: what the model is looked at through.
         steering: of a run by goal, None for others.
         memory: what the run has counted and found so far.
-        was_measured: whether the start is not to be evaluated (again), as it was before the run was resumed.
+        skip_first_evaluation: true if the start was evaluated before the run was resumed, until that is acted on.
         start_predictions: by set, what the first evaluation predicted.
         predictions: by set, what the last one did.
 
@@ -116,11 +116,12 @@ class UnlearnTrainer(ResumableTrainer):
             self.steering = Steering(self.pair, Goal.of(args), self.evaluations.standing, self._end_run)
         self.watch = StepWatch(self.pair, args, partial(self._side_total, model), model, self.sides)
         self.memory = RunMemory()
-        self.was_measured = self._is_back = False
+        self.skip_first_evaluation = False
+        self._weights_are_earlier = False
         self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
         self.predictions: dict[str, Predictions | TokenPredictions] = {}
         self._losses: dict[str, Tensor] = {}
-        self._is_tried = False
+        self._causality_checked = False
         self._step: PairStep | None = None
         self._scaling: dict[str, Any] | None = None
         self._steps_of_best: int | None = None
@@ -139,7 +140,7 @@ class UnlearnTrainer(ResumableTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; a run that diverged goes back to its best checkpoint, if it has one."""
         output = super().train(*args, **kwargs)
-        if self.memory.diverged and not (self._goes_back or self.was_interrupted):
+        if self.memory.diverged and not (self._final_weights_are_chosen_elsewhere or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
                 self._say_of_end("there is no checkpoint to go back to, --save_strategy would write some")
             else:
@@ -178,7 +179,7 @@ class UnlearnTrainer(ResumableTrainer):
         return self.memory.evaluated
 
     @property
-    def _goes_back(self) -> bool:
+    def _final_weights_are_chosen_elsewhere(self) -> bool:
         """Whether it is settled already which weights a run ends with: the best ones, or those that its goal wants."""
         return self.args.load_best_model_at_end or self.steering is not None
 
@@ -186,8 +187,8 @@ class UnlearnTrainer(ResumableTrainer):
         super()._load_best_model()
         self.predictions = {}
         self._steps_of_best = steps_taken_in(Path(str(self.state.best_model_checkpoint)))
-        self._is_back = self.state.best_global_step != self.state.global_step
-        if self._is_back and self.args.load_best_model_at_end:
+        self._weights_are_earlier = self.state.best_global_step != self.state.global_step
+        if self._weights_are_earlier and self.args.load_best_model_at_end:
             self._say_of_end(f"the weights are the best ones, of step {self.state.best_global_step}")
 
     def _end_run(self, end: End) -> None:
@@ -267,9 +268,9 @@ class UnlearnTrainer(ResumableTrainer):
         return torch.stack(list(losses.values())).sum()
 
     def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor], weight: float = 1.0) -> Tensor:
-        if not self._is_tried and torch.is_grad_enabled():
+        if not self._causality_checked and torch.is_grad_enabled():
             check_batch_is_read_causally(self.model, batch)
-            self._is_tried = True
+            self._causality_checked = True
         total, scored = self.side_losses.total(model, side, batch)
         if self._early_ends and torch.is_grad_enabled():
             self._early_ends.add(side, scored, weight)
@@ -395,8 +396,8 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate, but not once more at the start of a run that is resumed: that was before its first step."""
-        if self.was_measured:
-            self.was_measured = False
+        if self.skip_first_evaluation:
+            self.skip_first_evaluation = False
             return {}
         return super()._evaluate(*args, **kwargs)
 
@@ -406,7 +407,7 @@ class UnlearnTrainer(ResumableTrainer):
         """Measure loss and accuracy on the retain, forget and test sets, and the changes so far, by name."""
         evaluated = [entry["step"] for entry in self.state.log_history if f"{metric_key_prefix}_forget_gain" in entry]
         # evaluated before the run was resumed; or those of other weights, which are not the last step's
-        known = self.state.global_step in evaluated or self._is_back
+        known = self.state.global_step in evaluated or self._weights_are_earlier
         if not self.args.freeze_batchnorm:  # each process has those of its own records; the first one's are saved
             spread([statistics for module in self._batchnorms for statistics in module.buffers()])
         self.predictions = self.evaluations.predictions()
