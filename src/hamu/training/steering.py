@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -38,6 +40,7 @@ _PATIENCE = 6  # times in a row that a state was taken back
 _SPENT = 0.9  # of the budget, from where on it counts as spent
 _LEAST_MISSING = 0.1  # of what was missing when it was last measured, whatever the steps since seem to have gained
 _INTERVAL = 10.0  # steps between two measurements, at most; 1 at the start
+_GOOD_STATE = "steering.safetensors"  # in a checkpoint
 
 
 class Steering(TrainerCallback):
@@ -256,7 +259,7 @@ class Steering(TrainerCallback):
             self._finish(End("goal", f"the goal is reached: {self._words(now)}"))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON holds it; the good state is in `tensors`."""
+        """What a checkpoint keeps of it, as JSON holds it; the good state is in a file of its own."""
         return {
             "start": vars(self._start),
             "now": vars(self._now),
@@ -294,14 +297,17 @@ class Steering(TrainerCallback):
         if self.trust is not None:
             self.trust.most = state["most"]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The good state, by parameter, for a checkpoint."""
-        return {name: good.cpu().contiguous() for name, good in zip(self._pair.names, self._move.good, strict=True)}
+    def save_good_state(self, folder: Path) -> None:
+        """Write the state that the run would go back to, by parameter, into a checkpoint."""
+        named = zip(self._pair.names, self._move.good, strict=True)
+        save_file({name: good.cpu().contiguous() for name, good in named}, folder / _GOOD_STATE)
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
-        named = zip(self._pair.names, self._pair.parameters, strict=True)
-        self._move.good = [tensors[name].to(p).clone() for name, p in named]
+    def load_good_state(self, folder: Path) -> None:
+        """Restore what `save_good_state` has written; one of a run without a goal has none."""
+        if (folder / _GOOD_STATE).is_file():
+            tensors = load_file(folder / _GOOD_STATE)
+            named = zip(self._pair.names, self._pair.parameters, strict=True)
+            self._move.good = [tensors[name].to(p).clone() for name, p in named]
 
     @property
     def outcome(self) -> str:

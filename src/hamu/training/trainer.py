@@ -33,10 +33,13 @@ from hamu.training.measuring import Evaluations, eval_sets, gains, set_figures
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset
 from hamu.training.preparation import new_pair, prepare_model
 from hamu.training.resumable import ResumableTrainer
-from hamu.training.run_state import RunMemory, RunState, load_start, load_steering, save_tensors, steps_taken_in
+from hamu.training.run_memory import RunMemory
+from hamu.training.run_state import RunState, steps_taken_in
 from hamu.training.sharing import ShareSampler, shared_loader
 from hamu.training.side_losses import SideLosses
+from hamu.training.start_predictions import load_start_predictions, save_start_predictions
 from hamu.training.steering import Steering
+from hamu.training.step_events import StepEvents
 from hamu.training.step_figures import layer_figures, step_figures
 from hamu.training.watch import StepWatch
 
@@ -132,6 +135,7 @@ class UnlearnTrainer(ResumableTrainer):
         if self._is_split or args.shard:
             # accelerate is to prepare the model for its precision, but not to average its gradients
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self.add_callback(StepEvents(self))
         self.add_callback(RunState(self))
         if self.steering is not None:
             self.steering.trust, self.watch.search = self.watch.trust, self.steering.search
@@ -228,13 +232,16 @@ class UnlearnTrainer(ResumableTrainer):
     def save_more(self, folder: Path) -> None:
         """Write what the start model predicted, and the state that a run by goal would go back to."""
         if is_main():
-            save_tensors(folder, self.start_predictions, self.steering)
+            save_start_predictions(folder, self.start_predictions)
+            if self.steering is not None:
+                self.steering.save_good_state(folder)
 
     def load_more(self, folder: Path) -> None:
         """Restore what `save_more` has written."""
-        self.start_predictions = load_start(folder, list(self.evaluations.sets)) or self.start_predictions
+        found = load_start_predictions(folder, list(self.evaluations.sets))
+        self.start_predictions = found or self.start_predictions
         if self.steering is not None:
-            load_steering(folder, self.steering)
+            self.steering.load_good_state(folder)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, Tensor | int]:
         return self.side_losses.counts(batch_samples, device)
