@@ -29,6 +29,7 @@ from hamu.pair_step import PairStep
 from hamu.training.config import UnlearnConfig
 from hamu.training.early_ends import EarlyEnds
 from hamu.training.goal import Goal
+from hamu.training.line_search import LineSearch
 from hamu.training.measuring import Evaluations, eval_sets, gains, set_figures
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset
 from hamu.training.preparation import new_pair, prepare_model
@@ -114,10 +115,12 @@ class UnlearnTrainer(ResumableTrainer):
         self.evaluations = Evaluations(model, args, sets, data_collator)
         target = None if args.auto else args.target_forget_loss
         self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, target)
+        search = LineSearch() if args.auto else None
+        self.watch = StepWatch(self.pair, args, partial(self._side_total, model), model, self.sides, search)
         self.steering: Steering | None = None
-        if args.auto:
-            self.steering = Steering(self.pair, Goal.of(args), self.evaluations.standing, self._end_run)
-        self.watch = StepWatch(self.pair, args, partial(self._side_total, model), model, self.sides)
+        if search is not None:
+            measure, trust = self.evaluations.standing, self.watch.trust
+            self.steering = Steering(self.pair, Goal.of(args), measure, self._end_run, search=search, trust=trust)
         self.memory = RunMemory()
         self.skip_first_evaluation = False
         self._weights_are_earlier = False
@@ -138,7 +141,6 @@ class UnlearnTrainer(ResumableTrainer):
         self.add_callback(StepEvents(self))
         self.add_callback(RunState(self))
         if self.steering is not None:
-            self.steering.trust, self.watch.search = self.watch.trust, self.steering.search
             self.add_callback(self.steering)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -298,14 +300,14 @@ class UnlearnTrainer(ResumableTrainer):
                 check_equal(self.pair.names, self.pair.parameters)
             keep = self.watch.keep(self.optimizer)
             finite = torch.isfinite(summed(torch.stack(list(self._losses.values())).double().sum()))
-            self._settle(self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite))
+            self._record_decision(self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite))
             return
         self.watch.skip()
         self.pair.abandon(self.accelerator.scaler)
         self._step = None
         self._end_run(end)
 
-    def _settle(self, step: PairStep) -> None:
+    def _record_decision(self, step: PairStep) -> None:
         """Count the step, and end the run if it says so."""
         self._step = step
         if self.steering is not None:

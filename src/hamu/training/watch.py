@@ -47,13 +47,13 @@ class StepWatch:
         total: the summed loss of a side's batch under the model as it is, as the backward pass takes it.
         model: what is unlearned from.
         sides: of the method.
+        search: what each step's length is to be, in a run by goal; its trust region counts where nothing fits.
 
     Attributes:
         passes: of the step at hand, where it will be measured.
         record: what was checked so far.
         figures: of the last step, for the log.
         trust: the trust region, None without.
-        search: what each step's length is to be, in a run by goal; its trust region counts where nothing fits.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class StepWatch:
         total: Callable[[str, Mapping[str, Tensor]], Tensor],
         model: nn.Module,
         sides: Sequence[str] = SIDES,
+        search: LineSearch | None = None,
     ) -> None:
         self._sides = sides
         self._pair, self._args = pair, args
@@ -75,7 +76,7 @@ class StepWatch:
         self.figures: dict[str, float] = {}
         self._moved = False
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
-        self.search: LineSearch | None = None
+        self._search = search
 
     def is_due(self, step: int, logged_every: float) -> bool:
         """Whether what this step does (the run's first is 1) will be measured."""
@@ -139,8 +140,8 @@ class StepWatch:
                 undone = not (fits or not outcome.is_told or trust.update(outcome.trust))
                 if undone:
                     guard.undo()
-                elif self.search is not None:
-                    self.search.take(outcome, scale)
+                elif self._search is not None:
+                    self._search.take(outcome, scale)
             self._note(outcome)
             if not undone:
                 self.record.add(outcome)
@@ -154,11 +155,11 @@ class StepWatch:
 
     def _of_fitting_length(self, outcome: Outcome, trust: TrustRegion, guard: StepGuard) -> tuple[Outcome, bool]:
         """What the step did once it is as long as the goal wants it, and whether it fits then."""
-        if self.search is None:
+        if self._search is None:
             return outcome, False
         most = trust.most
         for _ in range(TRIALS):
-            factor = self.search.factor(outcome, trust.scale, most)
+            factor = self._search.factor(outcome, trust.scale, most)
             if factor == 1:
                 break
             if factor < 1:
@@ -168,7 +169,7 @@ class StepWatch:
                 group["lr"] *= factor
             trust.scale *= factor
             outcome = self._outcome()
-        return outcome, self.search.fits(outcome, trust.scale)
+        return outcome, self._search.fits(outcome, trust.scale)
 
     def _is_plain(self, optimizer: torch.optim.Optimizer) -> bool:
         return is_plain_descent(optimizer, self._pair.parameters)
