@@ -318,7 +318,7 @@ class Steering(TrainerCallback):
             self._move.good = [tensors[name].to(p).clone() for name, p in named]
 
     @property
-    def outcome(self) -> str:
+    def goal_sentence(self) -> str:
         """Where the run ended, in words."""
         how = "reached" if self._goal.reached(self._now) else "not reached"
         return f"the goal is {how}: {self._words(self._now)}"
