@@ -28,7 +28,6 @@ from hamu.models.language import (
     TINY,
     AdapterSettings,
     base_of,
-    check_is_saved,
     check_reads,
     load_language_model,
     load_tokenizer,
@@ -36,6 +35,7 @@ from hamu.models.language import (
     new_language_model,
     new_tokenizer,
 )
+from hamu.models.loading import check_is_saved
 from hamu.models.merging import check_can_merge, merged
 from hamu.run_files import MERGED
 from hamu.run_folder import RunFolder
