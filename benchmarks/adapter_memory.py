@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from _report import print_report
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.trainer_callback import PrinterCallback
 
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.models.language import AdapterSettings, with_adapter
+from hamu.training.quiet import silence
 
 
 def resident_mb() -> float:
@@ -51,12 +51,11 @@ def one_run(method: str, steps: int) -> dict[str, float]:
             per_device_train_batch_size=2,
             eval_strategy="no",
             eval_on_start=False,
-            disable_tqdm=True,
         )
         trainer = UnlearnTrainer(
             model, args, retain_dataset=data, forget_dataset=data, data_collator=TextCollator(pad_token_id=0)
         )
-        trainer.remove_callback(PrinterCallback)
+        silence(trainer)
         trainer.train()
     original = trainer.side_losses.original
     return {

@@ -22,11 +22,11 @@ from _report import print_report
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
-from hamu.cli.unlearn import new_trainer
 from hamu.data import UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig
+from hamu.training.quiet import quiet_trainer
 from hamu.training.step_log import StepLog
 
 
@@ -74,7 +74,7 @@ def main() -> int:
         log = StepLog(folder, {}, {}, resume=False)
         watch = Watch(folder.path / "steps.jsonl", options.steps)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
-        trainer = new_trainer(model, problem(), args, [log, watch], collate)
+        trainer = quiet_trainer(model, problem(), args, [log, watch], collate)
         log.trainer = trainer
         trainer.train()
     growth = watch.memory[-1] / watch.memory[0]

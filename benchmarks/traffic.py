@@ -30,11 +30,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback
 
 import hamu.distributed.layout_split as split
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.distributed import leave
+from hamu.training.quiet import silence
 
 _COUNTED = 3  # the first step compares all weights too
 
@@ -117,13 +117,13 @@ def one_step(width: int, pairing: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         args = UnlearnConfig(output_dir=folder, pairing=pairing, constraint_mode="relative", stopping="off",
                              per_device_train_batch_size=2, max_steps=_COUNTED, eval_strategy="no",
-                             eval_on_start=False, disable_tqdm=True)  # fmt: skip
+                             eval_on_start=False)  # fmt: skip
         trainer = UnlearnTrainer(model, args, retain_dataset=records[:48], forget_dataset=records[48:])
         traffic = Traffic()
         traffic.wrap()
         counted = CountedStep(trainer, traffic)
         trainer.add_callback(counted)
-        trainer.remove_callback(PrinterCallback)
+        silence(trainer)
         trainer.train()
     assert trainer.steps_taken == _COUNTED
     world = dist.get_world_size()

@@ -26,7 +26,6 @@ from transformers import TrainerCallback, set_seed
 
 from hamu.assess import assess
 from hamu.cli.demo_digits import Digits
-from hamu.cli.unlearn import new_trainer
 from hamu.data import TextCollator, UnlearningData, encode, forget_class, forget_data, read_images, read_text
 from hamu.data.images import collate
 from hamu.methods import HamuQ
@@ -35,6 +34,7 @@ from hamu.models.language import load_language_model, load_tokenizer
 from hamu.training import TrainConfig, UnlearnConfig, train_original
 from hamu.training.auto import apply_assessment
 from hamu.training.goal import Goal
+from hamu.training.quiet import quiet_trainer
 
 SHARES = (0.25, 0.5, 0.75, 0.95)  # of what is possible, the constraint
 GOALS = ((1.0, 0.01), (1.0, 0.1), (3.0, 0.1))  # how far the forget loss must rise, how far the retain loss may
@@ -117,7 +117,7 @@ def by_grid(case: Case, share: float, rate: float) -> tuple[Any, list[Any]]:
     args.auto = False
     args.method, args.constraint_mode, args.constraint, args.stopping = "hamu-q", "relative", share, "off"
     args.learning_rate, args.check_steps, args.target_forget_loss = rate, 0, None
-    trainer = new_trainer(model, case.problem, args, [seen], case.collate)
+    trainer = quiet_trainer(model, case.problem, args, [seen], case.collate)
     args.max_retain_increase, args.target_forget_loss = 1e9, 1e9
     seen.measure = trainer.evaluations.standing
     start = seen.measure()
@@ -133,7 +133,7 @@ def by_auto(case: Case, goal: Goal, steps: int) -> dict[str, Any]:
     args = settings(case, goal)
     apply_assessment(args, found)
     args.max_steps = steps
-    trainer = new_trainer(model, case.problem, args, [], case.collate)
+    trainer = quiet_trainer(model, case.problem, args, [], case.collate)
     trainer.train()
     steering = trainer.steering
     assert steering is not None

@@ -22,12 +22,12 @@ from typing import Any
 import transformers
 
 from hamu.assess import measure_hardness
-from hamu.cli.unlearn import new_trainer
 from hamu.data import forget_class, read_images
 from hamu.data.images import collate
 from hamu.evaluation import predict
 from hamu.models import load_classifier
 from hamu.training import UnlearnConfig
+from hamu.training.quiet import quiet_trainer
 
 METHODS = ("hamu-q", "hamu-u", "gdiff", "ft", "ga")
 RHOS = (0.0, 0.75)
@@ -60,7 +60,7 @@ def unlearn(model_path: str, problem: Any, method: str, protocol: str, before: d
         eval_on_start=False, check_steps=0,
         **PROTOCOLS[protocol],
     )  # fmt: skip
-    trainer = new_trainer(model, problem, args, [], collate)
+    trainer = quiet_trainer(model, problem, args, [], collate)
     begin = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - begin

@@ -22,11 +22,11 @@ import torch
 from transformers import set_seed
 
 from hamu.assess import measure_hardness
-from hamu.cli.unlearn import new_trainer
 from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_data, read_text
 from hamu.evaluation import TofuSets, forget_quality, predict_tokens, privleak, text_report, tofu_report
 from hamu.models.language import load_language_model, load_tokenizer
 from hamu.training import UnlearnConfig
+from hamu.training.quiet import quiet_trainer
 
 METHODS = ("hamu-q", "hamu-u", "ft", "ga", "gdiff", "kl", "scrub", "gru", "pcgrad", "npo")
 MAX_LENGTH = 256
@@ -87,7 +87,7 @@ def unlearned(name: str, options: argparse.Namespace) -> dict[str, Any]:
             **SETTINGS,
         )
         begin = time.perf_counter()
-        trainer = new_trainer(model, problem, args, [], TextCollator(tokenizer.pad_token_id))
+        trainer = quiet_trainer(model, problem, args, [], TextCollator(tokenizer.pad_token_id))
         trainer.train()
         found = {
             "seconds": round(time.perf_counter() - begin),

@@ -42,7 +42,7 @@ def test_it_ends_at_the_target_within_the_budget(model, trainer_of, problem):
 
 def test_it_ends_at_the_budget_with_a_model_that_keeps_it(model, trainer_of, problem):
     trainer = by_goal(trainer_of, model, problem, 1e6, 0.0005, max_steps=30, per_device_train_batch_size=64)
-    assert "the goal is not reached" in trainer.steering.outcome
+    assert "the goal is not reached" in trainer.steering.goal_sentence
     assert any(row["retain_loss"] > trainer.steering._start.retain_loss + 0.0005 for row in trainer.steering.history)
     now = trainer.steering._measure()
     assert now.retain_loss <= trainer.steering._start.retain_loss + 0.0005
@@ -130,7 +130,7 @@ def test_the_budget_holds_whatever_ends_the_run(model, trainer_of, problem, budg
                       max_retain_loss=trainer_of(model).evaluate()["eval_retain_loss"] * 1.02)  # fmt: skip
     start, now = trainer.steering._start, trainer.steering._measure()
     assert now.retain_loss <= start.retain_loss + budget + 1e-9
-    assert "not reached" in trainer.steering.outcome
+    assert "not reached" in trainer.steering.goal_sentence
 
 
 def test_without_the_curvature_there_is_no_learning_rate(model, problem):

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from hamu import HamuError, HamuU, PairedGradients, UnlearnConfig
 from hamu.ends import End
-from hamu.training.promise import Outcome, PromiseRecord, describe
+from hamu.training.promise import PromiseRecord, StepOutcome, describe
 from hamu.training.trust_region import TrustRegion
 from hamu.training.watch import StepWatch, is_plain_descent
 
@@ -257,7 +257,7 @@ def test_a_ratio_that_is_not_a_number_undoes_the_step_and_the_radius_has_an_end(
 
 
 def outcome(promised, realised, demand=0.0, constrained="forget"):
-    return Outcome(promised, realised, {"retain": 2.0, "forget": 2.0}, constrained, demand, 1e-9)
+    return StepOutcome(promised, realised, {"retain": 2.0, "forget": 2.0}, constrained, demand, 1e-9)
 
 
 def test_an_outcome_is_judged_by_its_worse_side():
@@ -285,7 +285,7 @@ def test_a_promise_is_kept_from_95_percent_of_the_demand_on(realised, kept):
 def test_what_came_in_place_of_a_promise_below_rounding_is_judged_if_it_is_above():
     def rough(retain, forget):
         promised, realised = {"retain": -1e-4, "forget": 1e-3}, {"retain": retain, "forget": forget}
-        return Outcome(promised, realised, {"retain": 1.0, "forget": 1.0}, "forget", 1e-3, 3e-3)
+        return StepOutcome(promised, realised, {"retain": 1.0, "forget": 1.0}, "forget", 1e-3, 3e-3)
 
     rounding = rough(0.002, -0.001)
     assert (rounding.is_told, rounding.trust, rounding.kept) == (False, 1.0, None)

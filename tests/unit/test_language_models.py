@@ -52,7 +52,7 @@ def saved(tokenizer, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("saved")
 def test_what_cannot_be_loaded_is_named():
     with pytest.raises(
-        HamuError, match=r"nowhere is not a saved model: it has neither config\.json nor adapter_config"
+        HamuError, match=r"nowhere is not a saved model: it has no config\.json or adapter_config\.json"
     ):
         load_language_model("nowhere")
     with pytest.raises(

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hamu.training.line_search import LineSearch
-from hamu.training.promise import Outcome
+from hamu.training.promise import StepOutcome
 from hamu.training.unseen import Change
 
 
 def along(gain, gain_bend, cost, cost_bend, length=1.0):
     """A step of this length t: the forget loss gains gain·t + gain_bend·t², the retain loss pays likewise."""
-    return Outcome(
+    return StepOutcome(
         {"forget": gain * length, "retain": cost * length},
         {"forget": gain * length + gain_bend * length**2, "retain": cost * length + cost_bend * length**2},
         {"forget": 1.0, "retain": 1.0}, "forget", 0.0, 0.0,

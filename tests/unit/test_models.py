@@ -74,7 +74,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
 
 
 def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(HamuError, match=r"nowhere is not a saved model: it has no config\.json"):
+    with pytest.raises(HamuError, match=r"nowhere is not a saved model: it has no config\.json; give"):
         load_classifier("nowhere")
     saved(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"damaged")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hamu.ends import End
-from hamu.training.run_state import RunMemory
+from hamu.training.run_memory import RunMemory
 
 
 def back(state):

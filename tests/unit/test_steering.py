@@ -9,6 +9,7 @@ from helpers import Holder, collect, pair_at_angle
 from hamu import HamuQ, PairedGradients
 from hamu.gram import SIDES
 from hamu.training.goal import Goal, Standing
+from hamu.training.line_search import LineSearch
 from hamu.training.steering import Steering, _unclipped
 
 
@@ -23,7 +24,7 @@ def combined(angle, max_grad_norm=0.5):
 
 def steering(pair, measure, budget):
     ends = []
-    return Steering(pair, Goal(5.0, None, budget), measure, ends.append), ends
+    return Steering(pair, Goal(5.0, None, budget), measure, ends.append, search=LineSearch()), ends
 
 
 def test_what_is_learned_of_a_step_is_the_gram_before_clipping_in_one_transfer(monkeypatch):

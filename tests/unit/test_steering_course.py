@@ -10,6 +10,7 @@ from helpers import Holder, pair_at_angle
 from hamu import HamuQ, PairedGradients
 from hamu.gram import SIDES, PairGram
 from hamu.training.goal import Goal, Standing
+from hamu.training.line_search import LineSearch
 from hamu.training.steering import Steering, _price
 from hamu.training.unseen import Change
 
@@ -27,7 +28,8 @@ class Course:
     def __init__(self):
         pair = PairedGradients(Holder([torch.ones(3)]), HamuQ(0.5, "relative", stopping="off"))
         self.looks, self.ends, self.script = 0, [], [START]
-        self.lead = Steering(pair, Goal(5.0, None, max_retain_increase=0.1), self._measure, self.ends.append)
+        goal = Goal(5.0, None, max_retain_increase=0.1)
+        self.lead = Steering(pair, goal, self._measure, self.ends.append, search=LineSearch())
         self._state = types.SimpleNamespace(global_step=0, max_steps=10_000)
         self._control = types.SimpleNamespace(should_training_stop=False)
         self.lead.on_train_begin(None, self._state, self._control)

@@ -25,10 +25,11 @@ class Slopes(nn.Module):
         return 10.0 * one - self.bends[side] * one**2 if side == "forget" else self.bends[side] * one**2 - one
 
 
-def watch_of(model, method, max_grad_norm=1.0, **settings):
+def watch_of(model, method, max_grad_norm=1.0, search=None, **settings):
     pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
     args = UnlearnConfig(output_dir="unused", report_to="none", check_steps=1, **settings)
-    return StepWatch(pair, args, model.total, model), pair, torch.optim.SGD(model.parameters(), lr=RATE)
+    watch = StepWatch(pair, args, model.total, model, search=search)
+    return watch, pair, torch.optim.SGD(model.parameters(), lr=RATE)
 
 
 def take_step(watch, pair, optimizer, model):
@@ -88,8 +89,8 @@ class Script:
 
 def test_a_length_that_was_too_much_for_a_search_bounds_its_next():
     model = Slopes()
-    watched = watch_of(model, HamuQ(0.5, "relative", stopping="off"), trust_region=True)
-    search = watched[0].search = Script(2.0, 0.5, 0.5)
+    search = Script(2.0, 0.5, 0.5)
+    watched = watch_of(model, HamuQ(0.5, "relative", stopping="off"), search=search, trust_region=True)
     take_step(*watched, model)
     most = watched[0].trust.most
     assert [(scale, bound) for _, scale, bound in search.shown] == [(1.0, most), (2.0, most), (1.0, 1.0), (0.5, 0.5)]
@@ -98,8 +99,8 @@ def test_a_length_that_was_too_much_for_a_search_bounds_its_next():
 
 def test_a_step_that_a_search_has_stretched_promises_and_does_so_much_more():
     model = Slopes()
-    watched = watch_of(model, HamuQ(0.5, "relative", stopping="off"), trust_region=True)
-    search = watched[0].search = Script(4.0, 0.5)
+    search = Script(4.0, 0.5)
+    watched = watch_of(model, HamuQ(0.5, "relative", stopping="off"), search=search, trust_region=True)
     take_step(*watched, model)
     first, *others = [outcome for outcome, _, _ in search.shown]
     for outcome, factor in zip(others, (4.0, 2.0), strict=True):

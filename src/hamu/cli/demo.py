@@ -22,7 +22,6 @@ from hamu.assess import measure_hardness
 from hamu.cli.parser import Parser
 from hamu.cli.progress import ProgressBar, task_bar
 from hamu.cli.tables import plain_table
-from hamu.cli.unlearn import new_trainer
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.methods import method_classes
@@ -30,6 +29,7 @@ from hamu.reporting import plot_trajectories
 from hamu.run_files import SUMMARY, TRAJECTORIES
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
+from hamu.training.quiet import quiet_trainer
 
 ABOUT_AUTO = """\
 --auto finds the learning rate and the size of each step. --target_forget_loss
@@ -157,7 +157,7 @@ def _unlearn_by_all(
                 **scenario.unlearn_settings,
             )
             models[name] = copy.deepcopy(original)
-            trainer = new_trainer(models[name], scenario.problem, args, [], scenario.collate)
+            trainer = quiet_trainer(models[name], scenario.problem, args, [], scenario.collate)
             trainer.train()
             if trainer.evaluated_step != trainer.state.global_step:
                 trainer.evaluate()

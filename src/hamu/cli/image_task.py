@@ -22,7 +22,8 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.classifiers import NEW_CLASSIFIER, check_as_many_classes, check_is_classifier, named_as_in_training
+from hamu.models.classifiers import CLASSIFIER_CONFIGS, NEW_CLASSIFIER, check_as_many_classes, named_as_in_training
+from hamu.models.loading import check_is_saved
 from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS
 from hamu.training import TrainConfig
@@ -90,7 +91,7 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
         model, retain_model = self.run_options.model, self.run_options.retain_model
         for name in (model, retain_model):
             if name is not None:
-                check_is_classifier(name)
+                check_is_saved(name, CLASSIFIER_CONFIGS)
         if model is not None and retain_model is not None:
             check_as_many_classes(model, retain_model)
 

@@ -10,12 +10,12 @@ from hamu.cli.named_sources import NamedSources
 from hamu.cli.problem import fitted_problem
 from hamu.cli.text_task import TextTask, some_records
 from hamu.data import ImageData, TextRecords, UnlearningData
+from hamu.data.drawing import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation import embed
 from hamu.reporting.answers import AnsweredRecord, answered
 from hamu.reporting.images import most_and_least_changed
 from hamu.reporting.observations import ROLES, ImageObservations, Observations, TextObservations
-from hamu.training.pairing import chosen_positions, subset
 
 _EMBEDDED = 500  # images of each set
 
@@ -58,7 +58,7 @@ def _images(
             refused = str(error)
     counts = {name: len(one.labels) for name, one in predictions["after"].items()}
     sizes = {name: len(data) for name, data in problem.sets().items()}
-    chosen = chosen_positions(len(problem.forget), most, args.seed)
+    chosen = draw_positions(len(problem.forget), most, args.seed)
     pictures = {  # no more than is shown: a report may be of many runs
         title: problem.forget.select(places if chosen is None else [chosen[place] for place in places])
         for title, places in most_and_least_changed(predictions).items()

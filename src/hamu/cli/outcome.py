@@ -15,7 +15,7 @@ def outcome(trainer: UnlearnTrainer) -> list[str]:
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
         f"{trainer.state.global_step} because {trainer.end.text}",
         *_warning(trainer),
-        _best(trainer) if trainer.steering is None else trainer.steering.outcome,
+        _best(trainer) if trainer.steering is None else trainer.steering.goal_sentence,
         *([] if trainer.promise is None else [describe(trainer.promise)]),
     ]
 

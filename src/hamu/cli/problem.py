@@ -11,11 +11,11 @@ from rich.console import Console
 from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
+from hamu.data.drawing import subset
 from hamu.errors import HamuError
 from hamu.record import Inputs
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig
-from hamu.training.pairing import subset
 from hamu.training.preparation import to_channels_last
 
 

@@ -12,6 +12,7 @@ from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tasks import Task
 from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
+from hamu.data.drawing import draw_positions
 from hamu.data.text_readers import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import (
@@ -27,7 +28,6 @@ from hamu.models.language import (
     TINY,
     AdapterSettings,
     base_of,
-    check_is_saved,
     check_reads,
     load_language_model,
     load_tokenizer,
@@ -35,12 +35,12 @@ from hamu.models.language import (
     new_language_model,
     new_tokenizer,
 )
+from hamu.models.loading import check_is_saved
 from hamu.models.merging import check_can_merge, merged
 from hamu.run_files import MERGED
 from hamu.run_folder import RunFolder
 from hamu.sources import MINIATURE, is_of_hub
 from hamu.training import TrainConfig
-from hamu.training.pairing import chosen_positions
 
 
 class TextTask(Task[TextRecords, TextData, TokenPredictions]):
@@ -242,7 +242,7 @@ def evaluated(data: TextData | TextRecords, args: TrainConfig) -> TextRecords:
 
 
 def some_records(data: TextData | TextRecords, most: int | None, seed: int) -> TextRecords:
-    """At most this many records of a set, drawn at random; see `chosen_positions`."""
+    """At most this many records of a set, drawn at random; see `draw_positions`."""
     texts = data.texts if isinstance(data, TextData) else data
-    positions = chosen_positions(len(texts), most, seed)
+    positions = draw_positions(len(texts), most, seed)
     return texts if positions is None else texts.select(positions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from hamu.record import check_same, with_settings
 from hamu.run_files import EVALUATION
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, train_original
+from hamu.training.measuring import set_figures
 from hamu.training.resumable import ResumableTrainer
 
 
@@ -74,7 +75,10 @@ def run(argv: list[str], console: Console) -> int:
         begin = time.perf_counter()
         train_original(model, train, args, task.collator(), [bar], test, resume=resume, around=around)
         figures = {"seconds": round(time.perf_counter() - begin, 1)}
-        figures |= _measured(task, model, {"train": train, "test": test}, args)
+        sets = {"train": train, "test": test}
+        figures |= set_figures(
+            {name: task.predict(model, data, args) for name, data in sets.items() if data is not None}
+        )
         folder.begin(resolved, with_settings(inputs, resolved))
         path = task.save_model(folder, model)
         failure = None
@@ -102,14 +106,3 @@ def _sets(task: Task, console: Console) -> tuple[Any, Any]:
     left_out = f"{len(problem.forget)} left out ({problem.forget_name})"
     console.print(f"{len(problem.retain)} training {task.noun}, {left_out}")
     return problem.retain, problem.test
-
-
-def _measured(task: Task, model: Any, sets: Mapping[str, Any], args: TrainConfig) -> dict[str, float]:
-    """Loss and accuracy on each set that there is."""
-    figures = {}
-    for name, data in sets.items():
-        if data is not None:
-            predictions = task.predict(model, data, args)
-            figures[f"{name}_loss"] = predictions.losses.mean().item()
-            figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
-    return figures

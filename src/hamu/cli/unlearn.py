@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from transformers import TrainerCallback, set_seed
-from transformers.trainer_callback import PrinterCallback
+from transformers import set_seed
 
 from hamu.cli.dry_run import show_plan
 from hamu.cli.goal import tune
@@ -34,6 +33,7 @@ from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.auto import TUNED
 from hamu.training.history import history
+from hamu.training.quiet import quiet_trainer
 from hamu.training.step_log import StepLog
 from hamu.training.trackers import kept_open
 
@@ -60,7 +60,7 @@ def run(argv: list[str], console: Console) -> int:
         prepared = _prepare(task, folder, problem, parsed, console)
         log = StepLog(folder, resolved, with_settings(prepared.inputs, resolved), resume, prepared.hardness)
         bar = ProgressBar(console, args.method)
-        trainer = new_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator())
+        trainer = quiet_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator())
         log.trainer, trainer.before_saving = trainer, log.begin
         with bar, kept_open(trainer):
             _train(trainer, resume)
@@ -171,25 +171,3 @@ def _train(trainer: UnlearnTrainer, resume: bool) -> None:
     is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
     if not is_known or trainer.args.load_best_model_at_end:
         trainer.evaluate()
-
-
-def new_trainer(
-    model: Any,
-    problem: UnlearningData[Any],
-    args: UnlearnConfig,
-    callbacks: list[TrainerCallback],
-    collator: Callable[[Any], Mapping[str, Any]],
-) -> UnlearnTrainer:
-    """A trainer for this problem that prints nothing by itself."""
-    args.disable_tqdm = True
-    trainer = UnlearnTrainer(
-        model,
-        args,
-        retain_dataset=problem.retain,
-        forget_dataset=problem.forget,
-        test_dataset=problem.test,
-        data_collator=collator,
-        callbacks=callbacks,
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer

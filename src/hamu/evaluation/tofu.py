@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hamu.data import TextCollator, TextRecords, encode
+from hamu.data.drawing import draw_positions
 from hamu.errors import HamuError
 from hamu.evaluation.generation import MAX_NEW_TOKENS, generate_answers, rouge_l_recall
 from hamu.evaluation.likelihood import (
@@ -92,7 +93,7 @@ def tofu_report(
         texts = getattr(sets, name)
         if texts is not None and len(texts):
             report[name] = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
-            chosen = _draw(len(texts), most, seed) if generate else []
+            chosen = _positions_in_order(len(texts), most, seed) if generate else []
             report[name]["generated"] = len(chosen)
             report[name]["rouge"] = None
             if len(chosen):
@@ -144,8 +145,7 @@ def _paraphrases(texts: TextRecords) -> TextRecords | None:
     return found
 
 
-def _draw(count: int, most: int | None, seed: int) -> list[int]:
-    """At most this many places, in order."""
-    if most is None or most >= count:
-        return list(range(count))
-    return sorted(torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].tolist())
+def _positions_in_order(length: int, most: int | None, seed: int) -> list[int]:
+    """At most this many positions, drawn at random and then sorted."""
+    drawn = draw_positions(length, most, seed)
+    return list(range(length)) if drawn is None else sorted(drawn)

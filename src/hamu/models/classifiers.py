@@ -19,13 +19,14 @@ from hamu.blocks import trainable_parameters
 from hamu.data import ImageData
 from hamu.errors import HamuError, first_line
 from hamu.forward import predict_logits
-from hamu.models.loading import check_no_run, check_undamaged, from_pretrained
+from hamu.models.loading import CONFIG, check_is_saved, check_undamaged, from_pretrained
 from hamu.models.processors import load_processor, statistics_of
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.modes import evaluating
 from hamu.sources import HUB, is_of_hub
 
 NEW_CLASSIFIER = r"resnet(\d+)"
+CLASSIFIER_CONFIGS = (CONFIG,)  # an adapter is for language models
 _NUMBER = re.compile(r"(LABEL_)?\d+")  # as a name: what transformers calls a class that has none
 
 
@@ -61,20 +62,6 @@ def new_classifier(
     )
 
 
-def check_is_classifier(source: str) -> None:
-    """Check that a model is where it is said to be; those of the hub are not looked for.
-
-    Raises:
-        HamuError: if it is not.
-    """
-    if not is_of_hub(source) and not (Path(source) / "config.json").is_file():
-        check_no_run(source)
-        raise HamuError(
-            f"{source} is not a saved model: it has no config.json; give a folder written by save_pretrained (or by "
-            f"`hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
-        )
-
-
 def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """A saved classifier.
 
@@ -86,7 +73,7 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
         HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its image processor does
             what is not done here.
     """
-    check_is_classifier(source)
+    check_is_saved(source, CLASSIFIER_CONFIGS)
     # dtype "auto" would train a half-precision copy in half precision
     kind = AutoModelForImageClassification
     model = from_pretrained(kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code)
@@ -113,7 +100,7 @@ def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any
 def class_names(source: str) -> tuple[str, ...] | None:
     """What a saved model calls its classes, by their numbers; None if it does not say, or there is no such model."""
     hub = is_of_hub(source)
-    if not hub and not (Path(source) / "config.json").is_file():
+    if not hub and not (Path(source) / CONFIG).is_file():
         return None
     try:
         raw, _ = PreTrainedConfig.get_config_dict(source.removeprefix(HUB), local_files_only=not hub)

@@ -30,8 +30,7 @@ from hamu.errors import HamuError, first_line
 from hamu.models.causality import check_is_causal
 from hamu.models.loading import (
     ADAPTER_CONFIG,
-    CONFIGS,
-    check_no_run,
+    check_is_saved,
     check_undamaged,
     from_pretrained,
     is_adapter,
@@ -254,20 +253,6 @@ def saved_adapter(source: str) -> dict[str, Any] | None:
     with readable(f"the adapter {source}"):
         settings = json.loads(path.read_text(encoding="utf-8"))
         return {**settings}
-
-
-def check_is_saved(source: str) -> None:
-    """Check that a model is where it is said to be; those of the hub are not looked for.
-
-    Raises:
-        HamuError: if it is not.
-    """
-    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in CONFIGS):
-        check_no_run(source)
-        raise HamuError(
-            f"{source} is not a saved model: it has neither config.json nor adapter_config.json; give a folder written "
-            f"by save_pretrained (or by `hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
-        )
 
 
 def base_of(source: str, base_model: str | None = None) -> str | None:

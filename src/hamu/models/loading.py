@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,34 @@ from hamu.errors import HamuError, first_line
 from hamu.run_files import MODEL
 from hamu.sources import HUB, is_of_hub
 
-ADAPTER_CONFIG = "adapter_config.json"  # beside the weights of a saved adapter
-CONFIGS = ("config.json", ADAPTER_CONFIG)  # a saved model has one of them
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"  # beside the weights of a whole model, of an adapter
+CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
     r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq|(cos|sin)_cached"
     r"|embed_positions\.weights)$"
 )
 
 
-def check_no_run(source: str) -> None:
+def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
+    """Check that a model is where it is said to be; those of the hub are not looked for.
+
+    Args:
+        source: a folder, or "hub:OWNER/NAME".
+        configs: files of which the folder must have one.
+
+    Raises:
+        HamuError: if it is not; the message says so too where a folder is that of a run, with its model in one below.
+    """
+    if is_of_hub(source) or any((Path(source) / name).is_file() for name in configs):
+        return
+    _check_no_run(source)
+    raise HamuError(
+        f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written by save_pretrained "
+        f"(or by `hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
+    )
+
+
+def _check_no_run(source: str) -> None:
     """Check that a folder without a model is not that of a run, which has its model in a folder below.
 
     Raises:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from matplotlib import pyplot as plt
 from transformers import TrainerCallback
-from transformers.trainer_callback import PrinterCallback
 
 from hamu.data import UnlearningData, forget_class, read_images
 from hamu.models import load_classifier
@@ -24,6 +23,7 @@ from hamu.paper.experiment import IMAGE_STEPS, Claim, Figures, Measured, Scale
 from hamu.reporting.plots import save_figure
 from hamu.reporting.trajectories import STYLES
 from hamu.training import UnlearnConfig, UnlearnTrainer
+from hamu.training.quiet import silence
 
 _TURNS = 15
 _LEVEL = 0.95
@@ -229,14 +229,13 @@ def _epoch(method: str, settings: Mapping[str, Any], problem: UnlearningData[Any
             eval_on_start=False,
             check_steps=0,
             logging_steps=10 * IMAGE_STEPS,
-            disable_tqdm=True,
             **{name: settings[name] for name in _OF_STEPS if name in settings},
         )
         trainer = UnlearnTrainer(
             load_classifier(str(settings["model"])), args, retain_dataset=problem.retain, forget_dataset=problem.forget,
             callbacks=[timer],
         )  # fmt: skip
-        trainer.remove_callback(PrinterCallback)
+        silence(trainer)
         trainer.train()
     return timer.end - timer.begin
 

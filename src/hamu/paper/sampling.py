@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hamu.data import ImageData, TextRecord, TextRecords, forget_class, forget_data, read_images, read_text
+from hamu.data.drawing import draw_positions
 from hamu.data.image_readers import CLASSES
 from hamu.data.text_readers import has_test_split
 from hamu.errors import HamuError
@@ -178,10 +179,9 @@ def _digest(source: Path) -> str:
 
 
 def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
-    if fraction == 1:
-        return data
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))
-    return data.select(order[: max(1, round(fraction * len(data)))].sort().values)
+    """So large a part of the records, at least one, drawn at random and in their order."""
+    drawn = draw_positions(len(data), max(1, round(fraction * len(data))), seed)
+    return data if drawn is None else data.select(sorted(drawn))
 
 
 def place_of(base: Mapping[str, Any], key: str, bundled: str) -> str:

@@ -18,11 +18,11 @@ DOUBLINGS = 3  # of a move that pays
 HALVINGS = 2  # of one that costs too much, before it is taken back
 _PARTS = 8  # of the stretch between a length that pays and one that does not
 
-Test = Callable[[Standing], bool]
+Accepts = Callable[[Standing], bool]
 
 
 @dataclass(frozen=True)
-class Reach:
+class TriedMove:
     """A length of the move, and how the model stands there.
 
     Attributes:
@@ -54,7 +54,7 @@ class DataSearch:
         else:
             self.good = [p.detach().clone() for p in self._parameters]
 
-    def farther(self, start: Standing, reached: Standing, is_worth: Test, is_done: Test) -> Reach:
+    def farther(self, start: Standing, reached: Standing, is_worth: Accepts, is_done: Accepts) -> TriedMove:
         """The move twice as long, and again, while that is worth it and brings more; the parameters are left there.
 
         Of the stretch up to the first length that is not, the part is tried that parabolas of the losses say is.
@@ -65,7 +65,7 @@ class DataSearch:
             is_worth: whether a longer move is to be kept.
             is_done: whether no longer one is needed.
         """
-        best = Reach(1.0, reached)
+        best = TriedMove(1.0, reached)
         for _ in range(DOUBLINGS):
             if is_done(best.standing):
                 break
@@ -76,7 +76,7 @@ class DataSearch:
         return best
 
     @torch.no_grad()
-    def nearer(self, is_good: Test) -> Reach | None:
+    def nearer(self, is_good: Accepts) -> TriedMove | None:
         """Half the move, or half of that, where that is good; else None. The parameters are there, or back."""
         length = 1.0
         for _ in range(HALVINGS):
@@ -87,7 +87,7 @@ class DataSearch:
         torch._foreach_copy_(self._parameters, self.good)
         return None
 
-    def _between(self, start: Standing, best: Reach, beyond: Reach, is_worth: Test) -> Reach:
+    def _between(self, start: Standing, best: TriedMove, beyond: TriedMove, is_worth: Accepts) -> TriedMove:
         """Try once between a good move and one, where the parameters are, that is not; leave them at the best."""
         here = beyond.length
         for part in range(_PARTS - 1, 0, -1):
@@ -101,20 +101,20 @@ class DataSearch:
         self._go(best.length, here)
         return best
 
-    def _try(self, length: float, here: float) -> Reach:
+    def _try(self, length: float, here: float) -> TriedMove:
         self._go(length, here)
-        return Reach(length, self._measure(length))
+        return TriedMove(length, self._measure(length))
 
     @torch.no_grad()
     def _go(self, length: float, here: float) -> None:
         torch._foreach_lerp_(self._parameters, self.good, 1.0 - length / here)
 
 
-def _is_better(tried: Standing, best: Standing, is_worth: Test) -> bool:
+def _is_better(tried: Standing, best: Standing, is_worth: Accepts) -> bool:
     return is_worth(tried) and tried.forget_loss > best.forget_loss
 
 
-def _on_parabolas(length: float, start: Standing, near: Reach, far: Reach) -> Standing:
+def _on_parabolas(length: float, start: Standing, near: TriedMove, far: TriedMove) -> Standing:
     """What the parabolas through three measurements say of another length."""
 
     def at(zero: float, one: float, two: float) -> float:

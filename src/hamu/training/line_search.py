@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from hamu.gram import SIDES
-from hamu.training.promise import Outcome
+from hamu.training.promise import StepOutcome
 from hamu.training.unseen import Change, Unseen
 
 TRIALS = 4  # lengths of one step that are measured after its own
@@ -47,7 +47,7 @@ class LineSearch:
         """
         self._missing, self._allowed, self._own = missing, allowed, own
 
-    def factor(self, outcome: Outcome, scale: float, most: float) -> float:
+    def factor(self, outcome: StepOutcome, scale: float, most: float) -> float:
         """How many times as long a step of this scale should be, up to the scale `most`; 1 if nothing is better."""
         step = self._changes(outcome, scale)
         chosen, best = 1.0, 0.0
@@ -62,7 +62,7 @@ class LineSearch:
                     break
         return chosen
 
-    def fits(self, outcome: Outcome, scale: float) -> bool:
+    def fits(self, outcome: StepOutcome, scale: float) -> bool:
         """Whether the step as it is costs no more than may be paid for what it gained."""
         return self._is_worth(self._changes(outcome, scale))
 
@@ -72,7 +72,7 @@ class LineSearch:
         allowed = max(self._allowed * min(1.0, gained / self._missing), _MORE_THAN_PROMISED * price)
         return gained > 0 and paid <= allowed
 
-    def _changes(self, outcome: Outcome, scale: float) -> dict[str, Change]:
+    def _changes(self, outcome: StepOutcome, scale: float) -> dict[str, Change]:
         promised, bend = outcome.promised, {side: outcome.realised[side] - outcome.promised[side] for side in SIDES}
         bend = {side: 0.0 if abs(value) <= outcome.noise else value for side, value in bend.items()}  # only rounding
         return {side: Change(promised[side], scale * self._own[side], bend[side]) for side in SIDES}
@@ -82,7 +82,7 @@ class LineSearch:
         gained, paid = (self.unseen[side].on_data(changes[side]) for side in ("forget", "retain"))
         return gained, paid
 
-    def take(self, outcome: Outcome, scale: float) -> None:
+    def take(self, outcome: StepOutcome, scale: float) -> None:
         """Keep the changes of both sides' losses by a step that stays, as `taken`."""
         self.taken = self._changes(outcome, scale)
 

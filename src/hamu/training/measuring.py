@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hamu.data.drawing import subset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.evaluation.predictions import Predictions, TokenPredictions
@@ -17,7 +18,6 @@ from hamu.gram import SIDES
 from hamu.modes import without_autocast
 from hamu.training.config import UnlearnConfig
 from hamu.training.goal import Standing
-from hamu.training.pairing import subset
 
 _STEERED_BY = 1000  # records of each side that a run by goal is measured on
 

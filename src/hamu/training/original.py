@@ -8,7 +8,6 @@ from typing import Any
 
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, PreTrainedModel, TrainerCallback
-from transformers.trainer_callback import PrinterCallback
 
 from hamu.data.images import collate
 from hamu.errors import HamuError
@@ -16,6 +15,7 @@ from hamu.models import first_not_finite
 from hamu.training.config import TrainConfig, checkpoints_activations
 from hamu.training.measuring import check_is_measured
 from hamu.training.preparation import let_gradients_through, to_channels_last
+from hamu.training.quiet import silence
 from hamu.training.resumable import ResumableTrainer
 
 
@@ -35,7 +35,7 @@ def train_original(
     Args:
         model: its forward returns a loss when given labels.
         data: items with labels, e.g. `ImageData` or `TextData`.
-        args: the settings.
+        args: the settings; with disable_tqdm no figures are printed in place of the progress bar.
         collator: makes a batch of items; by default what images need.
         callbacks: transformers callbacks.
         eval_data: what --eval_strategy evaluates on, by loss (and accuracy, for a classifier).
@@ -70,7 +70,8 @@ def train_original(
         compute_metrics=None if is_text else _accuracy,
         callbacks=callbacks,
     )
-    trainer.remove_callback(PrinterCallback)
+    if args.disable_tqdm:
+        silence(trainer)
     with around(trainer):
         trainer.train(resume_from_checkpoint="newest" if resume else None)
     broken = first_not_finite(model)

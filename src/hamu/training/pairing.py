@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset
 
 from hamu.errors import HamuError
 from hamu.gram import SIDES
@@ -112,17 +112,3 @@ class PairCollator:
         return {
             side: items if isinstance(items, Mapping | float) else self._collate(items) for side, items in batch.items()
         }
-
-
-def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
-    """At most so many records of a data set, drawn once; all of them if `most` is None."""
-    positions = chosen_positions(len(data), most, seed)  # type: ignore[arg-type]
-    return data if positions is None else Subset(data, positions)
-
-
-def chosen_positions(length: int, most: int | None, seed: int) -> list[int] | None:
-    """The positions that `subset` draws; None for all of them."""
-    if most is None or length <= most:
-        return None
-    drawn: list[int] = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:most].tolist()
-    return drawn

@@ -11,7 +11,7 @@ KEPT = 0.95  # of what was demanded
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """One step, in loss. Keys are "retain" and "forget"; a side that the method does not use is not there.
 
     Attributes:
@@ -93,7 +93,7 @@ class PromiseRecord:
         self._kept: list[bool] = []
         self._checked = 0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: StepOutcome) -> None:
         """Add what one step promised and did."""
         self._checked += 1
         for side in outcome.promised:

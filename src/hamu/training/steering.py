@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
@@ -38,6 +40,7 @@ _PATIENCE = 6  # times in a row that a state was taken back
 _SPENT = 0.9  # of the budget, from where on it counts as spent
 _LEAST_MISSING = 0.1  # of what was missing when it was last measured, whatever the steps since seem to have gained
 _INTERVAL = 10.0  # steps between two measurements, at most; 1 at the start
+_GOOD_STATE = "steering.safetensors"  # in a checkpoint
 
 
 class Steering(TrainerCallback):
@@ -48,13 +51,22 @@ class Steering(TrainerCallback):
         goal: where to.
         measure: how the model stands; called every few steps.
         end: called once, with the end of the run.
+        search: sets the length of each step; is aimed before each, and learns from what is measured.
+        trust: the trust region of the steps, which is widened and narrowed by what is measured; None without.
     """
 
     def __init__(
-        self, pair: PairedGradients, goal: Goal, measure: Callable[[], Standing], end: Callable[[End], None]
+        self,
+        pair: PairedGradients,
+        goal: Goal,
+        measure: Callable[[], Standing],
+        end: Callable[[End], None],
+        *,
+        search: LineSearch,
+        trust: TrustRegion | None = None,
     ) -> None:
         self._pair, self._goal, self._measure, self._end = pair, goal, measure, end
-        self.trust: TrustRegion | None = None
+        self.search, self._trust = search, trust
         self._mean: list[Tensor] | None = None
         self._eps = 0.0
         self._start = self._now = Standing(math.nan, math.nan, math.nan)  # until the run begins
@@ -64,10 +76,9 @@ class Steering(TrainerCallback):
         self._interval = 1.0
         self._due = _Due()
         self._move = DataSearch(pair.parameters, self._look_along)
-        self.search = LineSearch()
         self.history: list[dict[str, float]] = []
         self.ended = False
-        self._settled = False
+        self._final_measurement_done = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where the run starts from, unless it is resumed, and keep that state."""
@@ -148,12 +159,12 @@ class Steering(TrainerCallback):
             or gained >= 0.2 * self._goal.missing(self._now)
             or paid >= 0.25 * self._left > 0
         )
-        if self._settled or not (last or due):
+        if self._final_measurement_done or not (last or due):
             return
-        self._settled = last
+        self._final_measurement_done = last
         now = self._look(state.global_step)
         self._learn(now, 1.0)
-        self._settle(now)
+        self._accept_or_take_back(now)
         self._due = _Due()
         self._set_demand()
 
@@ -163,7 +174,7 @@ class Steering(TrainerCallback):
         seen = {"forget": now.forget_loss - self._now.forget_loss, "retain": now.retain_loss - self._now.retain_loss}
         self.search.learn(changes, seen)
 
-    def _settle(self, now: Standing) -> None:
+    def _accept_or_take_back(self, now: Standing) -> None:
         """Go on with what was done as far as that pays, or keep as much of it as the budget pays for, or nothing."""
         if self._is_paid(now):
             found = self._move.farther(self._now, now, self._is_worth, self._goal.reached)
@@ -228,25 +239,25 @@ class Steering(TrainerCallback):
 
     def _be_bold(self, length: float) -> None:
         """Allow longer steps, after some that paid when they were carried on to this many times their length."""
-        if self.trust is not None:
-            self.trust.scale *= length
-            self.trust.most = min(MOST_GROWTH, max(self.trust.most, 2.0 * self.trust.scale))
+        if self._trust is not None:
+            self._trust.scale *= length
+            self._trust.most = min(MOST_GROWTH, max(self._trust.most, 2.0 * self._trust.scale))
 
     def _be_careful(self, kept: float) -> None:
         """Demand less and measure sooner, after steps of which only this share could be kept."""
         self._cap = max(_LEAST_SHARE, 0.6 * self._share)
         self._interval = max(1.0, 0.5 * self._interval)
-        if self.trust is not None:
-            self.trust.scale *= kept
-            self.trust.most = 2.0 * self.trust.scale
+        if self._trust is not None:
+            self._trust.scale *= kept
+            self._trust.most = 2.0 * self._trust.scale
 
     def _keep(self, now: Standing) -> None:
         if now.forget_loss > self._now.forget_loss:
             self._taken_back = 0
             self._cap = min(1.0, 1.3 * self._cap)
             self._interval = min(_INTERVAL, 1.5 * self._interval)
-            if self.trust is not None:
-                self.trust.most = min(MOST_GROWTH, 2.0 * self.trust.most)
+            if self._trust is not None:
+                self._trust.most = min(MOST_GROWTH, 2.0 * self._trust.most)
         self._accept(now)
 
     def _accept(self, now: Standing) -> None:
@@ -256,7 +267,7 @@ class Steering(TrainerCallback):
             self._finish(End("goal", f"the goal is reached: {self._words(now)}"))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON holds it; the good state is in `tensors`."""
+        """What a checkpoint keeps of it, as JSON holds it; the good state is in a file of its own."""
         return {
             "start": vars(self._start),
             "now": vars(self._now),
@@ -273,9 +284,9 @@ class Steering(TrainerCallback):
             "search": self.search.state_dict(),
             "history": self.history,
             "ended": self.ended,
-            "settled": self._settled,
+            "settled": self._final_measurement_done,
             "constraint": self._method.constraint,
-            "most": None if self.trust is None else self.trust.most,
+            "most": None if self._trust is None else self._trust.most,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -289,22 +300,25 @@ class Steering(TrainerCallback):
         self._due.steps = state["due"]["steps"]
         self._due.taken = {side: Change(**change) for side, change in state["due"]["taken"].items()}
         self.search.load_state_dict(state["search"])
-        self.history, self.ended, self._settled = state["history"], state["ended"], state["settled"]
+        self.history, self.ended, self._final_measurement_done = state["history"], state["ended"], state["settled"]
         self._pair.method = replace(self._method, constraint=state["constraint"])
-        if self.trust is not None:
-            self.trust.most = state["most"]
+        if self._trust is not None:
+            self._trust.most = state["most"]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The good state, by parameter, for a checkpoint."""
-        return {name: good.cpu().contiguous() for name, good in zip(self._pair.names, self._move.good, strict=True)}
+    def save_good_state(self, folder: Path) -> None:
+        """Write the state that the run would go back to, by parameter, into a checkpoint."""
+        named = zip(self._pair.names, self._move.good, strict=True)
+        save_file({name: good.cpu().contiguous() for name, good in named}, folder / _GOOD_STATE)
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
-        named = zip(self._pair.names, self._pair.parameters, strict=True)
-        self._move.good = [tensors[name].to(p).clone() for name, p in named]
+    def load_good_state(self, folder: Path) -> None:
+        """Restore what `save_good_state` has written; one of a run without a goal has none."""
+        if (folder / _GOOD_STATE).is_file():
+            tensors = load_file(folder / _GOOD_STATE)
+            named = zip(self._pair.names, self._pair.parameters, strict=True)
+            self._move.good = [tensors[name].to(p).clone() for name, p in named]
 
     @property
-    def outcome(self) -> str:
+    def goal_sentence(self) -> str:
         """Where the run ended, in words."""
         how = "reached" if self._goal.reached(self._now) else "not reached"
         return f"the goal is {how}: {self._words(self._now)}"

@@ -29,14 +29,18 @@ from hamu.pair_step import PairStep
 from hamu.training.config import UnlearnConfig
 from hamu.training.early_ends import EarlyEnds
 from hamu.training.goal import Goal
+from hamu.training.line_search import LineSearch
 from hamu.training.measuring import Evaluations, eval_sets, gains, set_figures
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset
 from hamu.training.preparation import new_pair, prepare_model
 from hamu.training.resumable import ResumableTrainer
-from hamu.training.run_state import RunMemory, RunState, load_start, load_steering, save_tensors, steps_taken_in
+from hamu.training.run_memory import RunMemory
+from hamu.training.run_state import RunState, steps_taken_in
 from hamu.training.sharing import ShareSampler, shared_loader
 from hamu.training.side_losses import SideLosses
+from hamu.training.start_predictions import load_start_predictions, save_start_predictions
 from hamu.training.steering import Steering
+from hamu.training.step_events import StepEvents
 from hamu.training.step_figures import layer_figures, step_figures
 from hamu.training.watch import StepWatch
 
@@ -64,7 +68,7 @@ class UnlearnTrainer(ResumableTrainer):
         evaluations: what the model is looked at through.
         steering: of a run by goal, None for others.
         memory: what the run has counted and found so far.
-        was_measured: whether the start is not to be evaluated (again), as it was before the run was resumed.
+        skip_first_evaluation: true if the start was evaluated before the run was resumed, until that is acted on.
         start_predictions: by set, what the first evaluation predicted.
         predictions: by set, what the last one did.
 
@@ -111,16 +115,19 @@ class UnlearnTrainer(ResumableTrainer):
         self.evaluations = Evaluations(model, args, sets, data_collator)
         target = None if args.auto else args.target_forget_loss
         self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, target)
+        search = LineSearch() if args.auto else None
+        self.watch = StepWatch(self.pair, args, partial(self._side_total, model), model, self.sides, search)
         self.steering: Steering | None = None
-        if args.auto:
-            self.steering = Steering(self.pair, Goal.of(args), self.evaluations.standing, self._end_run)
-        self.watch = StepWatch(self.pair, args, partial(self._side_total, model), model, self.sides)
+        if search is not None:
+            measure, trust = self.evaluations.standing, self.watch.trust
+            self.steering = Steering(self.pair, Goal.of(args), measure, self._end_run, search=search, trust=trust)
         self.memory = RunMemory()
-        self.was_measured = self._is_back = False
+        self.skip_first_evaluation = False
+        self._weights_are_earlier = False
         self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
         self.predictions: dict[str, Predictions | TokenPredictions] = {}
         self._losses: dict[str, Tensor] = {}
-        self._is_tried = False
+        self._causality_checked = False
         self._step: PairStep | None = None
         self._scaling: dict[str, Any] | None = None
         self._steps_of_best: int | None = None
@@ -131,15 +138,15 @@ class UnlearnTrainer(ResumableTrainer):
         if self._is_split or args.shard:
             # accelerate is to prepare the model for its precision, but not to average its gradients
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self.add_callback(StepEvents(self))
         self.add_callback(RunState(self))
         if self.steering is not None:
-            self.steering.trust, self.watch.search = self.watch.trust, self.steering.search
             self.add_callback(self.steering)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; a run that diverged goes back to its best checkpoint, if it has one."""
         output = super().train(*args, **kwargs)
-        if self.memory.diverged and not (self._goes_back or self.was_interrupted):
+        if self.memory.diverged and not (self._final_weights_are_chosen_elsewhere or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
                 self._say_of_end("there is no checkpoint to go back to, --save_strategy would write some")
             else:
@@ -178,7 +185,7 @@ class UnlearnTrainer(ResumableTrainer):
         return self.memory.evaluated
 
     @property
-    def _goes_back(self) -> bool:
+    def _final_weights_are_chosen_elsewhere(self) -> bool:
         """Whether it is settled already which weights a run ends with: the best ones, or those that its goal wants."""
         return self.args.load_best_model_at_end or self.steering is not None
 
@@ -186,8 +193,8 @@ class UnlearnTrainer(ResumableTrainer):
         super()._load_best_model()
         self.predictions = {}
         self._steps_of_best = steps_taken_in(Path(str(self.state.best_model_checkpoint)))
-        self._is_back = self.state.best_global_step != self.state.global_step
-        if self._is_back and self.args.load_best_model_at_end:
+        self._weights_are_earlier = self.state.best_global_step != self.state.global_step
+        if self._weights_are_earlier and self.args.load_best_model_at_end:
             self._say_of_end(f"the weights are the best ones, of step {self.state.best_global_step}")
 
     def _end_run(self, end: End) -> None:
@@ -227,13 +234,16 @@ class UnlearnTrainer(ResumableTrainer):
     def save_more(self, folder: Path) -> None:
         """Write what the start model predicted, and the state that a run by goal would go back to."""
         if is_main():
-            save_tensors(folder, self.start_predictions, self.steering)
+            save_start_predictions(folder, self.start_predictions)
+            if self.steering is not None:
+                self.steering.save_good_state(folder)
 
     def load_more(self, folder: Path) -> None:
         """Restore what `save_more` has written."""
-        self.start_predictions = load_start(folder, list(self.evaluations.sets)) or self.start_predictions
+        found = load_start_predictions(folder, list(self.evaluations.sets))
+        self.start_predictions = found or self.start_predictions
         if self.steering is not None:
-            load_steering(folder, self.steering)
+            self.steering.load_good_state(folder)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, Tensor | int]:
         return self.side_losses.counts(batch_samples, device)
@@ -267,9 +277,9 @@ class UnlearnTrainer(ResumableTrainer):
         return torch.stack(list(losses.values())).sum()
 
     def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor], weight: float = 1.0) -> Tensor:
-        if not self._is_tried and torch.is_grad_enabled():
+        if not self._causality_checked and torch.is_grad_enabled():
             check_batch_is_read_causally(self.model, batch)
-            self._is_tried = True
+            self._causality_checked = True
         total, scored = self.side_losses.total(model, side, batch)
         if self._early_ends and torch.is_grad_enabled():
             self._early_ends.add(side, scored, weight)
@@ -290,14 +300,14 @@ class UnlearnTrainer(ResumableTrainer):
                 check_equal(self.pair.names, self.pair.parameters)
             keep = self.watch.keep(self.optimizer)
             finite = torch.isfinite(summed(torch.stack(list(self._losses.values())).double().sum()))
-            self._settle(self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite))
+            self._record_decision(self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite))
             return
         self.watch.skip()
         self.pair.abandon(self.accelerator.scaler)
         self._step = None
         self._end_run(end)
 
-    def _settle(self, step: PairStep) -> None:
+    def _record_decision(self, step: PairStep) -> None:
         """Count the step, and end the run if it says so."""
         self._step = step
         if self.steering is not None:
@@ -395,8 +405,8 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate, but not once more at the start of a run that is resumed: that was before its first step."""
-        if self.was_measured:
-            self.was_measured = False
+        if self.skip_first_evaluation:
+            self.skip_first_evaluation = False
             return {}
         return super()._evaluate(*args, **kwargs)
 
@@ -406,7 +416,7 @@ class UnlearnTrainer(ResumableTrainer):
         """Measure loss and accuracy on the retain, forget and test sets, and the changes so far, by name."""
         evaluated = [entry["step"] for entry in self.state.log_history if f"{metric_key_prefix}_forget_gain" in entry]
         # evaluated before the run was resumed; or those of other weights, which are not the last step's
-        known = self.state.global_step in evaluated or self._is_back
+        known = self.state.global_step in evaluated or self._weights_are_earlier
         if not self.args.freeze_batchnorm:  # each process has those of its own records; the first one's are saved
             spread([statistics for module in self._batchnorms for statistics in module.buffers()])
         self.predictions = self.evaluations.predictions()

@@ -17,7 +17,7 @@ from hamu.pair_step import PairStep
 from hamu.paired import PairedGradients
 from hamu.training.config import UnlearnConfig
 from hamu.training.line_search import TRIALS, LineSearch
-from hamu.training.promise import Outcome, PromiseRecord
+from hamu.training.promise import PromiseRecord, StepOutcome
 from hamu.training.repeated_passes import RepeatedPasses
 from hamu.training.step_figures import read_at_once
 from hamu.training.trust_region import TrustRegion
@@ -47,13 +47,13 @@ class StepWatch:
         total: the summed loss of a side's batch under the model as it is, as the backward pass takes it.
         model: what is unlearned from.
         sides: of the method.
+        search: what each step's length is to be, in a run by goal; its trust region counts where nothing fits.
 
     Attributes:
         passes: of the step at hand, where it will be measured.
         record: what was checked so far.
         figures: of the last step, for the log.
         trust: the trust region, None without.
-        search: what each step's length is to be, in a run by goal; its trust region counts where nothing fits.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class StepWatch:
         total: Callable[[str, Mapping[str, Tensor]], Tensor],
         model: nn.Module,
         sides: Sequence[str] = SIDES,
+        search: LineSearch | None = None,
     ) -> None:
         self._sides = sides
         self._pair, self._args = pair, args
@@ -75,7 +76,7 @@ class StepWatch:
         self.figures: dict[str, float] = {}
         self._moved = False
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
-        self.search: LineSearch | None = None
+        self._search = search
 
     def is_due(self, step: int, logged_every: float) -> bool:
         """Whether what this step does (the run's first is 1) will be measured."""
@@ -132,15 +133,15 @@ class StepWatch:
                 self.figures["corrected_share"] = guard.taken.corrected.double().mean().item()
         undone = False
         if taken and self.passes:
-            outcome = self._outcome()
+            outcome = self._step_outcome()
             if trust is not None and guard is not None:
                 outcome, fits = self._of_fitting_length(outcome, trust, guard)
                 self.figures["trust_scale"] = scale = trust.scale
                 undone = not (fits or not outcome.is_told or trust.update(outcome.trust))
                 if undone:
                     guard.undo()
-                elif self.search is not None:
-                    self.search.take(outcome, scale)
+                elif self._search is not None:
+                    self._search.take(outcome, scale)
             self._note(outcome)
             if not undone:
                 self.record.add(outcome)
@@ -152,13 +153,15 @@ class StepWatch:
         self._moved = taken and not undone
         return undone
 
-    def _of_fitting_length(self, outcome: Outcome, trust: TrustRegion, guard: StepGuard) -> tuple[Outcome, bool]:
+    def _of_fitting_length(
+        self, outcome: StepOutcome, trust: TrustRegion, guard: StepGuard
+    ) -> tuple[StepOutcome, bool]:
         """What the step did once it is as long as the goal wants it, and whether it fits then."""
-        if self.search is None:
+        if self._search is None:
             return outcome, False
         most = trust.most
         for _ in range(TRIALS):
-            factor = self.search.factor(outcome, trust.scale, most)
+            factor = self._search.factor(outcome, trust.scale, most)
             if factor == 1:
                 break
             if factor < 1:
@@ -167,8 +170,8 @@ class StepWatch:
             for group in self._optimizer.param_groups:
                 group["lr"] *= factor
             trust.scale *= factor
-            outcome = self._outcome()
-        return outcome, self.search.fits(outcome, trust.scale)
+            outcome = self._step_outcome()
+        return outcome, self._search.fits(outcome, trust.scale)
 
     def _is_plain(self, optimizer: torch.optim.Optimizer) -> bool:
         return is_plain_descent(optimizer, self._pair.parameters)
@@ -199,7 +202,7 @@ class StepWatch:
         if self.trust is not None and state["trust"] is not None:
             self.trust.load_state_dict(state["trust"])
 
-    def _outcome(self) -> Outcome:
+    def _step_outcome(self) -> StepOutcome:
         """What the step promised, and did: all of it in one transfer."""
         step = self._step
         after = self._summed(self.passes.losses())
@@ -217,7 +220,7 @@ class StepWatch:
         read = dict(zip(tensors, read_at_once(list(tensors.values())), strict=True))
         # the losses are float32 means: below a few of their last digits nothing can be told
         largest = max(1e-3, *(abs(read["loss", side]) for side in sides))
-        return Outcome(
+        return StepOutcome(
             promised={side: read["promised", side] for side in sides},
             realised={side: read["realised", side] for side in sides},
             reach={side: read["norm", side] * read["length"] for side in sides},
@@ -248,7 +251,7 @@ class StepWatch:
         none = torch.zeros((), device=self._pair.parameters[0].device)
         return {side: summed(losses.get(side, none).double()) for side in self._sides}
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: StepOutcome) -> None:
         for side, promised in outcome.promised.items():
             self.figures[f"first_order_{side}_change"] = promised
             self.figures[f"realised_{side}_change"] = outcome.realised[side]

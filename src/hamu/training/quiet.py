@@ -1,0 +1,42 @@
+"""Trainers that print nothing by themselves: what is shown of a run is its caller's business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.trainer_callback import PrinterCallback
+
+from hamu.data import UnlearningData
+from hamu.training.config import UnlearnConfig
+from hamu.training.trainer import UnlearnTrainer
+
+
+def silence(trainer: Trainer) -> None:
+    """Take from a trainer what transformers gives every one: a progress bar, or in its place printed figures."""
+    trainer.args.disable_tqdm = True
+    for printing in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
+        trainer.remove_callback(printing)
+
+
+def quiet_trainer(
+    model: Any,
+    problem: UnlearningData[Any],
+    args: UnlearnConfig,
+    callbacks: list[TrainerCallback],
+    collator: Callable[[Any], Mapping[str, Any]],
+) -> UnlearnTrainer:
+    """A silenced trainer for this problem."""
+    trainer = UnlearnTrainer(
+        model,
+        args,
+        retain_dataset=problem.retain,
+        forget_dataset=problem.forget,
+        test_dataset=problem.test,
+        data_collator=collator,
+        callbacks=callbacks,
+    )
+    silence(trainer)
+    return trainer
