@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from hamu.cli import main
 from hamu.data.images import collate
 from hamu.training.auto import apply_assessment
 from hamu.training.goal import Goal, Standing
+from hamu.training.measuring import Evaluations
 from hamu.training.steering import Steering
 from hamu.training.unseen import Unseen
 
@@ -38,6 +40,12 @@ def test_it_ends_at_the_target_within_the_budget(model, trainer_of, problem):
     start = trainer.steering._start
     assert after["eval_retain_loss"] <= start.retain_loss + 0.051  # the steering looks at a sample of the retain set
     assert trainer.steps_taken < 60
+
+
+def test_a_loss_that_is_not_finite_is_no_goal_reached(model, trainer_of, problem, monkeypatch):
+    monkeypatch.setattr(Evaluations, "standing", lambda self: Standing(math.inf, 0.2, 0.9))
+    with pytest.raises(HamuError, match="the loss on the forget set is inf at the start, and no goal can be told by"):
+        by_goal(trainer_of, model, problem, 1.5, 0.05, max_steps=4, per_device_train_batch_size=128)
 
 
 def test_it_ends_at_the_budget_with_a_model_that_keeps_it(model, trainer_of, problem):

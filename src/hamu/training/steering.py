@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from hamu.ends import End
+from hamu.errors import HamuError
 from hamu.gram import SIDES, PairGram
 from hamu.methods import HamuQ, StoppingRule, Weights
 from hamu.pair_step import PairStep
@@ -85,6 +86,12 @@ class Steering(TrainerCallback):
         if state.global_step:
             return
         self._start = self._now = self._measure()
+        for side, loss in (("forget", self._now.forget_loss), ("retain", self._now.retain_loss)):
+            if not math.isfinite(loss):
+                raise HamuError(
+                    f"the loss on the {side} set is {loss} at the start, and no goal can be told by it; leave out the "
+                    f"records whose loss is not finite"
+                )
         self._move.keep()
         if self._goal.reached(self._now):
             self._finish(End("goal", f"the goal is reached at the start: {self._words(self._now)}"))
