@@ -24,7 +24,8 @@ from hamu.blocks import Blocks, group_blocks, trainable_parameters
 from hamu.combining import combined, combined_with_waiting
 from hamu.distributed.layout import Layout, Replicated, drained, is_flattened, is_sharded
 from hamu.errors import HamuError
-from hamu.gram import SIDES, GramMeter, PairGram, check_max_norm, combine_dtype
+from hamu.gram import SIDES, PairGram, check_max_norm, combine_dtype
+from hamu.gram_meter import GramMeter
 from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
 from hamu.pair_step import Cause, Decision, PairStep
