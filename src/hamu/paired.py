@@ -85,7 +85,7 @@ class PairedGradients:
     Raises:
         HamuError: if the method is not a `Method`, blocks or stash is unknown, or max_grad_norm is not positive; if no
             parameter requires a gradient, or one that does is on the meta device or complex; if the model is wrapped in
-            FSDP1, cut in any other way than by fully_shard on one mesh, or cut while a stash is asked for.
+            FSDP1, sharded in any other way than by fully_shard on one mesh, or sharded while a stash is asked for.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class PairedGradients:
             raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ() or build_method(name)")
         if is_flattened(model):
             raise HamuError(
-                "the model is wrapped in FullyShardedDataParallel, where each process sees its own piece alone; cut it "
-                "with fully_shard (FSDP2)"
+                "the model is wrapped in FullyShardedDataParallel, where each process sees its own piece alone; "
+                "shard it with fully_shard (FSDP2)"
             )
-        cut = is_sharded(model)  # asked first: after it, no parameter is a gathered copy
+        sharded = is_sharded(model)  # asked first: after it, no parameter is a gathered copy
         named = trainable_parameters(model)
         away = next((name for name, p in named if p.is_meta), None)
         if away is not None:
@@ -123,7 +123,7 @@ class PairedGradients:
         self.parameters = [p for _, p in named]
         self._outside = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
-        if cut:
+        if sharded:
             from hamu.distributed.layout_sharded import Sharded  # loads what only sharded models need
 
             self.use(Sharded(self.parameters, self.block_of))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from hamu.data.images import collate
-from hamu.distributed import check_equal, is_main, processes, rank, spread, summed
+from hamu.distributed import all_reduced, broadcast, check_equal, is_main, processes, rank
 from hamu.ends import ALL_DONE, End
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
@@ -289,7 +289,7 @@ class UnlearnTrainer(ResumableTrainer):
             if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
                 check_equal(self.pair.names, self.pair.parameters)
             keep = self.watch.keep(self.optimizer)
-            finite = torch.isfinite(summed(torch.stack(list(self._losses.values())).double().sum()))
+            finite = torch.isfinite(all_reduced(torch.stack(list(self._losses.values())).double().sum()))
             self._settle(self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite))
             return
         self.watch.skip()
@@ -384,7 +384,7 @@ class UnlearnTrainer(ResumableTrainer):
     def _step_figures(self) -> dict[str, float]:
         """The figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
-        losses = {side: summed(self._losses.get(side, none).double()) for side in self.sides}
+        losses = {side: all_reduced(self._losses.get(side, none).double()) for side in self.sides}
         figures = step_figures(step, losses, self.sides) | self.watch.figures
         taken = step is not None and step.decision == "step"
         return figures | {"taken": float(taken), "stopped": float(self.memory.end is not None)}
@@ -408,7 +408,7 @@ class UnlearnTrainer(ResumableTrainer):
         # evaluated before the run was resumed; or those of other weights, which are not the last step's
         known = self.state.global_step in evaluated or self._is_back
         if not self.args.freeze_batchnorm:  # each process has those of its own records; the first one's are saved
-            spread([statistics for module in self._batchnorms for statistics in module.buffers()])
+            broadcast([statistics for module in self._batchnorms for statistics in module.buffers()])
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
         self.memory.evaluated = self.state.global_step
