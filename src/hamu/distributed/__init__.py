@@ -1,7 +1,7 @@
 """Who holds which gradient: the processes of a run, and sums over them."""
 
 from hamu.distributed.layout import DataParallelLayout, is_sharded
-from hamu.distributed.layout_split import SplitPairing
+from hamu.distributed.layout_split import SplitPairing, side_of_process
 from hamu.distributed.processes import (
     all_reduced,
     barrier,
@@ -27,4 +27,5 @@ __all__ = [
     "leave",
     "processes",
     "rank",
+    "side_of_process",
 ]

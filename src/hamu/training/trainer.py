@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from hamu.data.images import collate
-from hamu.distributed import all_reduced, broadcast, check_equal, is_main, processes, rank
+from hamu.distributed import all_reduced, broadcast, check_equal, is_main, processes, rank, side_of_process
 from hamu.ends import ALL_DONE, End
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
@@ -90,7 +90,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
-        self._own_sides = self.sides if not self._is_split else [SIDES[rank() // (processes() // 2)]]
+        self._own_sides = self.sides if not self._is_split else [side_of_process(rank(), processes())]
         pairs = PairedDataset(
             retain_dataset,
             forget_dataset,
@@ -212,7 +212,7 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def _sharing(self) -> int:
         """How many processes share the batches of a side."""
-        return processes() // 2 if self._is_split else processes()
+        return self.pair.layout.half if self._is_split else processes()
 
     @property
     def has_begun(self) -> bool:
