@@ -3,10 +3,10 @@
 In:  a model, a method, and the user's own losses and optimizer.
 Out: after `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i, which any optimizer may step on.
 
-The first side's gradients are kept by pointer, never copied; the combine writes into the retain side's own memory.
-`combine` reads from the device once: the decision, the 2·L weights and a loss scaler's scale come in a single transfer.
-(A second time only if large tensors turn out to be nearly collinear, or their values to be very small or large, and
-have to be measured more exactly.)
+The first side's gradients are kept by pointer, and the combine writes into the retain side's own memory, unless a
+stash, `keep` or split pairing asks otherwise. `combine` reads from the device once: the decision, the 2·L weights and a
+loss scaler's scale come in a single transfer. (A second time only if large tensors turn out to be nearly collinear, or
+their values to be very small or large, and have to be measured more exactly.)
 """
 
 from __future__ import annotations
