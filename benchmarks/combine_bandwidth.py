@@ -25,7 +25,7 @@ from _models import new_llama
 from _report import print_report
 
 from hamu import HamuQ, Method, PairedGradients, build_method
-from hamu.distributed import Replicated
+from hamu.distributed.layout import Replicated
 
 LIMIT = 1.5
 LIMITED = ("hamu-q", "gdiff")

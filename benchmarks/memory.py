@@ -13,8 +13,8 @@ Three steps by HAMU-Q, the last with parallel gradients, which are measured a se
 In one process every byte counts that torch's allocator gives out, an operator's workspace as well; with split pairing
 (2 and 4 gloo processes, the one that holds most) every tensor, but not gloo's own copies. The limits:
 
-    one process     2 gradients and a bucket: what the Gram works in (`hamu.gram.bucket_bytes`), and for half precision
-                    the widened pieces of both sides in which the combine works
+    one process     2 gradients and a bucket: what the Gram works in (`hamu.gram_meter.bucket_bytes`), and for half
+                    precision the widened pieces of both sides in which the combine works
     split pairing   1 gradient and 2 buckets: what is exchanged at once, 4 M numbers or the largest tensor
     kl, scrub       beyond gdiff: one copy of the trainable tensors and of BatchNorm's statistics
     copies          0 tensors: what `combine` leaves in `.grad` lies where the retain side's backward pass put it
@@ -44,7 +44,7 @@ from hamu.combining import widened_at_once
 from hamu.distributed import SplitPairing
 from hamu.distributed import layout_split as exchange
 from hamu.forward import OriginalModel, predict_logits
-from hamu.gram import bucket_bytes
+from hamu.gram_meter import bucket_bytes
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, with_adapter
 from hamu.objectives import Scored, build_objective

@@ -34,7 +34,7 @@ from hamu.data import TextCollator, UnlearningData, encode, forget_data, read_te
 from hamu.data.images import collate
 from hamu.evaluation import predict, predict_tokens
 from hamu.forward import predict_logits
-from hamu.gram import GramMeter
+from hamu.gram_meter import GramMeter
 from hamu.models.language import load_language_model, load_tokenizer
 from hamu.objectives import CrossEntropy, Scored
 from hamu.training import PairCollator, PairedDataset, TrainConfig, train_original

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hamu import gram
+from hamu import gram_meter
 from hamu.combining import widened_at_once
 from hamu.distributed.layout_split import BUCKET
 from hamu.models.language import AdapterSettings, with_adapter
@@ -161,7 +161,7 @@ class Plan:
     def buckets(self) -> int:
         """Bytes that are taken for a while: by the Gram and the combine, and by what is exchanged or gathered."""
         size, largest = self.training.trained, max(self.trained)
-        own = gram.bucket_bytes(GPU)
+        own = gram_meter.bucket_bytes(GPU)
         if size == 2:
             own += 4 * min(widened_at_once(GPU), largest)
         if self.layout == "sequential":
@@ -233,10 +233,10 @@ def operations(sizes: Sequence[int], itemsize: int, whole: bool, device: torch.d
     three for its sum. Combining is one for each tensor, or four for each widened piece.
     """
     coarse = whole and itemsize == 4
-    scratch = gram.scratch_bytes(device) // 2
-    large = [size for size in sizes if size > gram._SMALL]
-    packed = sum(size for size in sizes if size <= gram._SMALL)
-    piece = gram._COARSE_PIECE if coarse else scratch // 8
+    scratch = gram_meter.scratch_bytes(device) // 2
+    large = [size for size in sizes if size > gram_meter._SMALL]
+    packed = sum(size for size in sizes if size <= gram_meter._SMALL)
+    piece = gram_meter._COARSE_PIECE if coarse else scratch // 8
     pieces = sum(math.ceil(size / piece) for size in large)
     measuring = 7 * math.ceil(packed / (scratch // (4 if whole else 8)))
     measuring += (3 if coarse else 5) * pieces + (3 if coarse else 2) * len(large)

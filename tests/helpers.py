@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from hamu import PairedGradients
-from hamu.gram import GramMeter, PairGram
+from hamu.gram import PairGram
+from hamu.gram_meter import GramMeter
 
 EPS64 = torch.finfo(torch.float64).eps
 

@@ -3,10 +3,10 @@
 In:  a model, a method, and the user's own losses and optimizer.
 Out: after `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i, which any optimizer may step on.
 
-The first side's gradients are kept by pointer, never copied; the combine writes into the retain side's own memory.
-`combine` reads from the device once: the decision, the 2·L weights and a loss scaler's scale come in a single transfer.
-(A second time only if large tensors turn out to be nearly collinear, or their values to be very small or large, and
-have to be measured more exactly.)
+The first side's gradients are kept by pointer, and the combine writes into the retain side's own memory, unless a
+stash, `keep` or split pairing asks otherwise. `combine` reads from the device once: the decision, the 2·L weights and a
+loss scaler's scale come in a single transfer. (A second time only if large tensors turn out to be nearly collinear, or
+their values to be very small or large, and have to be measured more exactly.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from hamu.blocks import Blocks, group_blocks, trainable_parameters
 from hamu.combining import combined, combined_with_waiting
 from hamu.distributed.layout import Layout, Replicated, drained, is_flattened, is_sharded
 from hamu.errors import HamuError
-from hamu.gram import SIDES, GramMeter, PairGram, check_max_norm, combine_dtype
+from hamu.gram import SIDES, PairGram, check_max_norm, combine_dtype
+from hamu.gram_meter import GramMeter
 from hamu.methods.base import Method, Weights
 from hamu.methods.stopping import StoppingMemory
 from hamu.pair_step import Cause, Decision, PairStep
@@ -84,7 +85,7 @@ class PairedGradients:
     Raises:
         HamuError: if the method is not a `Method`, blocks or stash is unknown, or max_grad_norm is not positive; if no
             parameter requires a gradient, or one that does is on the meta device or complex; if the model is wrapped in
-            FSDP1, cut in any other way than by fully_shard on one mesh, or cut while a stash is asked for.
+            FSDP1, sharded in any other way than by fully_shard on one mesh, or sharded while a stash is asked for.
     """
 
     def __init__(
@@ -100,10 +101,10 @@ class PairedGradients:
             raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ() or build_method(name)")
         if is_flattened(model):
             raise HamuError(
-                "the model is wrapped in FullyShardedDataParallel, where each process sees its own piece alone; cut it "
-                "with fully_shard (FSDP2)"
+                "the model is wrapped in FullyShardedDataParallel, where each process sees its own piece alone; "
+                "shard it with fully_shard (FSDP2)"
             )
-        cut = is_sharded(model)  # asked first: after it, no parameter is a gathered copy
+        sharded = is_sharded(model)  # asked first: after it, no parameter is a gathered copy
         named = trainable_parameters(model)
         away = next((name for name, p in named if p.is_meta), None)
         if away is not None:
@@ -122,7 +123,7 @@ class PairedGradients:
         self.parameters = [p for _, p in named]
         self._outside = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
-        if cut:
+        if sharded:
             from hamu.distributed.layout_sharded import Sharded  # loads what only sharded models need
 
             self.use(Sharded(self.parameters, self.block_of))

@@ -1,4 +1,4 @@
-"""Steps on a model that fully_shard has cut, against the same on the whole model; prints the largest difference."""
+"""Steps on a model that fully_shard has sharded, against the same on the whole model; prints the largest difference."""
 
 import torch
 import torch.distributed as dist

@@ -26,7 +26,7 @@ from hamu import HamuError, UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.distributed import leave, processes, rank
 from hamu.evaluation import predict
-from hamu.gram import GramMeter
+from hamu.gram_meter import GramMeter
 from hamu.models.language import AdapterSettings, with_adapter
 
 transformers.utils.logging.set_verbosity_error()

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import HamuQ, PairedGradients
-from hamu.distributed import Replicated
+from hamu.distributed.layout import Replicated
 from hamu.forward import predict_logits
 from hamu.models.language import AdapterSettings, with_adapter
 from hamu.objectives import CrossEntropy, Scored

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hamu import HamuQ, HamuU, PairedGradients
-from hamu.gram import GramMeter
+from hamu.gram_meter import GramMeter
 
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"the golden values are not at {GOLDEN}")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hamu import HamuQ, HamuU, PairGram, StoppingRule, build_method
-from hamu.gram import GramMeter, gram_of_rows
+from hamu.gram_meter import GramMeter, gram_of_rows
 from hamu.methods import method_classes
 
 seeds = st.integers(0, 10**6)

@@ -66,7 +66,7 @@ def test_unlearning_refuses(settings, message):
 @pytest.mark.parametrize(("processes", "settings", "message"), [
     (1, {"shard": True}, "--shard cuts a model over several processes; start them with torchrun, or give --shard"),
     (2, {"shard": True, "pairing": "split"}, "--shard cuts both gradients over all processes; leave pairing at seq"),
-    (2, {"shard": True, "optim": "adafactor"}, "adafactor's factored state cannot be cut; with --shard choose another"),
+    (2, {"shard": True, "optim": "adafactor"}, "adafactor's factored state cannot be sharded; with --shard choose"),
     (2, {"pairing": "split", "method": "ga"}, "split pairing needs both sides, but ga has one; leave pairing at seq"),
     (3, {"pairing": "split"}, "split pairing needs an even number of processes; there are 3"),
     (2, {"shard": True, "guarantee": "exact"}, f"guarantee exact {NEEDS_BOTH}"),

@@ -18,11 +18,13 @@ def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(m
     loss = {side: F.cross_entropy(one.logits, one.labels).item() for side, one in scored.items()}
     sent = {}
     for side in scored:
-        monkeypatch.setattr("hamu.training.early_ends.summed", lambda values, side=side: sent.setdefault(side, values))
+        monkeypatch.setattr(
+            "hamu.training.early_ends.all_reduced", lambda values, side=side: sent.setdefault(side, values)
+        )
         alone = EarlyEnds(max_retain_loss=9.0)
         alone.add(side, scored[side])
         alone.end()
-    monkeypatch.setattr("hamu.training.early_ends.summed", lambda values: sent["retain"] + sent["forget"])
+    monkeypatch.setattr("hamu.training.early_ends.all_reduced", lambda values: sent["retain"] + sent["forget"])
     for side in scored:
         ends = EarlyEnds(target_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])

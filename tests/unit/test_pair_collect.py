@@ -294,7 +294,7 @@ def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         wrapped = FullyShardedDataParallel(nn.Linear(3, 2), device_id=torch.device("cpu"))
-        with pytest.raises(HamuError, match=r"wrapped in FullyShardedDataParallel, .* cut it with fully_shard"):
+        with pytest.raises(HamuError, match=r"wrapped in FullyShardedDataParallel, .* shard it with fully_shard"):
             PairedGradients(wrapped, HamuQ())
         with pytest.raises(HamuError, match="wrapped in FullyShardedDataParallel"):
             PairedGradients(wrapped.module, HamuQ())

@@ -1,24 +1,25 @@
 """Who holds which gradient: the processes of a run, and sums over them."""
 
-from hamu.distributed.layout import Agreed, Layout, Replicated, is_sharded
-from hamu.distributed.layout_split import SplitPairing
+from hamu.distributed.layout import DataParallelLayout, is_sharded
+from hamu.distributed.layout_split import SplitPairing, side_of_process
 from hamu.distributed.processes import (
+    all_reduced,
+    barrier,
+    broadcast,
     check_equal,
     from_main,
     is_main,
     leave,
     processes,
     rank,
-    spread,
-    summed,
-    wait_for_all,
 )
 
 __all__ = [
-    "Agreed",
-    "Layout",
-    "Replicated",
+    "DataParallelLayout",
     "SplitPairing",
+    "all_reduced",
+    "barrier",
+    "broadcast",
     "check_equal",
     "from_main",
     "is_main",
@@ -26,7 +27,5 @@ __all__ = [
     "leave",
     "processes",
     "rank",
-    "spread",
-    "summed",
-    "wait_for_all",
+    "side_of_process",
 ]

@@ -31,7 +31,7 @@ def is_flattened(model: nn.Module) -> bool:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` has cut a model; its parameters may be gathered just now, what it saves is not."""
+    """Whether `fully_shard` has sharded a model; its parameters may be gathered just now, what it saves is not."""
     return any(hasattr(value, "device_mesh") for value in model.state_dict().values())
 
 
@@ -96,7 +96,7 @@ class Replicated:
         return numbers
 
 
-class Agreed(Replicated):
+class DataParallelLayout(Replicated):
     """A layout in which every process holds everything; all take the sums of the first one.
 
     Other processors, or another number of threads, round sums otherwise. A step that is taken, clipped or ended by a

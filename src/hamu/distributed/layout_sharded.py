@@ -16,14 +16,14 @@ from hamu.gram import SIDES, PairGram
 
 
 class Sharded:
-    """The layout of parameters that `fully_shard` has cut; see `Layout`. Nothing is gathered but 3·L numbers.
+    """The layout of parameters that `fully_shard` has sharded; see `Layout`. Nothing is gathered but 3·L numbers.
 
     Args:
-        parameters: DTensors, all cut over the same processes.
+        parameters: DTensors, all sharded over the same processes.
         block_of: the block of each.
 
     Raises:
-        HamuError: if only some of them are cut, or not all over the same processes.
+        HamuError: if only some of them are sharded, or not all over the same processes.
     """
 
     sides: tuple[str, ...] = SIDES

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hamu.distributed.layout import Grads, drained
 from hamu.errors import HamuError
-from hamu.gram import PairGram
+from hamu.gram import SIDES, PairGram
 
 # as torch 2.13 calls them, and as it did before
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -39,6 +39,11 @@ def check_even(count: int) -> None:
     """
     if count % 2:
         raise HamuError(f"split pairing needs an even number of processes; there are {count}")
+
+
+def side_of_process(rank: int, count: int) -> str:
+    """The side of which a process has the data, of so many processes: the first half has that to be retained."""
+    return SIDES[rank // (count // 2)]
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,6 @@ class SplitPairing:
 
     Attributes:
         half: the number of processes of a half.
-        place: this process's number within its half.
 
     Raises:
         HamuError: if the number of processes is not even.
@@ -78,10 +82,10 @@ class SplitPairing:
         check_even(self._world)
         rank = dist.get_rank()
         self.half = self._world // 2
-        self.place = rank % self.half
-        self._is_retain = rank < self.half
+        self._place = rank % self.half  # within it
         self._partner = (rank + self.half) % self._world
-        self.sides: tuple[str, ...] = ("retain",) if self._is_retain else ("forget",)
+        self.sides: tuple[str, ...] = (side_of_process(rank, self._world),)
+        self._is_retain = self.sides == ("retain",)
         groups = [dist.new_group(list(range(start, start + self.half))) for start in (0, self.half)]
         self._group = groups[0 if self._is_retain else 1]
         self._parameters = parameters
@@ -109,7 +113,7 @@ class SplitPairing:
     def _bucket(self, members: list[tuple[int, int, int]], end: int) -> _Bucket:
         size = -(-end // self._world) * self._world
         part = size // self._world
-        start = (2 * self.place + (not self._is_retain)) * part  # the first half of a shard stays with the retain side
+        start = (2 * self._place + (not self._is_retain)) * part  # the first half of a shard stays with the retain side
         filled = [*members[:-1], (*members[-1][:2], size)]  # the padding counts as part of the last one
         own = [
             (number, max(a, start) - start, min(b, start + part) - start)

@@ -34,7 +34,7 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def summed(values: Tensor) -> Tensor:
+def all_reduced(values: Tensor) -> Tensor:
     """The sum of a tensor over all processes; the tensor itself where there is one process."""
     if not _is_on() or dist.get_world_size() == 1:
         return values
@@ -43,7 +43,7 @@ def summed(values: Tensor) -> Tensor:
     return values
 
 
-def wait_for_all() -> None:
+def barrier() -> None:
     """Return once every process has come here."""
     if _is_on():
         dist.barrier()
@@ -79,7 +79,7 @@ def from_main(find: Callable[[], T]) -> T:
     return cast(T, found[0])
 
 
-def spread(tensors: Sequence[Tensor]) -> None:
+def broadcast(tensors: Sequence[Tensor]) -> None:
     """Give every process the main one's values, in place."""
     if not _is_on() or dist.get_world_size() == 1:
         return

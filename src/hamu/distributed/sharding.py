@@ -1,4 +1,4 @@
-"""A model cut over all processes by PyTorch's `fully_shard` (FSDP2), and how its tensors are put together again."""
+"""A model sharded over all processes by PyTorch's `fully_shard` (FSDP2), and how its tensors are put together again."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hamu.distributed.processes import is_main, processes
 
 
 def shard(model: nn.Module, device_type: str) -> None:
-    """Cut a model's parameters over all processes, in place.
+    """Shard a model's parameters over all processes, in place.
 
     Each of its transformer blocks, as the model names them, is gathered when it is needed and given back after; so a
-    process holds its shard and one block. Blocks move to the device one at a time, when they are cut.
+    process holds its shard and one block. Blocks move to the device one at a time, when they are sharded.
 
     Args:
         model: the whole model, the same on all processes.
@@ -35,7 +35,7 @@ def shard(model: nn.Module, device_type: str) -> None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, without a graph; all of it if it is not cut."""
+    """What this process holds of a tensor, without a graph; all of it if it is not sharded."""
     return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
@@ -66,18 +66,18 @@ def whole_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     return {**state, "state": slots}
 
 
-def cut_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """What `whole_optimizer_state` gave, with each tensor cut as the parameter that it belongs to."""
+def shard_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """What `whole_optimizer_state` gave, with each tensor sharded as the parameter that it belongs to."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     slots = {
-        number: {name: cut_like(v, parameters[number]) if isinstance(v, Tensor) else v for name, v in values.items()}
+        number: {name: shard_like(v, parameters[number]) if isinstance(v, Tensor) else v for name, v in values.items()}
         for number, values in state["state"].items()
     }
     return {**state, "state": slots}
 
 
-def cut_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A process's part of a whole tensor, cut as a parameter of the same shape is; as it is if that is whole."""
+def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A process's part of a whole tensor, sharded as a parameter of the same shape is; as it is if that is whole."""
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
     placed = tensor.to(parameter.to_local().device, parameter.dtype)
@@ -86,11 +86,11 @@ def cut_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 @contextmanager
 def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give tensors of a model that is cut other values for a while, between a backward and the next forward pass.
+    """Give tensors of a sharded model other values for a while, between a backward and the next forward pass.
 
     Args:
         model: the model.
-        values: by name of the parameter or buffer, cut alike.
+        values: by name of the parameter or buffer, sharded alike.
     """
     _give_back(model)  # until then a name may stand for a gathered copy
     named = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))

@@ -22,10 +22,10 @@ def predict_shared(
     """What `predict`, or `predict_tokens` for texts, says of all records; all processes must ask for it.
 
     Process r of W takes records r, r+W, r+2W, ... Where they do not come out even the last ones take a record of
-    another once more, so that all make the same number of passes, as a model that is cut needs; it is left out again.
+    another once more, so that all make the same number of passes, as a sharded model needs; it is left out again.
 
     Args:
-        model: the same on all processes, or cut over them.
+        model: the same on all processes, or sharded over them.
         data: all records.
         batch_size: records per forward pass.
         collate: makes a batch.

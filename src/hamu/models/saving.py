@@ -56,7 +56,7 @@ def save_rest(model: Any, folder: Path) -> None:
 
 @torch.no_grad()
 def load_tensors(model: Any, folder: Path) -> None:
-    """Put what `save_model` and `save_rest` wrote into a model, whole or cut, bit by bit.
+    """Put what `save_model` and `save_rest` wrote into a model, whole or sharded, bit by bit.
 
     Raises:
         HamuError: if a trainable tensor is not there or has another shape.
@@ -80,7 +80,7 @@ def load_tensors(model: Any, folder: Path) -> None:
 
 def _own(model: nn.Module) -> dict[str, Tensor]:
     """What a run changes: trainable parameters, and the buffers that a model saves."""
-    saved = model.state_dict(keep_vars=True)  # of a model that is cut: its shards
+    saved = model.state_dict(keep_vars=True)  # of a sharded model: its shards
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
     return {name: value for name, value in saved.items() if name in trainable | buffers}
@@ -96,7 +96,7 @@ def _names_of_adapter(model: Any, embeddings: bool) -> set[str]:
 
 
 def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, Tensor] | None:
-    """What `save_pretrained` cannot ask a model for that is cut; None for others."""
+    """What `save_pretrained` cannot ask a sharded model for; None for others."""
     if not is_sharded(model):
         return None
     from hamu.distributed.sharding import whole_state  # loads what only sharded models need
@@ -106,9 +106,9 @@ def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, T
 
 def _put(target: Tensor, value: Tensor) -> None:
     if hasattr(target, "device_mesh"):
-        from hamu.distributed.sharding import cut_like
+        from hamu.distributed.sharding import shard_like
 
-        value = cut_like(value, target)
+        value = shard_like(value, target)
     target.copy_(value)
 
 

@@ -7,9 +7,9 @@
         trainer_state.json
         manifest.json                       size and SHA-256 of every file
 
-They are gathered saves: what several processes write, cut or not, is what one process writes. So a run resumes in any
-number of processes and any layout, and a checkpoint can be used without HAMU. What it costs is that the main process
-holds one whole copy in its own memory while it writes.
+They are gathered saves: what several processes write, sharded or not, is what one process writes. So a run resumes in
+any number of processes and any layout, and a checkpoint can be used without HAMU. What it costs is that the main
+process holds one whole copy in its own memory while it writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hamu.disk import is_of_disk
-from hamu.distributed import from_main, is_main, wait_for_all
+from hamu.distributed import barrier, from_main, is_main
 from hamu.errors import HamuError, first_line
 from hamu.file_digests import file_digest
 from hamu.run_files import CHECKPOINT, MANIFEST
@@ -52,7 +52,7 @@ class Checkpoints:
         try:
             staged = Path(from_main(self._stage))
             yield staged
-            wait_for_all()
+            barrier()
             if is_main():
                 seal(staged)
                 replace_folder(staged, self.path(step))
@@ -67,7 +67,7 @@ class Checkpoints:
                 ) from error
             raise
         self._written = step
-        wait_for_all()
+        barrier()
 
     def _stage(self) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -186,7 +186,7 @@ class UnlearnConfig(TrainConfig):
         "retain, half forget records; an even number of processes).",
     )
     shard: bool = _option(
-        False, "With several processes: cut parameters, gradients and the optimizer's state over them (FSDP2)."
+        False, "With several processes: shard parameters, gradients and the optimizer's state over them (FSDP2)."
     )
     stash: str = _option(
         "none",
@@ -305,7 +305,7 @@ class UnlearnConfig(TrainConfig):
             )
         if self.shard and self.optim == "adafactor":
             raise HamuError(
-                "adafactor's factored state cannot be cut; with --shard choose another --optim, such as adamw_torch"
+                "adafactor's factored state cannot be sharded; with --shard choose another --optim, such as adamw_torch"
             )
         if self.pairing == "split" and not (method.uses_retain and method.uses_forget):
             raise HamuError(f"split pairing needs both sides, but {self.method} has one; leave pairing at sequential")

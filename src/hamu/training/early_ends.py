@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from hamu.distributed import summed
+from hamu.distributed import all_reduced
 from hamu.ends import End
 from hamu.gram import SIDES
 from hamu.objectives import CrossEntropy, Scored
@@ -49,7 +49,7 @@ class EarlyEnds:
         values = [(self._sums.get(side, 0.0), self._counts.get(side, 0)) for side in SIDES]
         # both sides in every process, as with split pairing each has seen one
         sums = torch.stack([torch.as_tensor(v, dtype=some.dtype, device=some.device) for pair in values for v in pair])
-        totals, counts = summed(sums).reshape(len(SIDES), 2).T.tolist()
+        totals, counts = all_reduced(sums).reshape(len(SIDES), 2).T.tolist()
         losses = {side: t / n for side, t, n in zip(SIDES, totals, counts, strict=True) if n}
         self._sums.clear()
         self._counts.clear()

@@ -1,11 +1,11 @@
-"""What is done to a model before it trains: moved or cut, put in the order of memory that suits, made to recompute."""
+"""What is done to a model before it trains: moved or sharded, put in the memory order that suits, made to recompute."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from hamu.distributed import Agreed, SplitPairing, processes
+from hamu.distributed import DataParallelLayout, SplitPairing, processes
 from hamu.errors import HamuError
 from hamu.methods import Method
 from hamu.paired import PairedGradients
@@ -24,7 +24,7 @@ def prepare_model(model: nn.Module, args: UnlearnConfig) -> None:
         shard(model, args.device.type)
     elif not hasattr(model, "hf_device_map"):
         model.to(args.device)
-    if args.channels_last and not args.shard:  # shards are cut in the usual order
+    if args.channels_last and not args.shard:  # shards have the usual order
         to_channels_last(model)
     if checkpoints_activations(args):
         let_gradients_through(model)
@@ -36,7 +36,7 @@ def new_pair(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGra
     if args.pairing == "split":
         pair.use(SplitPairing(pair.parameters, pair.block_of))
     elif processes() > 1 and not args.shard:
-        pair.use(Agreed(pair.parameters, pair.block_of))
+        pair.use(DataParallelLayout(pair.parameters, pair.block_of))
     return pair
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hamu.distributed import processes, summed
+from hamu.distributed import all_reduced, processes
 from hamu.modes import rounds_to_tf32, without_autocast, without_tf32
 
 _LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
@@ -107,7 +107,7 @@ class RepeatedPasses:
         counts = [torch.as_tensor(one.count, dtype=torch.float64).cpu() for one in self._passes]
         spread = torch.stack(self._spreads).double().square().max()
         self._spreads.clear()
-        spread = (summed(spread) / processes()).sqrt().cpu()  # all processes must judge a step alike
+        spread = (all_reduced(spread) / processes()).sqrt().cpu()  # all processes must judge a step alike
         return _ROUGH * self._eps * (spread / torch.stack(counts).min().sqrt()).item()
 
 

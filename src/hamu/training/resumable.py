@@ -16,7 +16,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
-from hamu.distributed import is_main, is_sharded, processes, summed
+from hamu.distributed import all_reduced, is_main, is_sharded, processes
 from hamu.errors import HamuError, first_line
 from hamu.models.saving import load_tensors, save_model, save_rest
 from hamu.run_files import TRAINER_STATE
@@ -149,7 +149,7 @@ class ResumableTrainer(Trainer):
         """Whether any process was interrupted, so that all stop after the same step."""
         if processes() == 1:
             return bool(self.interrupted_by)
-        return bool(summed(torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)).item())
+        return bool(all_reduced(torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)).item())
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint; see `Checkpoints`. None before a step was taken: an earlier run would give way to it."""
@@ -207,16 +207,16 @@ class ResumableTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with restoring(checkpoint):
             if checkpoint is not None and is_sharded(self.model):
-                self._load_cut(Path(checkpoint))
+                self._load_sharded(Path(checkpoint))
             else:
                 super()._load_optimizer_and_scheduler(checkpoint)
 
-    def _load_cut(self, checkpoint: Path) -> None:
+    def _load_sharded(self, checkpoint: Path) -> None:
         """Restore optimizer and schedule; of the optimizer's state each process takes its part."""
-        from hamu.distributed.sharding import cut_optimizer_state
+        from hamu.distributed.sharding import shard_optimizer_state
 
         state = torch.load(checkpoint / _OPTIMIZER, map_location="cpu", weights_only=True)
-        self.optimizer.load_state_dict(cut_optimizer_state(self.optimizer, state))
+        self.optimizer.load_state_dict(shard_optimizer_state(self.optimizer, state))
         self.lr_scheduler.load_state_dict(torch.load(checkpoint / _SCHEDULER, weights_only=True))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:

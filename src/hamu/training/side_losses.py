@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hamu.distributed import processes, summed
+from hamu.distributed import all_reduced, processes
 from hamu.errors import HamuError
 from hamu.forward import OriginalModel, predict_logits
 from hamu.objectives import Scored, build_objective
@@ -59,5 +59,5 @@ class SideLosses:
         }
         if processes() == 1:
             return counts
-        both = summed(torch.stack([torch.as_tensor(c, dtype=torch.float64) for c in counts.values()]).to(device))
+        both = all_reduced(torch.stack([torch.as_tensor(c, dtype=torch.float64) for c in counts.values()]).to(device))
         return dict(zip(counts, both, strict=True))

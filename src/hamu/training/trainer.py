@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 
 from hamu.data.images import collate
-from hamu.distributed import check_equal, is_main, processes, rank, spread, summed
+from hamu.distributed import all_reduced, broadcast, check_equal, is_main, processes, rank, side_of_process
 from hamu.ends import ALL_DONE, End
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
@@ -94,7 +94,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
-        self._own_sides = self.sides if not self._is_split else [SIDES[rank() // (processes() // 2)]]
+        self._own_sides = self.sides if not self._is_split else [side_of_process(rank(), processes())]
         pairs = PairedDataset(
             retain_dataset,
             forget_dataset,
@@ -219,7 +219,7 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def _sharing(self) -> int:
         """How many processes share the batches of a side."""
-        return processes() // 2 if self._is_split else processes()
+        return self.pair.layout.half if self._is_split else processes()
 
     @property
     def has_begun(self) -> bool:
@@ -299,7 +299,7 @@ class UnlearnTrainer(ResumableTrainer):
             if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
                 check_equal(self.pair.names, self.pair.parameters)
             keep = self.watch.keep(self.optimizer)
-            finite = torch.isfinite(summed(torch.stack(list(self._losses.values())).double().sum()))
+            finite = torch.isfinite(all_reduced(torch.stack(list(self._losses.values())).double().sum()))
             self._record_decision(self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite))
             return
         self.watch.skip()
@@ -394,7 +394,7 @@ class UnlearnTrainer(ResumableTrainer):
     def _step_figures(self) -> dict[str, float]:
         """The figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
-        losses = {side: summed(self._losses.get(side, none).double()) for side in self.sides}
+        losses = {side: all_reduced(self._losses.get(side, none).double()) for side in self.sides}
         figures = step_figures(step, losses, self.sides) | self.watch.figures
         taken = step is not None and step.decision == "step"
         return figures | {"taken": float(taken), "stopped": float(self.memory.end is not None)}
@@ -418,7 +418,7 @@ class UnlearnTrainer(ResumableTrainer):
         # evaluated before the run was resumed; or those of other weights, which are not the last step's
         known = self.state.global_step in evaluated or self._weights_are_earlier
         if not self.args.freeze_batchnorm:  # each process has those of its own records; the first one's are saved
-            spread([statistics for module in self._batchnorms for statistics in module.buffers()])
+            broadcast([statistics for module in self._batchnorms for statistics in module.buffers()])
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
         self.memory.evaluated = self.state.global_step

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hamu.distributed import summed
+from hamu.distributed import all_reduced
 from hamu.gram import SIDES
 from hamu.guard import StepGuard
 from hamu.pair_step import PairStep
@@ -249,7 +249,7 @@ class StepWatch:
     def _summed(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Over all processes; with split pairing each has one side's."""
         none = torch.zeros((), device=self._pair.parameters[0].device)
-        return {side: summed(losses.get(side, none).double()) for side in self._sides}
+        return {side: all_reduced(losses.get(side, none).double()) for side in self._sides}
 
     def _note(self, outcome: StepOutcome) -> None:
         for side, promised in outcome.promised.items():
