@@ -178,7 +178,7 @@ class RunFolder:
         self.write_config(settings)
 
     def write_config(self, content: Mapping[str, Any]) -> Path:
-        """Write the resolved settings as YAML, in a form that --config reads."""
+        """Write the settings of a run as YAML, in a form that --config reads."""
         text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
         return self.write_text(CONFIG, text, private="forget_filter" in content)  # it may name a person
 

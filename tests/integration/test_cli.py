@@ -102,7 +102,7 @@ def test_null_takes_back_what_the_recipe_sets(tmp_path):
     parsed = parse("unlearn", "", words, DataOptions)
     data = parsed.of(DataOptions)
     assert (data.data, data.test_data) == ("train.parquet", None)
-    assert "test_data" not in parsed.resolved
+    assert "test_data" not in parsed.given
 
 
 def test_numbers_and_truth_values_of_a_mapping_arrive_as_such(tmp_path):

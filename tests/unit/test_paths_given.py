@@ -21,7 +21,7 @@ def test_flags_and_files_name_homes_alike(home):
     parsed = parse("unlearn", "", words, DataOptions, RunOptions, UnlearnConfig)
     data, run, args = (parsed.of(kind) for kind in (DataOptions, RunOptions, UnlearnConfig))
     assert (run.model, data.data_dir, data.forget_rows) == (f"{home}/lm", f"{home}/data", f"{home}/rows.txt")
-    assert (args.output_dir, parsed.resolved["model"]) == (f"{home}/out", f"{home}/lm")
+    assert (args.output_dir, parsed.given["model"]) == (f"{home}/out", f"{home}/lm")
     assert (data.forget_filter, data.answer_prefix) == ("name~Ada", "~"), "what is no path stays"
     assert reproduce._parser().parse_args(["--work_dir=~/work", "--output_dir=~/out"]).work_dir == f"{home}/work"
 

@@ -13,7 +13,7 @@ from hamu.assess.settings import check_settings
 from hamu.assess.verdict import ERROR_RATIO
 from hamu.cli.options import AssessOptions, DataOptions, RunOptions
 from hamu.cli.parsing import parse
-from hamu.cli.problem import fitted_problem, opened
+from hamu.cli.problem import fitted_problem, open_problem
 from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import Task
@@ -46,9 +46,9 @@ def run(argv: list[str], console: Console) -> int:
         curvature_samples=options.curvature_samples,
         bootstrap_memory=options.bootstrap_memory,
     )
-    task, folder, problem = opened(parsed.of(DataOptions), run_options, args, parsed.resolved, console)
+    task, folder, problem = open_problem(parsed.of(DataOptions), run_options, args, parsed.given, console)
     task.check_models()
-    task.settle_adapter(parsed.resolved)
+    task.settle_adapter(parsed.given)
     set_seed(args.seed)  # of a new adapter
     model = task.start_model(str(run_options.model)).to(args.device)
     problem = fitted_problem(task, model, problem)
@@ -76,7 +76,7 @@ def run(argv: list[str], console: Console) -> int:
     with folder:
         said = {"forget_set": problem.forget_name, "objectives_of_the_run": args.objectives()}
         path = folder.write_json(ASSESSMENT, said | found.record())  # first: it shows whose folder this is
-        folder.write_config(parsed.resolved)
+        folder.write_config(parsed.given)
         plot_frontiers(found.frontiers, found.method, folder.path / FRONTIER)
     show(found, console)
     console.print(f"\nall figures are in {path}, the frontier in {folder.path / FRONTIER}", soft_wrap=True)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hamu.cli.options import CompareOptions, DataOptions, RunOptions
 from hamu.cli.parsing import parse
-from hamu.cli.problem import inputs_of, opened
+from hamu.cli.problem import inputs_of, open_problem
 from hamu.cli.run_settings import every_option
 from hamu.cli.running import run_waiting
 from hamu.cli.tables import plain_table
@@ -59,7 +59,7 @@ def run(argv: list[str], console: Console) -> int:
         UnlearnConfig,
     )
     run_options, options, args = parsed.of(RunOptions), parsed.of(CompareOptions), parsed.of(UnlearnConfig)
-    resolved = parsed.resolved
+    given = parsed.given
     _check(options)
     build_metrics()  # a broken one is to cost no run
     grid = cells(
@@ -69,11 +69,11 @@ def run(argv: list[str], console: Console) -> int:
         options.seeds or [args.seed],
     )
     goes_on = holds_a_comparison(Path(args.output_dir))
-    task, folder, problem = opened(parsed.of(DataOptions), run_options, args, resolved, console, resume=goes_on)
+    task, folder, problem = open_problem(parsed.of(DataOptions), run_options, args, given, console, resume=goes_on)
     if task.is_local(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
         raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
-    task.settle_adapter(resolved)
-    shared = {name: value for name, value in resolved.items() if name not in (*vars(options), "output_dir")}
+    task.settle_adapter(given)
+    shared = {name: value for name, value in given.items() if name not in (*vars(options), "output_dir")}
     with folder, TemporaryDirectory(prefix="hamu-") as place:
         plans = {cell: _planned(cell, shared, Path(place)) for cell in grid}
         folder.prepare()

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.cli.parsing import parse
-from hamu.cli.problem import opened, predictions_of
+from hamu.cli.problem import open_problem, predictions_of
 from hamu.cli.tasks import Task
 from hamu.cli.text_evaluation import TextEvaluation
 from hamu.cli.text_task import TextTask
@@ -32,7 +32,7 @@ def run(argv: list[str], console: Console) -> int:
     )
     run_options, options, args = parsed.of(RunOptions), parsed.of(EvaluateOptions), parsed.of(TrainConfig)
     build_metrics()  # a broken one is to cost no run
-    task, folder, problem = opened(parsed.of(DataOptions), run_options, args, parsed.resolved, console, options)
+    task, folder, problem = open_problem(parsed.of(DataOptions), run_options, args, parsed.given, console, options)
     task.check_models(options)
     further = TextEvaluation(task, options, args) if isinstance(task, TextTask) else None
     reference = None if run_options.retain_model is None else _reference(task, problem, args, further)
@@ -40,7 +40,7 @@ def run(argv: list[str], console: Console) -> int:
     report = task.report(predictions, problem, reference, args)
     with folder:
         path = folder.write_json(EVALUATION, plain(report))  # kept, whatever becomes of what takes longer
-        folder.write_config(parsed.resolved)
+        folder.write_config(parsed.given)
         console.print(f"forget set: {problem.forget_name}")
         task.show({"": report})
         if further is not None:

@@ -66,7 +66,7 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
         names = class_names(self.classes_of) if train.named and self.classes_of is not None else None
         return train if names is None or not set(train.classes) <= set(names) else train.with_classes(names)
 
-    def forget(self, train: ImageData, test: ImageData | None) -> UnlearningData[ImageData]:
+    def divide_by_own_option(self, train: ImageData, test: ImageData | None) -> UnlearningData[ImageData]:
         """Divide by a class that is forgotten; a share ρ of it is replaced by draws from all records not chosen yet."""
         options = self.data_options
         return forget_class(train, test, str(options.forget_class), options.rho, options.forget_seed)

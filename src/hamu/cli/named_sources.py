@@ -158,7 +158,7 @@ class NamedSources:
             parsed = parse("unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig)
         except HamuError as error:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
-        options, args, given = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.resolved
+        options, args, given = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.given
         options.trust_remote_code = self._trusts
         task = choose_task(parsed.of(DataOptions), options, Console(quiet=True))
         task.classes_of = str(self._run / MODEL)  # as the original's, which may be out of reach

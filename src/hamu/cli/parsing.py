@@ -35,11 +35,11 @@ class Parsed:
 
     Attributes:
         by_type: an instance of each dataclass that the command fills.
-        resolved: the settings that were given, by flags or in files, by name.
+        given: the settings that were given, by flags or in files, by name; no defaults.
     """
 
     by_type: Mapping[type, Any]
-    resolved: dict[str, Any]
+    given: dict[str, Any]
 
     def of(self, kind: type[_Options]) -> _Options:
         """The options of one of these dataclasses."""
@@ -82,13 +82,13 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> Pars
     was = {} if resumed is None else vars(parser.parse_args(listed))
     for action in parser._actions:
         action.default = argparse.SUPPRESS
-    given = vars(parser.parse_args(rest))
+    from_flags = vars(parser.parse_args(rest))
     if resumed is not None:
-        check_resumed_settings(resumed[0], {key: was[key] for key in settings}, given, named)
+        check_resumed_settings(resumed[0], {key: was[key] for key in settings}, from_flags, named)
     for name, why in NOT_TAKEN.get(command, {}).items():
-        if name in given or (name != "method" and values[name] != defaults[name]):  # a file has unlearn's method
+        if name in from_flags or (name != "method" and values[name] != defaults[name]):  # a file has unlearn's method
             raise HamuError(f"{command} has no --{name}, {why}; leave it out")
-    resolved = {key: values[key] for key in (*settings, *given) if key not in _NOT_OF_A_RUN}
+    given = {key: values[key] for key in (*settings, *from_flags) if key not in _NOT_OF_A_RUN}
     _check_choices(values)
     built = {}
     for cls in types:
@@ -99,7 +99,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> Pars
             raise
         except (ValueError, TypeError, ImportError, RuntimeError, KeyError) as error:
             raise HamuError(f"the settings do not fit together: {first_line(error)}") from error
-    return Parsed(built, resolved)
+    return Parsed(built, given)
 
 
 def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:

@@ -19,7 +19,7 @@ from hamu.training import TrainConfig
 from hamu.training.preparation import to_channels_last
 
 
-def opened(
+def open_problem(
     data_options: DataOptions,
     run_options: RunOptions,
     args: TrainConfig,

@@ -165,7 +165,7 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     unlearning = parse("unlearn", "", [*argv, *seed], DataOptions, RunOptions, UnlearnConfig)
     data, args = unlearning.of(DataOptions), unlearning.of(UnlearnConfig)
     further = parse("evaluate", "", argv, DataOptions, EvaluateOptions).of(EvaluateOptions)
-    train = parse("train", "", [*argv, *seed], DataOptions, RunOptions, TrainConfig).resolved
+    train = parse("train", "", [*argv, *seed], DataOptions, RunOptions, TrainConfig).given
     is_text = task_name(data) == "text"
     settings = _settings_name(recipe, options.config, {"seed": args.seed} | train)
     if task == "image" and is_text:
@@ -175,7 +175,7 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
         paraphrases = located(further.forget_perturbed, data.data_dir, MINIATURE)
     scale = Scale(
         settings,
-        unlearning.resolved,
+        unlearning.given,
         is_text,
         options.fraction,
         options.epochs,

@@ -74,7 +74,7 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         return train
 
     @abstractmethod
-    def forget(self, train: Read, test: Read | None) -> UnlearningData[Read]:
+    def divide_by_own_option(self, train: Read, test: Read | None) -> UnlearningData[Read]:
         """Divide by an option that only this task has."""
 
     def is_built_in(self, model: str) -> bool:
@@ -186,7 +186,7 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
             return forget_rows(train, test, parse_rows(options.forget_rows))
         if options.forget_data is not None:
             return forget_data(train, test, self.read(self.located(options.forget_data), "train"))
-        return self.forget(train, test)
+        return self.divide_by_own_option(train, test)
 
     def chosen_by(self) -> str:
         """The option that says what to forget.

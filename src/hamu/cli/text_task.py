@@ -66,7 +66,7 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
             answer_column=options.answer_column,
         )
 
-    def forget(self, train: TextRecords, test: TextRecords | None) -> UnlearningData[TextRecords]:
+    def divide_by_own_option(self, train: TextRecords, test: TextRecords | None) -> UnlearningData[TextRecords]:
         """Divide by a filter: the records that it finds are forgotten."""
         rows = matching(train, str(self.data_options.forget_filter))
         if not rows:

@@ -39,11 +39,11 @@ def run(argv: list[str], console: Console) -> int:
         TrainConfig,
     )
     data_options, run_options, args = parsed.of(DataOptions), parsed.of(RunOptions), parsed.of(TrainConfig)
-    resume, resolved = parsed.of(ResumeOptions).resume, parsed.resolved
+    resume, given = parsed.of(ResumeOptions).resume, parsed.given
     if run_options.model is None:
         raise HamuError("name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME")
     if run_options.dry_run:
-        return show_plan(console, data_options, run_options, args, resolved)
+        return show_plan(console, data_options, run_options, args, given)
     task = choose_task(data_options, run_options, console)
     start = None if task.is_built_in(run_options.model) else run_options.model
     task.classes_of = start
@@ -52,9 +52,9 @@ def run(argv: list[str], console: Console) -> int:
     if resume and folder.has(EVALUATION):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True)
         return 0
-    task.settle_adapter(resolved)
+    task.settle_adapter(given)
     with folder:
-        task.fill_in(args, resolved)
+        task.fill_in(args, given)
         train, test = _sets(task, console)
         set_seed(args.seed)
         model = task.new_model(run_options.model, train)
@@ -68,7 +68,7 @@ def run(argv: list[str], console: Console) -> int:
         @contextmanager
         def around(trainer: ResumableTrainer) -> Iterator[None]:
             # an earlier run gives way only to a first checkpoint, or once training has succeeded
-            trainer.before_saving = lambda: folder.begin(resolved, with_settings(inputs, resolved))
+            trainer.before_saving = lambda: folder.begin(given, with_settings(inputs, given))
             with bar, leaving_in_order("train")(trainer):
                 yield
 
@@ -79,7 +79,7 @@ def run(argv: list[str], console: Console) -> int:
         figures |= set_figures(
             {name: task.predict(model, data, args) for name, data in sets.items() if data is not None}
         )
-        folder.begin(resolved, with_settings(inputs, resolved))
+        folder.begin(given, with_settings(inputs, given))
         path = task.save_model(folder, model)
         failure = None
         try:

@@ -16,7 +16,7 @@ from hamu.cli.interrupts import leaving_in_order
 from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
 from hamu.cli.outcome import outcome
 from hamu.cli.parsing import Parsed, parse
-from hamu.cli.problem import fitted_problem, inputs_of, opened, predictions_of
+from hamu.cli.problem import fitted_problem, inputs_of, open_problem, predictions_of
 from hamu.cli.progress import ProgressBar, peak_memory
 from hamu.cli.run_settings import recorded_settings
 from hamu.cli.tasks import Task
@@ -44,21 +44,21 @@ def run(argv: list[str], console: Console) -> int:
         "unlearn", "Unlearn the forget set from a model.", argv, DataOptions, RunOptions, ResumeOptions, UnlearnConfig
     )
     data_options, run_options, args = parsed.of(DataOptions), parsed.of(RunOptions), parsed.of(UnlearnConfig)
-    resume, resolved = parsed.of(ResumeOptions).resume, parsed.resolved
+    resume, given = parsed.of(ResumeOptions).resume, parsed.given
     if not args.eval_on_start:
         raise HamuError("eval_on_start measures the model before unlearning, the baseline of every figure; leave it on")
     if run_options.dry_run:
-        return show_plan(console, data_options, run_options, args, resolved)
+        return show_plan(console, data_options, run_options, args, given)
     if resume and RunFolder(args.output_dir, resume=True).has(RECORD):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True)
         return 0
     build_metrics()  # a broken one is to cost no run
-    task, folder, problem = opened(data_options, run_options, args, resolved, console, resume=resume)
+    task, folder, problem = open_problem(data_options, run_options, args, given, console, resume=resume)
     task.check_models()
-    task.settle_adapter(resolved)
+    task.settle_adapter(given)
     with folder:
         prepared = _prepare(task, folder, problem, parsed, console)
-        log = StepLog(folder, resolved, with_settings(prepared.inputs, resolved), resume, prepared.hardness)
+        log = StepLog(folder, given, with_settings(prepared.inputs, given), resume, prepared.hardness)
         bar = ProgressBar(console, args.method)
         trainer = quiet_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator())
         log.trainer, trainer.before_saving = trainer, log.begin
@@ -107,13 +107,13 @@ def _prepare(
     )
     hardness = read_json(folder.path / HARDNESS) if resume and folder.has(HARDNESS) else None
     if args.auto and not resume:
-        unused = [f"--{name}" for name in TUNED if name in parsed.resolved]
+        unused = [f"--{name}" for name in TUNED if name in parsed.given]
         if unused:
             names = ", ".join(unused)
             console.print(f"--auto finds {names} itself; what flags, --config or recipe say of them is not used")
         found = tune(model, fitted, args, task.collator(), console)
         hardness = from_main(lambda: figures_of(found.hamu_q))
-        parsed.resolved.update({name: getattr(args, name) for name in TUNED})
+        parsed.given.update({name: getattr(args, name) for name in TUNED})
     return _Prepared(model, fitted, inputs, reference, hardness)
 
 
@@ -136,7 +136,7 @@ def _finish(
         failure = error
     record = None
     if is_main():
-        settings = recorded_settings(parsed.of(DataOptions), parsed.of(RunOptions), args, parsed.resolved)
+        settings = recorded_settings(parsed.of(DataOptions), parsed.of(RunOptions), args, parsed.given)
         asked = Asked(problem, task.chosen_by(), settings, prepared.inputs, prepared.hardness)
         record = write(folder, build(asked, trainer, evaluation, folder.path))
     task.show(reports)

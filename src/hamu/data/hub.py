@@ -9,7 +9,7 @@ from hamu.errors import HamuError, first_line
 
 
 @contextmanager
-def loadable(source: str, split: str) -> Iterator[None]:
+def loading(source: str, split: str) -> Iterator[None]:
     """For whatever loads a split of a data set.
 
     Raises:

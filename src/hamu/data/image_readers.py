@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hamu.data.hub import loadable
+from hamu.data.hub import loading
 from hamu.data.images import ImageData
 from hamu.data.packed import check_unpacked, parquet_table
 from hamu.data.parts import parts_of
@@ -251,7 +251,7 @@ def _parquet(
 def _hub(source: str, split: str, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
     import datasets
 
-    with loadable(source, split):
+    with loading(source, split):
         table = datasets.load_dataset(source.removeprefix(HUB), split=split)
     return _table(table, source, columns, size, channels)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hamu.data.hub import loadable
+from hamu.data.hub import loading
 from hamu.data.packed import parquet_table, text_columns
 from hamu.data.parts import parts_of
 from hamu.data.text import TextRecord, TextRecords
@@ -230,7 +230,7 @@ def _hub(source: str, split: str) -> list[Any]:
 
     name, _, wanted = source.removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")
-    with loadable(source, wanted or split):
+    with loading(source, wanted or split):
         return list(datasets.load_dataset(name, config or None, split=wanted or split))
 
 

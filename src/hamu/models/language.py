@@ -34,7 +34,7 @@ from hamu.models.loading import (
     check_undamaged,
     from_pretrained,
     is_adapter,
-    readable,
+    reading,
 )
 from hamu.models.saving import set_saves_embeddings
 from hamu.sources import HUB, is_of_hub
@@ -151,7 +151,7 @@ def _tokenizer_beside(source: str, trust_remote_code: bool) -> PreTrainedTokeniz
             trust_remote_code=trust_remote_code,
         )
         tokenizer("Does it work?")
-    except Exception as error:  # as `readable`
+    except Exception as error:  # as `reading`
         raise HamuError(
             f"the tokenizer of {source} cannot be loaded: {first_line(error)}; --tokenizer takes that of another model"
         ) from error
@@ -216,7 +216,7 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
                 f"code; save it again with save_pretrained"
             )
         where = str(Path(source).resolve())
-    with readable(f"the adapter {source}"):
+    with reading(f"the adapter {source}"):
         try:
             model = PeftModel.from_pretrained(model, where, is_trainable=True)
         except RuntimeError as error:
@@ -241,7 +241,7 @@ def saved_adapter(source: str) -> dict[str, Any] | None:
     if is_of_hub(source):
         from transformers.utils.peft_utils import find_adapter_config_file
 
-        with readable(f"the model {source}"):
+        with reading(f"the model {source}"):
             found = find_adapter_config_file(source.removeprefix(HUB))
         if found is None:
             return None
@@ -250,7 +250,7 @@ def saved_adapter(source: str) -> dict[str, Any] | None:
         if not is_adapter(source):
             return None
         path = Path(source) / ADAPTER_CONFIG
-    with readable(f"the adapter {source}"):
+    with reading(f"the adapter {source}"):
         settings = json.loads(path.read_text(encoding="utf-8"))
         return {**settings}
 

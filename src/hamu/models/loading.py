@@ -82,7 +82,7 @@ def from_pretrained(
             than its config.json says.
     """
     is_local = not is_of_hub(source)
-    with readable(f"the model {source}"):
+    with reading(f"the model {source}"):
         if is_local and not weight_files(Path(source)):
             raise HamuError(
                 f"the model {source} has no weights in safetensors, and no other file is read, for a pickle can run "
@@ -181,7 +181,7 @@ def _config(where: str, source: str, settings: dict[str, bool]) -> PreTrainedCon
 
 
 @contextmanager
-def readable(what: str) -> Iterator[None]:
+def reading(what: str) -> Iterator[None]:
     """For whatever reads a model.
 
     Raises:

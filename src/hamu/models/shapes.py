@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 
 from hamu.errors import HamuError
 from hamu.models.language import AdapterSettings, base_of, longest_text, with_adapter
-from hamu.models.loading import readable, refuse_encoder
+from hamu.models.loading import reading, refuse_encoder
 from hamu.sources import HUB, is_of_hub
 
 # Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
@@ -75,7 +75,7 @@ def model_shape(
     whole = base_of_adapter or source
     config = _configuration(whole, trust_remote_code)
     refuse_encoder(config, whole)
-    with readable(f"a language model after the configuration of {whole}"), torch.device("meta"):
+    with reading(f"a language model after the configuration of {whole}"), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         if base_of_adapter is not None:
@@ -141,7 +141,7 @@ def _like_saved(model: nn.Module, source: str) -> Any:
     from peft import PeftConfig, get_peft_model
 
     where = source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
-    with readable(f"the adapter {source}"):
+    with reading(f"the adapter {source}"):
         config: Any = PeftConfig.from_pretrained(where)
         config.inference_mode = False
         if hasattr(config, "init_lora_weights"):
@@ -152,7 +152,7 @@ def _like_saved(model: nn.Module, source: str) -> Any:
 def _configuration(source: str, trust_remote_code: bool) -> PreTrainedConfig:
     if source in KNOWN:
         return KNOWN[source]()
-    with readable(f"the configuration of {source}"):
+    with reading(f"the configuration of {source}"):
         return AutoConfig.from_pretrained(
             source.removeprefix(HUB),
             local_files_only=not is_of_hub(source),

@@ -83,12 +83,12 @@ class ResumableTrainer(Trainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Make the optimizer; its settings are refused here, before anything is written."""
-        with _makeable("optimizer", "optim", self.args.optim):
+        with _making("optimizer", "optim", self.args.optim):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Make the schedule; its settings are refused here, before anything is written."""
-        with _makeable("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
+        with _making("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
             return super().create_scheduler(*args, **kwargs)
 
     @property
@@ -238,7 +238,7 @@ def _check_state(path: Path) -> None:
 
 
 @contextmanager
-def _makeable(what: str, option: str, choice: Any) -> Iterator[None]:
+def _making(what: str, option: str, choice: Any) -> Iterator[None]:
     """Turn into a HamuError what a library says of settings that it alone can judge."""
     try:
         yield
