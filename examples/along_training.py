@@ -1,8 +1,8 @@
 """How hard would unlearning be from each state that a training went through? κ along it, by `hamu assess`.
 
-    python examples/along_training.py --data_dir DIR --name "seed 42" runs/original/checkpoint-*
+    python examples/along_training.py --data_dir CIFAR10 --name "seed 42" runs/original/checkpoint-*
 
-DIR holds train.parquet and test.parquet of CIFAR-10. The states are checkpoints of `hamu train --recipe
+CIFAR10 holds train.parquet and test.parquet of CIFAR-10. The states are checkpoints of `hamu train --recipe
 cifar10-resnet20`. Adds the training to along-training.json, and draws all of them; writes along-training-tables.md.
 """
 

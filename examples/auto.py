@@ -1,8 +1,8 @@
 """Does `--auto` reach a goal wherever a setting of a small grid of Q and learning rate does, and in how many steps?
 
     python examples/auto.py digits [--classes 3 8] [--output docs/results]
-    python examples/auto.py cifar --data_dir DIR --model runs/original/model
-    python examples/auto.py tofu --data_dir DIR --model runs/tofu-original/model
+    python examples/auto.py cifar --data_dir CIFAR10 --model runs/small/model
+    python examples/auto.py tofu --data_dir TOFU --model runs/tofu-original/model
 
 Each case is a data set, what to forget, a target forget loss and a budget of retain loss. Every setting of the grid
 runs as far as the steps go, measured after every step as `--auto` measures; a setting reaches the goal at the first
@@ -126,7 +126,7 @@ def by_grid(case: Case, share: float, rate: float) -> tuple[Any, list[Any]]:
 
 
 def by_auto(case: Case, goal: Goal, steps: int) -> dict[str, Any]:
-    """A run by goal, of so many steps at most."""
+    """A run by goal, of this many steps at most."""
     model = copy.deepcopy(case.model)
     found = assess(model, case.problem.retain, case.problem.forget, collate=case.collate, most_batches=10,
                    method=HamuQ(0.5, "relative"), batch_size=case.batch_size, conflicts=False)  # fmt: skip

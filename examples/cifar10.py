@@ -4,7 +4,7 @@ Every method starts from the same model and takes the same steps: SGD without mo
 clipped to 1, Q = U = 0.5 lr, BatchNorm statistics frozen, the stopping criterion recorded but not enforced (as in the
 paper's comparisons). Two protocols of 45 steps: "paper", batches of 5,000 over 5 epochs, and "small", batches of 500.
 
-    python examples/cifar10.py --data_dir DIR --model runs/original/model [--output docs/results] [--protocol small]
+    python examples/cifar10.py --data_dir CIFAR10 --model runs/small/model [--output docs/results] [--protocol small]
 
 The steps run in bf16 autocast; the gains, which are small, are measured in float32 by a copy of the model.
 

@@ -1,7 +1,7 @@
 """What optimizers do to the promise: the first-order gain taken over the gain demanded, and where runs end.
 
     python examples/guarantee.py digits [--output docs/results]
-    python examples/guarantee.py tofu --data_dir DIR --model runs/tofu-original/model
+    python examples/guarantee.py tofu --data_dir TOFU --model runs/tofu-original/model
 
 For SGD, momentum, AdamW and Adafactor, at equal steps and batches: the method as it is, with guarantee="exact" (the
 step corrected along g_c), and, for AdamW, the problem solved in the optimizer's own metric: with P the diagonal that

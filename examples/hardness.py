@@ -1,8 +1,8 @@
 """Is what `hamu assess` says true? Hardness against similarity, and predicted against realised costs, on real images.
 
     python examples/hardness.py digits
-    python examples/hardness.py cifar --data_dir DIR [--until 0.93] [--work runs/hardness]
-    python examples/hardness.py originals --data_dir DIR --models runs/original-1/model runs/original-2/model ...
+    python examples/hardness.py cifar --data_dir CIFAR10 [--until 0.93] [--work runs/hardness]
+    python examples/hardness.py originals --data_dir CIFAR10 --models runs/original-1/model runs/original-2/model ...
 
 1. κ of the mean gradients against the similarity mixing ratio ρ, averaged over three models (one per seed, each with
    its own draw of the data and of the forget set).

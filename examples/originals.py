@@ -1,10 +1,10 @@
 """How much of Figures 3, 4, 6 and 8 is the original model's? A row for each of several originals.
 
-    hamu reproduce figure-3 figure-4 figure-6 figure-8 --data_dir DIR --bf16 --fraction 0.05
-        --model runs/original/checkpoint-200 --output_dir runs/after-20
-    python examples/originals.py --data_dir DIR --row "after 20 epochs" runs/original/checkpoint-200 runs/after-20
+    hamu reproduce figure-3 figure-4 figure-6 figure-8 --data_dir CIFAR10 --bf16 --fraction 0.05
+        --model runs/kept/checkpoint-200 --output_dir runs/from-200
+    python examples/originals.py --data_dir CIFAR10 --row "20 epochs" runs/kept/checkpoint-200 runs/from-200
 
-DIR holds train.parquet and test.parquet of CIFAR-10. --row has a name, an original model and what `hamu reproduce`
+CIFAR10 holds train.parquet and test.parquet of CIFAR-10. --row has a name, an original model and what `hamu reproduce`
 made of it; it may be given several times. Figure 3 or 4 may be missing. Adds to originals.json; writes
 originals-tables.md.
 """

@@ -1,6 +1,6 @@
-"""TOFU on a tiny Llama: forget10 by every method from the same start, after the paper's Table 3, and its hardness.
+"""TOFU on a tiny Llama: forget10 by ten methods from the same start, after the paper's Table 3, and its hardness.
 
-    D=DIRECTORY_OF_TOFU
+    D=TOFU
     hamu train --recipe tofu-tiny --data_dir $D --output_dir runs/tofu-original
     hamu train --recipe tofu-tiny --data_dir $D --without_forget --output_dir runs/tofu-retain
     python examples/tofu_tiny.py --data_dir $D --original runs/tofu-original/model --retain runs/tofu-retain/model

@@ -179,5 +179,5 @@ def test_a_command_for_one_process_that_is_started_in_several(cli, monkeypatch):
 
 
 def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):
-    monkeypatch.setattr(hamu.cli.evaluate, "opened", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(hamu.cli.evaluate, "open_problem", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert cli("evaluate", *FULL) == (143, "hamu evaluate: interrupted\n")

@@ -111,7 +111,9 @@ def test_a_result_that_cannot_be_shown_is_named_before_anything_is_run(tmp_path,
     assert main(["reproduce", "figure-2", "--output_dir", "out"]) == 2
     assert "figure-1.json is not as this version writes it (KeyError: 'scale')" in capsys.readouterr().err
     assert not (tmp_path / "out/figure-2.json").exists()
-    assert main(["reproduce", "figure-1", "figure-2", "--output_dir", "out"]) == 0  # replaces it
+    (tmp_path / "out/figure-2.json").write_text(earlier.read_text().replace("figure-1", "figure-2"))
+    assert main(["reproduce", "figure-1", "figure-2", "--output_dir", "out"]) == 0  # replaces both
+    assert "## Fig. 1: " in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_plan_counts_runs_and_steps_and_writes_nothing(capsys, tmp_path, monkeypatch):
@@ -133,7 +135,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path, m
         (("figure-4", "--fraction", 0), "fraction 0.0 must be a share of the data"),
         (("figure-4", "--fraction", 0.5, "--train_fraction", 0.25), "train_fraction 0.25 must be from fraction 0.5 to"),
         (("figure-4", "--fraction", 1, "--train_fraction", 1.5), "train_fraction 1.5 must be from fraction 1.0 to"),
-        (("figure-4", "--model", "m", "--train_fraction", 1), "--train_fraction is of an original model that is train"),
+        (("figure-4", "--model", "m", "--train_fraction", 1), "--train_fraction is for an original model that is trai"),
         (("figure-4", "--epochs", -1), "epochs -1.0 must be positive"),
         (("figure-4", "--jobs", 0), "jobs 0 must be at least 1"),
         (("figure-4", "--device", "tpu"), "device 'tpu' is unknown"),

@@ -51,6 +51,8 @@ def test_checkpoints_of_another_program_stay(tmp_path):
     assert len(damages) == 2
     checkpoints.remove_after(newest)
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-500"]
+    write(Checkpoints(tmp_path, 1), 3)
+    assert names(tmp_path) == ["checkpoint-3", "checkpoint-500"]
 
 
 def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path, monkeypatch):

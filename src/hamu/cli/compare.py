@@ -51,7 +51,8 @@ def run(argv: list[str], console: Console) -> int:
     parsed = parse(
         "compare",
         "Unlearn by several methods, with several constraints, learning rates and seeds, and compare what comes out. "
-        "Takes the options of unlearn, but for --method and a goal. The same command again goes on where it was.",
+        "Takes the options of unlearn, but for --method, a goal, --dry_run and --resume. The same command again goes "
+        "on where it was.",
         argv,
         DataOptions,
         RunOptions,

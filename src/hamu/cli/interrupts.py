@@ -13,6 +13,7 @@ from hamu.errors import Interrupted
 from hamu.training.resumable import ResumableTrainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NOTHING_TAKEN = "interrupted before a step was taken"
 _Handler = Callable[[int, FrameType | None], None]
 
 
@@ -20,7 +21,7 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
     """For the training of one command: the first signal ends it after the step that it is at, a second one at once.
 
     Raises:
-        Interrupted: once the checkpoint is written, or before the first step, when there is nothing to save.
+        Interrupted: once the checkpoint is written, or before a step was taken, when there is nothing to save.
     """
 
     @contextmanager
@@ -31,12 +32,14 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
             if received:
                 raise Interrupted("interrupted again; what was done since the last checkpoint is lost", number)
             if not trainer.has_begun:
-                raise Interrupted("interrupted before a step was taken", number)
+                raise Interrupted(_NOTHING_TAKEN, number)
             received.append(number)
             trainer.interrupted_by = signal.Signals(number).name
 
         with handling(note):
             yield
+        if trainer.was_interrupted and not trainer.has_begun:  # the step that it came in was taken back
+            raise Interrupted(_NOTHING_TAKEN, received[0] if received else signal.SIGTERM)
         if trainer.was_interrupted:  # a signal that came when all steps were done is too late to matter
             folder = str(trainer.args.output_dir)
             step = trainer.state.global_step

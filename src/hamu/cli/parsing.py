@@ -86,6 +86,8 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> Pars
     if resumed is not None:
         check_resumed_settings(resumed[0], {key: was[key] for key in settings}, from_flags, named)
     for name, why in NOT_TAKEN.get(command, {}).items():
+        if name not in known:
+            continue
         if name in from_flags or (name != "method" and values[name] != defaults[name]):  # a file has unlearn's method
             raise HamuError(f"{command} has no --{name}, {why}; leave it out")
     given = {key: values[key] for key in (*settings, *from_flags) if key not in _NOT_OF_A_RUN}

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,8 +48,8 @@ def run(argv: list[str], console: Console) -> int:
     _check(options)
     output = RunFolder(options.output_dir, resume=True)
     check_output(output.path, EXPERIMENTS)
-    kept = {name: one for name, one in EXPERIMENTS.items() if one not in chosen}
-    page(results_in(output.path, kept), EXPERIMENTS)  # shown beside the new ones, so told now if they cannot be
+    names = [one.name for one in chosen]
+    page(results_in(output.path, _without(names)), EXPERIMENTS)  # beside the new ones, so told now if they cannot be
     if options.redraw:
         _redraw(chosen, output, console)
         return 0
@@ -69,12 +69,13 @@ def run(argv: list[str], console: Console) -> int:
         for folder in (output, work):
             folder.prepare()
         children = Children(options.jobs, environment, work.lock)
+        stale = _stale(names, output.path)
         for task, stage in stages.items():
             wanted = [one for one in chosen if isinstance(one, Trained | Measured) and one.task == task]
-            _run_stage(stage, wanted, output, children, console)
+            _run_stage(stage, wanted, output, children, console, stale)
         for one in chosen:
             if isinstance(one, Computed):
-                _write(one, result_of(one, one.compute()), output, console)
+                _write(one, result_of(one, one.compute()), output, console, stale)
     console.print(f"the page of all that has been run is {output.path / PAGE}", soft_wrap=True)
     return 0
 
@@ -99,7 +100,7 @@ def _parser() -> Parser:
     add(
         "--train_fraction",
         type=float,
-        help="of the data, that the original model is trained on; by default --fraction",
+        help="the share of the data that the original model is trained on; by default --fraction",
     )
     add("--epochs", type=float, help="of every run; by default the paper's")
     add("--learning_rate", type=float, help="of every run; by default the recipe's")
@@ -143,7 +144,7 @@ def _check(options: argparse.Namespace) -> None:
                 f"model has seen all that the runs forget"
             )
         if options.model is not None:
-            raise HamuError("--train_fraction is of an original model that is trained; leave it out with --model")
+            raise HamuError("--train_fraction is for an original model that is trained here; leave it out with --model")
     for name in ("epochs", "learning_rate"):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
@@ -229,6 +230,7 @@ def _run_stage(
     output: RunFolder,
     children: Children,
     console: Console,
+    stale: set[str],
 ) -> None:
     scale = stage.scale
     with RunFolder(stage.runs, resume=True) as folder, TemporaryDirectory(prefix="hamu-") as place:
@@ -256,7 +258,7 @@ def _run_stage(
                 for runs_of_one in order.by_model(finished):
                     check_same_inputs(runs_of_one, of=("original model",))
                 order.pass_over(rows)
-            _write(one, order.result(one, rows), output, console)
+            _write(one, order.result(one, rows), output, console, stale)
 
 
 def _not_in(rows: Mapping[str, Row], plans: Mapping[PaperRun, Plan]) -> dict[PaperRun, Plan]:
@@ -284,17 +286,43 @@ def _redraw(chosen: Sequence[Experiment], output: RunFolder, console: Console) -
     if not results:
         raise HamuError(f"{output.path} holds no result of {', '.join(one.name for one in chosen)}; leave out --redraw")
     refreshed = {name: refreshed_result(EXPERIMENTS[name], result) for name, result in results.items()}
+    stale = _stale(refreshed, output.path)
     with output:
         output.prepare()
         for name, result in refreshed.items():
-            _write(EXPERIMENTS[name], result, output, console)
+            _write(EXPERIMENTS[name], result, output, console, stale)
 
 
-def _write(one: Experiment, result: Mapping[str, Any], output: RunFolder, console: Console) -> None:
-    """The figures, then the picture that is drawn from them, then the page; what agrees goes to the screen."""
+def _stale(names: Iterable[str], folder: Path) -> set[str]:
+    """Experiments of which there is a result that cannot be shown: it is damaged, or of another version."""
+    found = set()
+    for name in names:
+        try:
+            page(results_in(folder, {name: EXPERIMENTS[name]}), EXPERIMENTS)
+        except HamuError:
+            found.add(name)
+    return found
+
+
+def _without(names: Collection[str]) -> dict[str, Experiment]:
+    """All experiments but these."""
+    return {name: one for name, one in EXPERIMENTS.items() if name not in names}
+
+
+def _write(one: Experiment, result: Mapping[str, Any], output: RunFolder, console: Console, stale: set[str]) -> None:
+    """The figures, then the picture that is drawn from them, then the page; what agrees goes to the screen.
+
+    Args:
+        one: the experiment.
+        result: what has come out.
+        output: where to.
+        console: the screen.
+        stale: experiments whose results cannot be shown until they are made, as this one is now.
+    """
     output.write_json(f"{one.name}.json", result)
     one.draw(result["figures"], output.path / f"{one.name}.png")
-    output.write_text(PAGE, page(results_in(output.path, EXPERIMENTS), EXPERIMENTS))
+    stale.discard(one.name)
+    output.write_text(PAGE, page(results_in(output.path, _without(stale)), EXPERIMENTS))
     instead = stands_for(result)
     console.print(
         f"{one.name}, {one.reference}: {one.title}{instead and f' ({instead})'}", style="bold", soft_wrap=True

@@ -9,9 +9,9 @@ from torch.utils.data import Dataset, Subset
 
 
 def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None:
-    """At most so many of the positions 0 to length - 1, in random order; None for all of them.
+    """At most this many of the positions 0 to length - 1, in random order; None for all of them.
 
-    Of two numbers of records, what the smaller one draws is the beginning of what the larger one does.
+    A smaller number draws the beginning of what a larger one draws.
     """
     if most is None or length <= most:
         return None
@@ -20,6 +20,6 @@ def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None
 
 
 def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
-    """At most so many records of a data set, those of `draw_positions`; the data set itself if that is all of them."""
+    """At most this many records of a data set, those of `draw_positions`; the data set itself if these are all."""
     positions = draw_positions(len(data), most, seed)  # type: ignore[arg-type]
     return data if positions is None else Subset(data, positions)

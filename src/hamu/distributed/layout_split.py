@@ -42,7 +42,7 @@ def check_even(count: int) -> None:
 
 
 def side_of_process(rank: int, count: int) -> str:
-    """The side of which a process has the data, of so many processes: the first half has that to be retained."""
+    """The side of which a process has the data, of this many processes: the first half has that to be retained."""
     return SIDES[rank // (count // 2)]
 
 

@@ -106,7 +106,7 @@ def _shown(name: str, result: Result) -> tuple[str, list[str]]:
     """The line of the overview and the section of a result."""
     try:
         return _overview(name, result), _section(name, result)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise HamuError(
             f"{name}.json is not as this version writes it ({type(error).__name__}: {error}); make it anew, or "
             f"remove it"

@@ -63,7 +63,8 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
     if not folder.has(name):
         data = _share_of_classes(read_images(source, **options), fraction, seed)
         path = folder.prepare() / f".{name}.tmp"
-        path.touch(mode=0o600)  # it has what is to be forgotten
+        path.touch()
+        path.chmod(0o600)  # it has what is to be forgotten
         with path.open("wb") as file:
             image, label = (base.get(f"{kind}_column") or kind for kind in ("image", "label"))
             arrays = {image: data.pixels.permute(0, 2, 3, 1).numpy(), label: data.labels.numpy()}
@@ -179,7 +180,7 @@ def _digest(source: Path) -> str:
 
 
 def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
-    """So large a part of the records, at least one, drawn at random and in their order."""
+    """A share of the records, at least one, drawn at random and in their order."""
     drawn = draw_positions(len(data), max(1, round(fraction * len(data))), seed)
     return data if drawn is None else data.select(sorted(drawn))
 

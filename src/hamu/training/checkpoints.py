@@ -84,7 +84,7 @@ class Checkpoints:
         if self._keep is None or not is_main():
             return
         spared = Path(best).name if best else None
-        found = sorted(self._found(), key=lambda one: one[0] <= self._written)
+        found = sorted((one for one in self._found() if _is_ours(one[1])), key=lambda one: one[0] <= self._written)
         for _, old in found[: -self._keep]:
             if old.name != spared:
                 remove_whole(old)
@@ -92,12 +92,12 @@ class Checkpoints:
     def remove_after(self, path: Path | None) -> None:
         """Remove what is newer than the checkpoint that a run goes on from (all, without one): it is damaged.
 
-        What has files and no manifest was written by another program, and stays.
+        What another program has written stays.
         """
         for _, newer in reversed(self._found()):
             if newer == path:
                 return
-            if (newer / MANIFEST).is_file() or not any(newer.iterdir()):
+            if _is_ours(newer):
                 remove_whole(newer)
 
     def newest(self) -> tuple[Path | None, list[str]]:
@@ -118,6 +118,11 @@ class Checkpoints:
         """Step and folder of each, oldest first."""
         named = [(p.name.removeprefix(CHECKPOINT), p) for p in self._folder.glob(f"{CHECKPOINT}*") if p.is_dir()]
         return sorted((int(step), path) for step, path in named if step.isdecimal())
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a checkpoint, whole or damaged, was written here: others have files and no manifest."""
+    return (path / MANIFEST).is_file() or not any(path.iterdir())
 
 
 def check_whole(path: str | Path) -> None:

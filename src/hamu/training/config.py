@@ -80,7 +80,7 @@ class TrainConfig(TrainingArguments):
     per_device_train_batch_size: int = _option(128, "Samples per forward and backward pass.")
     per_device_eval_batch_size: int = _option(500, "Samples per forward pass of an evaluation.")
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
-    logging_steps: float = _option(50, "Log every this many steps.")
+    logging_steps: float = _option(50, "Steps from one log entry to the next.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
     keep: int | None = _option(None, "Keep at most this many checkpoints: the newest, and the best beyond them.")
     report_to: str = _option(
@@ -206,7 +206,7 @@ class UnlearnConfig(TrainConfig):
     trust_region_growth: float = _option(8.0, "How far above --learning_rate --trust_region may go, as a factor.")
     check_steps: int | None = _option(
         None,
-        "Measure every this many steps what a step did to the losses of its own batches; by default whenever it is "
+        "Steps from one check to the next of what a step did to the losses of its batches; by default whenever it is "
         "logged, 0 for never.",
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
@@ -241,7 +241,7 @@ class UnlearnConfig(TrainConfig):
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
     optim: str = _option("sgd", "Optimizer: sgd (the paper, without momentum), adamw_torch, adafactor, ...")
     max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0 for no clipping.")
-    logging_steps: float = _option(1, "Log every this many steps.")
+    logging_steps: float = _option(1, "Steps from one log entry to the next.")
     eval_strategy: str = _option("epoch", "When to evaluate: no, steps, epoch.")
     eval_on_start: bool = _option(True, "Evaluate before the first step; changes are relative to it.")
     metric_for_best_model: str | None = _option(

@@ -17,8 +17,9 @@ from hamu.training.trainer import UnlearnTrainer
 def silence(trainer: Trainer) -> None:
     """Take from a trainer what transformers gives every one: a progress bar, or in its place printed figures."""
     trainer.args.disable_tqdm = True
-    for printing in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
-        trainer.remove_callback(printing)
+    for one in list(trainer.callback_handler.callbacks):
+        if type(one) in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # not one's own, made after them
+            trainer.remove_callback(one)
 
 
 def quiet_trainer(

@@ -34,7 +34,8 @@ class ResumableTrainer(Trainer):
     Attributes:
         checkpoints: of this run.
         before_saving: called before each checkpoint is written, and before a tracker begins.
-        interrupted_by: set to a reason, the run saves a checkpoint after the step that it is at, and ends.
+        interrupted_by: set to a reason, the run ends after the step that it is at, and saves a checkpoint if any step
+            was taken.
         was_interrupted: whether it has.
         resumed_from: the checkpoint that the run goes on from, "" if it has been started anew.
     """

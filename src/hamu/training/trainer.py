@@ -148,7 +148,8 @@ class UnlearnTrainer(ResumableTrainer):
         output = super().train(*args, **kwargs)
         if self.memory.diverged and not (self._final_weights_are_chosen_elsewhere or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
-                self._say_of_end("there is no checkpoint to go back to, --save_strategy would write some")
+                how = ", --save_strategy would write some" if self.args.save_strategy == "no" else ""
+                self._say_of_end(f"there is no checkpoint to go back to{how}")
             else:
                 self._load_best_model()
                 self._say_of_end(f"back to the weights of step {self.state.best_global_step}")
