@@ -140,8 +140,8 @@ def scratch_bytes(device: torch.device) -> int:
 def bucket_bytes(device: torch.device) -> int:
     """What measuring takes in all, however large the model is: the sums of packed rows as well.
 
-    Off the CPU their products are there too before they are summed, as long as one side's rows. For who forecasts the
-    memory of a step, as `benchmarks/memory.py` does.
+    Off the CPU their products are there too before they are summed, as long as one side's rows. For forecasts of a
+    step's memory, as in `benchmarks/memory.py`.
     """
     return scratch_bytes(device) * (9 if device.type == "cpu" else 13) // 8
 

@@ -259,9 +259,9 @@ def assess(
     assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, cost.add)
     step = _Step(method, learning_rate, max_grad_norm)
     with assessed.untouched():
-        measured = _measured(assessed, step, used, budget, bootstrap_memory, conflicts)
+        measured = _measure(assessed, step, used, budget, bootstrap_memory, conflicts)
     cost.finish()
-    return _judged(assessed, step, measured, epochs=cost.done / sum(records.values()))
+    return _judge(assessed, step, measured, epochs=cost.done / sum(records.values()))
 
 
 class _Cost:
@@ -302,7 +302,7 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Measurements:
     """What the passes over the data have found."""
 
     parted: PartedGram
@@ -312,14 +312,14 @@ class _Measured:
     conflicts: dict[str, Conflicts]
 
 
-def _measured(
+def _measure(
     assessed: AssessedModel,
     step: _Step,
     used: Mapping[str, int],
     budget: HessianBudget,
     bootstrap_memory: float,
     conflicts: bool,
-) -> _Measured:
+) -> _Measurements:
     """All passes over the data: gradients, curvature, the records in conflict; of so many records of each side."""
     gradients, parted = _gradients(assessed, bootstrap_memory, used)
     spectrum, condition = None, None
@@ -329,10 +329,10 @@ def _measured(
     if conflicts:
         for side, other in (("forget", "retain"), ("retain", "forget")):
             conflict_records[side] = _conflicts(assessed, side, gradients[other], used[side])
-    return _Measured(parted, spectrum, budget.samples, condition, conflict_records)
+    return _Measurements(parted, spectrum, budget.samples, condition, conflict_records)
 
 
-def _judged(assessed: AssessedModel, step: _Step, measured: _Measured, epochs: float) -> Assessment:
+def _judge(assessed: AssessedModel, step: _Step, measured: _Measurements, epochs: float) -> Assessment:
     """What follows from the measurements, without another pass."""
     method, spectrum = step.method, measured.curvature
     raw = measured.parted.gram()

@@ -22,13 +22,13 @@ class HessianBudget:
         samples: records that the Hessian is taken over, 0 for none.
         batch_size: of the passes of the assessment.
         lanczos_steps: products at most for the spectrum.
-        budget: what all of them may cost, in records of a forward and backward pass.
+        most_cost: what all of them may cost, in records of a forward and backward pass.
     """
 
     samples: int
     batch_size: int
     lanczos_steps: int
-    budget: float = math.inf
+    most_cost: float = math.inf
 
     @classmethod
     def asked_or_affordable(cls, asked: int | None, budget: float, records: int, batch_size: int) -> HessianBudget:
@@ -70,7 +70,7 @@ class HessianBudget:
 
     def solver_steps_left(self, done: int) -> int:
         """Products at most for each of the two solutions, of what is left after so many."""
-        if math.isinf(self.budget):
+        if math.isinf(self.most_cost):
             return SOLVER
         step = self.cost(done + 2) - self.cost(done)
-        return max(0, min(SOLVER, int((self.budget - self.cost(done)) / step)))
+        return max(0, min(SOLVER, int((self.most_cost - self.cost(done)) / step)))

@@ -2,7 +2,8 @@
 
 A layout says which parts of both gradients this process measures and combines, how the Gram of the parts becomes that
 of the whole, and how the combined parts become the gradient that the optimizer sees. In `Replicated`, the default,
-every process holds everything (one process, or gradients that were averaged before).
+every process holds everything (one process, or gradients that were averaged before); `DataParallelLayout` is that for
+several processes, which all take the first one's sums.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
         configs: files of which the folder must have one.
 
     Raises:
-        HamuError: if it is not; the message says so too where a folder is that of a run, with its model in one below.
+        HamuError: if it is not there. For the folder of a run the message names the model's folder below it.
     """
     if is_of_hub(source) or any((Path(source) / name).is_file() for name in configs):
         return

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class RunState(TrainerCallback, ExportableState):
-    """Carries what the trainer remembers through checkpoints, which have it under the name of this class."""
+    """Puts `RunMemory`, and the parts of a trainer that have a state, into checkpoints and takes them out again.
+
+    Checkpoints have it under the name of this class, which is therefore part of their format.
+    """
 
     def __init__(self, trainer: UnlearnTrainer | None = None, **saved: Any) -> None:
         self._trainer = trainer

@@ -318,7 +318,7 @@ class Steering(TrainerCallback):
         save_file({name: good.cpu().contiguous() for name, good in named}, folder / _GOOD_STATE)
 
     def load_good_state(self, folder: Path) -> None:
-        """Restore what `save_good_state` has written; one of a run without a goal has none."""
+        """Restore what `save_good_state` has written; a checkpoint of a run without a goal has none."""
         if (folder / _GOOD_STATE).is_file():
             tensors = load_file(folder / _GOOD_STATE)
             named = zip(self._pair.names, self._pair.parameters, strict=True)
