@@ -10,7 +10,6 @@ os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # scip
 import torch
 from hypothesis import settings
 
-pytest_plugins = ["recorded_errors"]
 torch.set_num_threads(1)
 settings.register_profile("hamu", deadline=None, derandomize=True, database=None)
 settings.load_profile("hamu")

@@ -237,9 +237,6 @@ def run_all(folder, cases):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    import recorded_errors
-
-    recorded_errors.record()
     if int(sys.argv[2]) > 1:
         fork(int(sys.argv[2]))
     run_all(Path(sys.argv[1]), json.loads(sys.argv[3]))
