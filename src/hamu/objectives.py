@@ -34,33 +34,36 @@ class Scored:
         labels: [N], int64.
         record: [N], the batch row that each belongs to.
         records: the number of batch rows.
+        limits: [records, 2], the losses between which a bounded objective wants each record; None without.
     """
 
     logits: Tensor
     labels: Tensor
     record: Tensor
     records: int
+    limits: Tensor | None = None
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor) -> Scored:
+    def of(cls, logits: Tensor, labels: Tensor, limits: Tensor | None = None) -> Scored:
         """From a model's output and a batch's labels.
 
         Args:
             logits: [B, K] of a classifier, or [B, T, K] of a language model.
             labels: [B], or [B, T] with -100 where nothing is scored; there position t is predicted at t-1.
+            limits: see the class.
 
         Raises:
             HamuError: if the model did not predict at each of the T tokens.
         """
         if labels.dim() == 1:
-            return cls(logits, labels, torch.arange(len(labels), device=labels.device), len(labels))
+            return cls(logits, labels, torch.arange(len(labels), device=labels.device), len(labels), limits)
         if logits.shape[:2] != labels.shape:
             raise HamuError(
                 f"the model predicts at {logits.shape[1]} places of a text of {labels.shape[1]} tokens; one that puts "
                 f"tokens of its own before the text, as prompt tuning does, cannot be scored"
             )
         record, position = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)  # the one wait for the device
-        return cls(logits[:, :-1][record, position], labels[:, 1:][record, position], record, len(labels))
+        return cls(logits[:, :-1][record, position], labels[:, 1:][record, position], record, len(labels), limits)
 
     def detached(self) -> Scored:
         """The same, without a graph."""
@@ -178,12 +181,59 @@ class SimpleNegativePreference(Objective):
         return 2.0 / self.beta * F.logsigmoid(-self.beta * mean - self.gamma).sum()
 
 
+class Bounded(Objective):
+    """Log-odds of each record's loss, up to its limit T_i: mean of min(o(L_i), o(T_i)), to be raised.
+
+    L_i is the mean cross-entropy of record i over its predictions and o(L) = log(e^L - 1), the log-odds that the model
+    does not predict it. o rises with L and is nearly L from L = 3 on, so o(min(L_i, T_i)) = min(o(L_i), o(T_i)) and a
+    record that has reached T_i gives no gradient. Below that the gradient of L_i itself fades with L_i: records that
+    the model is sure of would hardly move while others rise. With the odds each record weighs the same.
+
+    A record above its upper limit U_i is lowered again: the term -max(0, o(L_i) - o(U_i)).
+    """
+
+    name = "bounded"
+    per_record = True
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        """Sum over records."""
+        if scored.limits is None:
+            raise HamuError(
+                "the objective bounded needs a limit for each record: a goal sets them (--goal, --target_forget_loss)"
+            )
+        aim, most = log_odds(scored.limits.to(scored.logits.device, torch.float32)).unbind(1)
+        odds = _record_log_odds(scored)
+        return (torch.minimum(odds, aim) - (odds - most).clamp(min=0)).sum()
+
+
+def log_odds(loss: Tensor) -> Tensor:
+    """log(e^L - 1) of losses L, the log-odds against the prediction; -inf at 0, inf at inf."""
+    return loss + torch.log(-torch.expm1(-loss))
+
+
+def loss_at(odds: Tensor) -> Tensor:
+    """The loss with these log-odds: the inverse of `log_odds`."""
+    return F.softplus(odds, threshold=40)
+
+
+def _record_log_odds(scored: Scored) -> Tensor:
+    """`log_odds` of each record's mean loss, [records]; of single predictions exact, however sure the model is."""
+    logits, labels = _wide(scored.logits), scored.labels[:, None]
+    others = logits.scatter(1, labels, -math.inf).logsumexp(1)
+    odds = others - logits.gather(1, labels)[:, 0]
+    if len(odds) == scored.records:
+        return odds
+    counts = scored.per_record(torch.ones_like(odds)).clamp(min=1)
+    return log_odds((scored.per_record(loss_at(odds)) / counts).clamp(min=1e-6))
+
+
 _OURS: tuple[type[Objective], ...] = (
     CrossEntropy,
     KLToOriginal,
     ScrubRetain,
     NegativePreference,
     SimpleNegativePreference,
+    Bounded,
 )
 
 

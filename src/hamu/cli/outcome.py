@@ -5,6 +5,7 @@ from __future__ import annotations
 from hamu.gram import SIDES
 from hamu.training import UnlearnTrainer
 from hamu.training.promise import describe
+from hamu.unlearning.goals import standing_line
 
 _HARDLY = 0.05  # a probability that is 5% lower or higher
 
@@ -15,15 +16,27 @@ def outcome(trainer: UnlearnTrainer) -> list[str]:
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
         f"{trainer.state.global_step} because {trainer.end.text}",
         *_warning(trainer),
-        _best(trainer) if trainer.steering is None else trainer.steering.goal_sentence,
+        *_forgotten(trainer),
         *([] if trainer.promise is None else [describe(trainer.promise)]),
     ]
+
+
+def _forgotten(trainer: UnlearnTrainer) -> list[str]:
+    """How many of the records are forgotten, and of a run by hand which of its states was best."""
+    lines = [] if trainer.controller is not None else [_best(trainer)]
+    if trainer.controller is not None:
+        lines.append(trainer.controller.goal_sentence)
+    after = trainer.standings().get("after")
+    if after is not None:
+        text = standing_line(after.figures())
+        lines.append(f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack")
+    return lines
 
 
 def _warning(trainer: UnlearnTrainer) -> list[str]:
     """That a run has changed next to nothing, which nothing else says of one that has taken all its steps."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
-    if trainer.end.kind != "all steps" or trainer.steering is not None or "forget" not in trainer.sides:
+    if trainer.end.kind != "all steps" or trainer.controller is not None or "forget" not in trainer.sides:
         return []
     first, last = evaluations[0], evaluations[-1]
     if not all(abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) < _HARDLY for side in SIDES):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -46,7 +46,13 @@ class Parsed:
         return self.by_type[kind]
 
 
-def parse(command: str, description: str, argv: list[str], *types: type) -> Parsed:
+def parse(
+    command: str,
+    description: str,
+    argv: list[str],
+    *types: type,
+    settle: Callable[[dict[str, Any], dict[str, Any]], None] = lambda values, given: None,
+) -> Parsed:
     """Read the options of one command.
 
     Args:
@@ -54,6 +60,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> Pars
         description: one line for --help.
         argv: the flags.
         types: the dataclasses to fill.
+        settle: sets what follows from the settings that were given, in all values and among those given.
 
     Raises:
         HamuError: if a flag or key is unknown, or a value does not fit.
@@ -92,6 +99,7 @@ def parse(command: str, description: str, argv: list[str], *types: type) -> Pars
             raise HamuError(f"{command} has no --{name}, {why}; leave it out")
     given = {key: values[key] for key in (*settings, *from_flags) if key not in _NOT_OF_A_RUN}
     _check_choices(values)
+    settle(values, given)
     built = {}
     for cls in types:
         names = {f.name for f in dataclasses.fields(cls) if f.init}

@@ -66,8 +66,11 @@ def predictions_of(
     args: TrainConfig,
     most: int | None = None,
     base: str | None = None,
+    *,
+    whole_forget: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
-    """A saved model, and its predictions for every set (at most this many of each), in the form that it takes.
+    """A saved model, and its predictions for every set (at most this many of each, but for a forget set that is looked
+    at whole), in the form that it takes.
 
     Its base model, if it is an adapter, may be somewhere else than it says.
     """
@@ -76,5 +79,6 @@ def predictions_of(
         to_channels_last(model)
     fitted = fitted_problem(task, model, problem)
     return model, {
-        name: task.predict(model, subset(data, most, args.seed), args) for name, data in fitted.sets().items()
+        name: task.predict(model, subset(data, None if whole_forget and name == "forget" else most, args.seed), args)
+        for name, data in fitted.sets().items()
     }

@@ -183,7 +183,7 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
     ) -> dict[str, Any]:
         """The figures of `text_report`; with a retain model its own beside ours, and PrivLeak."""
         texts = {
-            name: scored_texts(evaluated(data, args), self.data_options.loss_on)
+            name: scored_texts(evaluated(data, args, name), self.data_options.loss_on)
             for name, data in problem.sets().items()
         }
         report = text_report(predictions, texts=texts)
@@ -236,9 +236,10 @@ def scored_texts(data: TextRecords, loss_on: str) -> list[str]:
     return [((r.prompt if loss_on == "all" else "") + r.answer).strip() for r in data.records]
 
 
-def evaluated(data: TextData | TextRecords, args: TrainConfig) -> TextRecords:
-    """The records of a set that an evaluation looks at, in its order."""
-    return some_records(data, getattr(args, "max_eval_samples", None), args.seed)
+def evaluated(data: TextData | TextRecords, args: TrainConfig, name: str = "retain") -> TextRecords:
+    """The records of a set that an evaluation looks at, in its order; of a run with targets all that are forgotten."""
+    whole = name == "forget" and getattr(args, "forget_objective", None) == "bounded"
+    return some_records(data, None if whole else getattr(args, "max_eval_samples", None), args.seed)
 
 
 def some_records(data: TextData | TextRecords, most: int | None, seed: int) -> TextRecords:

@@ -11,7 +11,6 @@ from rich.console import Console
 from transformers import set_seed
 
 from hamu.cli.dry_run import show_plan
-from hamu.cli.goal import tune
 from hamu.cli.interrupts import leaving_in_order
 from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
 from hamu.cli.outcome import outcome
@@ -27,22 +26,22 @@ from hamu.evaluation import build_metrics
 from hamu.json_files import read_json
 from hamu.models import first_not_finite
 from hamu.models.merging import CannotMerge
-from hamu.record import Asked, Inputs, build, check_same, figures_of, with_settings, write
+from hamu.record import Asked, Inputs, build, check_same, with_settings, write
 from hamu.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
-from hamu.training.auto import TUNED
 from hamu.training.history import history
 from hamu.training.quiet import quiet_trainer
 from hamu.training.step_log import StepLog
 from hamu.training.trackers import kept_open
 
+_BY_HAND = ("method", "learning_rate", "constraint", "constraint_mode", "forget_objective", "stopping")
+
 
 def run(argv: list[str], console: Console) -> int:
     """Unlearn, save the model and what happened, print before and after."""
-    parsed = parse(
-        "unlearn", "Unlearn the forget set from a model.", argv, DataOptions, RunOptions, ResumeOptions, UnlearnConfig
-    )
+    types = (DataOptions, RunOptions, ResumeOptions, UnlearnConfig)
+    parsed = parse("unlearn", "Unlearn the forget set from a model.", argv, *types, settle=_by_goal)
     data_options, run_options, args = parsed.of(DataOptions), parsed.of(RunOptions), parsed.of(UnlearnConfig)
     resume, given = parsed.of(ResumeOptions).resume, parsed.given
     if not args.eval_on_start:
@@ -60,13 +59,20 @@ def run(argv: list[str], console: Console) -> int:
         prepared = _prepare(task, folder, problem, parsed, console)
         log = StepLog(folder, given, with_settings(prepared.inputs, given), resume, prepared.hardness)
         bar = ProgressBar(console, args.method)
-        trainer = quiet_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator())
+        known = None if prepared.reference is None else prepared.reference["forget"]
+        trainer = quiet_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator(), known)
         log.trainer, trainer.before_saving = trainer, log.begin
         with bar, kept_open(trainer):
             _train(trainer, resume)
         _finish(task, folder, prepared, trainer, parsed, console)
     console.print(f"to look at it: hamu report {shlex.quote(str(folder.path))}", soft_wrap=True)
     return 0
+
+
+def _by_goal(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """Run by goal, unless a setting of a run by hand was given."""
+    if "auto" not in given and not any(name in given for name in _BY_HAND):
+        values["auto"] = given["auto"] = True
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,18 @@ class _Prepared:
 def _prepare(
     task: Task, folder: RunFolder, problem: UnlearningData[Any], parsed: Parsed, console: Console
 ) -> _Prepared:
-    """Ask the retain model and load the model; with --auto assess it, and set in the options what follows from that."""
+    """Ask the retain model, and load the model."""
     run_options, args, resume = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.of(ResumeOptions).resume
     reference = None
     if run_options.retain_model is not None:
-        reference = predictions_of(task, run_options.retain_model, problem, args, args.max_eval_samples)[1]
+        reference = predictions_of(
+            task,
+            run_options.retain_model,
+            problem,
+            args,
+            args.max_eval_samples,
+            whole_forget=args.forget_objective == "bounded",
+        )[1]
     set_seed(args.seed)
     model = task.start_model(str(run_options.model))
     inputs = from_main(lambda: inputs_of(task, problem))
@@ -106,14 +119,6 @@ def _prepare(
         f"forget {len(fitted.forget)} {task.noun} ({fitted.forget_name}), retain {len(fitted.retain)}, by {args.method}"
     )
     hardness = read_json(folder.path / HARDNESS) if resume and folder.has(HARDNESS) else None
-    if args.auto and not resume:
-        unused = [f"--{name}" for name in TUNED if name in parsed.given]
-        if unused:
-            names = ", ".join(unused)
-            console.print(f"--auto finds {names} itself; what flags, --config or recipe say of them is not used")
-        found = tune(model, fitted, args, task.collator(), console)
-        hardness = from_main(lambda: figures_of(found.hamu_q))
-        parsed.given.update({name: getattr(args, name) for name in TUNED})
     return _Prepared(model, fitted, inputs, reference, hardness)
 
 

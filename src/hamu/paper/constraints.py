@@ -93,7 +93,7 @@ class Epochs(Trained):
     def runs(self, scale: Scale) -> dict[str, Wanted]:
         """Both variants with every constraint, and the baselines, run for 25 epochs at most."""
         rate = scale.rate if scale.learning_rate is not None else scale.rate * self.rate_factor
-        shared = {"rho": 0.0, "target_forget_loss": self.target, "learning_rate": rate}
+        shared = {"rho": 0.0, "max_forget_loss": self.target, "learning_rate": rate}
         ours = {f"{m} {c:g}": scale.wanted(m, 25, constraint=c, **shared) for m in OURS for c in CONSTRAINTS}
         return ours | {m: scale.wanted(m, 25, **shared) for m in BASELINES}
 

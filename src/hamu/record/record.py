@@ -105,7 +105,7 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "hardness": asked.hardness or first_hardness(run),
         "steps": {"ended_at": trainer.state.global_step, **steps_of(evaluation), **logged_steps(run)},
         "promise": evaluation["promise"],
-        "goal": None if trainer.steering is None else trainer.steering.goal_sentence,
+        "goal": None if trainer.controller is None else trainer.controller.goal_sentence,
         "figures": {
             "before": was,
             "after": now,

@@ -100,7 +100,7 @@ def _headline(run: Run, forget: float, retain: float) -> tuple[str, Tone]:
 
 def _misses_its_goal(run: Run) -> bool:
     """Whether it was a run by goal that ended elsewhere."""
-    by_goal = run.evaluation is not None and run.evaluation.get("steering") is not None
+    by_goal = run.evaluation is not None and run.evaluation.get("controller") is not None
     return by_goal and run.ended_kind not in (None, "goal", "other")
 
 

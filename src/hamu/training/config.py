@@ -24,6 +24,7 @@ from hamu.objectives import build_objective
 from hamu.stash import Stash
 from hamu.training.trackers import named_trackers
 from hamu.training.trust_region import TrustRegion
+from hamu.unlearning.goals import KINDS
 
 _logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ _logger = logging.getLogger(__name__)
 _OF_A_SIDE = {
     "forget_objective": "forget",
     "min_forget_loss": "forget",
-    "target_forget_loss": "forget",
+    "max_forget_loss": "forget",
     "max_retain_loss": "retain",
 }
 # for these a field of its own: a constraint and what belongs to it, or a stopping rule.
@@ -54,6 +55,9 @@ _WITHOUT_EFFECT = {
     "eval_use_gather_object": "evaluations keep what is measured, and no more",
     "torch_empty_cache_steps": "a step keeps the memory that it needs again",
 }
+
+
+DEFAULT_BUDGET = 0.02  # nats that the retain loss may rise in a run by goal
 
 
 def _option(default: Any, text: str, **metadata: Any) -> Any:
@@ -217,7 +221,8 @@ class UnlearnConfig(TrainConfig):
     )
     max_eval_samples: int | None = _option(None, "Evaluate on at most this many records of each set, drawn once.")
     forget_objective: str | None = _option(
-        None, "What a forget pass raises, in place of the method's own: cross_entropy, kl_to_original, npo, simnpo."
+        None,
+        "What a forget pass raises, in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, bounded.",
     )
     min_forget_loss: float | None = _option(
         None, "End when the forget loss of a step is below this: it does not unlearn (the paper: 0.1)."
@@ -225,16 +230,34 @@ class UnlearnConfig(TrainConfig):
     max_retain_loss: float | None = _option(
         None, "End when the retain loss of a step is above this: it unlearns too much (the paper: 0.4)."
     )
-    target_forget_loss: float | None = _option(
-        None, "End when the forget loss of a step has reached this; with --auto that of the forget set."
+    max_forget_loss: float | None = _option(
+        None, "End when the forget loss of a step is above this, by the mean of its batch; --goal looks at each record."
     )
     auto: bool = _option(
         False,
-        "Unlearn by goal: --target_forget_loss or --target_forget_accuracy at the price of --max_retain_increase. "
-        "Learning rate and constraint are found by measuring.",
+        "Unlearn by goal: demand, learning rate and length of the run follow from what is measured on the records. "
+        "hamu unlearn does so unless --method, --learning_rate or --constraint is given.",
     )
-    target_forget_accuracy: float | None = _option(None, "With --auto: end when the forget accuracy is down to this.")
-    max_retain_increase: float | None = _option(None, "With --auto: how far the retain loss may rise.")
+    goal: str | None = _option(
+        None,
+        "When a record is forgotten: unseen (its loss is as that of records never trained on; the default with test "
+        "data), retrained (as under --retain_model), erased (no longer recognised; the default for a whole class) or "
+        "loss (--target_forget_loss).",
+    )
+    target_forget_loss: float | None = _option(None, "The loss that each forgotten record must have: --goal loss.")
+    target_share: float = _option(0.95, "The share of the forget records that must be forgotten.")
+    max_retain_increase: float | None = _option(
+        None, "With --auto: how far the retain loss may rise, in nats; 0.02 by default."
+    )
+    lasting: bool = _option(
+        False,
+        "Forget for good: take the forget gradient where fine-tuning would lead, so that it does not bring back what "
+        "was forgotten. Twice the time a step, and more steps; four copies of what is trained.",
+    )
+    lookahead_steps: int = _option(40, "With --lasting: steps of fine-tuning that are looked ahead.")
+    lookahead_rate: float | None = _option(
+        None, "With --lasting: their learning rate; by default 1e-3 for images, 3e-4 for texts."
+    )
     max_skips: int = _option(10, "Stop after this many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")
@@ -287,7 +310,7 @@ class UnlearnConfig(TrainConfig):
             value = getattr(self, name, None)
             if value != defaults.get(name) and (value or defaults[name] is True):
                 raise HamuError(f"{name} {value} has no effect on unlearning: {why}; leave it out")
-        self._check_goal()
+        self._settle_goal()
         if self.greater_is_better is None:
             self.greater_is_better = str(self.metric_for_best_model).removeprefix("eval_") not in _LOWER_IS_BETTER
         if self.dataloader_persistent_workers:
@@ -319,30 +342,60 @@ class UnlearnConfig(TrainConfig):
                     f"--stash out"
                 )
 
-    def _check_goal(self) -> None:
-        goals = {name: getattr(self, name) for name in ("target_forget_accuracy", "max_retain_increase")}
+    def _settle_goal(self) -> None:
+        """Check the settings of a run by goal, and of a lasting one; set what follows from them."""
+        if self.goal is not None and self.goal not in KINDS:
+            raise HamuError(f"goal {self.goal!r} is unknown; choose one of {', '.join(KINDS)}")
+        if self.goal not in (None, "loss") and self.target_forget_loss is not None:
+            raise HamuError(f"target_forget_loss is of the goal loss, not {self.goal}; leave one of them out")
+        if self.goal == "loss" and self.target_forget_loss is None:
+            raise HamuError("the goal loss needs --target_forget_loss, the loss that each record must have")
+        if not 0 < self.target_share <= 1:
+            raise HamuError(f"target_share {self.target_share} must be a share in (0, 1]")
+        if self.lookahead_steps < 1:
+            raise HamuError(f"lookahead_steps {self.lookahead_steps} must be at least 1 step of fine-tuning")
+        if self.lasting:
+            self._settle_lasting()
         if not self.auto:
-            for name, value in goals.items():
-                if value is not None:
-                    raise HamuError(f"{name} has no effect without --auto; add it, or leave {name} out")
+            if self.max_retain_increase is not None:
+                raise HamuError("max_retain_increase has no effect without --auto; add it, or leave it out")
             return
-        if self.max_retain_increase is None or not 0 <= self.max_retain_increase < float("inf"):
-            raise HamuError(
-                f"auto needs --max_retain_increase, how far the retain loss may rise (0 or more); got "
-                f"{self.max_retain_increase}"
-            )
-        if self.target_forget_loss is None and self.target_forget_accuracy is None:
-            raise HamuError("auto needs a goal: --target_forget_loss or --target_forget_accuracy")
-        if self.target_forget_accuracy is not None and not 0 <= self.target_forget_accuracy < 1:
-            raise HamuError(f"target_forget_accuracy {self.target_forget_accuracy} must be a share in [0, 1)")
+        if self.max_retain_increase is None:
+            self.max_retain_increase = DEFAULT_BUDGET
+        if not 0 <= self.max_retain_increase < float("inf"):
+            raise HamuError(f"max_retain_increase {self.max_retain_increase} must be 0 or more, in nats")
         if self.load_best_model_at_end:
             raise HamuError("auto keeps the state that its goal asks for; leave out --load_best_model_at_end")
         if not self.freeze_batchnorm:
-            raise HamuError("auto takes back weights, not BatchNorm statistics; leave freeze_batchnorm on")
-        if self.radius != "gradient" or self.distribution != "norm_product":
-            raise HamuError("auto needs radius gradient and distribution norm_product, the defaults; leave both out")
+            raise HamuError("auto goes back to weights, not to BatchNorm statistics; leave freeze_batchnorm on")
+        if self.dataloader_num_workers:
+            raise HamuError("auto chooses the records of the next step by the last; leave dataloader_num_workers at 0")
         if self.method != "hamu-q":
-            raise HamuError(f"auto steers hamu-q; leave out --method {self.method}")
+            raise HamuError(f"auto controls hamu-q; leave out --method {self.method}")
+        if self.radius != "gradient" or self.distribution != "norm_product" or self.trust_region:
+            raise HamuError("auto sets demand and rate itself; leave out radius, distribution and trust_region")
+        if self.forget_objective not in (None, "bounded"):
+            raise HamuError(
+                f"auto raises each record to its target; leave out forget_objective {self.forget_objective}"
+            )
+        self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
+        self.stopping, self.on_infeasible, self.lr_scheduler_type = "off", "clamp", "constant"
+        self.check_steps = self.check_steps or 0
+        self.optim = "adamw_torch" if self.optim == "sgd" else self.optim
+        if self.eval_strategy == "epoch":
+            self.eval_strategy = "no"  # the controller measures
+
+    def _settle_lasting(self) -> None:
+        method = self.build_method()
+        if processes() > 1 or self.shard:
+            raise HamuError("lasting looks ahead in one process; leave out torchrun, or --lasting")
+        if self.fp16:
+            raise HamuError("lasting takes steps of its own, which float16 would round away; use --bf16 or neither")
+        if not (method.uses_retain and method.uses_forget):
+            raise HamuError(f"lasting needs both gradients, but {self.method} has one; choose another method")
+        if self.forget_objective not in (None, "bounded"):
+            raise HamuError(f"lasting needs a bounded objective; leave out forget_objective {self.forget_objective}")
+        self.forget_objective = "bounded"
 
     @property
     def clip_norm(self) -> float | None:

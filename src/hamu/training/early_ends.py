@@ -19,7 +19,7 @@ class EarlyEnds:
     Args:
         min_forget_loss: end when the forget loss is below it: the run does not unlearn (the paper: 0.1).
         max_retain_loss: end when the retain loss is above it: the run unlearns too much (the paper: 0.4).
-        target_forget_loss: end when the forget loss has reached it; an infinite one, as of a single record of a class
+        max_forget_loss: end when the forget loss has reached it; an infinite one, as of a single record of a class
             that the model rules out, says nothing of the others.
     """
 
@@ -27,9 +27,9 @@ class EarlyEnds:
         self,
         min_forget_loss: float | None = None,
         max_retain_loss: float | None = None,
-        target_forget_loss: float | None = None,
+        max_forget_loss: float | None = None,
     ) -> None:
-        self._min_forget, self._max_retain, self._target = min_forget_loss, max_retain_loss, target_forget_loss
+        self._min_forget, self._max_retain, self._target = min_forget_loss, max_retain_loss, max_forget_loss
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
 
@@ -55,7 +55,7 @@ class EarlyEnds:
         self._counts.clear()
         forget, retain = losses.get("forget"), losses.get("retain")
         if forget is not None and self._target is not None and self._target <= forget < math.inf:
-            return End("target", f"the forget loss of a step, {forget:.4g}, has reached the target {self._target:g}")
+            return End("target", f"the forget loss of a step, {forget:.4g}, has reached {self._target:g}")
         if forget is not None and self._min_forget is not None and forget < self._min_forget:
             return End("no forgetting", f"the forget loss of a step, {forget:.4g}, is below {self._min_forget:g}")
         if retain is not None and self._max_retain is not None and retain > self._max_retain:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hamu.training.trainer import UnlearnTrainer
+from hamu.unlearning.goals import Standing
 
 
 def history(trainer: UnlearnTrainer) -> dict[str, Any]:
@@ -15,7 +16,24 @@ def history(trainer: UnlearnTrainer) -> dict[str, Any]:
         "steps_skipped": trainer.steps_skipped,
         "steps_in_model": trainer.steps_in_model,
         "promise": trainer.promise,
-        "steering": None if trainer.steering is None else trainer.steering.history,
+        "controller": None if trainer.controller is None else trainer.controller.history,
+        "goal": _goal(trainer),
         "ended": trainer.end.text,
         "ended_kind": trainer.end.kind,
     }
+
+
+def _goal(trainer: UnlearnTrainer) -> dict[str, Any] | None:
+    """What forgotten means in this run, and of how many records it was true before and after; None if nothing tells."""
+    standings: dict[str, Standing] = trainer.standings()
+    if "after" not in standings:
+        return None
+    goal, controller = trainer.goal_run.goal, trainer.controller
+    return {
+        "kind": goal.kind,
+        "share": goal.share,
+        "loss": goal.loss,
+        "budget": None if controller is None else controller.budget,
+        "reached": standings["after"].share >= goal.share if controller is None else controller.reached,
+        "lasting": trainer.lookahead is not None,
+    } | {name: standing.figures() for name, standing in standings.items()}

@@ -17,9 +17,8 @@ from hamu.evaluation.sharing import predict_shared
 from hamu.gram import SIDES
 from hamu.modes import without_autocast
 from hamu.training.config import UnlearnConfig
-from hamu.training.goal import Standing
 
-_STEERED_BY = 1000  # records of each side that a run by goal is measured on
+_RETAIN_RECORDS = 500  # that a run by goal is measured on
 
 
 class Evaluations:
@@ -44,15 +43,19 @@ class Evaluations:
 
     def predictions(self) -> dict[str, Predictions | TokenPredictions]:
         """What the model predicts for all records of each set, by set."""
-        return {name: self._predict(data) for name, data in self.sets.items()}
+        return {name: self.predict(data) for name, data in self.sets.items()}
 
-    def standing(self) -> Standing:
-        """Measure where a run by goal stands, on some of the records to retain and to forget."""
-        found = {side: self._predict(subset(self.sets[side], _STEERED_BY, self._args.seed)) for side in SIDES}
-        loss = {side: predictions.losses.mean().item() for side, predictions in found.items()}
-        return Standing(loss["forget"], loss["retain"], found["forget"].correct.double().mean().item())
+    def retain_loss(self) -> float:
+        """The mean loss of some retain records, which a run by goal goes by."""
+        return self.predict(subset(self.sets["retain"], _RETAIN_RECORDS, self._args.seed)).losses.mean().item()
 
-    def _predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
+    @property
+    def records_of_a_standing(self) -> int:
+        """Records that are predicted wherever a run by goal is measured, less those to forget."""
+        return min(_RETAIN_RECORDS, len(self.sets["retain"]))  # type: ignore[arg-type]
+
+    def predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
+        """Predict a set in the precision of evaluations."""
         args = self._args
         with without_autocast(self._model) if args.full_precision_eval else nullcontext():
             return predict_shared(self._model, data, args.eval_batch_size, self._collate, is_text=self._is_text)
@@ -64,7 +67,9 @@ def eval_sets(args: UnlearnConfig, **data: Dataset[Any] | None) -> dict[str, Dat
     Raises:
         HamuError: if the figure that decides which state is best is not measured on them.
     """
-    found = {name: subset(one, args.max_eval_samples, args.seed) for name, one in data.items() if one is not None}
+    whole = ("forget",) if args.forget_objective == "bounded" else ()  # whose every record counts
+    most = {name: None if name in whole else args.max_eval_samples for name in data}
+    found = {name: subset(one, most[name], args.seed) for name, one in data.items() if one is not None}
     if args.metric_for_best_model is not None:
         measured = [f"{name}_{figure}" for name in found for figure in ("loss", "accuracy")]
         check_is_measured(args.metric_for_best_model, [*measured, "forget_gain", "retain_gain", "joint_gain"])

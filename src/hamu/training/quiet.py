@@ -28,6 +28,7 @@ def quiet_trainer(
     args: UnlearnConfig,
     callbacks: list[TrainerCallback],
     collator: Callable[[Any], Mapping[str, Any]],
+    retain_predictions: Any = None,
 ) -> UnlearnTrainer:
     """A silenced trainer for this problem."""
     trainer = UnlearnTrainer(
@@ -38,6 +39,7 @@ def quiet_trainer(
         test_dataset=problem.test,
         data_collator=collator,
         callbacks=callbacks,
+        retain_predictions=retain_predictions,
     )
     silence(trainer)
     return trainer

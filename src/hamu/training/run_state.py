@@ -39,18 +39,18 @@ class RunState(TrainerCallback, ExportableState):
         control.should_training_stop = trainer.memory.end is not None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the trainer's memory, pair, watch and steering."""
+        """What a checkpoint keeps of the trainer's memory, pair, watch and goal."""
         trainer = self._trainer
         if trainer is None:
             return {"args": {}, "attributes": {}}
         parts = {name: part.state_dict() for name, part in _parts(trainer).items()}
-        return {"args": {}, "attributes": {"steering": None} | trainer.memory.state_dict() | parts}
+        return {"args": {}, "attributes": trainer.memory.state_dict() | parts}
 
 
 def _parts(trainer: UnlearnTrainer) -> dict[str, Any]:
     """What remembers something of its own, beside the trainer."""
     parts: dict[str, Any] = {"pair": trainer.pair, "watch": trainer.watch}
-    return parts if trainer.steering is None else {"steering": trainer.steering} | parts
+    return parts | {"goal": trainer.goal_run}
 
 
 def steps_taken_in(checkpoint: Path) -> int:

@@ -31,8 +31,16 @@ class SideLosses:
         needs_original = any(objective.needs_original for objective in self._objectives.values())
         self.original = OriginalModel(model) if needs_original else None
 
-    def total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor]) -> tuple[Tensor, Scored]:
+    def total(
+        self, model: nn.Module, side: str, batch: Mapping[str, Tensor], limits: Tensor | None = None
+    ) -> tuple[Tensor, Scored]:
         """The objective of a side's batch, summed, 0-dim; and the predictions that it was taken of.
+
+        Args:
+            model: as it is.
+            side: "retain" or "forget".
+            batch: its records.
+            limits: of each record, for a bounded objective; see `Scored`.
 
         Raises:
             HamuError: if an objective gives one value for each record.
@@ -41,7 +49,7 @@ class SideLosses:
         original = None
         if objective.needs_original and self.original is not None:
             original = Scored.of(self.original.logits(batch), labels).logits
-        scored = Scored.of(predict_logits(model, batch), labels)
+        scored = Scored.of(predict_logits(model, batch), labels, limits)
         total = objective.total(scored, original)
         if total.dim():
             raise HamuError(f"the objective {objective.name} gave a total of shape {tuple(total.shape)}; add it up")

@@ -7,7 +7,9 @@ combined one is what the optimizer sees.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,16 +24,17 @@ from hamu.distributed import all_reduced, broadcast, check_equal, is_main, proce
 from hamu.ends import ALL_DONE, End
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.forward import predict_logits
 from hamu.gram import SIDES
 from hamu.guard import check_steps_all
 from hamu.models.causality import check_batch_is_read_causally
+from hamu.objectives import CrossEntropy, Scored
 from hamu.pair_step import PairStep
+from hamu.paired import PairedGradients
 from hamu.training.config import UnlearnConfig
 from hamu.training.early_ends import EarlyEnds
-from hamu.training.goal import Goal
-from hamu.training.line_search import LineSearch
 from hamu.training.measuring import Evaluations, eval_sets, gains, set_figures
-from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset
+from hamu.training.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.training.preparation import new_pair, prepare_model
 from hamu.training.resumable import ResumableTrainer
 from hamu.training.run_memory import RunMemory
@@ -39,10 +42,13 @@ from hamu.training.run_state import RunState, steps_taken_in
 from hamu.training.sharing import ShareSampler, shared_loader
 from hamu.training.side_losses import SideLosses
 from hamu.training.start_predictions import load_start_predictions, save_start_predictions
-from hamu.training.steering import Steering
 from hamu.training.step_events import StepEvents
 from hamu.training.step_figures import layer_figures, step_figures
 from hamu.training.watch import StepWatch
+from hamu.unlearning.controller import Controller
+from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
+from hamu.unlearning.goals import Standing
+from hamu.unlearning.lookahead import Lookahead
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
@@ -58,6 +64,7 @@ class UnlearnTrainer(ResumableTrainer):
         retain_dataset, forget_dataset: training records that stay and that must go.
         test_dataset: records that were never trained on, evaluated where given.
         data_collator: makes a batch from a list of items of either data set.
+        retain_predictions: what a retain model predicts for the forget records, for the goal "retrained".
         kwargs: passed to `transformers.Trainer`.
 
     Attributes:
@@ -66,7 +73,8 @@ class UnlearnTrainer(ResumableTrainer):
         side_losses: what their backward passes are taken of.
         watch: what surrounds each step.
         evaluations: what the model is looked at through.
-        steering: of a run by goal, None for others.
+        goal_run: when a record counts as forgotten, and how the run gets there.
+        lookahead: of a lasting run, None for others.
         memory: what the run has counted and found so far.
         skip_first_evaluation: true if the start was evaluated before the run was resumed, until that is acted on.
         start_predictions: by set, what the first evaluation predicted.
@@ -87,6 +95,7 @@ class UnlearnTrainer(ResumableTrainer):
         forget_dataset: Dataset[Any],
         test_dataset: Dataset[Any] | None = None,
         data_collator: Callable[[list[Any]], Mapping[str, Tensor]] = collate,
+        retain_predictions: Predictions | TokenPredictions | None = None,
         **kwargs: Any,
     ) -> None:
         _check_arguments(args, kwargs)
@@ -101,6 +110,7 @@ class UnlearnTrainer(ResumableTrainer):
             sides=self._own_sides,
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,
+            with_positions=args.forget_objective == "bounded",
         )
         prepare_model(model, args)
         self.pair = new_pair(model, method, args)
@@ -113,14 +123,21 @@ class UnlearnTrainer(ResumableTrainer):
             )
         sets = eval_sets(args, retain=retain_dataset, forget=forget_dataset, test=test_dataset)
         self.evaluations = Evaluations(model, args, sets, data_collator)
-        target = None if args.auto else args.target_forget_loss
-        self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, target)
-        search = LineSearch() if args.auto else None
-        self.watch = StepWatch(self.pair, args, partial(self._side_total, model), model, self.sides, search)
-        self.steering: Steering | None = None
-        if search is not None:
-            measure, trust = self.evaluations.standing, self.watch.trust
-            self.steering = Steering(self.pair, Goal.of(args), measure, self._end_run, search=search, trust=trust)
+        self._early_ends = EarlyEnds(args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
+        self.watch = StepWatch(self.pair, args, partial(self._side_total, model), model, self.sides)
+        self.lookahead = _new_lookahead(model, self.pair, args, retain_dataset) if args.lasting else None
+        self.goal_run = GoalRun(
+            args,
+            self.pair,
+            self.evaluations,
+            pairs,
+            place=self._place_of,
+            end_run=self._end_run,
+            lookahead=self.lookahead,
+            retain_predictions=retain_predictions,
+        )
+        if args.auto and args.max_steps <= 0:
+            args.max_steps = steps_of_a_run(args, len(pairs), self._records_of_a_step(args))
         self.memory = RunMemory()
         self.skip_first_evaluation = False
         self._weights_are_earlier = False
@@ -140,8 +157,8 @@ class UnlearnTrainer(ResumableTrainer):
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.add_callback(StepEvents(self))
         self.add_callback(RunState(self))
-        if self.steering is not None:
-            self.add_callback(self.steering)
+        if self.controller is not None:
+            self.add_callback(self.controller)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; a run that diverged goes back to its best checkpoint, if it has one."""
@@ -154,6 +171,11 @@ class UnlearnTrainer(ResumableTrainer):
                 self._load_best_model()
                 self._say_of_end(f"back to the weights of step {self.state.best_global_step}")
         return output
+
+    @property
+    def controller(self) -> Controller | None:
+        """The controller of a run by goal; None for one by hand."""
+        return self.goal_run.controller
 
     @property
     def end(self) -> End:
@@ -188,7 +210,7 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def _final_weights_are_chosen_elsewhere(self) -> bool:
         """Whether it is settled already which weights a run ends with: the best ones, or those that its goal wants."""
-        return self.args.load_best_model_at_end or self.steering is not None
+        return self.args.load_best_model_at_end or self.controller is not None
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -230,21 +252,37 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def global_batch(self) -> int:
         """Records of each side in a step, over all processes."""
-        return self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps * self._sharing
+        return self._records_of_a_step(self.args)
+
+    def _records_of_a_step(self, args: UnlearnConfig) -> int:
+        return args.per_device_train_batch_size * args.gradient_accumulation_steps * self._sharing
+
+    def _place_of(self, step: int) -> int:
+        """The first pair of a step, counted over all epochs."""
+        records = len(self.train_dataset)
+        epoch, within = divmod(step, max(1, math.ceil(records / self.global_batch)))
+        return epoch * records + within * self.global_batch
+
+    def standings(self) -> dict[str, Standing]:
+        """How the forget set stood against the goal before the run and stands after it; empty without a goal."""
+        found = {}
+        for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
+            if "forget" in predictions:
+                standing = self.goal_run.standing_of(predictions["forget"], self.start_predictions.get("test"))
+                found |= {} if standing is None else {name: standing}
+        return found
 
     def save_more(self, folder: Path) -> None:
         """Write what the start model predicted, and the state that a run by goal would go back to."""
         if is_main():
             save_start_predictions(folder, self.start_predictions)
-            if self.steering is not None:
-                self.steering.save_good_state(folder)
+            self.goal_run.save(folder)
 
     def load_more(self, folder: Path) -> None:
         """Restore what `save_more` has written."""
         found = load_start_predictions(folder, list(self.evaluations.sets))
         self.start_predictions = found or self.start_predictions
-        if self.steering is not None:
-            self.steering.load_good_state(folder)
+        self.goal_run.load(folder)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> dict[str, Tensor | int]:
         return self.side_losses.counts(batch_samples, device)
@@ -259,7 +297,10 @@ class UnlearnTrainer(ResumableTrainer):
                 module.eval()
         inputs = self._prepare_inputs(inputs)
         weight = inputs.get(WEIGHT, 1.0)
+        if self.lookahead is not None and not self._losses:  # once a step
+            self.lookahead.advance(inputs["retain"], inputs["forget"])
         losses: dict[str, Tensor] = {}
+        limits = self.goal_run.limits_of(inputs[POSITIONS]) if POSITIONS in inputs else None
         measured = self.watch.is_due(self.state.global_step + 1, self.state.logging_steps)
         # DDP averages gradients over the processes, but each has only its part of the sum; split pairing sums them
         scale = 1 if self._is_split else processes()
@@ -268,8 +309,9 @@ class UnlearnTrainer(ResumableTrainer):
             count = self.side_losses.count(side, batch) if num_items_in_batch is None else num_items_in_batch[side]
             if measured:
                 self.watch.passes.remember(side, batch, weight, count)
-            with getattr(self.pair, side)():
-                loss = self._side_total(model, side, batch, weight) * weight / count
+            ahead = self.lookahead if side == "forget" else None
+            with getattr(self.pair, side)(), nullcontext() if ahead is None else ahead.ahead():
+                loss = self._side_total(model, side, batch, weight, limits) * weight / count
                 self.accelerator.backward(loss * scale if scale > 1 else loss)
             losses[side] = loss.detach()
             self._losses[side] = self._losses.get(side, 0.0) + losses[side]
@@ -277,11 +319,18 @@ class UnlearnTrainer(ResumableTrainer):
             self._end_step()
         return torch.stack(list(losses.values())).sum()
 
-    def _side_total(self, model: nn.Module, side: str, batch: Mapping[str, Tensor], weight: float = 1.0) -> Tensor:
+    def _side_total(
+        self,
+        model: nn.Module,
+        side: str,
+        batch: Mapping[str, Tensor],
+        weight: float = 1.0,
+        limits: Tensor | None = None,
+    ) -> Tensor:
         if not self._causality_checked and torch.is_grad_enabled():
             check_batch_is_read_causally(self.model, batch)
             self._causality_checked = True
-        total, scored = self.side_losses.total(model, side, batch)
+        total, scored = self.side_losses.total(model, side, batch, limits if side == "forget" else None)
         if self._early_ends and torch.is_grad_enabled():
             self._early_ends.add(side, scored, weight)
         self.watch.passes.see(scored.logits)
@@ -290,11 +339,12 @@ class UnlearnTrainer(ResumableTrainer):
     def begin_step(self) -> None:
         """Begin a step, of which nothing is summed yet."""
         self._losses.clear()
+        self.goal_run.at(self.state.global_step)
 
     def _end_step(self) -> None:
         """Combine, unless the losses say that the run is over."""
         end = self._early_ends.end() if self._early_ends else None
-        if self.steering is not None and self.steering.ended:
+        if self.controller is not None and self.controller.ended:
             end = self.end
         if end is None:
             if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
@@ -311,8 +361,8 @@ class UnlearnTrainer(ResumableTrainer):
     def _record_decision(self, step: PairStep) -> None:
         """Count the step, and end the run if it says so."""
         self._step = step
-        if self.steering is not None:
-            self.steering.plan_from(step, float(self.optimizer.param_groups[0]["lr"]))
+        if self.controller is not None:
+            self.controller.note(step)
         if step.decision == "step":
             self.memory.take()
             return
@@ -423,6 +473,8 @@ class UnlearnTrainer(ResumableTrainer):
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
         self.memory.evaluated = self.state.global_step
+        if self.args.forget_objective == "bounded" and self.controller is None:
+            self.goal_run.focus(self.standings()["after"])
         found = set_figures(self.predictions)
         self.memory.start = self.memory.start or found
         found = found | gains(found, self.memory.start)
@@ -432,6 +484,16 @@ class UnlearnTrainer(ResumableTrainer):
         self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+def _new_lookahead(model: nn.Module, pair: PairedGradients, args: UnlearnConfig, data: Dataset[Any]) -> Lookahead:
+    def loss(batch: Mapping[str, Tensor], rows: slice) -> Tensor:
+        part = {name: value[rows] for name, value in batch.items()}
+        scored = Scored.of(predict_logits(model, part), part["labels"])
+        return CrossEntropy().total(scored, None) / len(scored.labels)
+
+    rate = args.lookahead_rate or (3e-4 if is_text(data) else 1e-3)
+    return Lookahead(pair.parameters, loss, rate=rate, depth=args.lookahead_steps)
 
 
 def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:

@@ -16,7 +16,6 @@ from hamu.guard import StepGuard
 from hamu.pair_step import PairStep
 from hamu.paired import PairedGradients
 from hamu.training.config import UnlearnConfig
-from hamu.training.line_search import TRIALS, LineSearch
 from hamu.training.promise import PromiseRecord, StepOutcome
 from hamu.training.repeated_passes import RepeatedPasses
 from hamu.training.step_figures import read_at_once
@@ -47,7 +46,6 @@ class StepWatch:
         total: the summed loss of a side's batch under the model as it is, as the backward pass takes it.
         model: what is unlearned from.
         sides: of the method.
-        search: what each step's length is to be, in a run by goal; its trust region counts where nothing fits.
 
     Attributes:
         passes: of the step at hand, where it will be measured.
@@ -63,7 +61,6 @@ class StepWatch:
         total: Callable[[str, Mapping[str, Tensor]], Tensor],
         model: nn.Module,
         sides: Sequence[str] = SIDES,
-        search: LineSearch | None = None,
     ) -> None:
         self._sides = sides
         self._pair, self._args = pair, args
@@ -76,7 +73,6 @@ class StepWatch:
         self.figures: dict[str, float] = {}
         self._moved = False
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
-        self._search = search
 
     def is_due(self, step: int, logged_every: float) -> bool:
         """Whether what this step does (the run's first is 1) will be measured."""
@@ -135,13 +131,10 @@ class StepWatch:
         if taken and self.passes:
             outcome = self._step_outcome()
             if trust is not None and guard is not None:
-                outcome, fits = self._of_fitting_length(outcome, trust, guard)
-                self.figures["trust_scale"] = scale = trust.scale
-                undone = not (fits or not outcome.is_told or trust.update(outcome.trust))
+                self.figures["trust_scale"] = trust.scale
+                undone = outcome.is_told and not trust.update(outcome.trust)
                 if undone:
                     guard.undo()
-                elif self._search is not None:
-                    self._search.take(outcome, scale)
             self._note(outcome)
             if not undone:
                 self.record.add(outcome)
@@ -152,26 +145,6 @@ class StepWatch:
         self.passes.forget_all()
         self._moved = taken and not undone
         return undone
-
-    def _of_fitting_length(
-        self, outcome: StepOutcome, trust: TrustRegion, guard: StepGuard
-    ) -> tuple[StepOutcome, bool]:
-        """What the step did once it is as long as the goal wants it, and whether it fits then."""
-        if self._search is None:
-            return outcome, False
-        most = trust.most
-        for _ in range(TRIALS):
-            factor = self._search.factor(outcome, trust.scale, most)
-            if factor == 1:
-                break
-            if factor < 1:
-                most = 0.5 * trust.scale  # what was too long is not tried again; factors are powers of 2
-            guard.stretch(factor)
-            for group in self._optimizer.param_groups:
-                group["lr"] *= factor
-            trust.scale *= factor
-            outcome = self._step_outcome()
-        return outcome, self._search.fits(outcome, trust.scale)
 
     def _is_plain(self, optimizer: torch.optim.Optimizer) -> bool:
         return is_plain_descent(optimizer, self._pair.parameters)

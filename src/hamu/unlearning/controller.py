@@ -1,0 +1,309 @@
+"""The controller of a run by goal: sets the demand and the rate, measures on the records, keeps the best state.
+
+It minimises the retain loss under the constraint that a share of the forget records reach their targets, with HAMU-Q
+on the bounded objective as the engine:
+
+    repeat
+        k steps of HAMU-Q with demand φ at rate η, the forget batches drawn from the records that are not forgotten
+        measure every forget record and some retain records
+        keep the state if more records are forgotten than in any before, and the retain loss is within the budget
+        end if the share is reached within the budget
+        the budget is exceeded      ->  φ halved: the steps repair the retain loss
+        half of it is left          ->  φ up by a quarter
+        far beyond it, or NaN       ->  back to the best state; φ and η halved
+        too many records too high   ->  η down by a quarter;  no progress  ->  η up by a quarter
+
+The state that it ends with is never worse than the start: of all that were measured within the budget it has the most
+records forgotten. It ends: k steps have a bound, and so has their number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from hamu.ends import End
+from hamu.errors import HamuError
+from hamu.methods import HamuQ
+from hamu.pair_step import PairStep
+from hamu.paired import PairedGradients
+from hamu.unlearning.goals import LEVEL, Goal, Standing
+from hamu.unlearning.lookahead import Lookahead
+
+LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
+_FAR = 5.0  # times the budget, and at least _FAR_LOSS: from there a run goes back instead of repairing
+_FAR_LOSS = 0.5
+_RATE = 0.01  # of the typical size of a trained weight, as the first rate
+_MOST_GROWTH = 8.0  # of the rate
+_PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
+_PATIENCE = 12  # measurements without a better state or less missing, before a run gives up
+
+
+class Work(Protocol):
+    """What the controller steers: the trainer, as far as it is needed."""
+
+    pair: PairedGradients
+    lookahead: Lookahead | None
+
+    def stand(self) -> Standing:
+        """Measure the forget records, and the retain loss on some records."""
+
+    def focus(self, standing: Standing) -> None:
+        """Take these targets, and draw forget batches from the records that are not where they should be."""
+
+    def end_run(self, end: End) -> None:
+        """End the run."""
+
+
+class Controller(TrainerCallback):
+    """Controls a run by goal; see above.
+
+    Args:
+        work: what is controlled.
+        goal: what forgotten means, and for how many records.
+        budget: how far the retain loss may rise, in nats.
+        every: steps between two measurements.
+
+    Attributes:
+        history: what was measured, an entry each.
+        ended: whether the run is over.
+    """
+
+    def __init__(self, work: Work, goal: Goal, budget: float, every: int) -> None:
+        self._work, self._goal, self.budget, self.every = work, goal, budget, every
+        self.history: list[dict[str, Any]] = []
+        self.ended = False
+        self.rate = 0.0
+        self._most_rate = 0.0
+        self._start_loss = math.nan
+        self._best: dict[str, Any] = {"count": -1, "cost": math.inf, "records": 0}
+        self._least_missing = math.inf
+        self._last_missing = math.inf
+        self._idle = 0
+        self._free: list[float] = []
+        self._good: list[Tensor] = []
+        self._settled = self._reached = False
+        self._constraint: Any = None
+
+    @property
+    def start_loss(self) -> float:
+        """The retain loss that the budget counts from."""
+        return self._start_loss
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure the start, unless the run is resumed, and end there if the goal is reached."""
+        if state.global_step:
+            return
+        self.rate = first_rate(self._work.pair.parameters)
+        self._most_rate = _MOST_GROWTH * self.rate
+        now = self._work.stand()
+        if not now.is_finite:
+            raise HamuError(
+                f"the model's losses are not finite at the start (retain loss {now.retain_loss}), and no goal can be "
+                f"told by them; leave out the records whose loss is not finite"
+            )
+        self._start_loss = now.retain_loss
+        self._keep(now)
+        self._note(now, 0)
+        self._work.focus(now)
+        if self._is_there(now):
+            self._reached = True
+            self._finish(End("goal", f"the goal is reached at the start: {self._words()}"))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the rate of the step."""
+        for group in kwargs["optimizer"].param_groups:
+            group["lr"] = self.rate
+
+    def note(self, step: PairStep) -> None:
+        """Take what a step's gradients say of the demands that cost nothing; read when the run is measured next."""
+        self._constraint = step.weights.constraint
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure where that is due, and set what follows from it."""
+        last = state.global_step >= state.max_steps or control.should_training_stop
+        if self._settled or not (last or self._is_due(state.global_step)):
+            return
+        self._settled = last
+        now = self._work.stand()
+        self._note(now, state.global_step)
+        self._adapt(now)
+        self._work.focus(now)
+        if self.ended:
+            return
+        if self._idle >= _PATIENCE:
+            self._finish(self._given_up())
+        elif last:
+            self._finish(End("all steps", f"all its steps are done; {self.goal_sentence}"))
+
+    def _is_due(self, step: int) -> bool:
+        ahead = self._work.lookahead
+        if ahead is None:
+            return step % self.every == 0
+        return ahead.at_the_end_of_a_retain_cycle  # where it can be told what fine-tuning brings back
+
+    def _adapt(self, now: Standing) -> None:
+        """Keep the state, and set demand and rate by what was measured."""
+        cost = now.retain_loss - self._start_loss
+        within = now.is_finite and cost <= self.budget
+        self._idle += 1
+        if within and self._is_better(now, cost):
+            self._keep(now)
+            self._idle = 0
+        if within and self._is_there(now):
+            self._keep(now)
+            self._reached = True
+            self._finish(End("goal", f"the goal is reached: {self._words()}"))
+            return
+        if now.missing < 0.95 * self._least_missing:
+            self._least_missing, self._idle = now.missing, 0
+        if not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS):
+            self._go_back()
+            self._change(demand=0.5, rate=0.5)
+        elif cost > self.budget:
+            self._change(demand=0.5)
+        elif cost < 0.5 * self.budget:
+            self._change(demand=1.25)
+        if within and now.too_high.double().mean() > 2 * LEVEL:
+            self._change(rate=0.75)
+        elif within and now.missing > _PROGRESS * self._last_missing:
+            self._change(rate=1.25)
+        self._last_missing = now.missing
+        if self._constraint is not None:
+            free = self._constraint.sustainable / self._constraint.capacity.clamp(min=1e-300)
+            self._free = [*self._free[1 - _PATIENCE :], free.item()]
+
+    def _is_better(self, now: Standing, cost: float) -> bool:
+        best = self._best
+        return now.count > best["count"] or (now.count == best["count"] and cost < best["cost"])
+
+    def _is_there(self, now: Standing) -> bool:
+        """Whether enough records are forgotten, and with look-ahead stay so where fine-tuning leads."""
+        if now.share < self._goal.share:
+            return False
+        ahead = self._work.lookahead
+        if ahead is None:
+            return True
+        if not ahead.at_the_end_of_a_retain_cycle:
+            return False
+        with ahead.ahead():
+            there = self._work.stand()
+        self.history[-1]["forgotten_ahead"] = there.count
+        return there.share >= self._goal.share
+
+    def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
+        method = self._work.pair.method
+        assert isinstance(method, HamuQ)
+        wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * method.constraint))
+        self._work.pair.method = replace(method, constraint=wanted)
+        self.rate = min(self._most_rate, rate * self.rate)
+
+    @torch.no_grad()
+    def _keep(self, now: Standing) -> None:
+        parameters = self._work.pair.parameters
+        if self._good:
+            torch._foreach_copy_(self._good, parameters)
+        else:
+            self._good = [p.detach().clone() for p in parameters]
+        self._best = {"count": now.count, "cost": now.retain_loss - self._start_loss, "records": len(now.losses)}
+
+    @torch.no_grad()
+    def _go_back(self) -> None:
+        torch._foreach_copy_(self._work.pair.parameters, self._good)
+
+    def _given_up(self) -> End:
+        """The end of a run that gets no further."""
+        what = f"{_PATIENCE} measurements in a row brought nothing better; {self.goal_sentence}"
+        if self._free and max(self._free) < LEAST_DEMAND:
+            return End(
+                "criterion",
+                f"every further step must hurt: even a demand of {LEAST_DEMAND:.0%} of what is possible raises the "
+                f"retain loss (the gradients sustain at most {max(self._free):.1%}); {what}",
+            )
+        return End("budget", f"no state within the budget (retain loss {self.budget:+g}) forgets more: {what}")
+
+    def _finish(self, end: End) -> None:
+        """End the run with the best state."""
+        self._go_back()
+        self.ended = self._settled = True
+        self._work.end_run(end)
+
+    def _note(self, now: Standing, step: int) -> None:
+        method = self._work.pair.method
+        assert isinstance(method, HamuQ)
+        found = {key: value for key, value in now.figures().items() if key != "worst"}
+        self.history.append(
+            {"step": step, "retain_loss": now.retain_loss, "demand": method.constraint, "rate": self.rate, **found}
+        )
+
+    @property
+    def goal_sentence(self) -> str:
+        """Where the best state stands, in words."""
+        return f"the goal is {'reached' if self.reached else 'not reached'}: {self._words()}"
+
+    @property
+    def reached(self) -> bool:
+        """Whether the best state has reached the goal, ahead too if the run looks ahead."""
+        return self._reached
+
+    def _words(self) -> str:
+        best, lasting = self._best, "" if self._work.lookahead is None else ", also where fine-tuning leads"
+        return (
+            f"{best['count']} of {best['records']} records are forgotten (goal {self._goal.kind}, "
+            f"{self._goal.share:.0%} wanted{lasting}), retain loss {best['cost']:+.4f} of {self.budget:+g} allowed"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, as JSON holds it; tensors are in a file of their own."""
+        method = self._work.pair.method
+        assert isinstance(method, HamuQ)
+        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_idle", "_free",
+                 "_settled", "_reached", "history", "ended")  # fmt: skip
+        return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": method.constraint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name in ("rate", "history", "ended"):
+            setattr(self, name, state[name])
+        for name in ("most_rate", "start_loss", "idle", "free", "settled", "reached"):
+            setattr(self, f"_{name}", state[name])
+        self._best = {key: _number(value) for key, value in state["best"].items()}
+        self._least_missing, self._last_missing = _number(state["least_missing"]), _number(state["last_missing"])
+        method = self._work.pair.method
+        assert isinstance(method, HamuQ)
+        self._work.pair.method = replace(method, constraint=state["demand"])
+
+    @property
+    def good(self) -> dict[str, Tensor]:
+        """The best state, by parameter."""
+        return dict(zip(self._work.pair.names, self._good, strict=True)) if self._good else {}
+
+    def load_good(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `good` returned."""
+        named = zip(self._work.pair.names, self._work.pair.parameters, strict=True)
+        self._good = [tensors[name].to(p).clone() for name, p in named]
+
+
+def first_rate(parameters: Sequence[Tensor]) -> float:
+    """A rate of Adam at which a step moves a weight by a hundredth of the size that weights of matrices have."""
+    matrices = [p.detach().float() for p in parameters if p.dim() > 1] or [p.detach().float() for p in parameters]
+    matrices = [m for m in matrices if bool(m.any())]  # a new adapter's second factor is zero
+    total, count = sum(m.square().sum() for m in matrices), sum(m.numel() for m in matrices)
+    return _RATE * math.sqrt(float(total) / count) if count else 1e-4
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it: null for infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return None if isinstance(value, float) and math.isinf(value) else value
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value

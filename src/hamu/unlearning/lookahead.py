@@ -1,0 +1,143 @@
+"""Look ahead: the weights to which fine-tuning would lead from where the model is.
+
+A point runs ahead of the model's weights w on a path of ordinary fine-tuning (Adam) that starts at w: on retain
+records, and every other time on retain records with some forgotten ones among them. With each step of the model the
+point takes one or two steps of its own, and it moves along with w. After `depth` steps it starts again at w. Lasting
+unlearning takes the forget gradient there: what counts is not what the model has lost, but what it does not find again.
+
+To first order (Nichol et al. 2018): the gradient that is found ahead is applied at w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hamu.errors import HamuError
+
+_TWO_STEPS_FROM = 64  # records in a retain batch, from where on it is worth two steps ahead
+_FEW = 0.2  # forgotten records in a step ahead, as a share of its retain records
+
+
+class Lookahead:
+    """The point ahead of a model's weights.
+
+    Args:
+        parameters: the trained ones.
+        loss: the mean cross-entropy of some rows of a batch under the model as it is.
+        rate: learning rate of the steps ahead.
+        depth: steps from one start at w to the next.
+
+    Attributes:
+        taken: steps since the last start.
+        cycles: starts so far; in the odd ones forgotten records are relearned too.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        loss: Callable[[Mapping[str, Tensor], slice], Tensor],
+        *,
+        rate: float,
+        depth: int,
+    ) -> None:
+        self._parameters, self._loss = list(parameters), loss
+        self.rate, self.depth = rate, depth
+        self.taken, self.cycles = depth, -1  # the first step starts a cycle
+        self._point = [nn.Parameter(p.detach().clone()) for p in self._parameters]
+        self._offset = [torch.zeros_like(p) for p in self._parameters]
+        self._optimizer = torch.optim.Adam(self._point, lr=rate)
+
+    @property
+    def relearns_forgotten(self) -> bool:
+        """Whether forgotten records are among those of this cycle."""
+        return self.cycles % 2 == 1
+
+    @property
+    def at_the_end_of_a_retain_cycle(self) -> bool:
+        """Whether the point is as far ahead as it gets, on retain records alone."""
+        return self.taken >= self.depth and self.cycles >= 0 and not self.relearns_forgotten
+
+    def advance(self, retain: Mapping[str, Tensor], forget: Mapping[str, Tensor]) -> None:
+        """Move the point to the model's present weights plus its path, and take a step or two from there.
+
+        Args:
+            retain, forget: batches of the model's own step.
+        """
+        with torch.no_grad():
+            if self.taken >= self.depth:
+                self.taken, self.cycles = 0, self.cycles + 1
+                torch._foreach_zero_(self._offset)
+                self._optimizer = torch.optim.Adam(self._point, lr=self.rate)
+            torch._foreach_copy_(self._point, self._parameters)
+            torch._foreach_add_(self._point, self._offset)
+        records = len(retain["labels"])
+        steps = 2 if records >= _TWO_STEPS_FROM else 1
+        size = -(-records // steps)
+        for start in range(0, records, size):
+            self._step(retain, slice(start, start + size), forget, max(1, int(_FEW * size)))
+        with torch.no_grad():
+            torch._foreach_copy_(self._offset, self._point)
+            torch._foreach_sub_(self._offset, self._parameters)
+
+    def _step(self, retain: Mapping[str, Tensor], rows: slice, forget: Mapping[str, Tensor], few: int) -> None:
+        with self.ahead():
+            loss = self._loss(retain, rows)
+            if self.relearns_forgotten:
+                few = min(few, len(forget["labels"]))
+                share = few / (few + len(retain["labels"][rows]))
+                loss = (1 - share) * loss + share * self._loss(forget, slice(0, few))
+            grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        if not bool(torch.isfinite(loss)):
+            raise HamuError(
+                f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate {self.rate:g} or --lookahead_steps "
+                f"{self.depth}"
+            )
+        for point, grad in zip(self._point, grads, strict=True):
+            point.grad = grad
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.taken += 1
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Put the point's weights in place of the model's; no version of a parameter changes."""
+        kept = [p.data for p in self._parameters]
+        for parameter, point in zip(self._parameters, self._point, strict=True):
+            parameter.data = point.data
+        try:
+            yield
+        finally:
+            for parameter, data in zip(self._parameters, kept, strict=True):
+                parameter.data = data
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps as JSON; `tensors` has the rest."""
+        return {"taken": self.taken, "cycles": self.cycles}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.taken, self.cycles = state["taken"], state["cycles"]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The path and the state of its optimizer, by name."""
+        found = {f"offset.{i}": t for i, t in enumerate(self._offset)}
+        for i, point in enumerate(self._point):
+            found |= {f"{key}.{i}": value for key, value in self._optimizer.state.get(point, {}).items()}
+        return found
+
+    def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
+        with torch.no_grad():
+            for i, (point, offset) in enumerate(zip(self._point, self._offset, strict=True)):
+                offset.copy_(saved[f"offset.{i}"])
+                state = {key: saved[f"{key}.{i}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{i}" in saved}
+                if state:
+                    self._optimizer.state[point] = {
+                        key: value.clone() if key == "step" else value.to(point.device).clone()
+                        for key, value in state.items()
+                    }
