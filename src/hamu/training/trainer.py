@@ -8,7 +8,7 @@ combined one is what the optimizer sees.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -50,6 +50,7 @@ from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
 from hamu.unlearning.goals import Standing
 from hamu.unlearning.lookahead import Lookahead
 
+_FINE_TUNED = 64  # images in a batch of fine-tuning that is rehearsed; a quarter of that for texts
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")  # of transformers' Trainer
@@ -132,6 +133,7 @@ class UnlearnTrainer(ResumableTrainer):
             self.evaluations,
             pairs,
             place=self._place_of,
+            retain_batches=partial(self._retain_batches, retain_dataset, data_collator),
             end_run=self._end_run,
             lookahead=self.lookahead,
             retain_predictions=retain_predictions,
@@ -262,6 +264,17 @@ class UnlearnTrainer(ResumableTrainer):
         records = len(self.train_dataset)
         epoch, within = divmod(step, max(1, math.ceil(records / self.global_batch)))
         return epoch * records + within * self.global_batch
+
+    def _retain_batches(
+        self, data: Dataset[Any], collator: Callable[[list[Any]], Mapping[str, Tensor]], seed: int, number: int
+    ) -> Iterator[Mapping[str, Tensor]]:
+        """Batches as fine-tuning takes them, on the device."""
+        generator = torch.Generator().manual_seed(self.args.seed + seed)
+        size = min(_FINE_TUNED, len(data)) if not is_text(data) else min(_FINE_TUNED // 4, len(data))
+        for _ in range(number):
+            indices = torch.randperm(len(data), generator=generator)[:size].tolist()
+            fetch = getattr(data, "__getitems__", None)
+            yield self._prepare_inputs(collator(fetch(indices) if fetch else [data[i] for i in indices]))
 
     def standings(self) -> dict[str, Standing]:
         """How the forget set stood against the goal before the run and stands after it; empty without a goal."""
@@ -493,7 +506,7 @@ def _new_lookahead(model: nn.Module, pair: PairedGradients, args: UnlearnConfig,
         return CrossEntropy().total(scored, None) / len(scored.labels)
 
     rate = args.lookahead_rate or (3e-4 if is_text(data) else 1e-3)
-    return Lookahead(pair.parameters, loss, rate=rate, depth=args.lookahead_steps)
+    return Lookahead(model, pair.parameters, loss, rate=rate, depth=args.lookahead_steps)
 
 
 def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:

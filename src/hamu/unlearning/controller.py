@@ -7,7 +7,7 @@ on the bounded objective as the engine:
         k steps of HAMU-Q with demand φ at rate η, the forget batches drawn from the records that are not forgotten
         measure every forget record and some retain records
         keep the state if more records are forgotten than in any before, and the retain loss is within the budget
-        end if the share is reached within the budget
+        end if the share is reached within the budget (a lasting run: also after fine-tuning a copy, twice in a row)
         the budget is exceeded      ->  φ halved: the steps repair the retain loss
         half of it is left          ->  φ up by a quarter
         far beyond it, or NaN       ->  back to the best state; φ and η halved
@@ -42,6 +42,7 @@ _FAR_LOSS = 0.5
 _RATE = 0.01  # of the typical size of a trained weight, as the first rate
 _MOST_GROWTH = 8.0  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
+_REHEARSALS = 2  # in a row that a lasting run has to stand
 _PATIENCE = 12  # measurements without a better state or less missing, before a run gives up
 
 
@@ -53,6 +54,9 @@ class Work(Protocol):
 
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
+
+    def rehearse(self) -> list[Standing]:
+        """Fine-tune a copy on retain records, and measure the forget records twice on the way."""
 
     def focus(self, standing: Standing) -> None:
         """Take these targets, and draw forget batches from the records that are not where they should be."""
@@ -85,7 +89,7 @@ class Controller(TrainerCallback):
         self._best: dict[str, Any] = {"count": -1, "cost": math.inf, "records": 0}
         self._least_missing = math.inf
         self._last_missing = math.inf
-        self._idle = 0
+        self._idle = self._lasted = 0
         self._free: list[float] = []
         self._good: list[Tensor] = []
         self._settled = self._reached = False
@@ -192,10 +196,10 @@ class Controller(TrainerCallback):
             return True
         if not ahead.at_the_end_of_a_retain_cycle:
             return False
-        with ahead.ahead():
-            there = self._work.stand()
-        self.history[-1]["forgotten_ahead"] = there.count
-        return there.share >= self._goal.share
+        least = min(standing.count for standing in self._work.rehearse())
+        self.history[-1]["forgotten_after_fine_tuning"] = least
+        self._lasted = self._lasted + 1 if least >= self._goal.share * len(now.losses) else 0
+        return self._lasted >= _REHEARSALS
 
     def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
         method = self._work.pair.method
@@ -263,7 +267,7 @@ class Controller(TrainerCallback):
         """What a checkpoint keeps of it, as JSON holds it; tensors are in a file of their own."""
         method = self._work.pair.method
         assert isinstance(method, HamuQ)
-        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_idle", "_free",
+        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_idle", "_lasted", "_free",
                  "_settled", "_reached", "history", "ended")  # fmt: skip
         return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": method.constraint}
 
@@ -271,7 +275,7 @@ class Controller(TrainerCallback):
         """Restore what `state_dict` returned."""
         for name in ("rate", "history", "ended"):
             setattr(self, name, state[name])
-        for name in ("most_rate", "start_loss", "idle", "free", "settled", "reached"):
+        for name in ("most_rate", "start_loss", "idle", "lasted", "free", "settled", "reached"):
             setattr(self, f"_{name}", state[name])
         self._best = {key: _number(value) for key, value in state["best"].items()}
         self._least_missing, self._last_missing = _number(state["least_missing"]), _number(state["last_missing"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,6 +67,7 @@ class GoalRun:
         looks: how the model is looked at.
         pairs: the paired data.
         place: where the run is before a step, in pairs.
+        retain_batches: batches of retain records, by a seed and their number.
         end_run: ends the run.
         lookahead: of a lasting run.
         retain_predictions: what a retain model predicts for the forget records.
@@ -83,12 +85,14 @@ class GoalRun:
         pairs: Pairs,
         *,
         place: Callable[[int], int],
+        retain_batches: Callable[[int, int], Iterator[Mapping[str, Tensor]]],
         end_run: Callable[[End], None],
         lookahead: Lookahead | None = None,
         retain_predictions: Found | None = None,
     ) -> None:
         self._args, self.pair, self._looks, self._pairs = args, pair, looks, pairs
         self._place, self.end_run, self.lookahead = place, end_run, lookahead
+        self._retain_batches = retain_batches
         self._reference = None if retain_predictions is None else Reference.of(retain_predictions)
         self._kind = self._chosen_kind() if args.auto or args.forget_objective == "bounded" else self._kind_if_any()
         self._goal: Goal | None = None
@@ -148,6 +152,17 @@ class GoalRun:
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
         return self.goal.standing(self._looks.predict(self._looks.sets["forget"]), self._looks.retain_loss())
+
+    def rehearse(self) -> list[Standing]:
+        """Fine-tune a copy of the model on retain records, and measure the forget records half-way and at the end."""
+        assert self.lookahead is not None
+        half, found = max(1, self.lookahead.depth // 2), []
+        batches = self._retain_batches(self._step, 2 * half)
+        for steps in (half, 2 * half):
+            with self.lookahead.rehearsed(islice(batches, steps)):
+                found.append(self.goal.standing(self._looks.predict(self._looks.sets["forget"])))
+            batches = self._retain_batches(self._step, 2 * half)
+        return found
 
     def standing_of(self, forget: Found, test: Found | None) -> Standing | None:
         """How predictions for the forget set stand; None without a goal, or if they are of a part of the set.

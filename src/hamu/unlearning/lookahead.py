@@ -10,7 +10,7 @@ To first order (Nichol et al. 2018): the gradient that is found ahead is applied
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,8 @@ class Lookahead:
     """The point ahead of a model's weights.
 
     Args:
-        parameters: the trained ones.
+        model: the model.
+        parameters: its trained ones.
         loss: the mean cross-entropy of some rows of a batch under the model as it is.
         rate: learning rate of the steps ahead.
         depth: steps from one start at w to the next.
@@ -39,13 +40,14 @@ class Lookahead:
 
     def __init__(
         self,
+        model: nn.Module,
         parameters: Sequence[nn.Parameter],
         loss: Callable[[Mapping[str, Tensor], slice], Tensor],
         *,
         rate: float,
         depth: int,
     ) -> None:
-        self._parameters, self._loss = list(parameters), loss
+        self._model, self._parameters, self._loss = model, list(parameters), loss
         self.rate, self.depth = rate, depth
         self.taken, self.cycles = depth, -1  # the first step starts a cycle
         self._point = [nn.Parameter(p.detach().clone()) for p in self._parameters]
@@ -102,6 +104,35 @@ class Lookahead:
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.taken += 1
+
+    @contextmanager
+    def rehearsed(self, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[None]:
+        """Fine-tune a copy of the weights on these batches, as the model itself would be: a rehearsal of an attack.
+
+        The model has the copy's weights inside; its own, its buffers and modes are back afterwards.
+        """
+        modes = {module: module.training for module in self._model.modules()}
+        buffers = [(b, b.clone()) for b in self._model.buffers()]
+        kept = [p.data for p in self._parameters]
+        copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
+        optimizer = torch.optim.Adam(copies, lr=self.rate)
+        for parameter, copy in zip(self._parameters, copies, strict=True):
+            parameter.data = copy.data
+        try:
+            self._model.train()
+            for batch in batches:
+                grads = torch.autograd.grad(self._loss(batch, slice(None)), self._parameters, allow_unused=True)
+                for copy, grad in zip(copies, grads, strict=True):
+                    copy.grad = grad
+                optimizer.step()
+            yield
+        finally:
+            for parameter, data in zip(self._parameters, kept, strict=True):
+                parameter.data = data
+            for buffer, was in buffers:
+                buffer.copy_(was)
+            for module, training in modes.items():
+                module.training = training
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
