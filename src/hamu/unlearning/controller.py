@@ -267,8 +267,8 @@ class Controller(TrainerCallback):
         """What a checkpoint keeps of it, as JSON holds it; tensors are in a file of their own."""
         method = self._work.pair.method
         assert isinstance(method, HamuQ)
-        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_idle", "_lasted", "_free",
-                 "_settled", "_reached", "history", "ended")  # fmt: skip
+        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_idle",
+                 "_lasted", "_free", "_settled", "_reached", "history", "ended")  # fmt: skip
         return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": method.constraint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
