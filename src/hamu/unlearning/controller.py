@@ -40,6 +40,7 @@ LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
 _FAR = 5.0  # times the budget, and at least _FAR_LOSS: from there a run goes back instead of repairing
 _FAR_LOSS = 0.5
 _RATE = 0.01  # of the typical size of a trained weight, as the first rate
+_WARM_UP = 20  # steps
 _MOST_GROWTH = 8.0  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _REHEARSALS = 2  # in a row that a lasting run has to stand
@@ -121,9 +122,9 @@ class Controller(TrainerCallback):
             self._finish(End("goal", f"the goal is reached at the start: {self._words()}"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the rate of the step."""
+        """Set the rate of the step; over the first ones it rises, as Adam's are all of full length."""
         for group in kwargs["optimizer"].param_groups:
-            group["lr"] = self.rate
+            group["lr"] = self.rate * min(1.0, (state.global_step + 1) / _WARM_UP)
 
     def note(self, step: PairStep) -> None:
         """Take what a step's gradients say of the demands that cost nothing; read when the run is measured next."""
@@ -147,19 +148,22 @@ class Controller(TrainerCallback):
             self._finish(End("all steps", f"all its steps are done; {self.goal_sentence}"))
 
     def _is_due(self, step: int) -> bool:
+        return step % self.every == 0 or self._can_rehearse
+
+    @property
+    def _can_rehearse(self) -> bool:
+        """Whether a lasting run is at the end of a cycle, where it looks what fine-tuning brings back."""
         ahead = self._work.lookahead
-        if ahead is None:
-            return step % self.every == 0
-        return ahead.at_the_end_of_a_retain_cycle  # where it can be told what fine-tuning brings back
+        return ahead is not None and ahead.at_the_end_of_a_retain_cycle
 
     def _adapt(self, now: Standing) -> None:
         """Keep the state, and set demand and rate by what was measured."""
         cost = now.retain_loss - self._start_loss
         within = now.is_finite and cost <= self.budget
-        self._idle += 1
+        self._idle += self._work.lookahead is None or self._can_rehearse
         if within and self._is_better(now, cost):
+            self._idle = 0 if now.count > self._best["count"] else self._idle
             self._keep(now)
-            self._idle = 0
         if within and self._is_there(now):
             self._keep(now)
             self._reached = True
@@ -185,16 +189,17 @@ class Controller(TrainerCallback):
 
     def _is_better(self, now: Standing, cost: float) -> bool:
         best = self._best
+        if self._work.lookahead is not None and now.share >= self._goal.share:
+            return True  # the longer it has run, the better it lasts
         return now.count > best["count"] or (now.count == best["count"] and cost < best["cost"])
 
     def _is_there(self, now: Standing) -> bool:
         """Whether enough records are forgotten, and with look-ahead stay so where fine-tuning leads."""
         if now.share < self._goal.share:
             return False
-        ahead = self._work.lookahead
-        if ahead is None:
+        if self._work.lookahead is None:
             return True
-        if not ahead.at_the_end_of_a_retain_cycle:
+        if not self._can_rehearse:
             return False
         least = min(standing.count for standing in self._work.rehearse())
         self.history[-1]["forgotten_after_fine_tuning"] = least
