@@ -43,7 +43,9 @@ def test_it_answers_how_hard_it_will_be_and_whether_to_start(found, variant, cos
     verdict = judge(curve, method, (1.0, 1.0), None)
     text = plain_answer(replace(found, method=method, frontiers={method.name: curve}, verdict=verdict))
     assert answer in text
-    assert ("no demand is free" in text) == (curve.free_limit == 0) == (verdict.headline == "stop: every step must hurt")
+    assert (
+        ("no demand is free" in text) == (curve.free_limit == 0) == (verdict.headline == "stop: every step must hurt")
+    )
 
 
 def test_it_names_the_records_that_were_measured_and_not_all_there_are(found):

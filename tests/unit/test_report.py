@@ -114,8 +114,9 @@ def with_totals(run, retain=9, forget=9):
 def test_each_figure_of_the_verdict_carries_the_records_it_is_of(tmp_path):
     run = example_run(tmp_path)
     found = verdict(with_totals(run, retain=1617))
-    assert "on the forget set (all 9 records) changed by +1, that on the retain set (a sample of 9 of 1,617 records)" in (
-        found.sentences[0]
+    assert (
+        "on the forget set (all 9 records) changed by +1, that on the retain set (a sample of 9 of 1,617 records)"
+        in (found.sentences[0])
     )
     assert "(figures of that step's batches)" in found.sentences[1]
     assert found.sentences[2].endswith("each on its own batches.")
@@ -128,7 +129,9 @@ def test_each_figure_of_the_verdict_carries_the_records_it_is_of(tmp_path):
 
 
 def test_a_chart_of_losses_names_the_records_of_batches_and_of_evaluations(tmp_path):
-    [losses] = [chart for chart in steps_section(with_totals(example_run(tmp_path), 20)).charts if chart.title == "Losses"]
+    [losses] = [
+        chart for chart in steps_section(with_totals(example_run(tmp_path), 20)).charts if chart.title == "Losses"
+    ]
     assert [one["name"] for one in losses.spec["series"][2:]] == ["retain, batches", "retain, evaluations"]
     assert "The retain loss of the steps' batches goes from" in losses.says
     assert "The retain loss on a sample of 9 of 20 records goes from" in losses.says
@@ -149,7 +152,9 @@ def test_every_figure_has_words(tmp_path):
 def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     blocks = [f"layers.{n}.self_attn.q_proj.weight" for n in range(300)]
     run = example_run(tmp_path, steps=100_000, blocks=blocks)
-    page = report_page([Reported(run, image_observations(count=3000)), Reported(run, text_observations(count=3000))], contents=True)
+    page = report_page(
+        [Reported(run, image_observations(count=3000)), Reported(run, text_observations(count=3000))], contents=True
+    )
     assert len(page.encode()) < MOST
     for chart in charts_of(page):
         for one in chart.get("series", []):

@@ -119,7 +119,7 @@ def test_the_reason_names_the_criterion_and_both_figures():
 def test_the_reason_says_that_every_step_must_hurt_only_where_no_demand_is_free():
     [step] = run(HamuQ(0.5, constraint_mode="absolute"), [1.0, 1.0])
     assert step.should_stop
-    assert step.reason.endswith("and no smaller demand is free: every further step must hurt")
+    assert step.reason.endswith("has a price (aggregate), and so has every smaller one: every further step must hurt")
     [step] = run(HamuQ(0.9, constraint_mode="relative"), [1.0, 1.0, 0.999999])
     assert step.should_stop
     assert step.reason.endswith("lower the constraint to less than 1% of its value")

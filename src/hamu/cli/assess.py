@@ -30,7 +30,8 @@ def run(argv: list[str], console: Console) -> int:
     parsed = parse(
         "assess",
         "Say before a run how hard it is, what it will cost, and whether to start: exit code 0, 3 (it costs) or 4 "
-        "(next to nothing is free, or no step is possible). Takes the options of unlearn, but for a goal, --dry_run and --resume.",
+        "(next to nothing is free, or no step is possible). Takes the options of unlearn, but for a goal, "
+        "--dry_run and --resume.",
         argv,
         DataOptions,
         RunOptions,

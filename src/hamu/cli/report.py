@@ -40,7 +40,9 @@ def run(argv: list[str], console: Console) -> int:
         "--no_models", action="store_true", help="do not ask the models again, which takes most of the time"
     )
     parser.add_argument("--samples", type=int, default=5000, help="ask about at most this many records of a set")
-    parser.add_argument("--answers", type=int, default=20, help="text, with --contents: show this many answers of each set")
+    parser.add_argument(
+        "--answers", type=int, default=20, help="text, with --contents: show this many answers of each set"
+    )
     add_permissions(parser)
     args = parser.parse_args(argv)
     for name, least in (("samples", 1), ("answers", 0)):

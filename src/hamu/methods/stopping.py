@@ -81,19 +81,23 @@ class StoppingMemory:
             demand, granted, sustainable, some_demand_is_free: see `ConstraintStatus`.
         """
         rule = self.rule
-        relation = "exceeds" if granted > sustainable else "comes too near to"
-        text = (
-            f"the demand {granted:.4g} {relation} {sustainable:.4g}, the most that the gradients sustain for free "
-            f"({rule.criterion}"
-        )
-        text += f", margin {rule.margin:g}" if rule.margin else ""
-        text += f", mean of {rule.window} steps" if rule.window > 1 else ""
-        text += f", {rule.patience} steps in a row" if rule.patience > 1 else ""
+        how = [rule.criterion]
+        how += [f"margin {rule.margin:g}"] if rule.margin else []
+        how += [f"mean of {rule.window} steps"] if rule.window > 1 else []
+        how += [f"{rule.patience} steps in a row"] if rule.patience > 1 else []
+        criterion = ", ".join(how)
         if not some_demand_is_free:
-            return text + "), and no smaller demand is free: every further step must hurt"
+            return (
+                f"the demand {granted:.4g} has a price ({criterion}), and so has every smaller one: every further step "
+                f"must hurt"
+            )
+        relation = "exceeds" if granted > sustainable else "comes too near to"
         left = math.floor(100 * sustainable / (demand * (1.0 + rule.margin)))
         to = f"at most {left}%" if left >= 1 else "less than 1%"
-        return text + f"); a demand small enough still gains on both sides: lower the constraint to {to} of its value"
+        return (
+            f"the demand {granted:.4g} {relation} {sustainable:.4g}, the most that the gradients sustain for free "
+            f"({criterion}); a demand small enough still gains on both sides: lower the constraint to {to} of its value"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""

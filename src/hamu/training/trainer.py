@@ -29,6 +29,7 @@ from hamu.pair_step import PairStep
 from hamu.training.config import UnlearnConfig
 from hamu.training.early_ends import EarlyEnds
 from hamu.training.goal import Goal
+from hamu.training.items import check_items
 from hamu.training.line_search import LineSearch
 from hamu.training.measuring import Evaluations, eval_sets, gains, set_figures
 from hamu.training.pairing import WEIGHT, PairCollator, PairedDataset
@@ -42,6 +43,7 @@ from hamu.training.start_predictions import load_start_predictions, save_start_p
 from hamu.training.steering import Steering
 from hamu.training.step_events import StepEvents
 from hamu.training.step_figures import layer_figures, step_figures
+from hamu.training.step_lines import print_lines
 from hamu.training.watch import StepWatch
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
@@ -52,10 +54,13 @@ _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_
 class UnlearnTrainer(ResumableTrainer):
     """Unlearn the forget set from a model. A run can be broken off and resumed: see `ResumableTrainer`.
 
+    It prints a line per logged step; `state.log_history`, callbacks and trackers get all figures.
+
     Args:
         model: a Hugging Face model, or any module that maps pixel values to logits; changed in place.
         args: the settings.
-        retain_dataset, forget_dataset: training records that stay and that must go.
+        retain_dataset, forget_dataset: training records that stay and that must go; an item is a mapping with
+            pixel_values and labels (images) or input_ids and labels (texts).
         test_dataset: records that were never trained on, evaluated where given.
         data_collator: makes a batch from a list of items of either data set.
         kwargs: passed to `transformers.Trainer`.
@@ -73,9 +78,9 @@ class UnlearnTrainer(ResumableTrainer):
         predictions: by set, what the last one did.
 
     Raises:
-        HamuError: if a set is empty, the model cannot train, labels are of tokens and it is no causal language model
-            (seen at the first batch), a function is given that would never be called, an optimizer that leaves out what
-            is trained, or the constraint cannot be met at the first step.
+        HamuError: if a set is empty or its items are not what a run trains on, the model cannot train, labels are of
+            tokens and it is no causal language model (seen at the first batch), a function is given that would never be
+            called, an optimizer that leaves out what is trained, or the constraint cannot be met at the first step.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class UnlearnTrainer(ResumableTrainer):
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,
         )
+        check_items(model, data_collator, retain=retain_dataset, forget=forget_dataset, test=test_dataset)
         prepare_model(model, args)
         self.pair = new_pair(model, method, args)
         self.side_losses = SideLosses(model, args.objectives())
@@ -133,6 +139,7 @@ class UnlearnTrainer(ResumableTrainer):
         self._steps_of_best: int | None = None
         collator, retain = PairCollator(data_collator), sets["retain"]
         super().__init__(model, args, data_collator=collator, train_dataset=pairs, eval_dataset=retain, **kwargs)
+        print_lines(self, kwargs.get("callbacks") or [])
         if self.optimizer is not None:  # one that was given
             check_steps_all(self.optimizer, self.pair)
         if self._is_split or args.shard:
