@@ -81,7 +81,7 @@ class StoppingMemory:
             demand, granted, sustainable, some_demand_is_free: see `ConstraintStatus`.
         """
         rule = self.rule
-        how = [rule.criterion]
+        how: list[str] = [rule.criterion]
         how += [f"margin {rule.margin:g}"] if rule.margin else []
         how += [f"mean of {rule.window} steps"] if rule.window > 1 else []
         how += [f"{rule.patience} steps in a row"] if rule.patience > 1 else []
