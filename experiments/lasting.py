@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hamu.evaluation.attacks import AttackData, AttackSettings, attack_model
 from torch import Tensor
 from transformers import TrainerCallback, set_seed
 
@@ -27,7 +28,6 @@ from experiments.problems import Problem, cifar, digits, original, retrained, ru
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import forget_class, read_images
 from hamu.data.images import collate
-from hamu.evaluation.attacks import AttackData, AttackSettings, attack_model
 from hamu.models import load_classifier
 from hamu.training.quiet import quiet_trainer
 from hamu.unlearning.lookahead import Lookahead

@@ -8,11 +8,8 @@ from pathlib import Path
 
 from hamu.cli import main as hamu
 
-TRAIN_CIFAR = (
-    "--model resnet20 --optim adamw_torch --learning_rate 2e-3 --lr_scheduler_type linear "
-    "--per_device_train_batch_size 125 --num_train_epochs 14"
-).split()
-TRAIN_TOFU = "--recipe tofu-tiny --bf16 False --save_strategy no".split()
+TRAIN_CIFAR = ["--model", "resnet20", "--optim", "adamw_torch", "--learning_rate", "2e-3", "--lr_scheduler_type", "linear", "--per_device_train_batch_size", "125", "--num_train_epochs", "14"]
+TRAIN_TOFU = ["--recipe", "tofu-tiny", "--bf16", "False", "--save_strategy", "no"]
 CIFAR_ROWS = 10_000  # of the 50,000, the first ones; the file's rows are in random order
 
 

@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         0 if all went well, 2 if something that the user can put right is wrong, 130, 143 or 129 if interrupted (by
-        Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if unlearning will cost, 4 if any step hurts
-        or none is possible; `verify` 1 if something does not hold.
+        Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if unlearning will cost, 4 if next to
+        nothing is free or no step is possible; `verify` 1 if something does not hold.
     """
     if argv is None:
         argv = sys.argv[1:]

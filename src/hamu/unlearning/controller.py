@@ -78,20 +78,22 @@ class Controller(TrainerCallback):
     Attributes:
         history: what was measured, an entry each.
         ended: whether the run is over.
+        rate: learning rate after the first steps.
+        rate_of_step: of the step at hand.
     """
 
     def __init__(self, work: Work, goal: Goal, budget: float, every: int) -> None:
         self._work, self._goal, self.budget, self.every = work, goal, budget, every
         self.history: list[dict[str, Any]] = []
         self.ended = False
-        self.rate = 0.0
+        self.rate = self.rate_of_step = 0.0
         self._most_rate = 0.0
         self._start_loss = math.nan
         self._best: dict[str, Any] = {"count": -1, "cost": math.inf, "records": 0}
         self._least_missing = math.inf
         self._last_missing = math.inf
         self._idle = self._lasted = 0
-        self._free: list[float] = []
+        self._free: list[bool] = []
         self._good: list[Tensor] = []
         self._settled = self._reached = False
         self._constraint: Any = None
@@ -123,11 +125,12 @@ class Controller(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the step; over the first ones it rises, as Adam's are all of full length."""
+        self.rate_of_step = self.rate * min(1.0, (state.global_step + 1) / _WARM_UP)
         for group in kwargs["optimizer"].param_groups:
-            group["lr"] = self.rate * min(1.0, (state.global_step + 1) / _WARM_UP)
+            group["lr"] = self.rate_of_step
 
     def note(self, step: PairStep) -> None:
-        """Take what a step's gradients say of the demands that cost nothing; read when the run is measured next."""
+        """Keep the step's constraint, which is read when the run is measured next."""
         self._constraint = step.weights.constraint
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -184,8 +187,7 @@ class Controller(TrainerCallback):
             self._change(rate=1.25)
         self._last_missing = now.missing
         if self._constraint is not None:
-            free = self._constraint.sustainable / self._constraint.capacity.clamp(min=1e-300)
-            self._free = [*self._free[1 - _PATIENCE :], free.item()]
+            self._free = [*self._free[1 - _PATIENCE :], bool(self._constraint.some_demand_is_free)]
 
     def _is_better(self, now: Standing, cost: float) -> bool:
         best = self._best
@@ -229,11 +231,11 @@ class Controller(TrainerCallback):
     def _given_up(self) -> End:
         """The end of a run that gets no further."""
         what = f"{_PATIENCE} measurements in a row brought nothing better; {self.goal_sentence}"
-        if self._free and max(self._free) < LEAST_DEMAND:
+        if self._free and not any(self._free):
             return End(
                 "criterion",
-                f"every further step must hurt: even a demand of {LEAST_DEMAND:.0%} of what is possible raises the "
-                f"retain loss (the gradients sustain at most {max(self._free):.1%}); {what}",
+                f"every further step must hurt: in the last {len(self._free)} measurements no demand was free, however "
+                f"small; {what}",
             )
         return End("budget", f"no state within the budget (retain loss {self.budget:+g}) forgets more: {what}")
 
