@@ -97,6 +97,7 @@ def image_model(tmp_path):
      "hub:locuslab/TOFU:forget10@train would not be read from there; name the files in it with --data, --forget_data "
      "and --test_data"),
     (["unlearn", *FULL, "--rho", "0.5"], "rho 0.5 mixes records into a class; leave it out with --forget_rows"),
+    (["unlearn", *FULL, "--allow_missing"], "allow_missing is for --forget_data; leave it out with --forget_rows"),
     (["unlearn", *FULL, "--magic"], "unrecognized arguments: --magic; hamu unlearn --help lists the options"),
     (["unlearn", *FULL, "--methd", "hamu-q"],
      "unrecognized arguments: --methd hamu-q; did you mean --method? hamu unlearn --help lists the options"),

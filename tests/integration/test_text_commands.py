@@ -264,8 +264,16 @@ def test_records_to_forget_that_are_not_in_the_data_are_counted(trained, tmp_pat
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, chosen)))
     files = ["--data", tmp_path / "data.jsonl", "--forget_data", tmp_path / "gone.jsonl"]
     relative = ["--constraint_mode", "relative", "--stopping", "off"]
-    assert run("unlearn", *files, "--model", trained, *relative, *FEW, "--output_dir", tmp_path / "out") == 0
+    job = ["unlearn", *files, "--model", trained, *relative, *FEW, "--output_dir", tmp_path / "out"]
+    assert run(*job) == 2
+    err = capsys.readouterr().err
+    assert "1 of 2 records of gone.jsonl are not in" in err
+    assert "give --allow_missing" in err
+    assert "number" not in err
+    assert not (tmp_path / "out").exists()
+    assert run(*job, "--allow_missing") == 0
     assert "1 of 2 records to forget are not found" in " ".join(capsys.readouterr().out.split())
+    assert "1 of them found in the training data" in (tmp_path / "out/record.json").read_text()
 
 
 def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(trained, tmp_path, capsys):

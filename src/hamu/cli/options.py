@@ -61,6 +61,9 @@ class DataOptions:
         default=None, metadata={"help": "Forget these rows of --data: 3,17,25 or a file of row numbers."}
     )
     forget_data: str | None = field(default=None, metadata={"help": "Forget the records of this second data set."})
+    allow_missing: bool = field(
+        default=False, metadata={"help": "Forget records of --forget_data also where --data does not have them."}
+    )
     forget_filter: str | None = field(
         default=None,
         metadata={"help": "Text: forget the records with COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX."},
@@ -71,7 +74,10 @@ class DataOptions:
     image_column: str | None = field(default=None, metadata={"help": "Name of the image column, if not a usual one."})
     label_column: str | None = field(default=None, metadata={"help": "Name of the label column, if not a usual one."})
     prompt_column: str | None = field(default=None, metadata={"help": "Text: name of the column of questions."})
-    answer_column: str | None = field(default=None, metadata={"help": "Text: name of the column of answers."})
+    answer_column: str | None = field(
+        default=None,
+        metadata={"help": "Text: name of the column of answers; none for plain text beside a column that looks so."},
+    )
     question_template: str = field(
         default=QUESTION_TEMPLATE, metadata={"help": "Text: how a question becomes a prompt; {question} stands for it."}
     )

@@ -185,7 +185,8 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         if options.forget_rows is not None:
             return forget_rows(train, test, parse_rows(options.forget_rows))
         if options.forget_data is not None:
-            return forget_data(train, test, self.read(self.located(options.forget_data), "train"))
+            forget = self.read(self.located(options.forget_data), "train")
+            return forget_data(train, test, forget, options.allow_missing)
         return self.divide_by_own_option(train, test)
 
     def chosen_by(self) -> str:
@@ -204,6 +205,8 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
             raise HamuError(f"say what to forget with one of {self._flags()}; got {given}")
         if options.rho and chosen != ["forget_class"]:
             raise HamuError(f"rho {options.rho:g} mixes records into a class; leave it out with --{chosen[0]}")
+        if options.allow_missing and chosen != ["forget_data"]:
+            raise HamuError(f"allow_missing is for --forget_data; leave it out with --{chosen[0]}")
         return chosen[0]
 
     def _flags(self) -> str:
