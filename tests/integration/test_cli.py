@@ -422,6 +422,28 @@ def test_a_model_that_has_overflowed_is_not_saved(cli, tmp_path, saved_model):
     ]
 
 
+def test_a_model_of_finite_weights_whose_losses_have_overflowed_is_not_saved(cli, tmp_path, saved_model):
+    too_much = ["--method", "ga", "--learning_rate", "1e12", "--max_steps", "1"]
+    code, _, err = cli("unlearn", *CLASS, "--model", saved_model, *too_much, "--output_dir", "out")
+    assert code == 2
+    assert "unlearning diverged: retain_loss is not finite; lower --learning_rate 1000000000000.0 or" in err
+    assert not {"model", "record.json", "evaluation.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+    too_much = ["--optim", "sgd", "--learning_rate", "1e12", "--max_steps", "1", "--max_grad_norm", "0"]
+    code, _, err = cli("train", *CLASS[:2], "--model", saved_model, *too_much, "--output_dir", "trained")
+    assert code == 2
+    assert "training diverged: " in err
+    assert " is not finite; lower --learning_rate 1000000000000.0" in err
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_model_that_has_become_worse_than_guessing_is_said_to_be_of_no_use(cli, saved_model):
+    job = ["unlearn", *CLASS, "--model", saved_model, "--method", "ga", "--max_steps", "1", "--output_dir", "out"]
+    code, out, _ = cli(*job, "--learning_rate", "10")
+    assert code == 0
+    assert "above the 2.30 of guessing; lower --learning_rate 10, or end such a run by" in " ".join(out.split())
+    assert "of guessing" not in cli(*job, "--learning_rate", "1e-4", "--overwrite")[1]
+
+
 def test_an_unknown_command_is_named(cli):
     code, _, err = cli("forget")
     assert code == 2

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hamu.sources import HUB, is_of_hub
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"  # beside the weights of a whole model, of an adapter
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
+_STATISTICS = ("running_mean", "running_var")
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
     r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq|(cos|sin)_cached"
     r"|embed_positions\.weights)$"
@@ -231,8 +233,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def first_not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter with a value that is not finite, None if there is none."""
-    return next((name for name, p in model.named_parameters() if not torch.isfinite(p).all()), None)
+    """The name of the first parameter, or statistic of a BatchNorm, that is not finite; None if all are."""
+    statistics = ((name, b) for name, b in model.named_buffers() if name.endswith(_STATISTICS))
+    values = chain(model.named_parameters(), statistics)
+    return next((name for name, value in values if not torch.isfinite(value).all()), None)
 
 
 def check_undamaged(model: nn.Module, source: str) -> None:
