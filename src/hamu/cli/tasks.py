@@ -143,9 +143,13 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         for name, value in report.get("metrics", {}).items():
             self.console.print(f"{name}: " + ("not measured" if value is None else f"{value:.4g}"))
 
+    def beside_model(self) -> list[Any]:
+        """What is saved with a model, so that it can be opened again."""
+        return []
+
     def save_model(self, folder: RunFolder, model: Any) -> Path:
         """Save the model with what belongs to it."""
-        return folder.save_model(model)
+        return folder.save_model(model, *self.beside_model())
 
     def save_merged(self, folder: RunFolder, model: Any) -> None:
         """Save what is made of the saved model, if asked for."""

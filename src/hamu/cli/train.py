@@ -69,6 +69,7 @@ def run(argv: list[str], console: Console) -> int:
         def around(trainer: ResumableTrainer) -> Iterator[None]:
             # an earlier run gives way only to a first checkpoint, or once training has succeeded
             trainer.before_saving = lambda: folder.begin(given, with_settings(inputs, given))
+            trainer.beside_model = task.beside_model()
             with bar, leaving_in_order("train")(trainer):
                 yield
 

@@ -63,6 +63,7 @@ def run(argv: list[str], console: Console) -> int:
         bar = ProgressBar(console, args.method)
         trainer = quiet_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator())
         log.trainer, trainer.before_saving = trainer, log.begin
+        trainer.beside_model = task.beside_model()
         with bar, kept_open(trainer):
             _train(trainer, resume)
         _finish(task, folder, prepared, trainer, parsed, console)

@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
 from hamu.errors import HamuError, first_line
-from hamu.run_files import MODEL
+from hamu.run_files import CHECKPOINT, MODEL
 from hamu.sources import HUB, is_of_hub
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"  # beside the weights of a whole model, of an adapter
@@ -56,11 +56,17 @@ def _check_no_run(source: str) -> None:
     """Check that a folder without a model is not that of a run, which has its model in a folder below.
 
     Raises:
-        HamuError: if it is; the message says where that is.
+        HamuError: if it is; the message says where that is, or its newest checkpoint.
     """
     model = Path(source) / MODEL
     if any((model / name).is_file() for name in CONFIGS):
         raise HamuError(f"{source} is the folder of a run; its model is {model}")
+    checkpoints = [path for path in Path(source).glob(f"{CHECKPOINT}*") if path.name[len(CHECKPOINT) :].isdecimal()]
+    if checkpoints:
+        newest = max(checkpoints, key=lambda path: int(path.name[len(CHECKPOINT) :]))
+        raise HamuError(
+            f"{source} is the folder of a run that has no model yet: resume it, or give its newest checkpoint, {newest}"
+        )
 
 
 class NeedsCode(HamuError):
