@@ -18,6 +18,7 @@ from hamu.cli.config_files import settings_of
 from hamu.cli.options import DataOptions
 from hamu.cli.parsing import parse
 from hamu.data import pixel_statistics, read_images
+from hamu.models import load_classifier
 from hamu.training import TrainConfig
 
 FAST = ["--per_device_train_batch_size", "256", "--max_steps", "2"]
@@ -216,6 +217,29 @@ def test_a_model_without_statistics_takes_those_of_all_training_data(cli, colour
     config = json.loads((tmp_path / "run/model/config.json").read_text())
     assert (config["image_mean"], config["image_std"]) == pixel_statistics(read_images("train.npz"))
     assert cli("verify", "run")[0] == 0
+
+
+def test_a_dry_run_on_images_counts_what_the_run_would_have(cli, tmp_path, saved_model):
+    parameters = sum(p.numel() for p in load_classifier(str(saved_model)).parameters())
+
+    def plan(*words):
+        code, out, _ = cli(*words, *DIGITS, "--dry_run")
+        assert code == 0
+        assert list(tmp_path.iterdir()) == []
+        assert f"{parameters:,}" in out
+        rows = dict(re.findall(r"([a-z][a-z:, ]*?) ([\d.,]+)", out))
+        return {name: float(value.replace(",", "")) for name, value in rows.items()}
+
+    new = plan("train", "--model", "resnet8", "--num_train_epochs", "2", "--per_device_train_batch_size", "100")
+    assert (new["training images"], new["images in a step"], new["steps"]) == (1438, 100, 30)
+    assert new["memory: weights"] == pytest.approx(4 * parameters / 1e6, abs=0.05)
+    job = ["unlearn", "--model", saved_model, "--forget_class", "3", "--method", "kl", "--per_device_train_batch_size"]
+    one, four = (plan(*job, size) for size in ("50", "200"))
+    assert one["retain images"] + one["forget images"] == 1438
+    assert one["memory: gradients"] == pytest.approx(2 * one["memory: weights"], abs=0.1), "one of each side"
+    assert one["memory: original model"] == one["memory: weights"], "which KL compares with"
+    assert four["memory: activations"] == pytest.approx(4 * one["memory: activations"], abs=0.2)
+    assert one["memory: activations"] > 50 * 8 * 8 * 16 * 4 / 1e6, "more than the first layer of so many images"
 
 
 def test_methods_prints_every_method(cli):

@@ -66,7 +66,7 @@ def image_model(tmp_path):
     (["evaluate", *IMAGES], "name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME"),
     (["evaluate", *IMAGES, "--model", "a\0b"],
      "model 'a\\x00b' has a character that no name or text may have; leave it out"),
-    (["assess", *FULL, "--dry_run"], "assess has no --dry_run, which is for hamu unlearn; leave it out"),
+    (["assess", *FULL, "--dry_run"], "assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out"),
     (["assess", *FULL, "--auto", "--target_forget_loss", "2", "--max_retain_increase", "1"],
      "assess has no --auto, which is for hamu unlearn; leave it out"),
     (["assess", *FULL, "--target_forget_accuracy", "0.1"],

@@ -24,7 +24,7 @@ class Parser(HfArgumentParser):
         end = "" if message.endswith("?") else ";"
         raise HamuError(f"{message}{end} {self.prog} --help lists the options")
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse flags; an unknown one is an error that names the closest known one."""
         found, rest = self.parse_known_args(args, namespace)
         if rest:
