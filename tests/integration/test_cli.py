@@ -389,6 +389,22 @@ def test_a_wrong_input_ends_in_one_clear_line_and_writes_nothing(cli, tmp_path, 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("words", [
+    *([name, "--data", "nowhere.npz", "--forget_class", "1", "--model", "nowhere"]
+      for name in ("assess", "unlearn", "compare", "evaluate")),
+    ["train", "--data", "nowhere.npz", "--model", "resnet8"],
+    ["demo"],
+    ["reproduce", "table-2", "--data_dir", "nowhere"],
+])  # fmt: skip
+def test_an_output_folder_that_cannot_be_made_is_refused_before_data_are_read(cli, tmp_path, words):
+    (tmp_path / "file").write_text("mine")
+    for place, why in (("file/out", f"cannot be made: {tmp_path}/file is a file"), ("", "output_dir is empty")):
+        code, _, err = cli(*words, "--output_dir", place)
+        assert (code, err.count("\n")) == (2, 1)
+        assert why in err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_an_earlier_run_is_replaced_only_on_request(cli, tmp_path, saved_model):
     job = ["unlearn", "--recipe", "digits", "--model", saved_model, "--output_dir", "out", *FAST]
     assert cli(*job)[0] == 0
