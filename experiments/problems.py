@@ -8,8 +8,11 @@ from pathlib import Path
 
 from hamu.cli import main as hamu
 
-TRAIN_CIFAR = ["--model", "resnet20", "--optim", "adamw_torch", "--learning_rate", "2e-3", "--lr_scheduler_type", "linear", "--per_device_train_batch_size", "125", "--num_train_epochs", "14"]
-TRAIN_TOFU = ["--recipe", "tofu-tiny", "--bf16", "False", "--save_strategy", "no"]
+TRAIN_CIFAR = (
+    "--model resnet20 --optim adamw_torch --learning_rate 2e-3 --lr_scheduler_type linear "
+    "--per_device_train_batch_size 125 --num_train_epochs 14"
+)
+TRAIN_TOFU = "--recipe tofu-tiny --bf16 False --save_strategy no"
 CIFAR_ROWS = 10_000  # of the 50,000, the first ones; the file's rows are in random order
 
 
@@ -77,7 +80,7 @@ def cifar(work: Path, source: Path) -> list[Problem]:
     data = ("--data", "train.parquet", "--test_data", "test.parquet", "--data_dir", str(folder))
 
     def problem(name: str, *forget: str) -> Problem:
-        return Problem(name, data, tuple(TRAIN_CIFAR), forget, "cifar")
+        return Problem(name, data, tuple(TRAIN_CIFAR.split()), forget, "cifar")
 
     return [
         problem("CIFAR-10, 20 rows", "--forget_rows", rows_file(work, "cifar-20", list(range(20)))),
@@ -94,8 +97,8 @@ def tofu(work: Path, source: Path) -> list[Problem]:
     ten = ("--forget_data", "forget10.json")
     single = ("--forget_rows", rows_file(work, "tofu-20", list(range(0, 4000, 200))))
     return [
-        Problem("TOFU, forget10", data, tuple(TRAIN_TOFU), ten, "tofu", extra),
-        Problem("TOFU, 20 records", data, tuple(TRAIN_TOFU), single, "tofu", extra),
+        Problem("TOFU, forget10", data, tuple(TRAIN_TOFU.split()), ten, "tofu", extra),
+        Problem("TOFU, 20 records", data, tuple(TRAIN_TOFU.split()), single, "tofu", extra),
     ]
 
 

@@ -10,7 +10,7 @@ import warnings
 from contextlib import suppress
 
 from hamu.cli.screen import Screen, say, write_any_character
-from hamu.errors import HamuError, Interrupted, first_line, one_line
+from hamu.errors import HamuError, Interrupted, first_line, one_line, unknown
 
 COMMANDS = {
     "demo": "train, unlearn and compare all methods on bundled data, in about a minute",
@@ -69,7 +69,7 @@ def _outcome(command: str, argv: list[str], debug: bool) -> int:
     """Run a command; what went wrong in one line, and the exit code."""
     try:
         if command not in COMMANDS:
-            raise HamuError(f"command {command!r} is unknown; choose one of {', '.join(COMMANDS)}")
+            raise unknown("command", command, COMMANDS)
         return _run(command, [flag for flag in argv if flag != "--debug"])
     except HamuError as error:
         if debug:
