@@ -8,9 +8,9 @@ on the bounded objective as the engine:
         measure every forget record and some retain records
         keep the state if more records are forgotten than in any before, and the retain loss is within the budget
         end if the share is reached within the budget (a lasting run: also after fine-tuning a copy, twice in a row)
-        the budget is exceeded      ->  φ halved: the steps repair the retain loss
-        half of it is left          ->  φ up by a quarter
-        far beyond it, or NaN       ->  back to the best state; φ and η halved
+        the budget is exceeded           ->  φ halved: the steps repair the retain loss
+        half of it is left               ->  φ up by a quarter
+        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
         too many records too high   ->  η down by a quarter;  no progress  ->  η up by a quarter
 
 The state that it ends with is never worse than the start: of all that were measured within the budget it has the most
@@ -38,8 +38,8 @@ from hamu.unlearning.lookahead import Lookahead
 
 LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
 _FAR = 5.0  # times the budget, and at least _FAR_LOSS: from there a run goes back instead of repairing
-_FAR_LOSS = 0.5
-_RATE = 0.01  # of the typical size of a trained weight, as the first rate
+_FAR_LOSS = 0.1
+_RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _WARM_UP = 20  # steps
 _MOST_GROWTH = 8.0  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
@@ -91,12 +91,13 @@ class Controller(TrainerCallback):
         self._start_loss = math.nan
         self._best: dict[str, Any] = {"count": -1, "cost": math.inf, "records": 0}
         self._least_missing = math.inf
-        self._last_missing = math.inf
+        self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = 0
         self._free: list[bool] = []
         self._good: list[Tensor] = []
         self._settled = self._reached = False
         self._constraint: Any = None
+        self._optimizer: Any = None
 
     @property
     def start_loss(self) -> float:
@@ -126,7 +127,8 @@ class Controller(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the step; over the first ones it rises, as Adam's are all of full length."""
         self.rate_of_step = self.rate * min(1.0, (state.global_step + 1) / _WARM_UP)
-        for group in kwargs["optimizer"].param_groups:
+        self._optimizer = kwargs["optimizer"]
+        for group in self._optimizer.param_groups:
             group["lr"] = self.rate_of_step
 
     def note(self, step: PairStep) -> None:
@@ -174,9 +176,11 @@ class Controller(TrainerCallback):
             return
         if now.missing < 0.95 * self._least_missing:
             self._least_missing, self._idle = now.missing, 0
-        if not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS):
+        no_repair = cost > max(self.budget, self._last_cost) and self._demand <= LEAST_DEMAND
+        if not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair:
             self._go_back()
             self._change(demand=0.5, rate=0.5)
+            cost = self._best["cost"]
         elif cost > self.budget:
             self._change(demand=0.5)
         elif cost < 0.5 * self.budget:
@@ -185,7 +189,7 @@ class Controller(TrainerCallback):
             self._change(rate=0.75)
         elif within and now.missing > _PROGRESS * self._last_missing:
             self._change(rate=1.25)
-        self._last_missing = now.missing
+        self._last_missing, self._last_cost = now.missing, cost
         if self._constraint is not None:
             self._free = [*self._free[1 - _PATIENCE :], bool(self._constraint.some_demand_is_free)]
 
@@ -208,11 +212,19 @@ class Controller(TrainerCallback):
         self._lasted = self._lasted + 1 if least >= self._goal.share * len(now.losses) else 0
         return self._lasted >= _REHEARSALS
 
-    def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
+    @property
+    def _demand(self) -> float:
+        return self._method.constraint
+
+    @property
+    def _method(self) -> HamuQ:
         method = self._work.pair.method
         assert isinstance(method, HamuQ)
-        wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * method.constraint))
-        self._work.pair.method = replace(method, constraint=wanted)
+        return method
+
+    def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
+        wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * self._demand))
+        self._work.pair.method = replace(self._method, constraint=wanted)
         self.rate = min(self._most_rate, rate * self.rate)
 
     @torch.no_grad()
@@ -226,7 +238,12 @@ class Controller(TrainerCallback):
 
     @torch.no_grad()
     def _go_back(self) -> None:
+        """Restore the best state; what the optimizer and the point ahead remember belongs to another place."""
         torch._foreach_copy_(self._work.pair.parameters, self._good)
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+        if self._work.lookahead is not None:
+            self._work.lookahead.restart()
 
     def _given_up(self) -> End:
         """The end of a run that gets no further."""
@@ -246,11 +263,9 @@ class Controller(TrainerCallback):
         self._work.end_run(end)
 
     def _note(self, now: Standing, step: int) -> None:
-        method = self._work.pair.method
-        assert isinstance(method, HamuQ)
         found = {key: value for key, value in now.figures().items() if key != "worst"}
         self.history.append(
-            {"step": step, "retain_loss": now.retain_loss, "demand": method.constraint, "rate": self.rate, **found}
+            {"step": step, "retain_loss": now.retain_loss, "demand": self._demand, "rate": self.rate, **found}
         )
 
     @property
@@ -272,11 +287,9 @@ class Controller(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON holds it; tensors are in a file of their own."""
-        method = self._work.pair.method
-        assert isinstance(method, HamuQ)
-        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_idle",
+        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_last_cost", "_idle",
                  "_lasted", "_free", "_settled", "_reached", "history", "ended")  # fmt: skip
-        return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": method.constraint}
+        return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": self._demand}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -286,9 +299,8 @@ class Controller(TrainerCallback):
             setattr(self, f"_{name}", state[name])
         self._best = {key: _number(value) for key, value in state["best"].items()}
         self._least_missing, self._last_missing = _number(state["least_missing"]), _number(state["last_missing"])
-        method = self._work.pair.method
-        assert isinstance(method, HamuQ)
-        self._work.pair.method = replace(method, constraint=state["demand"])
+        self._last_cost = _number(state["last_cost"])
+        self._work.pair.method = replace(self._method, constraint=state["demand"])
 
     @property
     def good(self) -> dict[str, Tensor]:
