@@ -122,7 +122,12 @@ class Controller(TrainerCallback):
         self._work.focus(now)
         if self._is_there(now):
             self._reached = True
-            self._finish(End("goal", f"the goal is reached at the start: {self._words()}"))
+            self._finish(
+                End(
+                    "goal",
+                    f"the goal is reached at the start: {self._words()}; --target_forget_loss asks for more",
+                )
+            )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the step; over the first ones it rises, as Adam's are all of full length."""
@@ -189,6 +194,8 @@ class Controller(TrainerCallback):
             self._change(rate=0.75)
         elif within and now.missing > _PROGRESS * self._last_missing:
             self._change(rate=1.25)
+        elif self._can_rehearse and cost < 0.5 * self.budget:  # forgotten, but it does not last yet
+            self._change(rate=1.5)
         self._last_missing, self._last_cost = now.missing, cost
         if self._constraint is not None:
             self._free = [*self._free[1 - _PATIENCE :], bool(self._constraint.some_demand_is_free)]
