@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
+from hamu.evaluation.attacks.settings import AttackSettings
 from hamu.training import TrainConfig, UnlearnConfig
 
 _OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
@@ -18,11 +19,12 @@ NOT_TAKEN: dict[str, dict[str, str]] = {  # by commands whose dataclasses have i
     "assess": _OF_TRAIN | _OF_UNLEARN,
     "compare": _OF_TRAIN | _OF_UNLEARN | {"method": "as it takes several, by --methods"},
     "evaluate": _OF_TRAIN,
+    "attack": _OF_TRAIN,
 }
 PATHS = {  # options of any command that name files and folders, or may
     "config", "output_dir", "work_dir", "output", "run", "runs", "data", "test_data", "data_dir", "forget_data",
     "forget_rows", "forget_perturbed", "retain_perturbed", "real_authors", "world_facts", "similar_data", "model",
-    "base_model", "retain_model", "original_model", "tokenizer",
+    "base_model", "retain_model", "original_model", "tokenizer", "unrelated_data",
 }  # fmt: skip
 OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 
@@ -167,15 +169,22 @@ class ResumeOptions:
 
 
 @dataclass
-class EvaluateOptions:
+class OriginalOptions:
+    """The model before unlearning."""
+
+    original_model: str | None = field(
+        default=None,
+        metadata={"help": "The model before unlearning, to compare with: attacks on it, or a text model's answers."},
+    )
+
+
+@dataclass
+class EvaluateOptions(OriginalOptions):
     """What `hamu evaluate` measures of a language model beyond its losses."""
 
     generate: int = field(
         default=200,
         metadata={"help": "Text: answer this many prompts of each set, greedily; 0 for none."},
-    )
-    original_model: str | None = field(
-        default=None, metadata={"help": "Text: the model before unlearning, whose answers are shown beside."}
     )
     forget_perturbed: str | None = field(
         default=None,
@@ -236,7 +245,8 @@ def settings_by_command() -> dict[str, set[str]]:
         "assess": (AssessOptions, UnlearnConfig),
         "unlearn": (UnlearnConfig,),
         "compare": (CompareOptions, UnlearnConfig),
-        "evaluate": (EvaluateOptions, TrainConfig),
+        "evaluate": (EvaluateOptions, AttackSettings, TrainConfig),
+        "attack": (OriginalOptions, AttackSettings, TrainConfig),
     }
     shared = (DataOptions, RunOptions)
     keys = {name: {f.name for cls in (*shared, *types) for f in dataclasses.fields(cls)} for name, types in own.items()}

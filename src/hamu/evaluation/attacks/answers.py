@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import comb
 from typing import Any
 
 import torch
@@ -47,9 +48,7 @@ def sampled(model: Any, tokenizer: Any, data: TextData, samples: int, batch_size
     found = []
     for _ in range(samples):
         seed = int(torch.randint(2**31, ()))  # `generate_answers` leaves the random state as it was
-        answers = generate_answers(
-            model, tokenizer, data, batch_size, _longest(data), sampling_seed=seed
-        )
+        answers = generate_answers(model, tokenizer, data, batch_size, _longest(data), sampling_seed=seed)
         found.append(_scores(answers, rests))
     return found
 
@@ -64,9 +63,7 @@ def leak_at_k(scores: list[Tensor], k: int) -> float:
         scores: of each draw, n times [N].
         k: at most n.
     """
-    from math import comb
-
-    ascending = torch.stack(scores).sort(0).values
+    ascending = torch.stack(scores).double().sort(0).values
     n = len(ascending)
     shares = [comb(i, k - 1) / comb(n, k) for i in range(n)]
     return float((torch.tensor(shares, dtype=torch.float64) @ ascending).mean())

@@ -59,9 +59,7 @@ def attack(
     settings = settings or AttackSettings()
     models = {UNLEARNED: model, ORIGINAL: original, RETRAINED: retain_model}
     found = {
-        role: attack_model(one, data, settings, seed=seed, role=role)
-        for role, one in models.items()
-        if one is not None
+        role: attack_model(one, data, settings, seed=seed, role=role) for role, one in models.items() if one is not None
     }
     return collected(found, data, settings)
 
@@ -106,9 +104,7 @@ def attack_model(
     return found
 
 
-def collected(
-    found: Mapping[str, Mapping[str, Outcome]], data: AttackData, settings: AttackSettings
-) -> AttackResult:
+def collected(found: Mapping[str, Mapping[str, Outcome]], data: AttackData, settings: AttackSettings) -> AttackResult:
     """The result from the outcomes of each model.
 
     Args:
@@ -116,9 +112,7 @@ def collected(
         data: of any of the models.
         settings: by which they were attacked.
     """
-    outcomes = {
-        name: {role: by_attack[name] for role, by_attack in found.items()} for name in found[UNLEARNED]
-    }
+    outcomes = {name: {role: by_attack[name] for role, by_attack in found.items()} for name in found[UNLEARNED]}
     total = len(data.forget)
     records = {
         "forget": total,

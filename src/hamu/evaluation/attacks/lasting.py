@@ -52,8 +52,8 @@ def _judged(result: AttackResult) -> tuple[bool | None, str]:
         return None, "the model remembers the forget set as well as the original does"
     back = given_back(result)
     if RETRAINED in by_model:
-        after = [by_model[role].mean("loss", STEPS) for role in (UNLEARNED, RETRAINED)]
-        is_above = is_text and after[0] >= after[1]
+        theirs = by_model[RETRAINED]
+        is_above = is_text and ours.mean("loss", STEPS) >= theirs.mean("loss", STEPS)
         return is_above or back - given_back(result, RETRAINED) <= MARGIN, ""
     return (back if is_text else (back - start) / forgotten) <= MARGIN, ""
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hamu.data import TextData
 from hamu.data.drawing import draw_positions
+from hamu.errors import HamuError
 from hamu.evaluation.predictions import TokenPredictions, predict, predict_tokens
 
 Figures = dict[str, float]
@@ -46,17 +47,26 @@ class AttackData:
         Returns:
             `loss`; of images `recognised`, the share whose most likely class is the label; of texts
             `extraction_strength` and `exact_memorization`.
+
+        Raises:
+            HamuError: if a loss is not finite.
         """
-        if not self.is_text:
-            found = predict(model, records, self.eval_batch_size, self.collate)
-            recognised = found.correct.double().mean().item()
-            return {"recognised": recognised, "loss": found.losses.mean().item()}
-        tokens = predict_tokens(model, records, self.eval_batch_size, self.collate)
-        return {
-            "extraction_strength": extraction_strength(tokens).mean().item(),
-            "exact_memorization": exact_memorization(tokens).mean().item(),
-            "loss": tokens.record_losses.mean().item(),
-        }
+        if self.is_text:
+            tokens = predict_tokens(model, records, self.eval_batch_size, self.collate)
+            losses = tokens.record_losses
+            found = {
+                "extraction_strength": extraction_strength(tokens),
+                "exact_memorization": exact_memorization(tokens),
+            }
+        else:
+            images = predict(model, records, self.eval_batch_size, self.collate)
+            losses, found = images.losses, {"recognised": images.correct.double()}
+        if not losses.isfinite().all():
+            raise HamuError(
+                "a loss of the forgotten records is not finite; attack a model that is not destroyed, or lower "
+                "--attack_learning_rate"
+            )
+        return {name: values.mean().item() for name, values in (found | {"loss": losses}).items()}
 
     def accuracy(self, model: nn.Module, records: Any) -> float:
         """Share of images, or of scored tokens, whose most likely class is the label."""

@@ -26,7 +26,7 @@ def check_can_quantize() -> None:
 
 def _library() -> Any:
     try:
-        import bitsandbytes.functional as functional
+        from bitsandbytes import functional
     except ImportError as error:
         raise HamuError(
             "the attack quantize needs bitsandbytes, which is not installed; pip install 'hamu[quantize]', or "
@@ -51,8 +51,8 @@ def quantized(model: nn.Module, bits: int) -> Iterator[None]:
         HamuError: if bitsandbytes is not installed.
     """
     functional = _library()
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    head = None if head is None else head.weight
+    of_model: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = getattr(of_model(), "weight", None)
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
     weights = {id(layer.weight): layer.weight for layer in layers if layer.weight is not head}
     kept = [(weight, weight.detach().clone()) for weight in weights.values()]
@@ -70,6 +70,8 @@ def _rounded(functional: Any, weight: Tensor, bits: int) -> Tensor:
     """A matrix [out, in] after rounding."""
     if bits == 8:
         values, scales, _ = functional.int8_vectorwise_quant(weight.half().contiguous())
-        return functional.int8_vectorwise_dequant(values, scales).to(weight.dtype)
-    codes, state = functional.quantize_4bit(weight.contiguous(), blocksize=_BLOCK, quant_type="nf4")
-    return functional.dequantize_4bit(codes, state).to(weight.dtype)
+        found = functional.int8_vectorwise_dequant(values, scales)
+    else:
+        codes, state = functional.quantize_4bit(weight.contiguous(), blocksize=_BLOCK, quant_type="nf4")
+        found = functional.dequantize_4bit(codes, state)
+    return torch.as_tensor(found).to(weight.dtype)

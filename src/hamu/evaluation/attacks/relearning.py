@@ -75,26 +75,20 @@ def fine_tune(
         HamuError: if a loss is not finite.
     """
     device = next(model.parameters()).device
-    found = [_finite(measure(), 0)]
+    found = [measure()]
     for step in range(1, points[-1] + 1):
         model.train()
         batch = {key: value.to(device) for key, value in next(items).items()}
         scored = Scored.of(predict_logits(model, batch), batch["labels"])
         loss = CrossEntropy().total(scored, None) / len(scored.labels)
-        _finite({"loss": loss.item()}, step)
+        if not loss.isfinite():
+            raise HamuError(
+                f"the loss of step {step} is {loss.item()}; expected a finite one: lower --attack_learning_rate"
+            )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         advance(1)
         if step in points:
-            found.append(_finite(measure(), step))
+            found.append(measure())
     return found
-
-
-def _finite(figures: Figures, step: int) -> Figures:
-    if not torch.tensor(figures["loss"]).isfinite():
-        raise HamuError(
-            f"the loss is {figures['loss']} after {step} steps; expected a finite one: "
-            + ("attack a model that is not destroyed" if step == 0 else "lower --attack_learning_rate")
-        )
-    return figures

@@ -8,6 +8,7 @@ from typing import Any
 
 FORMAT = "hamu-attack"
 UNLEARNED, ORIGINAL, RETRAINED = "unlearned", "original", "retrained"
+MODELS = {UNLEARNED: "unlearned", ORIGINAL: "original", RETRAINED: "retrained"}  # as tables have them
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,12 @@ class AttackSettings:
     attack_learning_rate: float | None = _option(
         None, "By default 1e-3 for images (Adam), 3e-4 for texts (AdamW), 1e-3 for an adapter (AdamW)."
     )
-    attack_batch_size: int | None = _option(
-        None, "Records a step of fine-tuning; by default 64 images or 16 texts."
-    )
+    attack_batch_size: int | None = _option(None, "Records a step of fine-tuning; by default 64 images or 16 texts.")
     attack_records: int = _option(300, "Measure at most this many records of a set, drawn by seed.")
     relearned_records: int | None = _option(
         None, "Forgotten records that relearn-few trains on; by default 10 images or 40 texts."
     )
-    unrelated_data: str | None = _option(
-        None, "Text: data of relearn-unrelated; by default the bundled miniature."
-    )
+    unrelated_data: str | None = _option(None, "Text: data of relearn-unrelated; by default the bundled miniature.")
     prefill_words: int = _option(3, "Text: words of the right answer that prefill gives.")
     attack_samples: int = _option(8, "Text: answers that sample draws for each record, the k of leak@k.")
     attack_answers: int = _option(20, "Text: prefill and sample ask for this many forgotten records.")
