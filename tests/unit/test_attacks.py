@@ -23,8 +23,8 @@ from hamu.evaluation.attacks import (
     robustness,
     sentence,
 )
-from hamu.evaluation.attacks.answers import leak_at_k, prefilled, sampled
-from hamu.evaluation.attacks.attack import _items
+from hamu.evaluation.attacks.asking import leak_at_k, prefilled, sampled
+from hamu.evaluation.attacks.attacker import _items
 from hamu.evaluation.attacks.quantization import check_can_quantize, quantized
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 

@@ -28,7 +28,7 @@ from hamu.evaluation.attacks.quantization import check_can_quantize
 from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED
 from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
 from hamu.record.record import plain
-from hamu.reporting.attacks import plot_attacks
+from hamu.reporting.attack_section import plot_attacks
 from hamu.run_files import ATTACK, ATTACK_PICTURE
 from hamu.run_folder import RunFolder
 from hamu.sources import MINIATURE

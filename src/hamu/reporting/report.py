@@ -11,7 +11,7 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import hamu
-from hamu.reporting.attacks import attack_section
+from hamu.reporting.attack_section import attack_section
 from hamu.reporting.course import steps_section, trajectories
 from hamu.reporting.elements import Section
 from hamu.reporting.images import class_accuracy, images_section

@@ -93,7 +93,7 @@ def extraction_strength(predictions: TokenPredictions) -> Tensor:
     """Extraction strength (ES) of each record, [records] float64.
 
     1 - k/T with the smallest k such that greedy decoding after the first k of the T scored tokens gives all
-    others (Carlini et al. 2021; Wang et al. 2025b), as in OpenUnlearning (Dorna et al. 2025), whose code gives
+    others (Carlini et al. 2021), as in OpenUnlearning (Dorna et al. 2025), whose code gives
     1/T where no token fits; here that is 0.
     """
 

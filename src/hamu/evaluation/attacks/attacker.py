@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.errors import HamuError
-from hamu.evaluation.attacks.answers import has_prompts, leak_at_k, prefilled, sampled
+from hamu.evaluation.attacks.asking import has_prompts, leak_at_k, prefilled, sampled
 from hamu.evaluation.attacks.probes import AttackData, Figures, drawn
 from hamu.evaluation.attacks.quantization import BITS, check_can_quantize, quantized
 from hamu.evaluation.attacks.relearning import batches, fine_tune, unchanged
