@@ -28,7 +28,7 @@ _OPTIONS = re.compile(r"^\[options of (\w+)\]$", re.MULTILINE)
 _OF_A_COMMAND = re.compile(r"^\[options of hamu (\w+)\]$", re.MULTILINE)
 _OF_COMMANDS = "[options of the commands]"
 _INHERITED = "[inherited options]"
-_COMMANDS = ("train", "unlearn", "assess", "compare", "evaluate")
+_COMMANDS = ("train", "unlearn", "assess", "compare", "evaluate", "attack")
 _HELP = re.compile(r"^  (--\w+|[\w ]+?)(?: ([A-Za-z][\w:/.]*))?(?: \[(.*)\])?\n {8}(.*)$", re.MULTILINE)
 _LOADED = re.compile(r'<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)="(?:https?:)?//[^"]*"')
 

@@ -18,6 +18,7 @@ _LAST = {"train": EVALUATION, "unlearn": RECORD}
 # What other commands write into a folder of their own, or beside a run's files.
 REPORT, TRAJECTORIES, ANSWERS_PAGE, ANSWERS = "report.html", "trajectories.png", "answers.html", "answers.jsonl"
 ASSESSMENT, FRONTIER, SUMMARY = "assess.json", "frontier.png", "summary.json"
+ATTACK, ATTACK_PICTURE, ATTACK_FOLDER = "attack.json", "attack.png", "attack"
 COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
 COMPARISON_TABLES = ("comparison.csv", "comparison.md", "comparison.tex")
 
@@ -27,6 +28,7 @@ CHECKPOINT, MANIFEST, TRAINER_STATE = "checkpoint-", "manifest.json", "trainer_s
 _OF_RUNS = (
     *(MODEL, MERGED, CONFIG, INPUTS, HARDNESS, STEPS, LAYERS, EVALUATION, RECORD, READABLE_RECORD),
     *(REPORT, ANSWERS_PAGE, ANSWERS, SUMMARY, TRAJECTORIES, ASSESSMENT, FRONTIER),
+    *(ATTACK, ATTACK_PICTURE, ATTACK_FOLDER),
     "runs",  # of tensorboard, as transformers names it
     "tensorboard",
 )
@@ -113,5 +115,6 @@ _FORMS: dict[str, Callable[[_Content], bool]] = {
     EVALUATION: _is_evaluation,
     RECORD: lambda found: found.get("format") == "hamu-unlearning-record",
     ASSESSMENT: lambda found: found.keys() >= {"hamu-q", "hamu-u", "verdict"},
+    ATTACK: lambda found: found.get("format") == "hamu-attack",
     SUMMARY: lambda found: found.keys() >= {"task", "hardness", "methods"},
 }

@@ -268,6 +268,38 @@ def test_without_its_settings_the_method_of_a_run_is_that_of_its_record(tmp_path
     assert read_run(place).method == "hamu-q", "which need not be named"
 
 
+LASTING = {"lasts": True, "verdict": "It lasts: so."}
+
+
+@pytest.mark.parametrize(
+    ("attack", "headline", "tone"),
+    [
+        (None, "By its losses it forgot, and does better on what is to stay; whether it lasts was not tested", "mixed"),
+        (LASTING, "It forgot, and does better on what is to stay; it lasts", "good"),
+        ({"lasts": False, "verdict": "No."}, "It is hidden, not forgotten: fine-tuning on the retain data", "bad"),
+        ({"lasts": None, "verdict": "Open."}, "By its losses it forgot, and does better", "mixed"),
+    ],
+)
+def test_forgotten_means_by_its_losses_and_for_good(tmp_path, attack, headline, tone):
+    run = example_run(tmp_path)
+    for side, change in (("forget", 1.0), ("retain", -0.1)):
+        before, after = (run.evaluation[role][side] for role in ("before", "after"))
+        after |= {"loss": before["loss"] + change, "accuracy": before["accuracy"]}
+    found = verdict(replace(run, attack=attack))
+    assert found.headline.startswith(headline)
+    assert found.tone == tone
+    assert (attack is None) is not any(attack and one == attack["verdict"] for one in found.sentences)
+
+
+def test_an_attack_that_cannot_be_shown_is_noted(tmp_path):
+    place = write_run(tmp_path / "run")
+    (place / "attack").mkdir()
+    (place / "attack/attack.json").write_text('{"format": "hamu-attack", "lasts": "yes"}')
+    run = read_run(place)
+    assert run.attack is None
+    assert any("attack.json is not one that can be shown" in note for note in run.notes)
+
+
 @pytest.mark.parametrize(
     ("forget", "retain", "headline", "tone"),
     [
@@ -285,7 +317,7 @@ def test_the_verdict_follows_from_both_losses(tmp_path, forget, retain, headline
     for side, change in (("forget", forget), ("retain", retain)):
         before, after = (run.evaluation[role][side] for role in ("before", "after"))
         after |= {"loss": before["loss"] + change, "accuracy": before["accuracy"]}
-    found = verdict(run)
+    found = verdict(replace(run, attack=LASTING))
     assert found.headline.startswith(headline)
     assert found.tone == tone
     assert any("because the criterion is met" in sentence for sentence in found.sentences)
@@ -300,7 +332,7 @@ def test_a_run_by_goal_that_has_not_reached_it_is_no_full_success(tmp_path, kind
         before, after = (run.evaluation[role][side] for role in ("before", "after"))
         after |= {"loss": before["loss"] + change, "accuracy": before["accuracy"]}
     run.evaluation.update(ended_kind=kind, steering=steering)
-    found = verdict(run)
+    found = verdict(replace(run, attack=LASTING))
     assert found.headline.endswith("its goal is not reached") is missed
     assert (found.tone == "mixed") is missed
 
@@ -315,7 +347,8 @@ def test_what_chance_would_change_is_no_change(tmp_path):
             "forget": {"loss_interval": forget},
             "retain": {"loss_interval": retain, "accuracy_interval": accuracy},
         }
-        return verdict(replace(run, record={"figures": {"change": changes}})).headline
+        found = verdict(replace(run, record={"figures": {"change": changes}}, attack=LASTING)).headline
+        return found.removesuffix("; it lasts")
 
     stayed, price = "It forgot, and what is to stay has stayed", "It forgot, at a price on what is to stay"
     risen, fallen, unsure = [0.1, 0.3], [-0.3, -0.1], [-0.1, 0.1]

@@ -64,7 +64,18 @@ def test_the_page_of_options_has_every_option_that_a_command_prints(hooks, capsy
     source = (ROOT / "docs/options.md").read_text(encoding="utf-8")
     page = hooks.on_page_markdown(source, SimpleNamespace(file=SimpleNamespace(src_uri="options.md")))
     assert not re.search(r"^\[.*\]$", page, re.MULTILINE), "a table is missing"
-    for command in ("train", "unlearn", "assess", "compare", "evaluate", "demo", "reproduce", "report", "verify"):
+    for command in (
+        "train",
+        "unlearn",
+        "assess",
+        "compare",
+        "evaluate",
+        "attack",
+        "demo",
+        "reproduce",
+        "report",
+        "verify",
+    ):
         with pytest.raises(SystemExit):
             main([command, "--help-all" if command in hooks._COMMANDS else "--help"])
         printed = set(re.findall(r"^  (--\w+)", capsys.readouterr().out, re.MULTILINE))

@@ -20,6 +20,7 @@ COMMANDS = {
     "compare": "unlearn by several methods and settings, and compare what comes out",
     "reproduce": "run the paper's figures and tables again, at any scale",
     "evaluate": "measure a model: losses, accuracy, membership inference",
+    "attack": "fine-tune copies of a model: does what was forgotten come back?",
     "report": "make an HTML page of one run, or of several side by side",
     "verify": "check the record of a run against its files, its model and its data",
     "methods": "list the methods",

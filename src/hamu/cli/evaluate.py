@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from hamu.cli.attack import Attacker, write_and_show
 from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.problem import open_problem, predictions_of
@@ -14,6 +15,7 @@ from hamu.cli.text_evaluation import TextEvaluation
 from hamu.cli.text_task import TextTask
 from hamu.data import UnlearningData
 from hamu.evaluation import build_metrics
+from hamu.evaluation.attacks import AttackSettings
 from hamu.record.record import plain
 from hamu.run_files import EVALUATION
 from hamu.training import TrainConfig
@@ -28,6 +30,7 @@ def run(argv: list[str], console: Console) -> int:
         DataOptions,
         RunOptions,
         EvaluateOptions,
+        AttackSettings,
         TrainConfig,
     )
     run_options, options, args = parsed.of(RunOptions), parsed.of(EvaluateOptions), parsed.of(TrainConfig)
@@ -35,6 +38,10 @@ def run(argv: list[str], console: Console) -> int:
     task, folder, problem = open_problem(parsed.of(DataOptions), run_options, args, parsed.given, console, options)
     task.check_models(options)
     further = TextEvaluation(task, options, args) if isinstance(task, TextTask) else None
+    settings = parsed.of(AttackSettings)
+    attacker = None
+    if settings.attacks:
+        attacker = Attacker(task, problem, settings, options.original_model, args, parsed.given)
     reference = None if run_options.retain_model is None else _reference(task, problem, args, further)
     model, predictions = predictions_of(task, run_options.model, problem, args)
     report = task.report(predictions, problem, reference, args)
@@ -48,6 +55,9 @@ def run(argv: list[str], console: Console) -> int:
             folder.write_json(EVALUATION, plain(report))
             for name, text in further.files(model, problem).items():
                 folder.write_text(name, text, private=True)
+        if attacker is not None:
+            del model
+            write_and_show(attacker.run(), folder, console)
     console.print(f"all figures are in {path}", soft_wrap=True)
     return 0
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hamu.cli.evaluation_tables import membership_difference_line, membership_line, reference_table, report_table
-from hamu.cli.options import EvaluateOptions
+from hamu.cli.options import OriginalOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
@@ -84,14 +84,16 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
                 )
         return model
 
-    def check_models(self, options: EvaluateOptions | None = None) -> None:
+    def check_models(self, options: OriginalOptions | None = None) -> None:
         """Check that the models which are named are classifiers of as many classes, but for those of the hub."""
         model, retain_model = self.run_options.model, self.run_options.retain_model
-        for name in (model, retain_model):
+        original = None if options is None else options.original_model
+        for name in (model, retain_model, original):
             if name is not None:
                 check_is_saved(name, CLASSIFIER_CONFIGS)
-        if model is not None and retain_model is not None:
-            check_as_many_classes(model, retain_model)
+        for role, other in (("retain", retain_model), ("original", original)):
+            if model is not None and other is not None:
+                check_as_many_classes(model, other, role)
 
     def load_model(self, source: str, base: str | None = None) -> Any:
         """A saved classifier; its image processor is kept, if it has one."""

@@ -7,21 +7,23 @@ from dataclasses import dataclass, field
 
 from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
+from hamu.evaluation.attacks.settings import AttackSettings
 from hamu.training import TrainConfig, UnlearnConfig
 
 _OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
-_OF_UNLEARN = dict.fromkeys(("auto", "target_forget_accuracy", "max_retain_increase"), "which is for hamu unlearn")
+_OF_UNLEARN = dict.fromkeys(("auto", "max_retain_increase", "lasting"), "which is for hamu unlearn")
 _OF_BOTH = {"dry_run": "which is for hamu train and hamu unlearn"}
 NOT_TAKEN: dict[str, dict[str, str]] = {  # by commands whose dataclasses have it nevertheless, and why not
     "unlearn": _OF_TRAIN,
     "assess": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH,
     "compare": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH | {"method": "as it takes several, by --methods"},
     "evaluate": _OF_TRAIN | _OF_BOTH,
+    "attack": _OF_TRAIN | _OF_BOTH,
 }
 PATHS = {  # options of any command that name files and folders, or may
     "config", "output_dir", "work_dir", "output", "run", "runs", "data", "test_data", "data_dir", "forget_data",
     "forget_rows", "forget_perturbed", "retain_perturbed", "real_authors", "world_facts", "similar_data", "model",
-    "base_model", "retain_model", "original_model", "tokenizer",
+    "base_model", "retain_model", "original_model", "tokenizer", "unrelated_data",
 }  # fmt: skip
 OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 
@@ -172,15 +174,22 @@ class ResumeOptions:
 
 
 @dataclass
-class EvaluateOptions:
+class OriginalOptions:
+    """The model before unlearning."""
+
+    original_model: str | None = field(
+        default=None,
+        metadata={"help": "The model before unlearning, to compare with: attacks on it, or a text model's answers."},
+    )
+
+
+@dataclass
+class EvaluateOptions(OriginalOptions):
     """What `hamu evaluate` measures of a language model beyond its losses."""
 
     generate: int = field(
         default=200,
         metadata={"help": "Text: answer this many prompts of each set, greedily; 0 for none."},
-    )
-    original_model: str | None = field(
-        default=None, metadata={"help": "Text: the model before unlearning, whose answers are shown beside."}
     )
     forget_perturbed: str | None = field(
         default=None,
@@ -241,7 +250,8 @@ def settings_by_command() -> dict[str, set[str]]:
         "assess": (AssessOptions, UnlearnConfig),
         "unlearn": (UnlearnConfig,),
         "compare": (CompareOptions, UnlearnConfig),
-        "evaluate": (EvaluateOptions, TrainConfig),
+        "evaluate": (EvaluateOptions, AttackSettings, TrainConfig),
+        "attack": (OriginalOptions, AttackSettings, TrainConfig),
     }
     shared = (DataOptions, RunOptions)
     keys = {name: {f.name for cls in (*shared, *types) for f in dataclasses.fields(cls)} for name, types in own.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.cli.options import DataOptions, OriginalOptions, RunOptions
 from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.data.drawing import subset
@@ -25,7 +25,7 @@ def open_problem(
     args: TrainConfig,
     given: Mapping[str, Any],
     console: Console,
-    further: EvaluateOptions | None = None,
+    further: OriginalOptions | None = None,
     *,
     resume: bool = False,
 ) -> tuple[Task, RunFolder, UnlearningData[Any]]:

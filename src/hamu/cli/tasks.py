@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
-from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.cli.options import DataOptions, EvaluateOptions, OriginalOptions, RunOptions
 from hamu.data import (
     ImageData,
     TextData,
@@ -102,7 +102,7 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         """The base model, if a saved model is an adapter; see `load_model`."""
         return None
 
-    def check_models(self, options: EvaluateOptions | None = None) -> None:
+    def check_models(self, options: OriginalOptions | None = None) -> None:
         """Check that the models which are named are there, before any of them is asked."""
         return
 
@@ -239,13 +239,14 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         found = [self.located(name) for name in (data.data, data.test_data, data.forget_data) if name is not None]
         return found if not data.forget_rows or lists_rows(data.forget_rows) else [*found, data.forget_rows]
 
-    def sources(self, options: EvaluateOptions | None = None, *, is_training: bool = False) -> tuple[str, ...]:
+    def sources(self, options: OriginalOptions | None = None, *, is_training: bool = False) -> tuple[str, ...]:
         """The local files and folders that are read, which no run may write into."""
         run, named = self.run_options, []
         is_new = is_training and self.is_built_in(str(run.model))
         models = [None if is_new else run.model, run.retain_model, run.base_model, run.tokenizer]
-        if options is not None:
+        if isinstance(options, EvaluateOptions):
             named = [options.forget_perturbed, options.retain_perturbed, options.real_authors, options.world_facts]
+        if options is not None:
             models.append(options.original_model)
         models += [adapter_base(model) for model in models if model is not None]
         found = [*self.data_sources(), *(self.located(name) for name in named if name is not None), *models]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from hamu.cli.adapter_options import settle_adapter
 from hamu.cli.evaluation_tables import privleak_line, text_membership_line, text_table
-from hamu.cli.options import EvaluateOptions
+from hamu.cli.options import OriginalOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tasks import Task
 from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
@@ -130,7 +130,7 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
         """The base model that is named, or that a saved adapter names; None for a whole model."""
         return base_of(source, base or self.run_options.base_model)
 
-    def check_models(self, options: EvaluateOptions | None = None) -> None:
+    def check_models(self, options: OriginalOptions | None = None) -> None:
         """Check the models that are named, but for those of the hub; say of a base model if none of them needs it."""
         run = self.run_options
         named = [run.model, run.retain_model, None if options is None else options.original_model]

@@ -25,7 +25,13 @@ MAX_NEW_TOKENS = 200  # TOFU's limit is 200 tokens with the prompt
 
 @torch.no_grad()
 def generate_answers(
-    model: Any, tokenizer: Any, data: TextData, batch_size: int = 64, max_new_tokens: int = MAX_NEW_TOKENS
+    model: Any,
+    tokenizer: Any,
+    data: TextData,
+    batch_size: int = 64,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    *,
+    sampling_seed: int | None = None,
 ) -> list[str]:
     """The answer to each prompt, greedily: the most likely token at every step, until the end-of-sequence token.
 
@@ -39,6 +45,7 @@ def generate_answers(
         data: records that were encoded with loss_on="answer".
         batch_size: prompts per batch.
         max_new_tokens: the longest answer (200 tokens), shorter where the model cannot read so much behind the prompt.
+        sampling_seed: draw each token, at temperature 1 from the whole vocabulary, by this seed; None for greedily.
 
     Returns:
         The answers in the data's order, without special tokens and without space around them.
@@ -56,7 +63,10 @@ def generate_answers(
     most = longest_text(model)
     room = [max_new_tokens if most is None else max(1, min(max_new_tokens, most - len(p))) for p in prompts]
     answers = [""] * len(prompts)
+    drawn = {} if sampling_seed is None else {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
     with evaluating(model), _plain_settings(model):
+        if sampling_seed is not None:
+            torch.manual_seed(sampling_seed)
         for places in _batches([len(p) for p in prompts], room, batch_size):
             ids = _pad_left([prompts[i] for i in places], pad)
             mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)
@@ -64,7 +74,7 @@ def generate_answers(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
                 max_new_tokens=room[places[0]],
-                do_sample=False,
+                **({"do_sample": False} | drawn),
                 use_cache=True,
                 pad_token_id=pad,
                 eos_token_id=ends or None,

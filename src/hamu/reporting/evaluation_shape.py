@@ -66,3 +66,40 @@ SUMMARY: dict[str, Any] = {  # of a demo
         },
     },
 }
+
+_ROWS = {"type": "array", "items": {"type": "array", "items": _NUMBER}}
+_OUTCOME = {
+    "type": "object",
+    "required": ["at", "figures", "retain_accuracy"],
+    "properties": {
+        "at": {"type": "array", "items": _COUNT},
+        "figures": {"type": "object", "additionalProperties": _ROWS},
+        "retain_accuracy": {"type": "array", "items": _NUMBER},
+    },
+}
+ATTACK: dict[str, Any] = {
+    "type": "object",
+    "required": ["format", "lasts", "verdict", "kind", "outcomes", "records", "skipped", "settings"],
+    "properties": {
+        "format": {"enum": ["hamu-attack"]},
+        "lasts": {"type": ["boolean", "null"]},
+        "verdict": {"type": "string"},
+        "kind": {"enum": ["image", "text"]},
+        "outcomes": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["unlearned"],
+                "properties": {},
+                "additionalProperties": _OUTCOME,
+            },
+        },
+        "records": {
+            "type": "object",
+            "required": ["forget", "measured"],
+            "properties": {"forget": _COUNT, "measured": _COUNT},
+        },
+        "skipped": {"type": "object", "additionalProperties": {"type": "string"}},
+        "settings": {"type": "object"},
+    },
+}

@@ -11,6 +11,7 @@ from importlib import resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import hamu
+from hamu.reporting.attack_section import attack_section
 from hamu.reporting.course import steps_section, trajectories
 from hamu.reporting.elements import Section
 from hamu.reporting.images import class_accuracy, images_section
@@ -107,5 +108,14 @@ def sections_of(one: Reported, look: Look, contents: bool) -> list[Section]:
     else:
         measured = [texts_section(observed, contents), membership_section(observed)]
     rest = [Section("Notes", missing=list(run.notes))] if run.notes else []
-    sections = [gained, steps_section(run), layers_section(run), *measured, *record_sections(run.record), *rest]
+    lasting = [attack_section(run.attack)] if run.is_finished else []
+    sections = [
+        gained,
+        *lasting,
+        steps_section(run),
+        layers_section(run),
+        *measured,
+        *record_sections(run.record),
+        *rest,
+    ]
     return [section for section in sections if not section.is_empty]

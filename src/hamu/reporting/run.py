@@ -21,7 +21,7 @@ from hamu.json_files import parse_json
 from hamu.record.inputs import Inputs, read_inputs
 from hamu.record.schema import schema, violations
 from hamu.reporting.elements import counted, were
-from hamu.reporting.evaluation_shape import ENTRY, EVALUATION, SUMMARY
+from hamu.reporting.evaluation_shape import ATTACK, ENTRY, EVALUATION, SUMMARY
 from hamu.reporting.trajectories import gains_at, gains_of, is_near, trajectory_of
 
 _STEP_COLUMNS = (
@@ -63,6 +63,7 @@ class Run:
         layers: None without layers.jsonl.
         evaluation: evaluation.json, None without.
         record: record.json, None without.
+        attack: attack.json, None without.
         settings: config.yaml.
         inputs: inputs.json: digests of what it has read; empty without.
         notes: what could not be read, and why.
@@ -77,6 +78,7 @@ class Run:
     layers: Layers | None = None
     evaluation: Mapping[str, Any] | None = None
     record: Mapping[str, Any] | None = None
+    attack: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -209,6 +211,7 @@ def read_run(path: Path) -> Run:
         layers=_layers(path / run_files.LAYERS, notes),
         evaluation=evaluation,
         record=record,
+        attack=_attack(path, notes),
         settings=settings,
         inputs=_inputs(path, notes),
         notes=notes,
@@ -356,6 +359,18 @@ def _settings(path: Path, notes: list[str]) -> dict[str, Any]:
     except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         notes.append(f"config.yaml cannot be read: {str(error).splitlines()[0]}")
     return {}
+
+
+def _attack(run: Path, notes: list[str]) -> dict[str, Any] | None:
+    """What `hamu attack` has left: in the run's folder, or in attack/ there."""
+    for place in (run, run / run_files.ATTACK_FOLDER):
+        found = _json(place / run_files.ATTACK, notes)
+        wrong = None if found is None else next(violations(found, ATTACK, run_files.ATTACK), None)
+        if wrong is not None:
+            notes.append(f"attack.json is not one that can be shown: {wrong}")
+        elif found is not None:
+            return found
+    return None
 
 
 def _inputs(run: Path, notes: list[str]) -> Inputs:

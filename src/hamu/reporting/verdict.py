@@ -60,6 +60,8 @@ def verdict(run: Run) -> RunVerdict:
     forget, retain = gains.forget, 0.0 - gains.retain  # by how much each loss has risen; 0 is not written as -0
     if math.isfinite(forget) and math.isfinite(retain):
         headline, tone = _headline(run, forget, retain)
+        if tone != "bad":
+            headline, tone = _lasting(run, headline, tone)
         if tone != "bad" and _misses_its_goal(run):
             headline, tone = f"{headline}; its goal is not reached", "mixed"
     else:
@@ -99,6 +101,18 @@ def _headline(run: Run, forget: float, retain: float) -> tuple[str, Tone]:
     return "It forgot, and what is to stay has stayed", "good"
 
 
+def _lasting(run: Run, headline: str, tone: Tone) -> tuple[str, Tone]:
+    """The headline with what the attacks found: what comes back is not forgotten."""
+    lasts = None if run.attack is None else run.attack["lasts"]
+    if lasts is None:
+        tested = "was not tested" if run.attack is None else "is open"
+        by_losses = f"By its losses {headline[0].lower()}{headline[1:]}"
+        return f"{by_losses}; whether it lasts {tested}", "mixed"
+    if not lasts:
+        return "It is hidden, not forgotten: fine-tuning on the retain data brings it back", "bad"
+    return f"{headline}; it lasts", tone
+
+
 def _misses_its_goal(run: Run) -> bool:
     """Whether it was a run by goal that ended elsewhere."""
     by_goal = run.evaluation is not None and run.evaluation.get("controller") is not None
@@ -130,6 +144,8 @@ def _sentences(run: Run, forget: float, retain: float) -> list[str]:
         f"It ended at step {run.last_step:,} because {run.ended or 'of a reason that is not recorded'}"
         f"{end_measured_on(run)}; {counted(taken, 'steps')} taken, {skipped:,} not taken.",
     ]
+    if run.attack is not None:
+        found.append(run.attack["verdict"])
     if run.earlier_state:
         found.append(f"The model saved is {run.earlier_state}.")
     promise = evaluation.get("promise")

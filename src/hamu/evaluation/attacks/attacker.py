@@ -1,0 +1,209 @@
+"""Attacks on one model, and on an unlearned model beside the original and the retain model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hamu.errors import HamuError
+from hamu.evaluation.attacks.asking import has_prompts, leak_at_k, prefilled, sampled
+from hamu.evaluation.attacks.probes import AttackData, Figures, drawn
+from hamu.evaluation.attacks.quantization import BITS, check_can_quantize, quantized
+from hamu.evaluation.attacks.relearning import batches, fine_tune, unchanged
+from hamu.evaluation.attacks.result import (
+    ORIGINAL,
+    RETRAINED,
+    UNLEARNED,
+    AttackResult,
+    Outcome,
+)
+from hamu.evaluation.attacks.settings import (
+    PREFILL,
+    QUANTIZE,
+    RELEARN_FEW,
+    RELEARN_UNRELATED,
+    RELEARNING,
+    SAMPLE,
+    AttackSettings,
+)
+
+Advance = Callable[[int], None]
+
+
+def attack(
+    model: nn.Module,
+    data: AttackData,
+    settings: AttackSettings | None = None,
+    *,
+    original: nn.Module | None = None,
+    retain_model: nn.Module | None = None,
+    seed: int = 42,
+) -> AttackResult:
+    """Attack an unlearned model, and others in the same way as yardsticks. All models stay as they are.
+
+    Args:
+        model: the unlearned model. Its trainable parameters are fine-tuned: of an adapter the adapter alone.
+        data: the problem, in the form that all of these models take.
+        settings: which attacks; by default those that relearn.
+        original: the model before unlearning; texts need it for the verdict.
+        retain_model: a model retrained without the forget set.
+        seed: of the first of the repeated runs.
+
+    Raises:
+        HamuError: if an attack is unknown, or a loss is not finite.
+    """
+    settings = settings or AttackSettings()
+    models = {UNLEARNED: model, ORIGINAL: original, RETRAINED: retain_model}
+    found = {
+        role: attack_model(one, data, settings, seed=seed, role=role) for role, one in models.items() if one is not None
+    }
+    return collected(found, data, settings)
+
+
+def attack_model(
+    model: nn.Module,
+    data: AttackData,
+    settings: AttackSettings,
+    *,
+    seed: int = 42,
+    role: str = UNLEARNED,
+    advance: Advance = lambda steps: None,
+) -> dict[str, Outcome]:
+    """Attack one model; see `attack`.
+
+    Args:
+        model, data, settings, seed: see there.
+        role: of the model, for messages.
+        advance: called with the number of steps done, see `AttackSettings.work`.
+
+    Returns:
+        The outcomes by attack, those that are possible.
+    """
+    names = settings.names(is_text=data.is_text)
+    skipped = skipped_attacks(data, settings)
+    if QUANTIZE in names:
+        check_can_quantize()
+    found = {}
+    for name in names:
+        if name in skipped:
+            advance(settings.work((name,)))
+            continue
+        try:
+            if name in RELEARNING:
+                found[name] = _relearned(model, data, settings, name, seed, advance)
+            else:
+                with unchanged(model, seed):
+                    found[name] = _ASKED[name](model, data, settings, seed)
+                advance(1)
+        except HamuError as error:
+            raise HamuError(f"{name} on the {role} model: {error}") from error
+    return found
+
+
+def collected(found: Mapping[str, Mapping[str, Outcome]], data: AttackData, settings: AttackSettings) -> AttackResult:
+    """The result from the outcomes of each model.
+
+    Args:
+        found: by model and attack; the unlearned model's are among them.
+        data: of any of the models.
+        settings: by which they were attacked.
+    """
+    outcomes = {name: {role: by_attack[name] for role, by_attack in found.items()} for name in found[UNLEARNED]}
+    total = len(data.forget)
+    records = {
+        "forget": total,
+        "measured": min(total, settings.attack_records),
+        "relearned": settings.relearned(total, is_text=data.is_text) if RELEARN_FEW in outcomes else 0,
+    }
+    kind = "text" if data.is_text else "image"
+    skipped = skipped_attacks(data, settings)
+    return AttackResult(kind, outcomes, records, skipped, asdict(settings))
+
+
+def skipped_attacks(data: AttackData, settings: AttackSettings) -> dict[str, str]:
+    """The attacks that these data do not allow, and why."""
+    found = {}
+    names = settings.names(is_text=data.is_text)
+    if RELEARN_FEW in names and len(data.forget) < 2:
+        found[RELEARN_FEW] = "it needs two forgotten records, one to relearn and one to look at"
+    if RELEARN_UNRELATED in names and not data.unrelated:
+        found[RELEARN_UNRELATED] = (
+            "all unrelated texts are among those to retain or forget; name others with --unrelated_data"
+        )
+    if SAMPLE in names and not has_prompts(data.forget):
+        found[SAMPLE] = "plain text has no prompt to answer"
+    return found
+
+
+def _relearned(
+    model: nn.Module, data: AttackData, settings: AttackSettings, name: str, seed: int, advance: Advance
+) -> Outcome:
+    """Curves of fine-tuning, one for each seed."""
+    runs, accuracies = [], []
+    retain = drawn(data.retain, settings.attack_records, seed)
+    rate = settings.learning_rate(is_text=data.is_text, is_adapter=hasattr(model, "peft_config"))
+    kind = torch.optim.AdamW if data.is_text else torch.optim.Adam
+    for number in range(seed, seed + settings.attack_seeds):
+        items, looked_at = _items(data, settings, name, number)
+        records = drawn(looked_at, settings.attack_records, number)
+        with unchanged(model, number):
+            optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=rate)
+            measure = lambda records=records: data.measure(model, records)  # noqa: E731
+            runs.append(fine_tune(model, items, measure, settings.points, optimizer, advance))
+            accuracies.append(data.accuracy(model, retain))
+    return _outcome(settings.points, list(zip(*runs, strict=True)), tuple(accuracies))
+
+
+def _items(
+    data: AttackData, settings: AttackSettings, name: str, seed: int
+) -> tuple[Iterator[Mapping[str, Tensor]], Any]:
+    """The batches of a fine-tuning, and the forgotten records to look at."""
+    size = settings.batch_size(is_text=data.is_text)
+    if name != RELEARN_FEW:
+        source = data.unrelated if name == RELEARN_UNRELATED else data.retain
+        return (data.collate(batch) for batch in batches(source, size, seed)), data.forget
+    order = torch.randperm(len(data.forget), generator=torch.Generator().manual_seed(seed))
+    count = settings.relearned(len(data.forget), is_text=data.is_text)
+    few = data.forget.select(order[:count])
+    of_few = size // 2 if data.is_text else count
+    of_retain = size - of_few if data.is_text else size  # images: on top of a whole batch
+    both = zip(batches(data.retain, of_retain, seed), batches(few, of_few, seed), strict=True)
+    return (data.collate(one + other) for one, other in both), data.forget.select(order[count:])
+
+
+def _quantized(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+    records = drawn(data.forget, settings.attack_records, seed)
+    found = [data.measure(model, records)]
+    for bits in BITS:
+        with quantized(model, bits):
+            found.append(data.measure(model, records))
+    return _outcome((0, *BITS), [[one] for one in found])
+
+
+def _prefilled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+    records = drawn(data.forget, settings.attack_answers, seed)
+    words = (0, settings.prefill_words) if has_prompts(records) else (settings.prefill_words,)
+    scores = [prefilled(model, data.tokenizer, records, count, data.eval_batch_size) for count in words]
+    return _outcome(words, [[{k: v.mean().item() for k, v in one.items()}] for one in scores])
+
+
+def _sampled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+    records = drawn(data.forget, settings.attack_answers, seed)
+    count = settings.attack_samples
+    scores = sampled(model, data.tokenizer, records, count, data.eval_batch_size)
+    ks = tuple(sorted({1, count}))
+    return _outcome(ks, [[{name: leak_at_k([s[name] for s in scores], k) for name in scores[0]}] for k in ks])
+
+
+_ASKED = {QUANTIZE: _quantized, PREFILL: _prefilled, SAMPLE: _sampled}
+
+
+def _outcome(at: tuple[int, ...], rows: list[Any], accuracies: tuple[float, ...] = ()) -> Outcome:
+    """Figures of each strength and seed, by name."""
+    names: Figures = rows[0][0]
+    figures = {name: tuple(tuple(one[name] for one in row) for row in rows) for name in names}
+    return Outcome(at, figures, accuracies)

@@ -1,0 +1,323 @@
+"""Attacks: what they measure, what they leave alone, and the verdict."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from hamu import HamuError
+from hamu.data import ImageData, TextCollator, encode, read_text
+from hamu.data.images import collate
+from hamu.evaluation import TokenPredictions
+from hamu.evaluation.attacks import (
+    AttackData,
+    AttackResult,
+    AttackSettings,
+    Outcome,
+    attack,
+    exact_memorization,
+    extraction_strength,
+    lasts,
+    robustness,
+    sentence,
+)
+from hamu.evaluation.attacks.asking import leak_at_k, prefilled, sampled
+from hamu.evaluation.attacks.attacker import _items
+from hamu.evaluation.attacks.quantization import check_can_quantize, quantized
+from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+
+FEW_STEPS = AttackSettings(attack_steps=6, attack_seeds=2, attack_batch_size=8)
+
+
+def images(count, label=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 3, (count,), generator=generator) if label is None else torch.full((count,), label)
+    return ImageData(pixels, labels, ("a", "b", "c"), "made", torch.arange(count))
+
+
+class Classifier(nn.Module):
+    """With all that training moves: dropout's random state, running statistics, a frozen parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 3)
+        )
+        self.layers[5].bias.requires_grad_(False)
+
+    def forward(self, pixel_values):
+        return self.layers(pixel_values)
+
+
+@pytest.fixture
+def classifier():
+    torch.manual_seed(0)
+    return Classifier()
+
+
+@pytest.fixture
+def data():
+    return AttackData(images(40), images(30, label=1, seed=1), collate)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    records = read_text("miniature").select(range(24))
+    tokenizer = new_tokenizer((one.prompt + one.answer for one in records.records), 400)
+    torch.manual_seed(0)
+    model = new_language_model(tokenizer, hidden=16, layers=1)
+    encoded = encode(records, tokenizer)
+    parts = [encoded.select(range(*ends)) for ends in ((0, 10), (10, 18), (18, 24))]
+    return model, AttackData(parts[0], parts[1], TextCollator(), 8, parts[2], tokenizer)
+
+
+def state_of(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def is_same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_model_its_mode_and_the_random_state_are_as_before(classifier, data):
+    classifier.layers[1].eval()
+    classifier.layers[0].weight.grad = torch.ones_like(classifier.layers[0].weight)
+    before, random = state_of(classifier), torch.get_rng_state()
+    attack(classifier, data, FEW_STEPS)
+    assert is_same(before, state_of(classifier)), "parameters and buffers, to the last bit"
+    assert [module.training for module in classifier.layers] == [True, False, True, True, True, True]
+    assert torch.equal(classifier.layers[0].weight.grad, torch.ones_like(classifier.layers[0].weight))
+    assert torch.equal(random, torch.get_rng_state())
+
+
+def test_the_model_is_as_before_when_an_attack_fails(classifier, data):
+    before = state_of(classifier)
+    data.retain.labels[:] = -7  # no class
+    with pytest.raises(IndexError):
+        attack(classifier, data, FEW_STEPS)
+    assert is_same(before, state_of(classifier))
+
+
+def test_a_seed_gives_the_same_curves_and_another_seed_others(classifier, data):
+    first, again, other = (attack(classifier, data, FEW_STEPS, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first.outcomes["relearn-retain"] != other.outcomes["relearn-retain"]
+
+
+def test_the_records_relearned_are_not_those_looked_at(data):
+    for seed in range(3):
+        items, looked_at = _items(data, AttackSettings(), "relearn-few", seed)
+        batch = next(items)
+        relearned = {one.numpy().tobytes() for one in batch["pixel_values"][64:]}
+        assert len(batch["labels"]) == 74
+        assert len(relearned) == 10
+        assert len(looked_at) == 20
+        assert not relearned & {looked_at[i]["pixel_values"].numpy().tobytes() for i in range(20)}
+
+
+def test_a_small_forget_set_is_halved_and_a_single_record_is_not_relearned(classifier, data):
+    three = attack(classifier, replace(data, forget=images(3, 1)), FEW_STEPS)
+    assert three.records == {"forget": 3, "measured": 3, "relearned": 1}
+    one = attack(classifier, replace(data, forget=images(1, 1)), FEW_STEPS)
+    assert list(one.outcomes) == ["relearn-retain"]
+    assert "two forgotten records" in one.skipped["relearn-few"]
+
+
+def test_fine_tuning_on_the_forgotten_class_brings_it_back(classifier, data):
+    settings = AttackSettings(attack_steps=40, attack_seeds=1, attack_learning_rate=0.01, attacks="relearn-few")
+    outcome = attack(classifier, data, settings).outcomes["relearn-few"]["unlearned"]
+    assert outcome.at == (0, 5, 10, 20, 40)
+    assert outcome.mean("loss", 40) < outcome.mean("loss", 0)
+    assert len(outcome.retain_accuracy) == 1
+
+
+def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier, data):
+    before = state_of(classifier)
+
+    def diverging(items):
+        batch = collate(items)
+        return batch | {"pixel_values": batch["pixel_values"] * (float("inf") if len(batch["labels"]) == 8 else 1)}
+
+    with pytest.raises(HamuError, match=r"relearn-retain on the unlearned model: the loss of step 1 .* lower --attack"):
+        attack(classifier, replace(data, collate=diverging), FEW_STEPS)
+    assert is_same(before, state_of(classifier))
+    with torch.no_grad():
+        classifier.layers[5].weight.fill_(float("nan"))
+    with pytest.raises(HamuError, match=r"relearn-retain on the unlearned model: .* not finite"):
+        attack(classifier, data, FEW_STEPS)
+
+
+@pytest.mark.parametrize("given", [{"attack_learning_rate": 0.0}, {"attack_steps": 0}, {"attack_seeds": -1}])
+def test_a_setting_out_of_range_is_an_error(given):
+    with pytest.raises(HamuError, match=next(iter(given))):
+        AttackSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"attacks": "relearn"}, "choose from relearn-retain"), ({"attacks": "prefill"}, "not for images")],
+)
+def test_an_attack_that_is_not_for_such_records_is_an_error(classifier, data, given, message):
+    with pytest.raises(HamuError, match=message):
+        attack(classifier, data, AttackSettings(**given))
+
+
+def test_of_an_adapter_the_adapter_alone_is_trained(texts):
+    _, data = texts
+    torch.manual_seed(0)
+    base = new_language_model(data.tokenizer, hidden=16, layers=1)
+    model = with_adapter(base, AdapterSettings(rank=2, alpha=4.0, dropout=0.1, targets="all-linear"))
+    before = state_of(model)
+    settings = AttackSettings(attacks="relearn-few", attack_steps=20, attack_seeds=1, attack_learning_rate=0.05)
+    outcome = attack(model, data, settings).outcomes["relearn-few"]["unlearned"]
+    assert outcome.mean("loss", 20) < outcome.mean("loss", 0), "the adapter learns"
+    assert is_same(before, state_of(model))
+    settings = AttackSettings()
+    rates = [settings.learning_rate(is_text=True, is_adapter=adapter) for adapter in (True, False)]
+    assert rates == [1e-3, 3e-4]
+
+
+def tokens(*records):
+    """Predictions whose tokens are right or wrong as these lists have it."""
+    correct = torch.tensor([right for record in records for right in record], dtype=torch.bool)
+    record = torch.tensor([number for number, one in enumerate(records) for _ in one])
+    zeros = torch.zeros(len(correct), dtype=torch.float64)
+    return TokenPredictions(zeros, correct, zeros, zeros, record, len(records))
+
+
+def test_extraction_strength_counts_the_right_tokens_at_the_end():
+    found = tokens([1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0], [1, 0, 1, 1])
+    assert extraction_strength(found).tolist() == [1.0, 0.75, 0.0, 0.5]
+    assert exact_memorization(found).tolist() == [1.0, 0.75, 0.75, 0.75]
+
+
+def test_leak_at_k_is_the_mean_of_the_best_over_all_choices_of_k_draws():
+    draws = [torch.tensor([0.0, 0.4]), torch.tensor([1.0, 0.2]), torch.tensor([0.5, 0.0])]
+    assert leak_at_k(draws, 1) == pytest.approx((0.5 + 0.2) / 2)
+    assert leak_at_k(draws, 2) == pytest.approx(((1 + 0.5 + 1) / 3 + (0.4 + 0.4 + 0.2) / 3) / 2)
+    assert leak_at_k(draws, 3) == pytest.approx((1.0 + 0.4) / 2)
+
+
+def test_prefilling_gives_words_and_leaves_at_least_a_token(texts):
+    model, data = texts
+    for words in (0, 2, 1000):
+        scores = prefilled(model, data.tokenizer, data.forget, words, 4)
+        assert scores["rouge_l_recall"].shape == (len(data.forget),)
+        assert 0 <= scores["exact_match"].min() <= scores["exact_match"].max() <= 1
+
+
+def test_samples_differ_from_each_other_and_are_repeated_by_their_seed(texts):
+    model, data = texts
+    runs = []
+    for _ in range(2):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            runs.append([one["rouge_l_recall"] for one in sampled(model, data.tokenizer, data.forget, 3, 4)])
+    assert all(map(torch.equal, *runs))
+    assert any(not torch.equal(runs[0][0], other) for other in runs[0][1:])
+
+
+def test_texts_are_attacked_in_all_ways(texts):
+    model, data = texts
+    settings = AttackSettings(
+        attacks="relearn-retain,relearn-few,relearn-unrelated,prefill,sample", attack_steps=3, attack_seeds=1,
+        attack_samples=2, attack_answers=3, attack_batch_size=4,
+    )  # fmt: skip
+    before = state_of(model)
+    result = attack(model, data, settings, original=model, retain_model=model)
+    assert is_same(before, state_of(model))
+    assert list(result.outcomes) == list(settings.names(is_text=True))
+    assert result.outcomes["sample"]["unlearned"].at == (1, 2)
+    assert result.outcomes["prefill"]["retrained"].at == (0, 3)
+    content = json.loads(json.dumps(result.to_json()))
+    assert AttackResult.from_json(content) == result
+    first = data.forget.texts.records[0]
+    assert first.answer.strip() not in json.dumps(content), "no contents of the data"
+
+
+def test_without_unrelated_texts_their_attack_is_left_out(texts):
+    model, data = texts
+    result = attack(model, replace(data, unrelated=None), replace(FEW_STEPS, attack_steps=1, attack_batch_size=2))
+    assert "relearn-unrelated" not in result.outcomes
+    assert "--unrelated_data" in result.skipped["relearn-unrelated"]
+
+
+def result_of(kind, **curves):
+    """A result of relearn-retain: of each model a figure at 0 and 20 steps."""
+    name = "loss" if kind == "text" else "recognised"
+    outcomes = {role: Outcome((0, 20), {name: tuple((value,) for value in ends)}) for role, ends in curves.items()}
+    return AttackResult(kind, {"relearn-retain": outcomes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "curves", "expected"),
+    [
+        ("image", {"unlearned": (0.0, 0.94), "retrained": (0.0, 0.0)}, False),
+        ("image", {"unlearned": (0.0, 0.10), "retrained": (0.0, 0.0)}, True),
+        ("image", {"unlearned": (0.0, 0.64), "retrained": (0.5, 0.55)}, True),
+        ("image", {"unlearned": (0.0, 0.12)}, False),
+        ("image", {"unlearned": (0.2, 0.27), "original": (1.0, 1.0)}, True),
+        ("image", {"unlearned": (0.2, 0.29), "original": (1.0, 1.0)}, False),
+        ("image", {"unlearned": (1.0, 1.0), "original": (1.0, 1.0)}, None),
+        ("text", {"unlearned": (5.3, 4.0)}, None),
+        ("text", {"unlearned": (5.3, 4.0), "original": (1.8, 1.8)}, False),
+        ("text", {"unlearned": (5.3, 5.0), "original": (1.8, 1.8)}, True),
+        ("text", {"unlearned": (5.3, 4.8), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
+        ("text", {"unlearned": (5.3, 4.5), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, False),
+        ("text", {"unlearned": (20.0, 8.0), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
+    ],
+)
+def test_the_verdict_follows_its_rule(kind, curves, expected):
+    result = result_of(kind, **curves)
+    assert lasts(result) is expected
+    head = {True: "It lasts: 20 steps", False: "It does not last: 20 steps", None: "Whether it lasts is open"}
+    assert sentence(result).startswith(head[expected])
+
+
+def test_the_verdict_names_what_comes_back():
+    images = result_of("image", unlearned=(0.0, 0.94), retrained=(0.0, 0.0))
+    assert "from 0% to 94% (a model retrained without them: 0%)" in sentence(images)
+    loss = result_of("text", unlearned=(5.45, 4.33), original=(1.82, 1.8), retrained=(5.35, 5.37))
+    assert "give back 31% of what the loss" in sentence(loss)
+
+
+def test_too_few_steps_leave_the_verdict_open():
+    outcome = Outcome((0, 5), {"recognised": ((0.0,), (0.9,))})
+    result = AttackResult("image", {"relearn-retain": {"unlearned": outcome}})
+    assert lasts(result) is None
+    assert "fewer than 20 steps" in sentence(result)
+    assert lasts(AttackResult("image", {})) is None
+
+
+def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved():
+    def curve(*values, at=(0, 80)):
+        return Outcome(at, {"recognised": tuple((value,) for value in values)})
+
+    few = {"unlearned": curve(0.0, 0.8), "retrained": curve(0.0, 0.4)}
+    rounded = {"unlearned": curve(0.2, 0.2, 0.6, at=(0, 8, 4))}
+    found = robustness(AttackResult("image", {"relearn-few": few, "quantize": rounded}))
+    assert found == {"R_recognised": pytest.approx(0.5), "Q_recognised": pytest.approx(0.5)}
+    slower = few | {"unlearned": curve(0.0, 0.2)}
+    assert robustness(AttackResult("image", {"relearn-few": slower})) == {"R_recognised": 1.0}
+
+
+def test_without_the_library_quantizing_is_an_error_that_names_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
+    with pytest.raises(HamuError, match=r"pip install 'hamu\[quantize\]'"):
+        check_can_quantize()
+
+
+def test_rounded_weights_are_near_and_come_back_to_the_last_bit(classifier, texts):
+    pytest.importorskip("bitsandbytes")
+    for model in (classifier, texts[0]):
+        before = state_of(model)
+        for bits, near in ((8, 0.02), (4, 0.2)):
+            with quantized(model, bits):
+                rounded = state_of(model)
+            changed = [name for name in before if not torch.equal(before[name], rounded[name])]
+            assert changed
+            assert all((rounded[n] - before[n]).norm() < near * before[n].norm() for n in changed)
+        assert is_same(before, state_of(model))
