@@ -28,7 +28,8 @@ def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(m
     for side in scored:
         ends = EarlyEnds(max_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])
-        assert ends.end().text.startswith(f"the forget loss of a step, {loss['forget']:.4g}, has reached {loss['forget'] - 0.01:g}")
+        reached = f"{loss['forget']:.4g}, has reached {loss['forget'] - 0.01:g}"
+        assert ends.end().text == f"the forget loss of a step, {reached}"
         ends = EarlyEnds(max_retain_loss=loss["retain"] + 0.01, min_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])
         assert ends.end() is None
