@@ -132,9 +132,8 @@ def test_it_ends_at_the_goal_with_the_state_that_reached_it():
     work = Work((7, START + 0.05), (8, START + 0.09), (9,)).run()
     [end] = work.ends
     assert end.kind == "goal"
-    assert end.text == (
-        "the goal is reached: 8 of 10 records are forgotten (goal loss, 80% wanted), retain loss +0.0900 of +0.1 allowed"
-    )
+    words = "8 of 10 records are forgotten (goal loss, 80% wanted), retain loss +0.0900 of +0.1 allowed"
+    assert end.text == f"the goal is reached: {words}"
     assert (work.weights, work.controller.ended, work.controller.reached) == (2, True, True)
     work.step()
     assert len(work.ends) == 1, "it ends once"
