@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 EndKind = Literal[
     "all steps",  # nothing ended it before
-    "criterion",  # by the stopping criterion, or the criterion of a run by goal, every further step must hurt
+    "criterion",  # the stopping criterion is met: the demand, or in a run by goal any demand worth making, has a price
     "target",  # the forget loss of a step has reached its target
     "no forgetting",  # the forget loss of a step was too low
     "retain loss",  # the retain loss of a step was too high

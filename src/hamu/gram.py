@@ -6,6 +6,7 @@ measured by `gram_meter.GramMeter`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -57,6 +58,11 @@ class PairGram:
     def sin(self) -> Tensor:
         """sinθ_i in [0, 1], shape [L]; (1-c)(1+c) keeps the digits that 1-c² would lose."""
         return ((1.0 - self.cos) * (1.0 + self.cos)).sqrt()
+
+    @cached_property
+    def collinear(self) -> Tensor:
+        """Blocks whose sinθ is too small to tell from rounding noise, [L] bool."""
+        return self.sin < math.sqrt(8 * self.eps)
 
     def total(self) -> PairGram:
         """The Gram of the whole model as a single block, shape [1]."""

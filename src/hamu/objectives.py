@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hamu.errors import HamuError
+from hamu.errors import HamuError, unknown
 from hamu.plugins import made, with_plugins
 
 IGNORED = -100  # the label of what is not scored, transformers' convention
@@ -254,7 +254,7 @@ def build_objective(name: str) -> Objective:
     """
     classes = objective_classes(name)
     if name not in classes:
-        raise HamuError(f"objective {name!r} is unknown; choose one of {', '.join(classes)}")
+        raise unknown("objective", name, classes)
     return made("objective", classes[name])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from hamu.gram import PairGram
@@ -40,6 +41,24 @@ class PairStep:
     unscale: float = 1.0
     finite: bool = True
     cause: Cause = ""
+
+    def __repr__(self) -> str:
+        """Three lines: the decision and its reason, the gradients and their weights, the predicted changes.
+
+        All figures come in one transfer from the device.
+        """
+        a, b = self.weights.retain, self.weights.forget
+        figures = (
+            *self.gradient_norms, self.cos, a.min(), a.max(), b.min(), b.max(), self.promised_retain_change,
+            self.promised_forget_change,
+        )  # fmt: skip
+        retain, forget, cos, a0, a1, b0, b1, of_retain, of_forget = torch.stack(figures).tolist()
+        return (
+            f"PairStep: {self.decision}{self.reason and f', {self.reason}'}\n"
+            f"  ‖g_r‖ {retain:.4g}, ‖g_f‖ {forget:.4g}, cosθ {cos:+.4f}; weights in {len(a):,} blocks: retain {a0:.4g} "
+            f"to {a1:.4g}, forget {b0:.4g} to {b1:.4g}\n"
+            f"  predicted per unit of learning rate: retain loss {of_retain:+.4g}, forget loss {of_forget:+.4g}"
+        )
 
     @property
     def should_stop(self) -> bool:

@@ -32,7 +32,7 @@ from hamu.pair_step import Cause, Decision, PairStep
 from hamu.saved_settings import check_same_settings, plain_settings, short_digest
 from hamu.stash import Stash
 
-_OF_CONSTRAINT = ("feasible", "demand", "capacity", "granted", "sustainable", "conflict")
+_OF_CONSTRAINT = ("feasible", "demand", "capacity", "granted", "sustainable", "conflict", "some_demand_is_free")
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,8 @@ class PairedGradients:
             return "step", "", ""
         granted, sustainable = found["granted"], found["sustainable"]
         if self._memory.update(sustainable / granted if granted > 0 else math.inf, bool(found["conflict"])):
-            explained = self._memory.explain(granted, sustainable)
+            is_free = bool(found["some_demand_is_free"])
+            explained = self._memory.explain(found["demand"], granted, sustainable, is_free)
             return "stop", "criterion", f"the stopping criterion is met: {explained}"
         return "step", "", ""
 

@@ -12,6 +12,9 @@ CONFIG, INPUTS, HARDNESS = "config.yaml", "inputs.json", "hardness.json"
 STEPS, LAYERS, EVALUATION = "steps.jsonl", "layers.jsonl", "evaluation.json"
 READABLE_RECORD, RECORD = "record.md", "record.json"
 MODEL, MERGED = "model", "merged"  # folders
+# By what it reads the run of a command that can be resumed is known, and that it has ended by the last file.
+READS = {"train": "training set", "unlearn": "forget set"}
+_LAST = {"train": EVALUATION, "unlearn": RECORD}
 # What other commands write into a folder of their own, or beside a run's files.
 REPORT, TRAJECTORIES, ANSWERS_PAGE, ANSWERS = "report.html", "trajectories.png", "answers.html", "answers.jsonl"
 ASSESSMENT, FRONTIER, SUMMARY = "assess.json", "frontier.png", "summary.json"
@@ -55,6 +58,22 @@ def holds_a_run(folder: Path) -> bool:
     return any(shows_a_run(folder / name) for name in _FORMS) or any(checkpoints)
 
 
+def interrupted_command(folder: Path) -> str | None:
+    """The command whose run in a folder was broken off and can go on; None if there is no such run."""
+    inputs = _json(folder / INPUTS)
+    found = next((name for name, reads in READS.items() if reads in inputs), None)
+    if found is None or not (folder / CONFIG).is_file() or (folder / _LAST[found]).is_file():
+        return None
+    return found
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run, or another command with a folder of its own, has come to its end in a folder."""
+    alone = (EVALUATION, ASSESSMENT, SUMMARY)  # without inputs.json
+    last = (RECORD,) if READS["unlearn"] in _json(folder / INPUTS) else alone
+    return any(shows_a_run(folder / name) for name in last)
+
+
 def holds_a_comparison(folder: Path) -> bool:
     """Likewise `hamu compare`, whose own file may be damaged: nothing but times is lost with it."""
     if not (folder / COMPARISON).is_file():
@@ -79,7 +98,7 @@ def _is_manifest(found: _Content) -> bool:
 
 
 def _is_inputs(found: _Content) -> bool:
-    return "training set" in found or "forget set" in found
+    return any(name in found for name in READS.values())
 
 
 def _is_evaluation(found: _Content) -> bool:

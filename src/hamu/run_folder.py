@@ -12,9 +12,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import yaml
 
@@ -23,7 +23,17 @@ from hamu.distributed import is_main
 from hamu.errors import HamuError, first_line
 from hamu.folder_lock import lock
 from hamu.models.saving import save_model
-from hamu.run_files import CONFIG, INPUTS, MODEL, holds_a_run, is_left, is_of_a_run, shows_a_run
+from hamu.run_files import (
+    CONFIG,
+    INPUTS,
+    MODEL,
+    holds_a_run,
+    interrupted_command,
+    is_finished,
+    is_left,
+    is_of_a_run,
+    shows_a_run,
+)
 from hamu.whole_files import remove_whole, replace_folder, write_whole
 
 
@@ -55,23 +65,39 @@ class RunFolder:
                 raise HamuError(
                     f"the output folder {path} and the source {source} overlap; choose another --output_dir"
                 )
-        if self.path.exists() and not self.path.is_dir():
-            raise HamuError(f"the output folder {path} is a file; choose another --output_dir")
-        for above in (self.path, *self.path.parents):
-            if above.is_symlink() and not above.exists():
-                raise HamuError(
-                    f"the output folder {path} cannot be made: {above} is a link to {os.readlink(above)}, which is not "
-                    f"there; make that, or choose another --output_dir"
-                )
-        self._absent = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        self._check_place(resolved)
+        self._absent = [p for p in (self.path, *self.path.parents) if not os.path.exists(p)]
+        if is_main():
+            self._try()
         self._stale()
-        if self.path.is_dir() and is_main():
+
+    def _check_place(self, resolved: Path) -> None:
+        """Check what is at the place of the folder, and above it."""
+        if os.path.exists(self.path) and not self.path.is_dir():
+            raise HamuError(f"the output folder {self.path} is a file; choose another --output_dir")
+        for above in (self.path, *self.path.parents):
+            if os.path.islink(above) and not os.path.exists(above):
+                self._cannot_be_made(
+                    f"{above} is a link to {os.readlink(above)}, which is not there; make that, or choose another"
+                )
+        existing = next(p for p in (resolved, *resolved.parents) if os.path.exists(p))
+        if not existing.is_dir():
+            self._cannot_be_made(f"{existing} is a file; choose another")
+        if not os.access(existing, os.W_OK):
+            self._cannot_be_made(f"{existing} is not writable; choose another")
+
+    def _try(self) -> None:
+        """Make the folder, see that nobody else uses it, and leave all as it was: an error later would cost a run."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
             os.close(lock(self.path))
-        parent = next(p for p in (resolved, *resolved.parents) if p.exists())
-        if not os.access(parent, os.W_OK):
-            raise HamuError(
-                f"the output folder {path} cannot be made: {parent} is not writable; choose another --output_dir"
-            )
+        except OSError as error:
+            self._cannot_be_made(f"{error.strerror or error}; choose another")
+        finally:
+            self._remove_made()
+
+    def _cannot_be_made(self, why: str) -> NoReturn:
+        raise HamuError(f"the output folder {self.path} cannot be made: {why} --output_dir")
 
     def __enter__(self) -> Self:
         return self
@@ -80,8 +106,13 @@ class RunFolder:
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
-        for made in self._absent if is_main() else []:
-            if made.is_dir():
+        if is_main():
+            self._remove_made()
+
+    def _remove_made(self) -> None:
+        """Remove the folders that were not there before and are empty."""
+        for made in self._absent:
+            if os.path.isdir(made):
                 if any(made.iterdir()):
                     return
                 made.rmdir()
@@ -112,19 +143,31 @@ class RunFolder:
         left = [path for path in found if is_left(path)]
         if self._resume or left == found:
             return left
-        if not self._overwrite:
-            raise HamuError(
-                f"the output folder {self.path} is in use; choose another --output_dir, or give --overwrite"
-            )
         foreign = sorted(path.name for path in found if not is_of_a_run(path))
         if not foreign and not holds_a_run(self.path):
             foreign = sorted(path.name for path in found if path not in left)
+        if not self._overwrite:
+            raise HamuError(f"the output folder {self.path} {self._use(foreign)}")
         if foreign:
             raise HamuError(
                 f"the output folder {self.path} holds {foreign[0]}, which is not of a run; --overwrite only replaces "
                 f"runs, so choose another --output_dir"
             )
         return found
+
+    def _use(self, foreign: Sequence[str]) -> str:
+        """What the folder is used for, and what to do about it."""
+        if foreign:
+            return f"is in use: it holds {foreign[0]}, which is not of a run; choose another --output_dir"
+        other = "choose another --output_dir, or replace it with --overwrite"
+        command = interrupted_command(self.path)
+        if command is not None:
+            return (
+                f"holds an interrupted run; go on with it by hamu {command} --resume --output_dir {self.path}, {other}"
+            )
+        if is_finished(self.path):
+            return f"holds a finished run; {other}"
+        return f"holds what is left of a run that cannot go on; {other}"
 
     def has(self, name: str) -> bool:
         """Whether a file is there; the last that a run writes tells that it has come to its end."""

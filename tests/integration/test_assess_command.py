@@ -67,7 +67,8 @@ def test_any_step_hurts_when_the_forget_data_are_copies_of_the_retain_data(asses
     source = ["--data", str(tmp_path / "twice.npz"), "--forget_rows", rows, *CONSTRAINT]
     code, found, screen = assess(source=source)
     assert code == 4, screen
-    assert "any step worth taking hurts" in screen
+    assert "It will be very hard, do not start: " in screen.partition("‖g_r‖")[0]
+    assert "stop: next to nothing is free" in screen or "stop: every step must hurt" in screen
     assert found["hamu-q"]["cos"] == pytest.approx(1, abs=1e-3)
 
 

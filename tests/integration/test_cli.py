@@ -18,6 +18,7 @@ from hamu.cli.config_files import settings_of
 from hamu.cli.options import DataOptions
 from hamu.cli.parsing import parse
 from hamu.data import pixel_statistics, read_images
+from hamu.models import load_classifier
 from hamu.training import TrainConfig
 
 FAST = ["--per_device_train_batch_size", "256", "--max_steps", "2"]
@@ -218,6 +219,29 @@ def test_a_model_without_statistics_takes_those_of_all_training_data(cli, colour
     assert cli("verify", "run")[0] == 0
 
 
+def test_a_dry_run_on_images_counts_what_the_run_would_have(cli, tmp_path, saved_model):
+    parameters = sum(p.numel() for p in load_classifier(str(saved_model)).parameters())
+
+    def plan(*words):
+        code, out, _ = cli(*words, *DIGITS, "--dry_run")
+        assert code == 0
+        assert list(tmp_path.iterdir()) == []
+        assert f"{parameters:,}" in out
+        rows = dict(re.findall(r"([a-z][a-z:, ]*?) ([\d.,]+)", out))
+        return {name: float(value.replace(",", "")) for name, value in rows.items()}
+
+    new = plan("train", "--model", "resnet8", "--num_train_epochs", "2", "--per_device_train_batch_size", "100")
+    assert (new["training images"], new["images in a step"], new["steps"]) == (1438, 100, 30)
+    assert new["memory: weights"] == pytest.approx(4 * parameters / 1e6, abs=0.05)
+    job = ["unlearn", "--model", saved_model, "--forget_class", "3", "--method", "kl", "--per_device_train_batch_size"]
+    one, four = (plan(*job, size) for size in ("50", "200"))
+    assert one["retain images"] + one["forget images"] == 1438
+    assert one["memory: gradients"] == pytest.approx(2 * one["memory: weights"], abs=0.1), "one of each side"
+    assert one["memory: original model"] == one["memory: weights"], "which KL compares with"
+    assert four["memory: activations"] == pytest.approx(4 * one["memory: activations"], abs=0.2)
+    assert one["memory: activations"] > 50 * 8 * 8 * 16 * 4 / 1e6, "more than the first layer of so many images"
+
+
 def test_methods_prints_every_method(cli):
     code, out, _ = cli("methods")
     assert code == 0
@@ -365,6 +389,22 @@ def test_a_wrong_input_ends_in_one_clear_line_and_writes_nothing(cli, tmp_path, 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("words", [
+    *([name, "--data", "nowhere.npz", "--forget_class", "1", "--model", "nowhere"]
+      for name in ("assess", "unlearn", "compare", "evaluate")),
+    ["train", "--data", "nowhere.npz", "--model", "resnet8"],
+    ["demo"],
+    ["reproduce", "table-2", "--data_dir", "nowhere"],
+])  # fmt: skip
+def test_an_output_folder_that_cannot_be_made_is_refused_before_data_are_read(cli, tmp_path, words):
+    (tmp_path / "file").write_text("mine")
+    for place, why in (("file/out", f"cannot be made: {tmp_path}/file is a file"), ("", "output_dir is empty")):
+        code, _, err = cli(*words, "--output_dir", place)
+        assert (code, err.count("\n")) == (2, 1)
+        assert why in err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_an_earlier_run_is_replaced_only_on_request(cli, tmp_path, saved_model):
     job = ["unlearn", "--recipe", "digits", "--model", saved_model, "--output_dir", "out", *FAST]
     assert cli(*job)[0] == 0
@@ -420,6 +460,28 @@ def test_a_model_that_has_overflowed_is_not_saved(cli, tmp_path, saved_model):
         "layers.jsonl",
         "steps.jsonl",
     ]
+
+
+def test_a_model_of_finite_weights_whose_losses_have_overflowed_is_not_saved(cli, tmp_path, saved_model):
+    too_much = ["--method", "ga", "--learning_rate", "1e12", "--max_steps", "1"]
+    code, _, err = cli("unlearn", *CLASS, "--model", saved_model, *too_much, "--output_dir", "out")
+    assert code == 2
+    assert "unlearning diverged: retain_loss is not finite; lower --learning_rate 1000000000000.0 or" in err
+    assert not {"model", "record.json", "evaluation.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+    too_much = ["--optim", "sgd", "--learning_rate", "1e12", "--max_steps", "1", "--max_grad_norm", "0"]
+    code, _, err = cli("train", *CLASS[:2], "--model", saved_model, *too_much, "--output_dir", "trained")
+    assert code == 2
+    assert "training diverged: " in err
+    assert " is not finite; lower --learning_rate 1000000000000.0" in err
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_model_that_has_become_worse_than_guessing_is_said_to_be_of_no_use(cli, saved_model):
+    job = ["unlearn", *CLASS, "--model", saved_model, "--method", "ga", "--max_steps", "1", "--output_dir", "out"]
+    code, out, _ = cli(*job, "--learning_rate", "10")
+    assert code == 0
+    assert "above the 2.30 of guessing; lower --learning_rate 10, or end such a run by" in " ".join(out.split())
+    assert "of guessing" not in cli(*job, "--learning_rate", "1e-4", "--overwrite")[1]
 
 
 def test_an_unknown_command_is_named(cli):

@@ -67,7 +67,7 @@ def refused(capsys, *words):
 
 def test_a_run_on_images_becomes_one_page(images, capsys):
     before = contents(images)
-    assert run("report", "run") == 0
+    assert run("report", "run", "--contents") == 0
     said = capsys.readouterr()
     assert "the report is in run/report.html" in " ".join(said.out.split())
     after = contents(images)
@@ -81,7 +81,8 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
     assert page.count("data:image/png") >= 6
     mode = (images / "run/report.html").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600, "it holds contents"
-    assert run("report", "run", "--no_contents") == 0, "a page may be replaced"
+    assert run("report", "run") == 0, "a page may be replaced"
+    assert "data:image/png" not in (images / "run/report.html").read_text(), "by default it holds figures alone"
     assert stat.S_IMODE((images / "run/report.html").stat().st_mode) != 0o600
     assert run("verify", "run", "--no_models") == 0, "a report breaks no record"
 
@@ -93,7 +94,7 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
 ])  # fmt: skip
 def test_what_is_not_that_of_the_run_any_more_is_not_asked(images, capsys, spoil, name):
     spoil(images)
-    assert run("report", "run") == 0
+    assert run("report", "run", "--contents") == 0
     assert f"the {name} is not that of the run any more" in " ".join(capsys.readouterr().out.split())
     page = (images / "run/report.html").read_text()
     assert f"the {name} is not that of the run any more" in page
@@ -126,7 +127,7 @@ def test_runs_that_do_not_compare_are_said_to(images, capsys):
 
 def test_a_run_on_texts_shows_answers_and_says_none_of_them_elsewhere(texts, capsys):
     capsys.readouterr()
-    assert run("report", "run", "--answers", "3") == 0
+    assert run("report", "run", "--answers", "3", "--contents") == 0
     said = capsys.readouterr()
     assert "Who?" not in said.out + said.err
     page = (texts / "run/report.html").read_text()
@@ -134,16 +135,18 @@ def test_a_run_on_texts_shows_answers_and_says_none_of_them_elsewhere(texts, cap
     assert "Who? &lt;/script&gt;&lt;script&gt;" in page
     assert "Probability of each record" in page
     assert "Min-K%" in page
-    assert run("report", "run", "--no_contents") == 0
+    assert run("report", "run") == 0
     page = (texts / "run/report.html").read_text()
     assert "Who?" not in page
     assert 'class="prompt"' not in page
-    assert "left out by --no_contents" in page
+    assert "prompts and answers: --contents shows them" in page
 
 
 def test_without_data_or_models_the_rest_is_shown_and_what_is_missing_is_named(images, capsys):
     shutil.rmtree(images / "original")
     assert run("report", "run") == 0
+    assert "a model or the data cannot be read; the command prints why" in (images / "run/report.html").read_text()
+    assert run("report", "run", "--contents") == 0
     assert "left out what the models say: original is not here" in " ".join(capsys.readouterr().out.split())
     page = (images / "run/report.html").read_text()
     assert "Not here: confusion, embeddings" in page

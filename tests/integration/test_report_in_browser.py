@@ -51,7 +51,7 @@ def pages(tmp_path_factory):
     found = {}
     for name, reported in runs.items():
         found[name] = folder / f"{name}.html"
-        found[name].write_text(report_page(reported), encoding="utf-8")
+        found[name].write_text(report_page(reported, contents=True), encoding="utf-8")
     return found
 
 

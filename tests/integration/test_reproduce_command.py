@@ -131,7 +131,7 @@ def test_a_plan_counts_runs_and_steps_and_writes_nothing(capsys, tmp_path, monke
 def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for words, message in [
-        (("figure-99",), "there is no figure-99 to reproduce; choose of figure-1"),
+        (("figure-99",), "experiment 'figure-99' is unknown; did you mean figure-9?"),
         (("figure-4", "--fraction", 0), "fraction 0.0 must be a share of the data"),
         (("figure-4", "--fraction", 0.5, "--train_fraction", 0.25), "train_fraction 0.25 must be from fraction 0.5 to"),
         (("figure-4", "--fraction", 1, "--train_fraction", 1.5), "train_fraction 1.5 must be from fraction 1.0 to"),

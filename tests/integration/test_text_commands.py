@@ -235,6 +235,27 @@ def test_a_wrong_input_is_one_line_and_nothing_is_written(words, message, traine
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("lora", [(), ("--lora", "--lora_rank", "2")])
+def test_every_checkpoint_of_a_run_opens_as_a_model(trained, tmp_path, capsys, lora):
+    saves = [*FEW, "--save_strategy", "steps", "--save_steps", "2"]
+    runs = {
+        "train": ["train", "--data", "miniature", "--model", trained if lora else "tiny-llama", *lora, *saves],
+        "unlearn": ["unlearn", *FORGET, "--model", trained, *LORA[3:], *lora, *saves],
+    }
+    for name, words in runs.items():
+        assert run(*words, "--output_dir", tmp_path / name) == 0
+        losses = []
+        for model in ("checkpoint-2", "checkpoint-4", "model"):
+            out = tmp_path / f"{name}-{model}"
+            job = ["evaluate", *FORGET, "--model", tmp_path / name / model, "--generate", "0", "--max_length", "96"]
+            assert run(*job, "--output_dir", out) == 0, capsys.readouterr().err
+            losses.append(json.loads((out / "evaluation.json").read_text())["retain"]["loss"])
+        assert losses[0] != losses[1] == losses[2]
+    (tmp_path / "train/model").rename(tmp_path / "elsewhere")
+    assert run(*job, "--model", tmp_path / "train", "--output_dir", tmp_path / "no") == 2
+    assert f"resume it, or give its newest checkpoint, {tmp_path}/train/checkpoint-4" in capsys.readouterr().err
+
+
 def test_the_first_wrong_line_of_a_file_is_named(trained, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "ans')
@@ -264,8 +285,16 @@ def test_records_to_forget_that_are_not_in_the_data_are_counted(trained, tmp_pat
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, chosen)))
     files = ["--data", tmp_path / "data.jsonl", "--forget_data", tmp_path / "gone.jsonl"]
     relative = ["--constraint_mode", "relative", "--stopping", "off"]
-    assert run("unlearn", *files, "--model", trained, *relative, *FEW, "--output_dir", tmp_path / "out") == 0
+    job = ["unlearn", *files, "--model", trained, *relative, *FEW, "--output_dir", tmp_path / "out"]
+    assert run(*job) == 2
+    err = capsys.readouterr().err
+    assert "1 of 2 records of gone.jsonl are not in" in err
+    assert "give --allow_missing" in err
+    assert "number" not in err
+    assert not (tmp_path / "out").exists()
+    assert run(*job, "--allow_missing") == 0
     assert "1 of 2 records to forget are not found" in " ".join(capsys.readouterr().out.split())
+    assert "1 of them found in the training data" in (tmp_path / "out/record.json").read_text()
 
 
 def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(trained, tmp_path, capsys):

@@ -231,6 +231,12 @@ def test_a_dry_run_plans_the_run_that_follows(capsys):
     stated = ["--expected_retain", "1000", "--expected_forget", "100"]
     assert plan(capsys, "unlearn", *DATA, *stated, "--model", "original")["retain records"] == "20", "they are here"
     assert plan(capsys, "unlearn", *stated, "--model", "original")["retain records"] == "1,000"
+    found = plan(capsys, "train", *DATA[:2], "--model", "tiny-llama", "--max_length", "50")
+    assert (found["training records"], found["steps"]) == ("24", "150"), "of 50 epochs of three batches"
+    assert run("train", *DATA[:2], "--model", "tiny-llama", "--max_steps", "1", "--output_dir", "new") == 0
+    made = load_language_model("new/model")
+    assert int(found["parameters"].replace(",", "")) == sum(p.numel() for p in made.parameters())
+    capsys.readouterr()
     whole = int(plan(capsys, "unlearn", *DATA, "--model", "original")["parameters"].replace(",", ""))
     for words in (["--lora"], [], ["--base_model", "original"]):
         found = plan(capsys, "unlearn", *DATA, "--model", "adapter", *words)

@@ -63,7 +63,7 @@ def test_a_second_data_set_takes_its_twins_out_of_the_retain_set(train):
 
 def test_a_record_with_another_label_is_no_twin(train):
     forget = train.select([3, 4])
-    problem = forget_data(train, None, replace(forget, labels=(forget.labels + 1) % 3))
+    problem = forget_data(train, None, replace(forget, labels=(forget.labels + 1) % 3), allow_missing=True)
     assert (len(problem.retain), problem.not_found) == (300, 2)
 
 
@@ -73,7 +73,7 @@ def test_a_text_that_is_divided_otherwise_into_prompt_and_answer_is_no_twin():
         return TextRecords(records, "somewhere", torch.arange(len(pairs)))
 
     train = texts(("ab", "c"), ("d", "e"))
-    problem = forget_data(train, None, texts(("a", "bc")))
+    problem = forget_data(train, None, texts(("a", "bc")), allow_missing=True)
     assert (len(problem.retain), problem.not_found) == (2, 1)
     assert forget_data(train, None, texts(("ab", "c"))).not_found == 0
 
@@ -89,7 +89,7 @@ def test_twins_in_either_set_do_not_hide_what_is_not_found(train):
     strange = replace(train.select([4]), pixels=255 - train.select([4]).pixels)
     forget = replace(train, pixels=torch.cat([train.pixels[:1], strange.pixels]), labels=train.labels[[0, 4]],
                      rows=torch.arange(2))  # fmt: skip
-    problem = forget_data(thrice, None, forget)
+    problem = forget_data(thrice, None, forget, allow_missing=True)
     assert (len(problem.retain), problem.not_found) == (3, 1)
     assert problem.forget_name == (
         "2 records of here, 1 of them found in the training data, where they are 3 records"
@@ -122,6 +122,14 @@ def test_each_set_is_read_through_once_for_records_that_repeat(train, monkeypatc
         (lambda t: forget_rows(t, None, [4, 4]), "row 4 is named twice"),
         (lambda t: forget_rows(t, None, list(range(300))), "nothing is left to retain"),
         (lambda t: forget_data(t, None, t), "nothing is left to retain"),
+        (
+            lambda t: forget_data(t.select([0, 1]), None, t.select([2, 3, 4])),
+            "none of the 3 records of here is in here; .* --allow_missing if here holds only what is to be retained",
+        ),
+        (
+            lambda t: forget_data(t.select([0, 1]), None, t.select([1, 3, 4])),
+            "2 of 3 records of here are not in here as they are; .* --allow_missing to forget them all the same",
+        ),
     ],
 )
 def test_a_wrong_choice_is_an_error_that_says_how_to_put_it_right(train, choose, message):

@@ -118,6 +118,30 @@ def test_the_figures_of_a_step_come_in_one_read_and_those_of_its_blocks_in_anoth
     assert blocks["cos"] == step.gram.cos.tolist()
 
 
+@pytest.mark.parametrize(
+    ("method", "decision"),
+    [
+        (HamuQ(0.3, constraint_mode="relative"), "step"),
+        (HamuQ(1e9), "stop, the constraint 1e+09 cannot be met: the gradients"),
+        (build_method("ga"), "step"),
+    ],
+)
+def test_the_text_of_a_step_is_three_lines_in_one_read(reads, method, decision):
+    step = prepared(method).combine()
+    del reads[:]
+    with _Dispatched() as dispatched:
+        text = repr(step)
+    assert reads == ["tolist"]
+    assert dispatched.reads == 0
+    first, second, third = text.splitlines()
+    assert first.startswith(f"PairStep: {decision}")
+    norms = [norm.item() for norm in step.gradient_norms]
+    assert f"‖g_r‖ {norms[0]:.4g}, ‖g_f‖ {norms[1]:.4g}, cosθ {step.cos.item():+.4f}; weights in 4 blocks" in second
+    assert f"forget {step.weights.forget.min().item():.4g} to {step.weights.forget.max().item():.4g}" in second
+    assert f"forget loss {step.promised_forget_change.item():+.4g}" in third
+    assert max(map(len, text.splitlines())) < 200
+
+
 def test_what_a_checked_step_did_comes_in_one_read(reads):
     pair = prepared(HamuQ(0.3, constraint_mode="relative"))
     optimizer = torch.optim.SGD(pair.parameters, lr=0.1)

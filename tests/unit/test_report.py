@@ -63,7 +63,7 @@ def charts_of(page):
 
 
 def test_a_page_stands_alone(tmp_path):
-    page = report_page([Reported(example_run(tmp_path), image_observations())])
+    page = report_page([Reported(example_run(tmp_path), image_observations())], contents=True)
     assert MARK in page[:1000]
     for tag, attributes in Elements(page).found:
         assert tag not in ("link", "iframe", "object", "base")
@@ -76,7 +76,7 @@ def test_a_page_stands_alone(tmp_path):
 @pytest.mark.parametrize("observed", [image_observations((NASTY, "b")), text_observations()])
 def test_what_the_data_say_is_never_code(tmp_path, observed):
     run = example_run(tmp_path, name="a<script>b", names=(NASTY, "b"), blocks=[NASTY, "w"])
-    page = report_page([Reported(run, observed), Reported(run, None, NASTY)])
+    page = report_page([Reported(run, observed), Reported(run, None, NASTY)], contents=True)
     elements = Elements(page)
     executable = [a for tag, a in elements.found if tag == "script" and a.get("type") != "application/json"]
     assert len(executable) == 1
@@ -87,25 +87,58 @@ def test_what_the_data_say_is_never_code(tmp_path, observed):
     assert len(charts_of(page)) == sum(text.startswith("{") for text in elements.scripts)
 
 
-def test_contents_are_left_out_on_request(tmp_path):
+def test_contents_are_in_a_page_only_on_request(tmp_path):
     names = ("Ada Unlikely", "Bob Unlikely")
     run = example_run(tmp_path, names=names)
-    shown = report_page([Reported(run, image_observations(names))])
-    hidden = report_page([Reported(run, image_observations(names)), Reported(run, None, "/home/ada/x")], contents=False)
+    shown = report_page([Reported(run, image_observations(names))], contents=True)
+    hidden = report_page([Reported(run, image_observations(names))])
     assert "Ada Unlikely" in shown
     assert "data:image/png" in shown
     assert "holds contents of the data" in shown
-    for secret in ("Unlikely", "data:image/png", "/home/ada", "holds contents"):
+    for secret in ("Unlikely", "data:image/png", "holds contents"):
         assert secret not in hidden
+    for claim in ("asked for", "--no_contents", "you "):
+        assert claim not in re.sub(r"<style>.*?</style>|<script.*?</script>", "", shown + hidden, flags=re.DOTALL)
     assert "are not in this file" in hidden
-    texts = report_page([Reported(run, text_observations())], contents=False)
+    texts = report_page([Reported(run, text_observations())])
     assert "Who is" not in texts
     assert '"row 3"' not in texts
-    assert '"row 3"' in report_page([Reported(run, text_observations())])
+    assert '"row 3"' in report_page([Reported(run, text_observations())], contents=True)
+
+
+def with_totals(run, retain=9, forget=9):
+    """The run with a record of sets of these sizes; its evaluations are of nine records each."""
+    return replace(run, record={"retain_set": {"records": retain}, "forget_set": {"records": forget}})
+
+
+def test_each_figure_of_the_verdict_carries_the_records_it_is_of(tmp_path):
+    run = example_run(tmp_path)
+    found = verdict(with_totals(run, retain=1617))
+    assert (
+        "on the forget set (all 9 records) changed by +1, that on the retain set (a sample of 9 of 1,617 records)"
+        in (found.sentences[0])
+    )
+    assert "(figures of that step's batches)" in found.sentences[1]
+    assert found.sentences[2].endswith("each on its own batches.")
+    hints = {tile.name: tile.hint for tile in found.tiles}
+    assert hints["retain loss"] == "a sample of 9 of 1,617 records"
+    assert hints["forget loss"] == "all 9 records"
+    steered = replace(run, evaluation={**run.evaluation, "steering": []})
+    assert "(figures of the measurements that steered the run" in verdict(steered).sentences[1]
+    assert "(9 records)" in verdict(run).sentences[0], "without a record it is not known how many there are"
+
+
+def test_a_chart_of_losses_names_the_records_of_batches_and_of_evaluations(tmp_path):
+    [losses] = [
+        chart for chart in steps_section(with_totals(example_run(tmp_path), 20)).charts if chart.title == "Losses"
+    ]
+    assert [one["name"] for one in losses.spec["series"][2:]] == ["retain, batches", "retain, evaluations"]
+    assert "The retain loss of the steps' batches goes from" in losses.says
+    assert "The retain loss on a sample of 9 of 20 records goes from" in losses.says
 
 
 def test_every_figure_has_words(tmp_path):
-    page = report_page([Reported(example_run(tmp_path), image_observations())])
+    page = report_page([Reported(example_run(tmp_path), image_observations())], contents=True)
     figures = re.findall(r"<figure(?: class=\"wide\")?>.*?</figure>", page, re.DOTALL)
     assert len(figures) == len(charts_of(page)) == 17
     for figure in figures:
@@ -119,7 +152,9 @@ def test_every_figure_has_words(tmp_path):
 def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     blocks = [f"layers.{n}.self_attn.q_proj.weight" for n in range(300)]
     run = example_run(tmp_path, steps=100_000, blocks=blocks)
-    page = report_page([Reported(run, image_observations(count=3000)), Reported(run, text_observations(count=3000))])
+    page = report_page(
+        [Reported(run, image_observations(count=3000)), Reported(run, text_observations(count=3000))], contents=True
+    )
     assert len(page.encode()) < MOST
     for chart in charts_of(page):
         for one in chart.get("series", []):
@@ -331,7 +366,7 @@ def test_only_the_mean_loss_is_called_a_loss(tmp_path, settings, own):
     for side in ("forget", "retain"):
         is_own = side in own
         assert (f"{side}, batches" in drawn) == (not is_own)
-        assert f"{side}, whole set" in drawn, "of which the loss is known"
+        assert f"{side}, evaluations" in drawn, "of which the loss is known"
         assert (f"Promise and reality: the {side} loss" in charts) == (not is_own)
         assert (f"Promise and reality: the {side} objective" in charts) == is_own
         if is_own:

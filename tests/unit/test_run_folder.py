@@ -1,6 +1,7 @@
 """Two runs that want one folder, and folders in which nothing was written."""
 
 import errno
+import json
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,7 @@ UNDER_WAY = "another run, or a process that a run left behind, is using"
 def test_a_folder_in_which_a_run_writes_is_refused_at_once(tmp_path):
     with RunFolder(tmp_path / "out") as first:
         first.write_json("inputs.json", INPUTS)
-        for how in ({"overwrite": True}, {"resume": True}):
+        for how in ({}, {"overwrite": True}, {"resume": True}):
             with pytest.raises(HamuError, match=UNDER_WAY):
                 RunFolder(tmp_path / "out", **how)
     RunFolder(tmp_path / "out", overwrite=True)
@@ -40,7 +41,7 @@ def test_what_another_run_has_left_meanwhile_is_not_mixed_with(tmp_path):
     with first:
         first.write_json("inputs.json", INPUTS)
         first.write_text("record.md", "first\n")
-    with second, pytest.raises(HamuError, match="is in use"):
+    with second, pytest.raises(HamuError, match="holds what is left of a run that cannot go on"):
         second.write_text("steps.jsonl", "second\n")
     with third:
         third.write_text("steps.jsonl", "third\n")
@@ -68,10 +69,36 @@ def test_folders_that_were_made_for_nothing_go(tmp_path):
     assert (tmp_path / "mine").is_dir(), "it was there before"
 
 
+LOOKS = {"retain": {}, "forget": {}}  # of an evaluation
+RECORDED = {"format": "hamu-unlearning-record"}
+OTHER = "choose another --output_dir, or replace it with --overwrite"
+
+
+@pytest.mark.parametrize(("contents", "use"), [
+    ({"config.yaml": {}, "inputs.json": INPUTS}, "go on with it by hamu unlearn --resume --output_dir"),
+    ({"config.yaml": {}, "inputs.json": INPUTS, "evaluation.json": LOOKS}, "holds an interrupted run; .* unlearn"),
+    ({"config.yaml": {}, "inputs.json": {"training set": None}}, "go on with it by hamu train --resume --output_dir"),
+    ({"config.yaml": {}, "inputs.json": INPUTS, "record.json": RECORDED}, f"holds a finished run; {OTHER}"),
+    ({"config.yaml": {}, "evaluation.json": LOOKS}, f"holds a finished run; {OTHER}"),
+    ({"inputs.json": INPUTS}, f"holds what is left of a run that cannot go on; {OTHER}"),
+    ({"thesis.txt": {}}, r"is in use: it holds thesis.txt, which is not of a run; choose another --output_dir$"),
+])  # fmt: skip
+def test_a_folder_that_is_taken_says_by_what_and_names_the_way_out(tmp_path, contents, use):
+    fill(tmp_path / "out", {name: json.dumps(content) for name, content in contents.items()})
+    before = files_of(tmp_path)
+    with pytest.raises(HamuError, match=f"/out .*{use}"):
+        RunFolder(tmp_path / "out")
+    assert files_of(tmp_path) == before
+
+
 def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(HamuError, match=r"the output folder .*/out is a file; choose another --output_dir"):
         RunFolder(tmp_path / "out")
+    for place, why in (("out/deeper", f"{tmp_path}/out is a file"), ("x" * 300, "File name too long")):
+        with pytest.raises(HamuError, match=f"cannot be made: {why}; choose another --output_dir"):
+            RunFolder(tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing is left of trying"
     monkeypatch.setattr("os.access", lambda path, mode: False)  # the superuser may write anywhere
     with pytest.raises(HamuError, match=rf"the output folder .*/new cannot be made: {tmp_path} is not writable"):
         RunFolder(tmp_path / "new")

@@ -1,6 +1,7 @@
 """When to stop: the criteria, margin, patience, window, and that a run without conflict is never stopped."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -109,8 +110,51 @@ def test_the_reason_names_the_criterion_and_both_figures():
     [step] = run(HamuQ(0.5, constraint_mode="absolute"), [0.95])
     assert step.should_stop
     assert step.cause == "criterion"
-    assert step.reason.startswith("the stopping criterion is met: the constraint 0.5 exceeds 0.3122")
-    assert "(aggregate)" in step.reason
+    assert step.reason == (
+        "the stopping criterion is met: the demand 0.5 exceeds 0.3122, the most that the gradients sustain for free "
+        "(aggregate); a demand small enough still gains on both sides: lower the constraint to at most 62% of its value"
+    )
+
+
+def test_the_reason_says_that_every_step_must_hurt_only_where_no_demand_is_free():
+    [step] = run(HamuQ(0.5, constraint_mode="absolute"), [1.0, 1.0])
+    assert step.should_stop
+    assert step.reason.endswith("has a price (aggregate), and so has every smaller one: every further step must hurt")
+    [step] = run(HamuQ(0.9, constraint_mode="relative"), [1.0, 1.0, 0.999999])
+    assert step.should_stop
+    assert step.reason.endswith("lower the constraint to less than 1% of its value")
+
+
+ANGLES = st.one_of(st.floats(-1, 1), st.sampled_from([1.0, 1.0, -1.0]))
+BLOCKS = st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), ANGLES), min_size=1, max_size=4)
+
+
+def price(method, gram):
+    """The first-order change for the worse of the side of which nothing is demanded, and the change demanded."""
+    weights = method.weigh(gram)
+    retain, forget = gram.changes(weights.retain, weights.forget)
+    price, gain = (retain, forget) if method.constrained == "forget" else (-forget, -retain)
+    return price.item(), gain.item(), weights.constraint
+
+
+@pytest.mark.parametrize("radius", ["gradient", 0.3])
+@pytest.mark.parametrize("method", [HamuQ, HamuU])
+@settings(deadline=None, max_examples=100)
+@given(BLOCKS, st.sampled_from(["norm_product", "uniform"]))
+def test_a_demand_is_free_exactly_where_the_status_says_that_some_is(method, radius, blocks, distribution):
+    gram = gram_at(*zip(*blocks, strict=True))
+    build = partial(method, constraint_mode="relative", distribution=distribution, radius=radius)
+    scale = sum(r * r + f * f for r, f, _ in blocks)
+    if price(build(0.5), gram)[2].some_demand_is_free:
+        cost, gained, status = price(build(1e-13), gram)
+        assert cost < 0
+        assert gained >= status.demand - 1e-7 * scale
+    else:
+        assert all(cos > 0.999 for _, _, cos in blocks)
+        costs = [price(build(share), gram)[0] for share in (1e-13, 1e-3, 0.1, 0.5, 1.0)]
+        assert all(cost > 0 for cost in costs)
+        assert costs == sorted(costs)
+        assert costs[0] < 1e-6 * scale
 
 
 def test_patience_of_a_method_is_obeyed_across_steps():

@@ -53,6 +53,31 @@ def saved(path, records):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+@pytest.mark.parametrize("column", ["labels", "Label", "output", "response", "target"])
+def test_an_answer_beside_plain_text_is_used_or_refused(suffix, column, tmp_path):
+    path = saved(tmp_path / f"a{suffix}", [{"text": "Who?", column: "Ada."}, {"text": "Where?", column: "Here."}])
+    with pytest.raises(HamuError) as error:
+        read_text(str(path))
+    assert f"has the column {column} beside text" in str(error.value)
+    assert f"--answer_column {column} to train on it, or --answer_column none" in str(error.value)
+    assert "Ada" not in str(error.value)
+    assert read_text(str(path), prompt_column="text", answer_column=column).records[0].answer == " Ada."
+    assert [(r.prompt, r.answer) for r in read_text(str(path), answer_column="none").records] == [
+        ("", "Who?"),
+        ("", "Where?"),
+    ]
+
+
+def test_plain_text_without_answers_may_lie_in_any_column(tmp_path):
+    path = str(saved(tmp_path / "a.jsonl", [{"note": "Who?", "answer": "Ada.", "topic": "people"}]))
+    assert read_text(path, prompt_column="note", answer_column="none").records[0].answer == "Who?"
+    with pytest.raises(HamuError, match="has no column text; it has note, answer, topic"):
+        read_text(path, answer_column="none")
+    other = str(saved(tmp_path / "b.jsonl", [{"text": "Who?", "topic": "people"}]))
+    assert read_text(other).records[0].answer == "Who?", "a topic is no answer"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 def test_every_format_gives_the_same_records(suffix, tmp_path):
     read = read_text(str(saved(tmp_path / f"a{suffix}", RECORDS)))
     assert [(r.prompt, r.answer) for r in read.records] == [

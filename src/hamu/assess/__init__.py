@@ -1,5 +1,6 @@
 """Before the run: how hard it is, what it costs, how far first order holds, which records are in conflict."""
 
+from hamu.assess.answer import plain_answer
 from hamu.assess.assessment import Assessment, Conflicts, assess
 from hamu.assess.curvature import Curvature, Hessian, lanczos
 from hamu.assess.frontier import Frontier, frontier
@@ -33,6 +34,7 @@ __all__ = [
     "judge",
     "lanczos",
     "measure_hardness",
+    "plain_answer",
     "second_order",
     "share_of_top",
 ]

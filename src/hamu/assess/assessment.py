@@ -66,6 +66,7 @@ class Assessment:
     Attributes:
         method: the HAMU method and the constraint that the regime and the verdict are for.
         records: the number of records of each side.
+        measured_records: how many of them the gradients were measured on.
         gradient_norms: ‖g_r‖ and ‖g_f‖ before clipping.
         clip: the factors by which clipping shortens them.
         step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where ‖g_f‖ is larger.
@@ -87,6 +88,7 @@ class Assessment:
 
     method: HamuQ | HamuU
     records: dict[str, int]
+    measured_records: dict[str, int]
     gradient_norms: tuple[float, float]
     clip: tuple[float, float]
     step_length: float
@@ -303,8 +305,9 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Measurements:
-    """What the passes over the data have found."""
+    """What the passes over the data have found; `records` of each side were in them."""
 
+    records: Mapping[str, int]
     parted: PartedGram
     curvature: Curvature | None
     curvature_samples: int
@@ -329,7 +332,7 @@ def _measure(
     if conflicts:
         for side, other in (("forget", "retain"), ("retain", "forget")):
             conflict_records[side] = _conflicts(assessed, side, gradients[other], used[side])
-    return _Measurements(parted, spectrum, budget.samples, condition, conflict_records)
+    return _Measurements(used, parted, spectrum, budget.samples, condition, conflict_records)
 
 
 def _judge(assessed: AssessedModel, step: _Step, measured: _Measurements, epochs: float) -> Assessment:
@@ -346,6 +349,7 @@ def _judge(assessed: AssessedModel, step: _Step, measured: _Measurements, epochs
     return Assessment(
         method=method,
         records=assessed.records,
+        measured_records=dict(measured.records),
         gradient_norms=(retain_norm.item(), forget_norm.item()),
         clip=clip,
         step_length=length,

@@ -18,8 +18,8 @@ class Verdict:
     """The answer.
 
     Attributes:
-        code: 0 both objectives can improve, 3 it costs, 4 any step hurts or none is possible: the exit code of `hamu
-            assess`.
+        code: 0 both objectives can improve, 3 it costs, 4 next to nothing is free or no step is possible: the
+            exit code of `hamu assess`.
         headline: in a few words.
         reason: the figures behind it, in words.
         constraint: a suggested share of what is possible, for constraint_mode="relative"; 0 for none at all.
@@ -52,14 +52,16 @@ def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], t
         asked = min(asked, feasible)
     limits = f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free ({share:.0%})"
     if share < NEXT_TO_NOTHING and asked > free:
-        return Verdict(
-            MUST_HURT,
-            "stop: any step worth taking hurts",
-            f"the gradients of both losses point the same way; {limits}, which is next to nothing, and the demand is "
-            f"{asked:.4g}.",
-            0.0,
-            rate,
-        )
+        if free > 0:
+            headline = "stop: next to nothing is free"
+            reason = f"the gradients of both losses point nearly the same way; {limits}, and the demand is {asked:.4g}."
+        else:
+            headline = "stop: every step must hurt"
+            reason = (
+                f"the gradients of both losses point the same way; no demand is free, of at most {feasible:.4g} per "
+                f"unit of learning rate."
+            )
+        return Verdict(MUST_HURT, headline, reason, 0.0, rate)
     if asked > feasible * (1 + 1e-12):
         reason = (
             f"the demand {asked:.4g} is more than the gradients allow, {feasible:.4g} per unit of learning rate, so no "

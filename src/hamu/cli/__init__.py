@@ -10,7 +10,7 @@ import warnings
 from contextlib import suppress
 
 from hamu.cli.screen import Screen, say, write_any_character
-from hamu.errors import HamuError, Interrupted, first_line, one_line
+from hamu.errors import HamuError, Interrupted, first_line, one_line, unknown
 
 COMMANDS = {
     "demo": "train, unlearn and compare all methods on bundled data, in about a minute",
@@ -39,8 +39,8 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         0 if all went well, 2 if something that the user can put right is wrong, 130, 143 or 129 if interrupted (by
-        Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if unlearning will cost, 4 if any step hurts
-        or none is possible; `verify` 1 if something does not hold.
+        Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if unlearning will cost, 4 if next to
+        nothing is free or no step is possible; `verify` 1 if something does not hold.
     """
     if argv is None:
         argv = sys.argv[1:]
@@ -69,7 +69,7 @@ def _outcome(command: str, argv: list[str], debug: bool) -> int:
     """Run a command; what went wrong in one line, and the exit code."""
     try:
         if command not in COMMANDS:
-            raise HamuError(f"command {command!r} is unknown; choose one of {', '.join(COMMANDS)}")
+            raise unknown("command", command, COMMANDS)
         return _run(command, [flag for flag in argv if flag != "--debug"])
     except HamuError as error:
         if debug:

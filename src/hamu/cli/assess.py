@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import set_seed
 
-from hamu.assess import REGIMES, Assessment, assess
+from hamu.assess import REGIMES, Assessment, assess, plain_answer
 from hamu.assess.settings import check_settings
 from hamu.assess.verdict import ERROR_RATIO
 from hamu.cli.options import AssessOptions, DataOptions, RunOptions
@@ -30,7 +30,8 @@ def run(argv: list[str], console: Console) -> int:
     parsed = parse(
         "assess",
         "Say before a run how hard it is, what it will cost, and whether to start: exit code 0, 3 (it costs) or 4 "
-        "(any step hurts). Takes the options of unlearn, but for a goal, --dry_run and --resume.",
+        "(next to nothing is free, or no step is possible). Takes the options of unlearn, but for a goal, "
+        "--dry_run and --resume.",
         argv,
         DataOptions,
         RunOptions,
@@ -110,7 +111,8 @@ def _method(args: UnlearnConfig) -> HamuQ | HamuU:
 
 
 def show(found: Assessment, console: Console) -> None:
-    """Print an assessment: a screen of text."""
+    """Print an assessment: the answer in a sentence, then a screen of figures."""
+    console.print(Text(plain_answer(found), "bold"), soft_wrap=True)
     hard, sure = found.hardness, found.intervals
     table = plain_table("", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,))
 

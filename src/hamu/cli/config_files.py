@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from argparse import Namespace
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 
 from hamu.cli.refused import check_has_a_place
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError, closest, first_line, unknown
 
 _SECTIONS = ("train", "assess", "unlearn", "compare", "evaluate")
 _AS_UNLEARN = ("assess", "compare")  # they take what unlearn takes, and so its section too
@@ -73,7 +72,7 @@ def read_files(named: Namespace) -> list[tuple[str, str]]:
     found = []
     if named.recipe:
         if named.recipe not in recipes():
-            raise HamuError(f"recipe {named.recipe!r} is unknown; choose one of {', '.join(recipes())}")
+            raise unknown("recipe", named.recipe, recipes())
         text = (resources.files("hamu.recipes") / f"{named.recipe}.yaml").read_text("utf-8")
         found.append((f"recipe {named.recipe}", text))
     if named.config:
@@ -119,9 +118,9 @@ def settings_of(
         if key == "trust_remote_code":
             raise HamuError(f"{name} has {key}, which lets the code of a model do anything; give it as a flag only")
         if key not in all_keys:
-            close = difflib.get_close_matches(str(key), [*all_keys, *_SECTIONS], 1)
-            if close:
-                raise HamuError(f"{name} has the unknown setting {key!r}; did you mean {close[0]}?")
+            close = closest(str(key), [*all_keys, *_SECTIONS])
+            if close is not None:
+                raise HamuError(f"{name} has the unknown setting {key!r}; did you mean {close}?")
             raise HamuError(f"{name} has the unknown setting {key!r}; hamu {command} --help-all lists those there are")
     for section, settings in sections.items():
         for key in settings:

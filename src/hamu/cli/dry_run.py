@@ -1,102 +1,167 @@
-"""`--dry_run`: what a run on text would be, without weights: parameters, steps, memory."""
+"""`--dry_run` of train and unlearn: what a run would be: parameters, steps, memory."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from hamu.cli.image_task import ImageTask
 from hamu.cli.options import DataOptions, RunOptions
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import Task, choose_task
 from hamu.cli.text_task import TextTask
 from hamu.errors import HamuError
-from hamu.models.language import TINY, AdapterSettings
-from hamu.models.shapes import KNOWN, estimate_memory, model_shape
+from hamu.models.language import AdapterSettings
+from hamu.models.shapes import (
+    KNOWN,
+    ModelShape,
+    estimate_memory,
+    kept_for_backward,
+    memory_of_weights,
+    model_shape,
+    shape_of,
+)
 from hamu.objectives import build_objective
 from hamu.training import TrainConfig, UnlearnConfig
 from hamu.training.config import checkpoints_activations
 
 
-def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainConfig, given: Collection[str]) -> int:
-    """Resolve the settings as the run would and print what they come to; no weights are loaded, nothing is written.
+@dataclass(frozen=True)
+class _Size:
+    """The size of a model and of a run with it.
+
+    Attributes:
+        parameters, trained: how many.
+        memory: in GB, by what it is for.
+        note: what the estimate assumes, and how to need less.
+    """
+
+    parameters: int
+    trained: int
+    memory: Mapping[str, float]
+    note: str
+
+
+def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainConfig, given: Mapping[str, Any]) -> int:
+    """Resolve the settings as the run would and print what they come to; nothing is trained or written.
 
     Args:
         console: where to.
         data, run, args: the options of the run.
-        given: the names of those that were given.
+        given: those that were given, by name.
 
     Raises:
         HamuError: if the model's configuration or the number of records cannot be known.
     """
-    if run.model is None or run.model == TINY:
-        raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read")
+    is_unlearning = isinstance(args, UnlearnConfig)
     task = TextTask(data, run, console) if data.data is None else choose_task(data, run, console)
+    is_new = not is_unlearning and task.is_built_in(str(run.model))
+    if run.model is None or (is_unlearning and task.is_built_in(run.model)):
+        raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read")
+    task.classes_of = None if is_new else run.model
     task.fill_in(args, given)
     if run.model not in KNOWN:  # which is no adapter, and needs no look at the hub
         task.settle_adapter(given)
+    sets = _sets(task, is_unlearning)
+    size = _of_images(task, sets, args) if isinstance(task, ImageTask) else _of_texts(task, sets, args, is_new)
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
+    table = plain_table("what", "how much", right=(1,))
+    table.add_row("parameters", f"{size.parameters:,}")
+    table.add_row("trained", f"{size.trained:,} ({size.trained / size.parameters:.2%})")
+    for name, records in sets.items():
+        table.add_row(f"{name} {task.noun}", f"{len(records):,}{' (stated)' if isinstance(records, range) else ''}")
+    table.add_row(f"{task.noun} of each side in a step" if is_unlearning else f"{task.noun} in a step", f"{per_step:,}")
+    table.add_row("steps", f"{steps:,} ({epoch:,} an epoch)")
+    for name, gigabytes in size.memory.items():
+        table.add_row(f"memory: {name}", _written(gigabytes))
+    table.add_row("memory: sum, on each device", _written(sum(size.memory.values())))
+    console.print(table)
+    console.print(size.note)
+    return 0
+
+
+def _written(gigabytes: float) -> str:
+    return f"{gigabytes:.2f} GB" if gigabytes >= 1 else f"{1000 * gigabytes:.1f} MB"
+
+
+def _of_texts(task: Any, sets: Mapping[str, Any], args: TrainConfig, is_new: bool) -> _Size:
+    """From the configuration alone; a new model is made, as its vocabulary follows from the records."""
+    shape = shape_of(task.new_model(task.built_in, sets["training"])) if is_new else _shape(task.run_options)
+    longest = task.data_options.max_length
+    length = min(longest, shape.longest or longest)
+    memory = estimate_memory(
+        shape,
+        tokens=args.per_device_train_batch_size * length,
+        **_settings(args),
+        checkpointing=checkpoints_activations(args),
+    )
+    note = (
+        f"Activations and logits are those of records of {length} tokens each, the longest allowed. Smaller: "
+        f"--per_device_train_batch_size with --gradient_accumulation_steps, --gradient_checkpointing, --max_length."
+    )
+    return _Size(shape.parameters, shape.trainable, memory, note)
+
+
+def _shape(run: RunOptions) -> ModelShape:
     adapter = AdapterSettings(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets) if run.lora else None
-    shape = model_shape(
-        run.model,
+    return model_shape(
+        str(run.model),
         adapter,
         run.model_dtype,
         base_model=run.base_model,
         trust_remote_code=run.trust_remote_code,
     )
-    length = min(data.max_length, shape.longest or data.max_length)
-    is_unlearning = isinstance(args, UnlearnConfig)
-    records = _records(task, is_unlearning)
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    epoch = math.ceil(next(iter(records.values()))[0] / per_step)
-    steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
-    sides, keeps_original = 1, False
-    if isinstance(args, UnlearnConfig):
-        objectives = [build_objective(name) for name in args.objectives().values() if name is not None]
-        sides = len(objectives)
-        keeps_original = any(objective.needs_original for objective in objectives)
-    memory = estimate_memory(
-        shape,
-        tokens=args.per_device_train_batch_size * length,
-        optimizer=str(args.optim),
-        sides=sides,
-        keeps_original=keeps_original,
-        checkpointing=checkpoints_activations(args),
+
+
+def _of_images(task: Any, sets: Mapping[str, Any], args: TrainConfig) -> _Size:
+    """From the model itself, new or loaded, and a forward pass of one image."""
+    source, unlearns = task.run_options.model, isinstance(args, UnlearnConfig)
+    model = task.start_model(source) if unlearns else task.new_model(source, next(iter(sets.values())))
+    image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    memory = memory_of_weights(sum(p.nbytes for p in trained), sum(p.nbytes for p in frozen), **_settings(args))
+    kept = args.per_device_train_batch_size * kept_for_backward(model, {"pixel_values": image[None]})
+    note = (
+        f"Activations are those of {args.per_device_train_batch_size} images. Smaller: "
+        f"--per_device_train_batch_size with --gradient_accumulation_steps."
     )
-    table = plain_table("what", "how much", right=(1,))
-    table.add_row("parameters", f"{shape.parameters:,}")
-    table.add_row("trained", f"{shape.trainable:,} ({shape.trainable / shape.parameters:.2%})")
-    for name, (count, known) in records.items():
-        table.add_row(f"{name} records", f"{count:,}{known}")
-    table.add_row("records of each side in a step" if is_unlearning else "records in a step", f"{per_step:,}")
-    table.add_row("steps", f"{steps:,} ({epoch:,} an epoch)")
-    for name, size in memory.items():
-        table.add_row(f"memory: {name}", f"{size:.2f} GB")
-    table.add_row("memory: sum, on each device", f"{sum(memory.values()):.1f} GB")
-    console.print(table)
-    console.print(
-        f"Activations and logits are those of records of {length} tokens each, the longest allowed. Smaller: "
-        f"--per_device_train_batch_size with --gradient_accumulation_steps, --gradient_checkpointing, --max_length."
-    )
-    return 0
+    counts = [sum(p.numel() for p in some) for some in (trained, frozen)]
+    return _Size(sum(counts), counts[0], memory | {"activations": kept / 1e9}, note)
 
 
-def _records(task: Task, is_unlearning: bool) -> dict[str, tuple[int, str]]:
-    """How many records each set has that a run goes through, and whether that is only stated.
+def _settings(args: TrainConfig) -> dict[str, Any]:
+    """What of the settings decides how often the weights are held."""
+    names = [name for name in args.objectives().values() if name] if isinstance(args, UnlearnConfig) else []
+    keeps_original = any(build_objective(name).needs_original for name in names)
+    return {"optimizer": str(args.optim), "sides": len(names) or 1, "keeps_original": keeps_original}
 
-    They are counted where the data are here, or of the hub and nothing is stated.
+
+def _sets(task: Task[Any, Any, Any], is_unlearning: bool) -> dict[str, Any]:
+    """The records that a run goes through, by set; a range, if it is only stated how many they are.
+
+    They are read where the data are here, or of the hub and nothing is stated.
     """
     data = task.data_options
     sources = task.data_sources()
     here = bool(sources) and all(name == task.bundled or Path(name).exists() for name in sources)
+    retain: Any
+    forget: Any
     if not here and data.expected_retain is not None and data.expected_forget is not None:
-        retain, forget, known = data.expected_retain, data.expected_forget, " (stated)"
+        retain, forget = range(data.expected_retain), range(data.expected_forget)
+        everything: Any = range(data.expected_retain + data.expected_forget)
     elif is_unlearning or task.run_options.without_forget:
         problem = task.problem()
-        retain, forget, known = len(problem.retain), len(problem.forget), ""
+        retain, forget, everything = problem.retain, problem.forget, None
     else:
-        retain, forget, known = len(task.train_and_test()[0]), 0, ""
+        return {"training": task.train_and_test()[0]}
     if is_unlearning:
-        return {"retain": (retain, known), "forget": (forget, known)}
-    return {"training": (retain if task.run_options.without_forget else retain + forget, known)}
+        return {"retain": retain, "forget": forget}
+    return {"training": retain if task.run_options.without_forget else everything}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from hamu.cli.evaluation_tables import membership_difference_line, membership_line, reference_table, report_table
@@ -24,7 +23,6 @@ from hamu.models import (
 )
 from hamu.models.classifiers import CLASSIFIER_CONFIGS, NEW_CLASSIFIER, check_as_many_classes, named_as_in_training
 from hamu.models.loading import check_is_saved
-from hamu.run_folder import RunFolder
 from hamu.sources import DIGITS
 from hamu.training import TrainConfig
 
@@ -135,9 +133,9 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
             self.console.print(text, soft_wrap=True)
             self._told.append(text)
 
-    def save_model(self, folder: RunFolder, model: Any) -> Path:
-        """Save the model, and the image processor that came with it."""
-        return folder.save_model(model, *([] if self.processor is None else [self.processor]))
+    def beside_model(self) -> list[Any]:
+        """The image processor that came with the model, if one did."""
+        return [] if self.processor is None else [self.processor]
 
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
         """What makes a batch of images, which are fetched all at once."""

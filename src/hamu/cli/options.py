@@ -10,14 +10,13 @@ from hamu.errors import HamuError
 from hamu.training import TrainConfig, UnlearnConfig
 
 _OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
-_OF_UNLEARN = dict.fromkeys(
-    ("dry_run", "auto", "target_forget_accuracy", "max_retain_increase"), "which is for hamu unlearn"
-)
+_OF_UNLEARN = dict.fromkeys(("auto", "target_forget_accuracy", "max_retain_increase"), "which is for hamu unlearn")
+_OF_BOTH = {"dry_run": "which is for hamu train and hamu unlearn"}
 NOT_TAKEN: dict[str, dict[str, str]] = {  # by commands whose dataclasses have it nevertheless, and why not
     "unlearn": _OF_TRAIN,
-    "assess": _OF_TRAIN | _OF_UNLEARN,
-    "compare": _OF_TRAIN | _OF_UNLEARN | {"method": "as it takes several, by --methods"},
-    "evaluate": _OF_TRAIN,
+    "assess": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH,
+    "compare": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH | {"method": "as it takes several, by --methods"},
+    "evaluate": _OF_TRAIN | _OF_BOTH,
 }
 PATHS = {  # options of any command that name files and folders, or may
     "config", "output_dir", "work_dir", "output", "run", "runs", "data", "test_data", "data_dir", "forget_data",
@@ -61,6 +60,9 @@ class DataOptions:
         default=None, metadata={"help": "Forget these rows of --data: 3,17,25 or a file of row numbers."}
     )
     forget_data: str | None = field(default=None, metadata={"help": "Forget the records of this second data set."})
+    allow_missing: bool = field(
+        default=False, metadata={"help": "Forget records of --forget_data also where --data does not have them."}
+    )
     forget_filter: str | None = field(
         default=None,
         metadata={"help": "Text: forget the records with COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX."},
@@ -71,7 +73,10 @@ class DataOptions:
     image_column: str | None = field(default=None, metadata={"help": "Name of the image column, if not a usual one."})
     label_column: str | None = field(default=None, metadata={"help": "Name of the label column, if not a usual one."})
     prompt_column: str | None = field(default=None, metadata={"help": "Text: name of the column of questions."})
-    answer_column: str | None = field(default=None, metadata={"help": "Text: name of the column of answers."})
+    answer_column: str | None = field(
+        default=None,
+        metadata={"help": "Text: name of the column of answers; none for plain text beside a column that looks so."},
+    )
     question_template: str = field(
         default=QUESTION_TEMPLATE, metadata={"help": "Text: how a question becomes a prompt; {question} stands for it."}
     )
@@ -138,7 +143,7 @@ class RunOptions:
     merge: bool = field(default=False, metadata={"help": "Save the adapter merged into its model too, in merged/."})
     dry_run: bool = field(
         default=False,
-        metadata={"help": "Text: only resolve the settings, count parameters and steps, estimate memory."},
+        metadata={"help": "Only resolve the settings, count parameters and steps, estimate memory."},
     )
     retain_model: str | None = field(
         default=None, metadata={"help": "A model retrained without the forget set, to compare with."}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.gram import SIDES
 from hamu.training import UnlearnTrainer
+from hamu.training.measuring import set_figures
 from hamu.training.promise import describe
 from hamu.unlearning.goals import standing_line
 
@@ -15,6 +20,7 @@ def outcome(trainer: UnlearnTrainer) -> list[str]:
     return [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
         f"{trainer.state.global_step} because {trainer.end.text}",
+        *_divergence(trainer),
         *_warning(trainer),
         *_forgotten(trainer),
         *([] if trainer.promise is None else [describe(trainer.promise)]),
@@ -31,6 +37,25 @@ def _forgotten(trainer: UnlearnTrainer) -> list[str]:
         text = standing_line(after.figures())
         lines.append(f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack")
     return lines
+
+
+def _divergence(trainer: UnlearnTrainer) -> list[str]:
+    """A line if the model has become worse than guessing on what it was to retain."""
+    guess = guessing_loss(trainer.predictions["retain"], trainer.model)
+    before, after = (set_figures(one)["retain_loss"] for one in (trainer.start_predictions, trainer.predictions))
+    if not before <= guess < after:
+        return []
+    return [
+        f"the model is of no use: its retain loss went from {before:.4f} to {after:.4g}, above the {guess:.2f} of "
+        f"guessing; lower --learning_rate {trainer.args.learning_rate:g}, or end such a run by --max_retain_loss"
+    ]
+
+
+def guessing_loss(predictions: Predictions | TokenPredictions, model: Any) -> float:
+    """The loss of a model that gives every class, or every token, the same probability."""
+    if isinstance(predictions, Predictions):
+        return math.log(predictions.logits.shape[1])
+    return math.log(len(model.get_input_embeddings().weight))
 
 
 def _warning(trainer: UnlearnTrainer) -> list[str]:

@@ -13,7 +13,7 @@ from hamu.cli.help import called, described
 from hamu.cli.options import PATHS
 from hamu.cli.refused import has_a_place
 from hamu.cli.screen import say
-from hamu.errors import HamuError
+from hamu.errors import HamuError, closest
 
 
 class Parser(HfArgumentParser):
@@ -21,7 +21,19 @@ class Parser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a HamuError instead of leaving the program."""
-        raise HamuError(f"{message}; {self.prog} --help lists the options")
+        end = "" if message.endswith("?") else ";"
+        raise HamuError(f"{message}{end} {self.prog} --help lists the options")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse flags; an unknown one is an error that names the closest known one."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            flags = [flag.lstrip("-") for action in self._actions for flag in action.option_strings]
+            typed = (word.partition("=")[0].lstrip("-") for word in rest if word.startswith("-"))
+            close = next(filter(None, (closest(word, flags) for word in typed)), None)
+            hint = "" if close is None else f"; did you mean --{close}?"
+            self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+        return found
 
     def print_help(self, file: Any = None) -> None:
         """Print the help, even if nobody reads to its end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from hamu.cli.options import NOT_TAKEN, ResumeOptions, settings_by_command
 from hamu.cli.parser import Parser
 from hamu.cli.refused import check_has_a_place
 from hamu.cli.resuming import check_resumed_settings, settings_to_resume
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError, first_line, unknown
 
 _NOT_OF_A_RUN = ("resume", "overwrite", "trust_remote_code")  # how a command was called
 _CHOICES: dict[str, type[Enum]] = {
@@ -128,9 +127,7 @@ def _check_choices(values: dict[str, Any]) -> None:
         choices = [str(one.value) for one in kind]
         value = getattr(values.get(name), "value", values.get(name))
         if value is not None and value not in choices:
-            close = difflib.get_close_matches(str(value), choices, 1)
-            hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(choices)}"
-            raise HamuError(f"{name} {value!r} is unknown; {hint}")
+            raise unknown(name, value, choices)
 
 
 def _listed(parser: Parser, settings: dict[str, Any]) -> list[str]:

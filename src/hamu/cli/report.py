@@ -33,14 +33,16 @@ def run(argv: list[str], console: Console) -> int:
         "--output", metavar="FILE.html", help=f"where the page goes; by default {REPORT} in the folder that is named"
     )
     parser.add_argument(
-        "--no_contents", action="store_true",
-        help="leave out what the data say: images, prompts, answers, names of classes, numbers of rows",
+        "--contents", action="store_true",
+        help="also show what the data say: images, prompts, answers, names of classes, numbers of rows",
     )  # fmt: skip
     parser.add_argument(
         "--no_models", action="store_true", help="do not ask the models again, which takes most of the time"
     )
     parser.add_argument("--samples", type=int, default=5000, help="ask about at most this many records of a set")
-    parser.add_argument("--answers", type=int, default=20, help="text: show this many answers of each set, 0 for none")
+    parser.add_argument(
+        "--answers", type=int, default=20, help="text, with --contents: show this many answers of each set"
+    )
     add_permissions(parser)
     args = parser.parse_args(argv)
     for name, least in (("samples", 1), ("answers", 0)):
@@ -50,9 +52,9 @@ def run(argv: list[str], console: Console) -> int:
     folders = [folder for place in named for folder in run_folders(place)]
     target = _target(args.output, named)
     found = [one for folder in dict.fromkeys(folders) for one in _reported(folder, args, console)]
-    made = report_page(found, contents=not args.no_contents)
+    made = report_page(found, contents=args.contents)
     page = made.encode(errors="backslashreplace").decode()  # a folder's name may have bytes that are no text
-    write_whole(target, page, private=not args.no_contents)
+    write_whole(target, page, private=args.contents)
     console.print(f"the report is in {target} ({len(page.encode()) / 1e6:.1f} MB)", soft_wrap=True)
     return 0
 
@@ -83,10 +85,11 @@ def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[
     if not runs[0].is_finished:
         return [Reported(runs[0], None, "the run has not come to its end, so there is no model after it")]
     try:
-        answers = 0 if args.no_contents else args.answers
+        answers = args.answers if args.contents else 0
         sources = NamedSources(folder, args.hub, trust_remote_code=args.trust_remote_code)
         observed = observe(sources, args.samples, answers, console)
     except HamuError as error:
         console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
-        return [Reported(runs[0], None, str(error))]
+        why = str(error) if args.contents else "a model or the data cannot be read; the command prints why"
+        return [Reported(runs[0], None, why)]
     return [Reported(runs[0], observed)]

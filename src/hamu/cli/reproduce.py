@@ -23,7 +23,7 @@ from hamu.cli.tasks import task_name
 from hamu.compare import Children, Plan
 from hamu.compare.children import Call
 from hamu.compare.rows import Row, check_same_inputs
-from hamu.errors import HamuError, Interrupted
+from hamu.errors import HamuError, Interrupted, unknown
 from hamu.paper import EXPERIMENTS, Computed, Experiment, Measured, Scale, Trained, Wanted
 from hamu.paper.page import PAGE, VERDICTS, check_output, page, results_in, stands_for
 from hamu.paper.planning import OF_EXPERIMENTS, PaperRun, PaperRuns
@@ -128,7 +128,7 @@ def _chosen(names: Sequence[str]) -> list[Experiment]:
         return list(EXPERIMENTS.values())
     for name in names:
         if name not in EXPERIMENTS:
-            raise HamuError(f"there is no {name} to reproduce; choose of {', '.join(EXPERIMENTS)}, or all")
+            raise unknown("experiment", name, (*EXPERIMENTS, "all"))
     return [EXPERIMENTS[name] for name in dict.fromkeys(names)]
 
 

@@ -11,9 +11,8 @@ from hamu.cli.options import PATHS, ResumeOptions
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
 from hamu.record.inputs import edited, read_inputs
-from hamu.run_files import CONFIG, INPUTS
+from hamu.run_files import CONFIG, INPUTS, READS
 
-_READS = {"train": "training set", "unlearn": "forget set"}  # by which the runs of a command are known
 # what a run may be resumed with although it was begun with something else: none of it changes a result
 _MAY_CHANGE = {
     "resume", "output_dir", "trust_remote_code", "shard", "pairing", "per_device_train_batch_size",
@@ -37,7 +36,7 @@ def settings_to_resume(command: str, rest: list[str]) -> tuple[str, str] | None:
     path = Path(found.output_dir) / CONFIG
     if not path.is_file():
         raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
-    for other, of_it in _READS.items():
+    for other, of_it in READS.items():
         if other != command and (path.parent / INPUTS).is_file() and of_it in read_inputs(path.parent):
             raise HamuError(f"{path.parent} holds a run of hamu {other}; resume it by that")
     return str(path), read_config(path)

@@ -143,9 +143,13 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         for name, value in report.get("metrics", {}).items():
             self.console.print(f"{name}: " + ("not measured" if value is None else f"{value:.4g}"))
 
+    def beside_model(self) -> list[Any]:
+        """What is saved with a model, so that it can be opened again."""
+        return []
+
     def save_model(self, folder: RunFolder, model: Any) -> Path:
         """Save the model with what belongs to it."""
-        return folder.save_model(model)
+        return folder.save_model(model, *self.beside_model())
 
     def save_merged(self, folder: RunFolder, model: Any) -> None:
         """Save what is made of the saved model, if asked for."""
@@ -185,7 +189,8 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         if options.forget_rows is not None:
             return forget_rows(train, test, parse_rows(options.forget_rows))
         if options.forget_data is not None:
-            return forget_data(train, test, self.read(self.located(options.forget_data), "train"))
+            forget = self.read(self.located(options.forget_data), "train")
+            return forget_data(train, test, forget, options.allow_missing)
         return self.divide_by_own_option(train, test)
 
     def chosen_by(self) -> str:
@@ -204,6 +209,8 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
             raise HamuError(f"say what to forget with one of {self._flags()}; got {given}")
         if options.rho and chosen != ["forget_class"]:
             raise HamuError(f"rho {options.rho:g} mixes records into a class; leave it out with --{chosen[0]}")
+        if options.allow_missing and chosen != ["forget_data"]:
+            raise HamuError(f"allow_missing is for --forget_data; leave it out with --{chosen[0]}")
         return chosen[0]
 
     def _flags(self) -> str:

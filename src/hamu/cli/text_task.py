@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hamu.cli.adapter_options import settle_adapter
@@ -213,9 +212,9 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
         """The most tokens of a record: what was asked for, or what the model can read."""
         return min(self.data_options.max_length, longest_text(model) or self.data_options.max_length)
 
-    def save_model(self, folder: RunFolder, model: Any) -> Path:
-        """Save the model (or its adapter) with its tokenizer."""
-        return folder.save_model(model, self.tokenizer)
+    def beside_model(self) -> list[Any]:
+        """The tokenizer."""
+        return [self.tokenizer]
 
     def save_merged(self, folder: RunFolder, model: Any) -> None:
         """Save the adapter merged into its model, if asked for; the model is used up."""

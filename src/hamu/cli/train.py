@@ -23,7 +23,7 @@ from hamu.record import check_same, with_settings
 from hamu.run_files import EVALUATION
 from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, train_original
-from hamu.training.measuring import set_figures
+from hamu.training.measuring import first_not_finite_loss, set_figures
 from hamu.training.resumable import ResumableTrainer
 
 
@@ -69,6 +69,7 @@ def run(argv: list[str], console: Console) -> int:
         def around(trainer: ResumableTrainer) -> Iterator[None]:
             # an earlier run gives way only to a first checkpoint, or once training has succeeded
             trainer.before_saving = lambda: folder.begin(given, with_settings(inputs, given))
+            trainer.beside_model = task.beside_model()
             with bar, leaving_in_order("train")(trainer):
                 yield
 
@@ -79,6 +80,9 @@ def run(argv: list[str], console: Console) -> int:
         figures |= set_figures(
             {name: task.predict(model, data, args) for name, data in sets.items() if data is not None}
         )
+        broken = first_not_finite_loss(figures)
+        if broken is not None:
+            raise HamuError(f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}")
         folder.begin(given, with_settings(inputs, given))
         path = task.save_model(folder, model)
         failure = None

@@ -31,6 +31,7 @@ from hamu.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.run_folder import RunFolder
 from hamu.training import UnlearnConfig, UnlearnTrainer
 from hamu.training.history import history
+from hamu.training.measuring import first_not_finite_loss, set_figures
 from hamu.training.quiet import quiet_trainer
 from hamu.training.step_log import StepLog
 from hamu.training.trackers import kept_open
@@ -62,6 +63,7 @@ def run(argv: list[str], console: Console) -> int:
         known = None if prepared.reference is None else prepared.reference["forget"]
         trainer = quiet_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator(), known)
         log.trainer, trainer.before_saving = trainer, log.begin
+        trainer.beside_model = task.beside_model()
         with bar, kept_open(trainer):
             _train(trainer, resume)
         _finish(task, folder, prepared, trainer, parsed, console)
@@ -167,12 +169,18 @@ def _train(trainer: UnlearnTrainer, resume: bool) -> None:
         tried = f"{trainer.steps_skipped} tried, and the last one skipped as {trainer.skip_reason}"
         why = trainer.stop_reason or (tried if trainer.steps_skipped else "there was none to take")
         raise HamuError(f"no step was taken, the model is as it was: {why}")
-    broken = first_not_finite(trainer.model)
-    if broken is not None:
-        rate = trainer.args.learning_rate
-        raise HamuError(
-            f"unlearning diverged: {broken} is not finite; lower --learning_rate {rate} or choose another method"
-        )
+    _check_finite(trainer, first_not_finite(trainer.model))
     is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
     if not is_known or trainer.args.load_best_model_at_end:
         trainer.evaluate()
+    start, now = (set_figures(found) for found in (trainer.start_predictions, trainer.predictions))
+    _check_finite(trainer, first_not_finite_loss(now, start))
+
+
+def _check_finite(trainer: UnlearnTrainer, broken: str | None) -> None:
+    """Refuse a model of which something is not finite."""
+    if broken is not None:
+        raise HamuError(
+            f"unlearning diverged: {broken} is not finite; lower --learning_rate {trainer.args.learning_rate} or "
+            f"choose another method"
+        )

@@ -67,11 +67,17 @@ def forget_rows(train: Records, test: Records | None, rows: list[int]) -> Unlear
     return _split(train, test, torch.tensor(rows), f"{len(rows)} named rows", None)
 
 
-def forget_data(train: Records, test: Records | None, forget: Records) -> UnlearningData:
+def forget_data(train: Records, test: Records | None, forget: Records, allow_missing: bool = False) -> UnlearningData:
     """Forget the records of a second data set; where the training data hold the same records, they leave it.
 
+    Args:
+        train: the training data.
+        test: data that was not trained on, or None.
+        forget: what to forget.
+        allow_missing: forget also what the training data do not hold, as where they hold the retain set alone.
+
     Raises:
-        HamuError: if the two do not fit together, or nothing is left to retain.
+        HamuError: if the two do not fit together, records are missing, or nothing is left to retain.
     """
     forget = train.matched(forget)
     digests, there = forget.digests(), train.digests()
@@ -80,6 +86,8 @@ def forget_data(train: Records, test: Records | None, forget: Records) -> Unlear
     if not len(kept):
         raise HamuError(_EVERYTHING)
     found = sum(digest in known for digest in digests)
+    if found < len(forget) and not allow_missing:
+        raise HamuError(_missing(len(forget) - found, len(forget), Path(forget.source).name, train.source))
     name = f"{len(forget)} records of {Path(forget.source).name}, {found or 'none'} of them found in the training data"
     rows = len(train) - len(kept)
     if rows != found:
@@ -114,6 +122,18 @@ def parse_rows(value: str) -> list[int]:
         except ValueError:
             raise HamuError(f"{part[:40]!r} in the forget rows {value!r} is not a whole number") from None
     return rows
+
+
+def _missing(missing: int, records: int, forget: str, train: str) -> str:
+    if missing == records:
+        return (
+            f"none of the {records} records of {forget} is in {train}; name the file of records to forget in the form "
+            f"that they have there, or give --allow_missing if {train} holds only what is to be retained"
+        )
+    return (
+        f"{missing} of {records} records of {forget} are not in {train} as they are; where it holds them in another "
+        f"form they would be retained: correct them, or give --allow_missing to forget them all the same"
+    )
 
 
 _EVERYTHING = "the forget set is the whole training set: nothing is left to retain; delete the model instead"

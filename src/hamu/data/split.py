@@ -22,7 +22,7 @@ class UnlearningData(Generic[Records]):
         test: records that were never trained on, None where there are none.
         forget_name: how the forget set was chosen, for records and tables.
         target_class: the class that is being forgotten, None if the forget set is not built on one.
-        not_found: how many of the forget records are not among the training records, as far as it was looked for.
+        not_found: forget records that are not among the training records, which only `allow_missing` lets pass.
     """
 
     retain: Records

@@ -32,6 +32,11 @@ _ALPACA = ("instruction", "output")
 _PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), _ALPACA)
 _NAME = re.compile(r"[\w()/#:.-]*( [\w()/#:.-]+){0,2}")  # of a column: at most three words
 _CONVERSATIONS = ("messages", "conversations")
+_PLAIN = "none"  # as the column of answers: plain text has none
+_ANSWERS = {  # names of columns that hold answers, beside those of the pairs
+    "label", "labels", "answer", "answers", "output", "outputs", "completion", "completions", "response", "responses",
+    "target", "targets", "reply", "solution",
+}  # fmt: skip
 
 
 def read_text(
@@ -52,10 +57,12 @@ def read_text(
         split: "train" or "test", for sources that have both.
         question_template: how a question becomes a prompt; has "{question}" in it.
         answer_prefix: what stands between prompt and answer; it belongs to the answer, and to every other one.
-        prompt_column, answer_column: names of the columns, if they are not the usual ones.
+        prompt_column, answer_column: names of the columns, if they are not the usual ones; "none" as that of answers
+            says that a text has none beside it.
 
     Raises:
-        HamuError: if the source is missing, empty or damaged, or a record has no such text; the row is named.
+        HamuError: if the source is missing, empty or damaged, plain text has a column beside it that looks like its
+            answer, or a record has no such text; the row is named.
     """
     if "{question}" not in question_template:
         raise HamuError(f"question_template {question_template!r} must have {{question}} in it")
@@ -252,6 +259,13 @@ def _shape(
             return value
         raise HamuError(f"row {number} of {source} has no text in {column}, but {found}")
 
+    def plain(number: int, row: dict[str, Any]) -> TextRecord:
+        return TextRecord("", cell(number, row, prompt_column or "text"), row)
+
+    if answer_column == _PLAIN and _PLAIN not in columns:
+        if (prompt_column or "text") not in columns:
+            raise HamuError(f"{source} has no column {prompt_column or 'text'}; it has {_names(columns, source)}")
+        return plain
     if prompt_column or answer_column:
         pair = (prompt_column or "question", answer_column or "answer")
         missing = [name for name in pair if name not in columns]
@@ -263,7 +277,8 @@ def _shape(
             return lambda number, row: _conversation(number, row, conversation, source)
         found = next((pair for pair in _PAIRS if set(pair) <= set(columns)), None)
         if found is None and "text" in columns:
-            return lambda number, row: TextRecord("", cell(number, row, "text"), row)
+            _check_no_answer(columns, source)
+            return plain
         if found is None:
             raise HamuError(
                 f"{source} has the columns {_names(columns, source) or 'none'}; expected question and answer, "
@@ -285,6 +300,20 @@ def _shape(
         return f"{asked}\n{about}" if about else asked
 
     return lambda number, row: TextRecord(prompt(number, row), cell(number, row, pair[1]), row)
+
+
+def _check_no_answer(columns: Sequence[str], source: str) -> None:
+    """Check that no column beside plain text looks like its answer, of which nothing would be learned.
+
+    Raises:
+        HamuError: if one does.
+    """
+    answer = next((name for name in columns if name.strip().lower() in _ANSWERS), None)
+    if answer is not None:
+        raise HamuError(
+            f"{source} has the column {answer} beside text, which looks like its answer and would not be used; give "
+            f"--prompt_column text --answer_column {answer} to train on it, or --answer_column {_PLAIN} to leave it out"
+        )
 
 
 def _conversation(number: int, row: dict[str, Any], column: str, source: str) -> TextRecord:

@@ -67,6 +67,18 @@ class ConstraintStatus:
         return self.conflict & (self.granted * (1.0 + self.margin) > self.sustainable)
 
     @cached_property
+    def some_demand_is_free(self) -> Tensor:
+        """Whether a demand that is small enough costs the other objective nothing to first order, 0-dim bool.
+
+        As the demand goes to 0 the step becomes the objective's own best step that does not harm the other side. In
+        block i it gains ‖g_o,i‖ R_i/η sinθ_i (without the sine where the gradients are opposed), and nothing where
+        they point the same way. So no demand is free exactly where all blocks do.
+        """
+        objective_sq = self.gram.forget_sq if self.constrained == "retain" else self.gram.retain_sq
+        same_way = self.gram.collinear & (self.gram.dot > 0)
+        return ((objective_sq > 0) & ~same_way).any()
+
+    @cached_property
     def kappa(self) -> Tensor:
         """κ = g_r·g_f of the whole model, 0-dim (Theorem 4.1)."""
         return self.gram.dot.sum()

@@ -144,9 +144,8 @@ class _Hamu(Method):
         # Below this sine the perpendicular direction is rounding noise: it must not be normalised into a full
         # step, so only the part along g_c, which alone meets the demand, is kept. Above it, the small term in
         # the root covers the rounding of the Gram itself and keeps the step from exceeding its radius.
-        collinear = sin < math.sqrt(8 * gram.eps)
         perpendicular = ((1.0 - phi) * (1.0 + phi) / (sin * sin + 8 * _FLOAT64_EPS)).sqrt()
-        perpendicular = perpendicular.masked_fill(collinear, 0.0)
+        perpendicular = perpendicular.masked_fill(gram.collinear, 0.0)
 
         objective = perpendicular.masked_fill(direct, 1.0)
         if radius is not objective_norm:

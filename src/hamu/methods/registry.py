@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hamu.errors import HamuError
+from hamu.errors import unknown
 from hamu.methods.base import Method
 from hamu.methods.baselines import (
     ConflictAverse,
@@ -60,7 +60,7 @@ def build_method(name: str, **settings: Any) -> Method:
     """
     classes = method_classes(name)
     if name not in classes:
-        raise HamuError(f"method {name!r} is unknown; choose one of {', '.join(classes)}")
+        raise unknown("method", name, classes)
     cls = classes[name]
     own: set[str] = set()
     if dataclasses.is_dataclass(cls):

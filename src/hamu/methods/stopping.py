@@ -1,13 +1,15 @@
 """When to stop: the stopping criterion of the paper (Theorem 4.4, App. C) made robust to noisy batches.
 
 Each step has a headroom: the largest demand that costs the other objective nothing by the criterion in use, over the
-demand made. At or above 1 both objectives can still improve; below 1 every step that keeps the promise must hurt, if
-the objectives are in conflict at all (`ConstraintStatus.conflict`). The rule watches that number on the host; the
-memory that it needs is in `StoppingMemory`.
+demand made. At or above 1 both objectives can still improve; below 1 every step that meets this demand must hurt, if
+the objectives are in conflict at all (`ConstraintStatus.conflict`), though one that meets a smaller demand may not
+(`ConstraintStatus.some_demand_is_free`). The rule watches that number on the host; the memory that it needs is in
+`StoppingMemory`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -72,18 +74,30 @@ class StoppingMemory:
         self._met_in_a_row = self._met_in_a_row + 1 if met else 0
         return self._met_in_a_row >= self.rule.patience
 
-    def explain(self, demand: float, sustainable: float) -> str:
-        """Which rule was met, with its figures, in words."""
+    def explain(self, demand: float, granted: float, sustainable: float, some_demand_is_free: bool) -> str:
+        """Name the rule that was met and its figures, and say whether a smaller demand would be free.
+
+        Args:
+            demand, granted, sustainable, some_demand_is_free: see `ConstraintStatus`.
+        """
         rule = self.rule
-        relation = "exceeds" if demand > sustainable else "comes too near to"
-        text = (
-            f"the constraint {demand:.4g} {relation} {sustainable:.4g}, the most that both objectives can sustain "
-            f"({rule.criterion}"
+        how: list[str] = [rule.criterion]
+        how += [f"margin {rule.margin:g}"] if rule.margin else []
+        how += [f"mean of {rule.window} steps"] if rule.window > 1 else []
+        how += [f"{rule.patience} steps in a row"] if rule.patience > 1 else []
+        criterion = ", ".join(how)
+        if not some_demand_is_free:
+            return (
+                f"the demand {granted:.4g} has a price ({criterion}), and so has every smaller one: every further step "
+                f"must hurt"
+            )
+        relation = "exceeds" if granted > sustainable else "comes too near to"
+        left = math.floor(100 * sustainable / (demand * (1.0 + rule.margin)))
+        to = f"at most {left}%" if left >= 1 else "less than 1%"
+        return (
+            f"the demand {granted:.4g} {relation} {sustainable:.4g}, the most that the gradients sustain for free "
+            f"({criterion}); a demand small enough still gains on both sides: lower the constraint to {to} of its value"
         )
-        text += f", margin {rule.margin:g}" if rule.margin else ""
-        text += f", mean of {rule.window} steps" if rule.window > 1 else ""
-        text += f", {rule.patience} steps in a row" if rule.patience > 1 else ""
-        return text + "), so by this criterion every further step must hurt"
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
 from hamu.errors import HamuError, first_line
-from hamu.run_files import MODEL
+from hamu.run_files import CHECKPOINT, MODEL
 from hamu.sources import HUB, is_of_hub
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"  # beside the weights of a whole model, of an adapter
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
+_STATISTICS = ("running_mean", "running_var")
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
     r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq|(cos|sin)_cached"
     r"|embed_positions\.weights)$"
@@ -54,11 +56,17 @@ def _check_no_run(source: str) -> None:
     """Check that a folder without a model is not that of a run, which has its model in a folder below.
 
     Raises:
-        HamuError: if it is; the message says where that is.
+        HamuError: if it is; the message says where that is, or its newest checkpoint.
     """
     model = Path(source) / MODEL
     if any((model / name).is_file() for name in CONFIGS):
         raise HamuError(f"{source} is the folder of a run; its model is {model}")
+    checkpoints = [path for path in Path(source).glob(f"{CHECKPOINT}*") if path.name[len(CHECKPOINT) :].isdecimal()]
+    if checkpoints:
+        newest = max(checkpoints, key=lambda path: int(path.name[len(CHECKPOINT) :]))
+        raise HamuError(
+            f"{source} is the folder of a run that has no model yet: resume it, or give its newest checkpoint, {newest}"
+        )
 
 
 class NeedsCode(HamuError):
@@ -231,8 +239,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def first_not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter with a value that is not finite, None if there is none."""
-    return next((name for name, p in model.named_parameters() if not torch.isfinite(p).all()), None)
+    """The name of the first parameter, or statistic of a BatchNorm, that is not finite; None if all are."""
+    statistics = ((name, b) for name, b in model.named_buffers() if name.endswith(_STATISTICS))
+    values = chain(model.named_parameters(), statistics)
+    return next((name for name, value in values if not torch.isfinite(value).all()), None)
 
 
 def check_undamaged(model: nn.Module, source: str) -> None:

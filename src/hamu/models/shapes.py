@@ -1,18 +1,21 @@
-"""The size of a language model and of a run with it, from its configuration alone: no weights, no network."""
+"""The size of a model and of a run with it; of a language model from its configuration alone, without weights."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from hamu.errors import HamuError
+from hamu.forward import predict_logits
 from hamu.models.language import AdapterSettings, base_of, longest_text, with_adapter
 from hamu.models.loading import reading, refuse_encoder
+from hamu.modes import evaluating
 from hamu.sources import HUB, is_of_hub
 
 # Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
@@ -82,10 +85,23 @@ def model_shape(
             model = _like_saved(model, source)
         elif adapter is not None:
             model = with_adapter(model, adapter)
-    name = str(config.dtype or torch.float32).removeprefix("torch.") if dtype == "auto" else dtype
+    return shape_of(model, dtype)
+
+
+def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
+    """The shape of a language model that is there, if only without memory.
+
+    Args:
+        model: the adapter, if it is to have one, included.
+        dtype: see `model_shape`.
+
+    Raises:
+        HamuError: if the dtype is unknown.
+    """
+    name = str(model.config.dtype or torch.float32).removeprefix("torch.") if dtype == "auto" else dtype
     if name not in _BYTES:
         raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join((*_BYTES, 'auto'))}")
-    text = config.get_text_config()  # a model for images and text has one inside
+    text = model.config.get_text_config()  # a model for images and text has one inside
     return ModelShape(
         parameters=_count(model),
         trainable=_count(model, only_trainable=True),
@@ -120,20 +136,45 @@ def estimate_memory(
         weights, gradients, optimizer state, original model, activations, logits; activations after Korthikanti
         et al. 2022 (34 bytes per token, layer and unit of width in half precision, without attention scores).
     """
-    state = 2 if "adam" in optimizer else 0
     per_layer = 34 * tokens * shape.hidden
     activations = 2 * tokens * shape.hidden * shape.layers + per_layer if checkpointing else per_layer * shape.layers
-    trained = 4 * shape.trainable
     frozen = (shape.parameters - shape.trainable) * shape.bytes_per_parameter
+    return memory_of_weights(
+        4 * shape.trainable, frozen, optimizer=optimizer, sides=sides, keeps_original=keeps_original
+    ) | {"activations": activations / 1e9, "logits": 10 * tokens * shape.vocabulary / 1e9}
+
+
+def memory_of_weights(
+    trained: int, frozen: int, *, optimizer: str, sides: int, keeps_original: bool
+) -> dict[str, float]:
+    """What the weights of a run take, in GB (1e9 bytes), whatever its batches: the first four of `estimate_memory`.
+
+    Args:
+        trained, frozen: bytes of the weights that are trained, and of the others.
+        optimizer, sides, keeps_original: see `estimate_memory`.
+    """
     found = {
         "weights": frozen + trained,
         "gradients": sides * trained,
-        "optimizer state": state * trained,
+        "optimizer state": (2 if "adam" in optimizer else 0) * trained,
         "original model": trained if keeps_original else 0,
-        "activations": activations,
-        "logits": 10 * tokens * shape.vocabulary,
     }
     return {name: value / 1e9 for name, value in found.items()}
+
+
+def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:
+    """Bytes that a forward pass keeps for its backward pass, beside the weights: its activations."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with evaluating(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = predict_logits(model, batch)  # held until all is counted, or memory would be used twice
+    weights = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    del logits
+    return sum(size for place, size in kept.items() if place not in weights)
 
 
 def _like_saved(model: nn.Module, source: str) -> Any:

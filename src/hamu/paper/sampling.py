@@ -26,7 +26,15 @@ _IMAGE_OPTIONS = ("image_size", "num_channels", "image_column", "label_column")
 _SOURCES = ("data", "forget_data", "test_data", "similar_data")
 _TEXT_OPTIONS = ("question_template", "answer_prefix", "prompt_column", "answer_column")
 # What a sample has of its own, or no more
-OF_SOURCES = (*_SOURCES, "data_dir", "expected_retain", "expected_forget", "prompt_column", "answer_column")
+OF_SOURCES = (
+    *_SOURCES,
+    "data_dir",
+    "expected_retain",
+    "expected_forget",
+    "prompt_column",
+    "answer_column",
+    "allow_missing",
+)
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ def sample_texts(
         test = read(place_of(base, "test_data", MINIATURE), "test")
     elif has_test_split(source):
         test = read(source, "test")
-    problem = forget_data(train, test, forget)
+    problem = forget_data(train, test, forget, str(base.get("allow_missing")).lower() == "true")
     drawn = {name: _share(data, fraction, seed) for name, data in problem.sets().items()}
     retain = list(drawn["retain"].records)
     if paraphrases is not None:

@@ -24,6 +24,7 @@ from hamu.reporting.elements import (
 from hamu.reporting.looks import Look
 from hamu.reporting.objectives import is_loss, name_of, objective_of
 from hamu.reporting.run import Run
+from hamu.reporting.samples import measured_on
 from hamu.reporting.trajectories import drawn_entries, label_of, limits_of
 
 _DIRECT, _RECTIFIED = "#009E73", "#E69F00"
@@ -86,7 +87,7 @@ def steps_section(run: Run) -> Section:
 
 
 def _losses(run: Run) -> Chart | None:
-    """A chart of the losses of the steps' batches, where they are logged, and of whole sets."""
+    """A chart of the losses of the steps' batches, where they are logged, and of the evaluations."""
     series, says = [], []
     for side in ("forget", "retain"):
         found = [(e["step"], e[f"eval_{side}_loss"]) for e in run.entries if f"eval_{side}_loss" in e]
@@ -95,12 +96,11 @@ def _losses(run: Run) -> Chart | None:
         if is_loss(run, side):
             steps, losses = run.steps["step"], run.steps[f"{side}_loss"]
             series.append(line(f"{side}, batches", COLOR_OF_SET[side], steps, losses))
-            says.append(course(f"The {side} loss", steps, losses))
+            says.append(course(f"The {side} loss of the steps' batches", steps, losses))
         if found:
             xs, ys = np.array(found, dtype=float).T
-            series.append(line(f"{side}, whole set", COLOR_OF_SET[side], xs, ys, mode="points"))
-            if not is_loss(run, side):
-                says.append(course(f"The loss of the whole {side} set", xs, ys))
+            series.append(line(f"{side}, evaluations", COLOR_OF_SET[side], xs, ys, mode="points"))
+            says.append(course(f"The {side} loss on {measured_on(run, side)}", xs, ys))
     if not series:
         return None
     return Chart("Losses", " ".join([*says, _stop_in_words(run)]), over_steps(series, "loss, nats", run))

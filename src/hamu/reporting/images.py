@@ -66,7 +66,7 @@ def images_section(found: ImageObservations, contents: bool) -> Section:
         missing.append(f"the picture of embeddings: {found.no_embedding}")
     pictures = _changed(found) if contents else {}
     if not contents:
-        missing.append("images and names of classes: left out by --no_contents")
+        missing.append("images and names of classes: --contents shows them")
     images = sum(found.counts.values())
     intro = f"Both models on {counted(images, 'images')}, predicted anew for this report."
     return Section("Images", intro, charts, pictures=pictures, missing=missing)

@@ -34,7 +34,7 @@ class Reported:
     Attributes:
         run: what its folder holds.
         observed: what its models say; None if they, or the data, cannot be reached.
-        unobserved: why.
+        unobserved: why, in words that go on the page.
     """
 
     run: Run
@@ -51,7 +51,7 @@ class _Part:
     sections: Sequence[Section] = field(default_factory=list)
 
 
-def report_page(found: Sequence[Reported], *, contents: bool = True) -> str:
+def report_page(found: Sequence[Reported], *, contents: bool = False) -> str:
     """Make the page of one run or several, as HTML.
 
     Args:
@@ -99,9 +99,8 @@ def sections_of(one: Reported, look: Look, contents: bool) -> list[Section]:
         missing=[] if path else ["the trajectory: it takes two evaluations"],
     )
     if observed is None:
-        needs = one.unobserved if contents else "what they need is not here"
         measured = [Section("What the models say", missing=[
-            f"confusion, embeddings, images or answers, and the scores of membership inference: {needs}"
+            f"confusion, embeddings, images or answers, and the scores of membership inference: {one.unobserved}"
         ])]  # fmt: skip
     elif isinstance(observed, ImageObservations):
         measured = [images_section(observed, contents), membership_section(observed)]

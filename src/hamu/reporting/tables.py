@@ -76,7 +76,7 @@ def record_sections(record: Mapping[str, Any] | None) -> list[Section]:
     facts = [
         ["run ended on", f"{record['date']}"],
         ["method", f"{record['method']}, seed {record['seed']}"],
-        ["forget set chosen by", f"--{record['forget_set']['chosen_by']}: {record['forget_set']['description']}"],
+        ["forget set", f"{record['forget_set']['description']} (setting {record['forget_set']['chosen_by']})"],
         ["steps", f"{record['steps']['taken']:,} taken, {record['steps']['not_taken']:,} not taken"],
         ["ended because", record["steps"]["ended_because"]],
         ["computed on", f"{record['environment']['device']}, {record['environment']['processes']} process(es)"],

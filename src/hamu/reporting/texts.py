@@ -13,7 +13,7 @@ def texts_section(found: TextObservations, contents: bool) -> Section:
     """Show the probabilities of all records, and some answers."""
     missing = []
     if not contents:
-        missing.append("prompts and answers: left out by --no_contents")
+        missing.append("prompts and answers: --contents shows them")
     elif not found.answers:
         missing.append(f"answers: {found.no_answers}")
     records = sum(len(texts) for texts in found.texts.values())

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hamu.evaluation.membership import auc_of
 from hamu.reporting.elements import counted, number
 from hamu.reporting.run import Run
+from hamu.reporting.samples import end_measured_on, measured_on
 from hamu.reporting.trajectories import gains_of
 from hamu.training.promise import kept_in_words
 
@@ -24,7 +25,7 @@ class Tile:
     Attributes:
         name: what it is.
         before, after: as text.
-        hint: how to read it.
+        hint: the records it is of, or how to read it.
     """
 
     name: str
@@ -63,7 +64,7 @@ def verdict(run: Run) -> RunVerdict:
             headline, tone = f"{headline}; its goal is not reached", "mixed"
     else:
         headline, tone = "The model's losses are not finite", "bad"
-    return RunVerdict(headline, tone, tuple(_sentences(run, forget, retain)), tuple(_tiles(before, after)))
+    return RunVerdict(headline, tone, tuple(_sentences(run, forget, retain)), tuple(_tiles(run, before, after)))
 
 
 def _of_unfinished(run: Run) -> RunVerdict:
@@ -71,8 +72,8 @@ def _of_unfinished(run: Run) -> RunVerdict:
     if run.last_step and len(points) > 1:
         gains = points[-1]
         sentences = [
-            f"At the last evaluation that is known the forget loss had changed by {gains.forget:+.3g}, the retain loss "
-            f"by {-gains.retain:+.3g}."
+            f"At the last evaluation that is known the forget loss had changed by {gains.forget:+.3g} (on "
+            f"{measured_on(run, 'forget')}), the retain loss by {-gains.retain:+.3g} (on {measured_on(run, 'retain')})."
         ]
     else:
         sentences = ["No evaluation of it is known yet."]
@@ -123,17 +124,18 @@ def _sentences(run: Run, forget: float, retain: float) -> list[str]:
     taken, skipped = evaluation.get("steps_taken", 0), evaluation.get("steps_skipped", 0)
     right = [number(evaluation[role]["retain"]["accuracy"], ".1%") for role in ("before", "after")]
     found = [
-        f"The loss on the forget set changed by {forget:+.4g}, that on the retain set by {retain:+.4g} (in nats); the "
-        f"accuracy on the retain set went from {right[0]} to {right[1]}.",
-        f"It ended at step {run.last_step:,} because {run.ended or 'of a reason that is not recorded'}; "
-        f"{counted(taken, 'steps')} taken, {skipped:,} not taken.",
+        f"The loss on the forget set ({measured_on(run, 'forget')}) changed by {forget:+.4g}, that on the retain set "
+        f"({measured_on(run, 'retain')}) by {retain:+.4g} (in nats); the accuracy on the same retain records went from "
+        f"{right[0]} to {right[1]}.",
+        f"It ended at step {run.last_step:,} because {run.ended or 'of a reason that is not recorded'}"
+        f"{end_measured_on(run)}; {counted(taken, 'steps')} taken, {skipped:,} not taken.",
     ]
     if run.earlier_state:
         found.append(f"The model saved is {run.earlier_state}.")
     promise = evaluation.get("promise")
     if promise and promise.get("kept") is not None:
         words = kept_in_words(promise)
-        found.append(f"{words[0].upper()}{words[1:]}.")
+        found.append(f"{words[0].upper()}{words[1:]}, each on its own batches.")
     goal = (run.record or {}).get("goal")
     if goal and goal != run.ended:
         found.append(f"Its goal: {goal}.")
@@ -142,14 +144,14 @@ def _sentences(run: Run, forget: float, retain: float) -> list[str]:
     return found
 
 
-def _tiles(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Tile]:
+def _tiles(run: Run, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Tile]:
     tiles = []
     for side in ("forget", "retain", "test"):
         if side in after and side in before:
             for figure, form in (("loss", ".4g"), ("accuracy", ".1%"), ("probability", ".3f")):
                 if figure in after[side] and (side != "test" or figure == "accuracy"):
                     values = (number(one[side].get(figure), form) for one in (before, after))
-                    tiles.append(Tile(f"{side} {figure}", *values))
+                    tiles.append(Tile(f"{side} {figure}", *values, measured_on(run, side)))
     aucs = [auc_of(one) for one in (before, after)]
     if aucs[1] is not None:
         tiles.append(Tile("membership AUC", number(aucs[0], ".3f"), number(aucs[1], ".3f"), "0.5 is ideal"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -83,6 +84,17 @@ def set_figures(predictions: Mapping[str, Predictions | TokenPredictions]) -> di
         figures[f"{name}_loss"] = found.losses.mean().item()
         figures[f"{name}_accuracy"] = found.correct.double().mean().item()
     return figures
+
+
+def first_not_finite_loss(now: Mapping[str, float], start: Mapping[str, float] | None = None) -> str | None:
+    """The first loss among the figures of `set_figures` that is not finite, None if all are.
+
+    Args:
+        now: the figures of a model.
+        start: those of the model that it was made from; a loss that was not finite there either does not count.
+    """
+    broken = (name for name, value in now.items() if name.endswith("_loss") and not math.isfinite(value))
+    return next((name for name in broken if start is None or math.isfinite(start[name])), None)
 
 
 def gains(now: Mapping[str, float], start: Mapping[str, float]) -> dict[str, float]:

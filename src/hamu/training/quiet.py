@@ -11,6 +11,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from hamu.data import UnlearningData
 from hamu.training.config import UnlearnConfig
+from hamu.training.step_lines import StepBar, StepPrinter
 from hamu.training.trainer import UnlearnTrainer
 
 
@@ -18,7 +19,12 @@ def silence(trainer: Trainer) -> None:
     """Take from a trainer what transformers gives every one: a progress bar, or in its place printed figures."""
     trainer.args.disable_tqdm = True
     for one in list(trainer.callback_handler.callbacks):
-        if type(one) in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):  # not one's own, made after them
+        if type(one) in (
+            DEFAULT_PROGRESS_CALLBACK,
+            PrinterCallback,
+            StepBar,
+            StepPrinter,
+        ):  # not one's own, made after them
             trainer.remove_callback(one)
 
 

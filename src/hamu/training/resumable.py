@@ -33,6 +33,7 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         checkpoints: of this run.
+        beside_model: what is saved in each checkpoint too, so that it opens as a model: tokenizer, image processor.
         before_saving: called before each checkpoint is written, and before a tracker begins.
         interrupted_by: set to a reason, the run ends after the step that it is at, and saves a checkpoint if any step
             was taken.
@@ -44,6 +45,7 @@ class ResumableTrainer(Trainer):
         self.interrupted_by = ""
         self.was_interrupted = False
         self.resumed_from = ""
+        self.beside_model: list[Any] = [one for one in (kwargs.get("processing_class"),) if one is not None]
         self.before_saving: Callable[[], Any] = lambda: None
         self._saved_step = -1
         self._held = False
@@ -171,6 +173,8 @@ class ResumableTrainer(Trainer):
                 self._save_scaler(str(folder))
                 self._save_rng_state(str(folder))
             if is_main():
+                for one in self.beside_model:
+                    one.save_pretrained(folder)
                 for callback in (*self.callback_handler.callbacks, self.control):
                     if isinstance(callback, ExportableState):
                         self.state.stateful_callbacks[type(callback).__name__] = callback.state()

@@ -33,6 +33,7 @@ from hamu.pair_step import PairStep
 from hamu.paired import PairedGradients
 from hamu.training.config import UnlearnConfig
 from hamu.training.early_ends import EarlyEnds
+from hamu.training.items import check_items
 from hamu.training.measuring import Evaluations, eval_sets, gains, set_figures
 from hamu.training.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.training.preparation import new_pair, prepare_model
@@ -44,6 +45,7 @@ from hamu.training.side_losses import SideLosses
 from hamu.training.start_predictions import load_start_predictions, save_start_predictions
 from hamu.training.step_events import StepEvents
 from hamu.training.step_figures import layer_figures, step_figures
+from hamu.training.step_lines import print_lines
 from hamu.training.watch import StepWatch
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
@@ -59,10 +61,13 @@ _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_
 class UnlearnTrainer(ResumableTrainer):
     """Unlearn the forget set from a model. A run can be broken off and resumed: see `ResumableTrainer`.
 
+    It prints a line per logged step; `state.log_history`, callbacks and trackers get all figures.
+
     Args:
         model: a Hugging Face model, or any module that maps pixel values to logits; changed in place.
         args: the settings.
-        retain_dataset, forget_dataset: training records that stay and that must go.
+        retain_dataset, forget_dataset: training records that stay and that must go; an item is a mapping with
+            pixel_values and labels (images) or input_ids and labels (texts).
         test_dataset: records that were never trained on, evaluated where given.
         data_collator: makes a batch from a list of items of either data set.
         retain_predictions: what a retain model predicts for the forget records, for the goal "retrained".
@@ -82,9 +87,9 @@ class UnlearnTrainer(ResumableTrainer):
         predictions: by set, what the last one did.
 
     Raises:
-        HamuError: if a set is empty, the model cannot train, labels are of tokens and it is no causal language model
-            (seen at the first batch), a function is given that would never be called, an optimizer that leaves out what
-            is trained, or the constraint cannot be met at the first step.
+        HamuError: if a set is empty or its items are not what a run trains on, the model cannot train, labels are of
+            tokens and it is no causal language model (seen at the first batch), a function is given that would never be
+            called, an optimizer that leaves out what is trained, or the constraint cannot be met at the first step.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class UnlearnTrainer(ResumableTrainer):
             shuffle=args.shuffle,
             with_positions=args.forget_objective == "bounded",
         )
+        check_items(model, data_collator, retain=retain_dataset, forget=forget_dataset, test=test_dataset)
         prepare_model(model, args)
         self.pair = new_pair(model, method, args)
         self.side_losses = SideLosses(model, args.objectives())
@@ -152,6 +158,7 @@ class UnlearnTrainer(ResumableTrainer):
         self._steps_of_best: int | None = None
         collator, retain = PairCollator(data_collator), sets["retain"]
         super().__init__(model, args, data_collator=collator, train_dataset=pairs, eval_dataset=retain, **kwargs)
+        print_lines(self, kwargs.get("callbacks") or [])
         if self.optimizer is not None:  # one that was given
             check_steps_all(self.optimizer, self.pair)
         if self._is_split or args.shard:
@@ -448,6 +455,8 @@ class UnlearnTrainer(ResumableTrainer):
         if "loss" in logs and self._losses:
             del logs["loss"]
             logs.update(self._step_figures())
+            if self.controller is not None:
+                logs["learning_rate"] = self.controller.rate_of_step
         for name in ("train_loss", "total_flos"):  # the sum of two losses, and what is not counted
             logs.pop(name, None)
         super().log(logs, start_time)

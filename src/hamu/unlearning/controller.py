@@ -8,9 +8,9 @@ on the bounded objective as the engine:
         measure every forget record and some retain records
         keep the state if more records are forgotten than in any before, and the retain loss is within the budget
         end if the share is reached within the budget (a lasting run: also after fine-tuning a copy, twice in a row)
-        the budget is exceeded      ->  φ halved: the steps repair the retain loss
-        half of it is left          ->  φ up by a quarter
-        far beyond it, or NaN       ->  back to the best state; φ and η halved
+        the budget is exceeded           ->  φ halved: the steps repair the retain loss
+        half of it is left               ->  φ up by a quarter
+        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
         too many records too high   ->  η down by a quarter;  no progress  ->  η up by a quarter
 
 The state that it ends with is never worse than the start: of all that were measured within the budget it has the most
@@ -38,8 +38,9 @@ from hamu.unlearning.lookahead import Lookahead
 
 LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
 _FAR = 5.0  # times the budget, and at least _FAR_LOSS: from there a run goes back instead of repairing
-_FAR_LOSS = 0.5
-_RATE = 0.01  # of the typical size of a trained weight, as the first rate
+_FAR_LOSS = 0.1
+_RATE = 0.004  # of the typical size of a trained weight, as the first rate
+_WARM_UP = 20  # steps
 _MOST_GROWTH = 8.0  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _REHEARSALS = 2  # in a row that a lasting run has to stand
@@ -77,23 +78,26 @@ class Controller(TrainerCallback):
     Attributes:
         history: what was measured, an entry each.
         ended: whether the run is over.
+        rate: learning rate after the first steps.
+        rate_of_step: of the step at hand.
     """
 
     def __init__(self, work: Work, goal: Goal, budget: float, every: int) -> None:
         self._work, self._goal, self.budget, self.every = work, goal, budget, every
         self.history: list[dict[str, Any]] = []
         self.ended = False
-        self.rate = 0.0
+        self.rate = self.rate_of_step = 0.0
         self._most_rate = 0.0
         self._start_loss = math.nan
         self._best: dict[str, Any] = {"count": -1, "cost": math.inf, "records": 0}
         self._least_missing = math.inf
-        self._last_missing = math.inf
+        self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = 0
-        self._free: list[float] = []
+        self._free: list[bool] = []
         self._good: list[Tensor] = []
         self._settled = self._reached = False
         self._constraint: Any = None
+        self._optimizer: Any = None
 
     @property
     def start_loss(self) -> float:
@@ -121,12 +125,14 @@ class Controller(TrainerCallback):
             self._finish(End("goal", f"the goal is reached at the start: {self._words()}"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the rate of the step."""
-        for group in kwargs["optimizer"].param_groups:
-            group["lr"] = self.rate
+        """Set the rate of the step; over the first ones it rises, as Adam's are all of full length."""
+        self.rate_of_step = self.rate * min(1.0, (state.global_step + 1) / _WARM_UP)
+        self._optimizer = kwargs["optimizer"]
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.rate_of_step
 
     def note(self, step: PairStep) -> None:
-        """Take what a step's gradients say of the demands that cost nothing; read when the run is measured next."""
+        """Keep the step's constraint, which is read when the run is measured next."""
         self._constraint = step.weights.constraint
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -147,19 +153,22 @@ class Controller(TrainerCallback):
             self._finish(End("all steps", f"all its steps are done; {self.goal_sentence}"))
 
     def _is_due(self, step: int) -> bool:
+        return step % self.every == 0 or self._can_rehearse
+
+    @property
+    def _can_rehearse(self) -> bool:
+        """Whether a lasting run is at the end of a cycle, where it looks what fine-tuning brings back."""
         ahead = self._work.lookahead
-        if ahead is None:
-            return step % self.every == 0
-        return ahead.at_the_end_of_a_retain_cycle  # where it can be told what fine-tuning brings back
+        return ahead is not None and ahead.at_the_end_of_a_retain_cycle
 
     def _adapt(self, now: Standing) -> None:
         """Keep the state, and set demand and rate by what was measured."""
         cost = now.retain_loss - self._start_loss
         within = now.is_finite and cost <= self.budget
-        self._idle += 1
+        self._idle += self._work.lookahead is None or self._can_rehearse
         if within and self._is_better(now, cost):
+            self._idle = 0 if now.count > self._best["count"] else self._idle
             self._keep(now)
-            self._idle = 0
         if within and self._is_there(now):
             self._keep(now)
             self._reached = True
@@ -167,9 +176,11 @@ class Controller(TrainerCallback):
             return
         if now.missing < 0.95 * self._least_missing:
             self._least_missing, self._idle = now.missing, 0
-        if not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS):
+        no_repair = cost > max(self.budget, self._last_cost) and self._demand <= LEAST_DEMAND
+        if not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair:
             self._go_back()
             self._change(demand=0.5, rate=0.5)
+            cost = self._best["cost"]
         elif cost > self.budget:
             self._change(demand=0.5)
         elif cost < 0.5 * self.budget:
@@ -178,34 +189,42 @@ class Controller(TrainerCallback):
             self._change(rate=0.75)
         elif within and now.missing > _PROGRESS * self._last_missing:
             self._change(rate=1.25)
-        self._last_missing = now.missing
+        self._last_missing, self._last_cost = now.missing, cost
         if self._constraint is not None:
-            free = self._constraint.sustainable / self._constraint.capacity.clamp(min=1e-300)
-            self._free = [*self._free[1 - _PATIENCE :], free.item()]
+            self._free = [*self._free[1 - _PATIENCE :], bool(self._constraint.some_demand_is_free)]
 
     def _is_better(self, now: Standing, cost: float) -> bool:
         best = self._best
+        if self._work.lookahead is not None and now.share >= self._goal.share:
+            return True  # the longer it has run, the better it lasts
         return now.count > best["count"] or (now.count == best["count"] and cost < best["cost"])
 
     def _is_there(self, now: Standing) -> bool:
         """Whether enough records are forgotten, and with look-ahead stay so where fine-tuning leads."""
         if now.share < self._goal.share:
             return False
-        ahead = self._work.lookahead
-        if ahead is None:
+        if self._work.lookahead is None:
             return True
-        if not ahead.at_the_end_of_a_retain_cycle:
+        if not self._can_rehearse:
             return False
         least = min(standing.count for standing in self._work.rehearse())
         self.history[-1]["forgotten_after_fine_tuning"] = least
         self._lasted = self._lasted + 1 if least >= self._goal.share * len(now.losses) else 0
         return self._lasted >= _REHEARSALS
 
-    def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
+    @property
+    def _demand(self) -> float:
+        return self._method.constraint
+
+    @property
+    def _method(self) -> HamuQ:
         method = self._work.pair.method
         assert isinstance(method, HamuQ)
-        wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * method.constraint))
-        self._work.pair.method = replace(method, constraint=wanted)
+        return method
+
+    def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
+        wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * self._demand))
+        self._work.pair.method = replace(self._method, constraint=wanted)
         self.rate = min(self._most_rate, rate * self.rate)
 
     @torch.no_grad()
@@ -219,16 +238,21 @@ class Controller(TrainerCallback):
 
     @torch.no_grad()
     def _go_back(self) -> None:
+        """Restore the best state; what the optimizer and the point ahead remember belongs to another place."""
         torch._foreach_copy_(self._work.pair.parameters, self._good)
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+        if self._work.lookahead is not None:
+            self._work.lookahead.restart()
 
     def _given_up(self) -> End:
         """The end of a run that gets no further."""
         what = f"{_PATIENCE} measurements in a row brought nothing better; {self.goal_sentence}"
-        if self._free and max(self._free) < LEAST_DEMAND:
+        if self._free and not any(self._free):
             return End(
                 "criterion",
-                f"every further step must hurt: even a demand of {LEAST_DEMAND:.0%} of what is possible raises the "
-                f"retain loss (the gradients sustain at most {max(self._free):.1%}); {what}",
+                f"every further step must hurt: in the last {len(self._free)} measurements no demand was free, however "
+                f"small; {what}",
             )
         return End("budget", f"no state within the budget (retain loss {self.budget:+g}) forgets more: {what}")
 
@@ -239,11 +263,9 @@ class Controller(TrainerCallback):
         self._work.end_run(end)
 
     def _note(self, now: Standing, step: int) -> None:
-        method = self._work.pair.method
-        assert isinstance(method, HamuQ)
         found = {key: value for key, value in now.figures().items() if key != "worst"}
         self.history.append(
-            {"step": step, "retain_loss": now.retain_loss, "demand": method.constraint, "rate": self.rate, **found}
+            {"step": step, "retain_loss": now.retain_loss, "demand": self._demand, "rate": self.rate, **found}
         )
 
     @property
@@ -265,11 +287,9 @@ class Controller(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON holds it; tensors are in a file of their own."""
-        method = self._work.pair.method
-        assert isinstance(method, HamuQ)
-        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_idle",
+        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_last_cost", "_idle",
                  "_lasted", "_free", "_settled", "_reached", "history", "ended")  # fmt: skip
-        return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": method.constraint}
+        return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": self._demand}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -279,9 +299,8 @@ class Controller(TrainerCallback):
             setattr(self, f"_{name}", state[name])
         self._best = {key: _number(value) for key, value in state["best"].items()}
         self._least_missing, self._last_missing = _number(state["least_missing"]), _number(state["last_missing"])
-        method = self._work.pair.method
-        assert isinstance(method, HamuQ)
-        self._work.pair.method = replace(method, constraint=state["demand"])
+        self._last_cost = _number(state["last_cost"])
+        self._work.pair.method = replace(self._method, constraint=state["demand"])
 
     @property
     def good(self) -> dict[str, Tensor]:

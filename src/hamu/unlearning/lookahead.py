@@ -64,6 +64,11 @@ class Lookahead:
         """Whether the point is as far ahead as it gets, on retain records alone."""
         return self.taken >= self.depth and self.cycles >= 0 and not self.relearns_forgotten
 
+    def restart(self) -> None:
+        """Let the next step start a cycle on retain records alone."""
+        self.taken = self.depth
+        self.cycles -= self.cycles % 2 == 0
+
     def advance(self, retain: Mapping[str, Tensor], forget: Mapping[str, Tensor]) -> None:
         """Move the point to the model's present weights plus its path, and take a step or two from there.
 

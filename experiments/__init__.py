@@ -1,0 +1,1 @@
+"""Experiments: scripts behind the pages of docs/results. Not part of the package."""

@@ -1,0 +1,92 @@
+"""How many records are forgotten by the plain command, and at what price?
+
+    python -m experiments forgotten digits [cifar] [tofu] --cifar_dir CIFAR10 --tofu_dir TOFU
+
+Each problem: an original model, a model retrained without the forget set, and `hamu unlearn` with no settings but the
+data, the model and what to forget. Adds to docs/results/forgotten.json and writes the table of forgotten.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from experiments.problems import Problem, original, problems, retrained, run, slug
+from hamu.evaluation.membership import auc_of
+
+
+def measured(problem: Problem, work: Path) -> dict[str, Any]:
+    """One row of the table."""
+    model, retain_model = original(problem, work), retrained(problem, work)
+    what = (*problem.data, *problem.forget)
+    folder, check = work / slug(problem.name), work / f"{slug(problem.name)}-retrained-check"
+    began = time.monotonic()
+    run("unlearn", *what, *problem.extra, "--model", model, "--retain_model", retain_model,
+        "--output_dir", str(folder), "--overwrite")  # fmt: skip
+    seconds = time.monotonic() - began
+    run("evaluate", *what, "--model", retain_model, "--original_model", model, "--generate", "0",
+        "--output_dir", str(check), "--overwrite")  # fmt: skip
+    found = json.loads((folder / "evaluation.json").read_text())
+    of_retrained = json.loads((check / "evaluation.json").read_text())
+    goal, before, after = found["goal"], found["before"], found["after"]
+    return {
+        "goal": goal["kind"],
+        "records": goal["after"]["records"],
+        "before": goal["before"]["forgotten"],
+        "after": goal["after"]["forgotten"],
+        "retrained": of_retrained["goal"]["after"]["forgotten"],
+        "loss_quantiles": goal["after"]["loss_quantiles"],
+        "retain": after["retain"]["loss"] - before["retain"]["loss"],
+        "test": after["test"]["accuracy"] - before["test"]["accuracy"],
+        "test_without_class": _difference(after, before, "test_without_class"),
+        "auc": auc_of(after),
+        "auc_before": auc_of(before),
+        "auc_retrained": auc_of(of_retrained),
+        "steps": found["steps_taken"],
+        "measurements": len(found["controller"]),
+        "seconds": round(seconds, 1),
+        "ended": found["ended"],
+    }
+
+
+def _difference(after: Any, before: Any, name: str) -> float | None:
+    return after[name]["accuracy"] - before[name]["accuracy"] if name in after else None
+
+
+def table(rows: dict[str, Any]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| problem | goal | forgotten before | after | retrained | retain loss | test accuracy | AUC before | after | "
+        "retrained | steps |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        test = row["test"] if row["test_without_class"] is None else row["test_without_class"]
+        auc = " | ".join("-" if row[k] is None else f"{row[k]:.3f}" for k in ("auc_before", "auc", "auc_retrained"))
+        lines.append(
+            f"| {name} | {row['goal']} | {row['before']} of {row['records']} | {row['after']} | {row['retrained']} | "
+            f"{row['retain']:+.4f} | {100 * test:+.1f} | {auc} | {row['steps']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> None:
+    """Run the problems of the data sets that are named, those without a result first."""
+    parser = argparse.ArgumentParser(prog="experiments forgotten", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("data", nargs="+", choices=("digits", "cifar", "tofu"))
+    parser.add_argument("--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10")
+    parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
+    parser.add_argument("--work_dir", default="runs/experiments", help="where models and runs go")
+    parser.add_argument("--output", default="docs/results/forgotten.json")
+    options = parser.parse_args(argv)
+    path, work = Path(options.output), Path(options.work_dir)
+    rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for problem in problems(work, options.data, options.cifar_dir, options.tofu_dir):
+        if problem.name not in rows:
+            rows[problem.name] = measured(problem, work)
+            path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    print(table(rows))

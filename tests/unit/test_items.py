@@ -1,0 +1,60 @@
+"""What a data set returns is checked when a trainer is made."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from hamu import HamuError, UnlearnConfig, UnlearnTrainer
+
+GOOD = [{"pixel_values": torch.ones(3), "labels": 0}] * 4
+
+
+def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, **given):
+    args = UnlearnConfig(output_dir=str(tmp_path / "out"), eval_on_start=False, eval_strategy="no")
+    return UnlearnTrainer(model or nn.Linear(3, 2), args, retain_dataset=retain, forget_dataset=forget, **given)
+
+
+@pytest.mark.parametrize(
+    ("item", "found"),
+    [
+        ({"image": 0, "label": 1}, "a mapping with the keys image, label"),
+        ({"pixel_values": torch.ones(3)}, "a mapping with the keys pixel_values"),
+        ({"text": "a", "labels": 1}, "a mapping with the keys text, labels"),
+        ({}, "a mapping with the keys none"),
+        ((torch.ones(3), 1), r"a tuple of 2 \(Tensor, int\)"),
+        ("a text", "of type str"),
+    ],
+)
+@pytest.mark.parametrize("side", ["retain", "forget"])
+def test_an_item_of_another_form_is_named_with_the_form_expected(tmp_path, side, item, found):
+    expected = f"an item of the {side} set is {found}; expected a mapping with pixel_values and labels"
+    with pytest.raises(HamuError, match=expected) as error:
+        trainer_of(tmp_path, **{side: [item] * 4})
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists(), "before anything is written"
+
+
+def test_the_test_set_is_looked_at_too(tmp_path):
+    with pytest.raises(HamuError, match=r"an item of the test set is a tuple of 2 \(Tensor, Tensor\)"):
+        trainer_of(tmp_path, test_dataset=TensorDataset(torch.ones(4, 3), torch.zeros(4).long()))
+
+
+def test_a_collator_of_ones_own_may_make_the_batch(tmp_path):
+    pairs = TensorDataset(torch.ones(4, 3), torch.zeros(4).long())
+
+    def own(items):
+        return dict(zip(("pixel_values", "labels"), map(torch.stack, zip(*items, strict=True)), strict=True))
+
+    assert trainer_of(tmp_path, pairs, pairs, data_collator=own)
+    with pytest.raises(HamuError, match="an item of the retain set is a mapping with the keys x"):
+        trainer_of(tmp_path, pairs, pairs, data_collator=lambda items: {"x": items})
+
+
+def test_a_model_may_have_a_main_input_of_another_name(tmp_path):
+    model = nn.Linear(3, 2)
+    model.main_input_name = "input_values"
+    records = [{"input_values": torch.ones(3), "labels": 0}] * 4
+    assert trainer_of(tmp_path, records, records, model)
+    with pytest.raises(HamuError, match="keys input_values, labels"):
+        trainer_of(tmp_path, records, records)
