@@ -40,7 +40,7 @@ def evaluation(steps, names=("a", "b"), figures=("accuracy",)):
     return reports | {
         "trajectory": entries,
         "steps_taken": steps - 1, "steps_skipped": 1, "ended": f"the criterion is met {NASTY}",
-        "ended_kind": "criterion", "steering": None,
+        "ended_kind": "criterion", "controller": None, "goal": None,
         "promise": {"checked": steps, "judged": steps, "kept": 0.5, "median_ratio": {"retain": 1.0, "forget": 0.9}},
     }  # fmt: skip
 

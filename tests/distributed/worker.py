@@ -164,7 +164,7 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         gradient_accumulation_steps=int(accumulation), learning_rate=0.05 if optimizer == "sgd" else 0.005,
         optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
         disable_tqdm=True, min_forget_loss=1e-9,
-        target_forget_loss=target, pairing="split" if is_split else "sequential", shard="shard" in how,
+        max_forget_loss=target, pairing="split" if is_split else "sequential", shard="shard" in how,
         trust_region=kind == "rough", guarantee="exact" if optimizer == "adamw_torch" and "rounded" in how else
         "first_order", freeze_batchnorm=kind != "batchnorm",
     )  # fmt: skip

@@ -7,16 +7,16 @@ import math
 from dataclasses import replace
 
 import pytest
+from hamu.training.auto import apply_assessment
+from hamu.training.goal import Goal, Standing
+from hamu.training.steering import Steering
+from hamu.training.unseen import Unseen
 
 from hamu import HamuError, HamuQ, UnlearnConfig
 from hamu.assess import assess
 from hamu.cli import main
 from hamu.data.images import collate
-from hamu.training.auto import apply_assessment
-from hamu.training.goal import Goal, Standing
 from hamu.training.measuring import Evaluations
-from hamu.training.steering import Steering
-from hamu.training.unseen import Unseen
 
 
 def by_goal(trainer_of, model, problem, loss, budget, **settings):

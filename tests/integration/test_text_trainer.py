@@ -179,17 +179,17 @@ def test_any_forget_objective_goes_with_hamu(objective, trainer_of):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"target_forget_loss": 5.9}, "has reached the target 5.9"),
+        ({"max_forget_loss": 5.9}, "has reached 5.9"),
         ({"min_forget_loss": 9.0}, "is below 9"),
         ({"max_retain_loss": 1.0}, "is above 1"),
     ],
 )
 def test_a_run_ends_early_before_the_step_that_its_losses_forbid(settings, reason, trainer_of):
-    trainer = trainer_of(method="ga" if "target_forget_loss" in settings else "kl", max_steps=20, **settings)
+    trainer = trainer_of(method="ga" if "max_forget_loss" in settings else "kl", max_steps=20, **settings)
     trainer.train()
     assert reason in trainer.stop_reason
     assert trainer.steps_taken < 20
-    if "target_forget_loss" in settings:
+    if "max_forget_loss" in settings:
         losses = [entry["forget_loss"] for entry in trainer.state.log_history if "taken" in entry]
         assert losses[-1] >= 5.9
         assert max(losses[:-1]) < 5.9

@@ -150,19 +150,44 @@ def test_an_accelerator_without_float64_is_left_alone(monkeypatch, said):
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"max_retain_increase": -1.0}, "auto needs --max_retain_increase, how far the retain loss may rise"),
-    ({"target_forget_loss": None}, "auto needs a goal: --target_forget_loss or --target_forget_accuracy"),
-    ({"target_forget_accuracy": 1.5}, "target_forget_accuracy 1.5 must be a share in [0, 1)"),
+    ({"max_retain_increase": -1.0}, "max_retain_increase -1.0 must be 0 or more, in nats"),
+    ({"max_retain_increase": math.inf}, "max_retain_increase inf must be 0 or more, in nats"),
+    ({"goal": "gone"}, "goal 'gone' is unknown; choose one of unseen, retrained, erased, loss"),
+    ({"goal": "erased"}, "target_forget_loss is of the goal loss, not erased; leave one of them out"),
+    ({"goal": "loss", "target_forget_loss": None}, "the goal loss needs --target_forget_loss, the loss that each"),
+    ({"target_share": 0.0}, "target_share 0.0 must be a share in (0, 1]"),
+    ({"target_share": 1.5}, "target_share 1.5 must be a share in (0, 1]"),
     ({"load_best_model_at_end": True}, "auto keeps the state that its goal asks for; leave out --load_best"),
-    ({"freeze_batchnorm": False}, "auto takes back weights, not BatchNorm statistics; leave freeze_batchnorm on"),
-    ({"radius": "0.5"}, "auto needs radius gradient and distribution norm_product, the defaults; leave both out"),
-    ({"method": "gdiff"}, "auto steers hamu-q; leave out --method gdiff"),
-    ({"max_retain_increase": None}, "auto needs --max_retain_increase, how far the retain loss may rise"),
-    ({"auto": False}, "max_retain_increase has no effect without --auto; add it, or leave max_retain_increase out"),
+    ({"freeze_batchnorm": False}, "auto goes back to weights, not to BatchNorm statistics; leave freeze_batchnorm on"),
+    ({"dataloader_num_workers": 2}, "auto chooses the records of the next step by the last; leave dataloader_num"),
+    ({"radius": "0.5"}, "auto sets demand and rate itself; leave out radius, distribution and trust_region"),
+    ({"trust_region": True}, "auto sets demand and rate itself; leave out radius, distribution and trust_region"),
+    ({"method": "gdiff"}, "auto controls hamu-q; leave out --method gdiff"),
+    ({"forget_objective": "npo"}, "auto raises each record to its target; leave out forget_objective npo"),
+    ({"auto": False}, "max_retain_increase has no effect without --auto; add it, or leave it out"),
 ])  # fmt: skip
 def test_a_goal_that_cannot_be_meant_is_refused(settings, message):
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         UnlearnConfig(output_dir="unused", **GOAL | settings)
+
+
+@pytest.mark.parametrize(("processes", "settings", "message"), [
+    (1, {"lookahead_steps": 0}, "lookahead_steps 0 must be at least 1 step of fine-tuning"),
+    (2, {}, "lasting looks ahead in one process; leave out torchrun, or --lasting"),
+    (1, {"method": "ga"}, "lasting needs both gradients, but ga has one; choose another method"),
+    (1, {"forget_objective": "npo"}, "lasting needs a bounded objective; leave out forget_objective npo"),
+])  # fmt: skip
+def test_a_lasting_run_that_cannot_be_is_refused(monkeypatch, processes, settings, message):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    with pytest.raises(HamuError, match="^" + re.escape(message)):
+        UnlearnConfig(output_dir="unused", lasting=True, **settings)
+
+
+def test_a_run_by_goal_has_a_budget_that_is_named_and_a_lasting_one_bounds_what_it_raises():
+    config = UnlearnConfig(output_dir="unused", auto=True)
+    assert (config.max_retain_increase, config.forget_objective) == (0.02, "bounded")
+    lasting = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff")
+    assert (lasting.max_retain_increase, lasting.forget_objective) == (None, "bounded")
 
 
 @pytest.mark.parametrize(("settings", "objectives"), [

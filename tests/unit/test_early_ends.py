@@ -26,9 +26,10 @@ def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(m
         alone.end()
     monkeypatch.setattr("hamu.training.early_ends.all_reduced", lambda values: sent["retain"] + sent["forget"])
     for side in scored:
-        ends = EarlyEnds(target_forget_loss=loss["forget"] - 0.01)
+        ends = EarlyEnds(max_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])
-        assert ends.end().text.startswith(f"the forget loss of a step, {loss['forget']:.4g}, has reached the target")
+        reached = f"{loss['forget']:.4g}, has reached {loss['forget'] - 0.01:g}"
+        assert ends.end().text == f"the forget loss of a step, {reached}"
         ends = EarlyEnds(max_retain_loss=loss["retain"] + 0.01, min_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])
         assert ends.end() is None
@@ -37,17 +38,17 @@ def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(m
 def test_a_record_that_is_read_for_its_shape_alone_counts_for_nothing():
     """A process without a share of a last batch has one, of weight 0."""
     scored = Scored.of(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
-    ends = EarlyEnds(max_retain_loss=1.0, target_forget_loss=0.6)
+    ends = EarlyEnds(max_retain_loss=1.0, max_forget_loss=0.6)
     ends.add("retain", Scored.of(scored.logits[1:], scored.labels[1:]), 0.0)
     ends.add("forget", Scored.of(scored.logits[:1], scored.labels[:1]))
     ends.add("forget", Scored.of(scored.logits[1:], scored.labels[1:]), 0.0)
-    assert ends.end() == End("target", "the forget loss of a step, 0.6931, has reached the target 0.6")
+    assert ends.end() == End("target", "the forget loss of a step, 0.6931, has reached 0.6")
 
 
 @pytest.mark.parametrize(
     ("logit", "limits", "kind"),
     [
-        (0.0, {"target_forget_loss": 0.5}, "target"),
+        (0.0, {"max_forget_loss": 0.5}, "target"),
         (9.0, {"min_forget_loss": 0.1}, "no forgetting"),
         (-9.0, {"max_retain_loss": 0.4}, "retain loss"),
     ],
@@ -60,7 +61,7 @@ def test_each_limit_has_its_kind_of_end(logit, limits, kind):
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"), [({"target_forget_loss": 0.5}, None), ({"max_retain_loss": 0.5}, "retain loss")]
+    ("limits", "kind"), [({"max_forget_loss": 0.5}, None), ({"max_retain_loss": 0.5}, "retain loss")]
 )
 def test_one_record_without_any_probability_reaches_no_target_but_diverges(limits, kind):
     ends = EarlyEnds(**limits)

@@ -1,5 +1,7 @@
 """Pairs: who stands beside whom, and that it depends on the seed alone."""
 
+import json
+
 import pytest
 from torch.utils.data import DataLoader
 
@@ -107,3 +109,40 @@ def test_items_fetched_one_by_one_are_the_batch_fetched_at_once():
 def test_an_empty_side_is_an_error_that_names_it(retain, forget, side):
     with pytest.raises(HamuError, match=f"the {side} set is empty"):
         PairedDataset(retain, forget)
+
+
+def test_a_focus_draws_only_from_its_records_from_its_place_on():
+    pairs, plain = PairedDataset(RETAIN, FORGET), PairedDataset(RETAIN, FORGET)
+    pairs.focus_on([1, 3], 6)
+    (retain, forget), (whole_retain, whole_forget) = epoch(pairs, 0), epoch(plain, 0)
+    assert retain == whole_retain, "the retain side is as it was"
+    assert forget[:6] == whole_forget[:6]
+    assert {tuple(sorted(forget[i : i + 2])) for i in range(6, 10, 2)} == {(101, 103)}
+    assert set(epoch(pairs, 3)[1]) == {101, 103}
+    pairs.focus_on([2], 20)
+    assert set(epoch(pairs, 1)[1]) == {101, 103}, "before its place the one before holds"
+    assert set(epoch(pairs, 2)[1]) == {102}
+    pairs.focus_on([], 30)
+    assert epoch(pairs, 3) == epoch(plain, 3), "no records mean all of them"
+
+
+def test_a_focus_is_the_same_after_a_resume_and_for_any_batch_size():
+    pairs, resumed = PairedDataset(RETAIN, FORGET, seed=7), PairedDataset(RETAIN, FORGET, seed=7)
+    pairs.focus_on([0, 1, 2], 3)
+    epoch(pairs, 0)
+    pairs.focus_on([3, 1], 13)
+    resumed.focus = [(start, list(positions)) for start, positions in json.loads(json.dumps(pairs.focus))]
+    for number in (1, 2):
+        assert epoch(pairs, number) == epoch(resumed, number, batch_size=4)
+
+
+def test_with_positions_a_batch_has_each_forget_record_once_and_names_it():
+    pairs = PairedDataset(RETAIN, FORGET, with_positions=True)
+    pairs.focus_on([3, 1], 0)
+    batch = pairs.__getitems__(list(range(6)))
+    assert sorted(batch["positions"].tolist()) == [1, 3]
+    assert batch["forget"] == [FORGET[i] for i in batch["positions"].tolist()]
+    assert len(batch["retain"]) == 6
+    collated = PairCollator(lambda items: {"values": items})(batch)
+    assert collated["positions"].equal(batch["positions"])
+    assert "positions" not in PairedDataset(RETAIN, FORGET).__getitems__([0, 1])

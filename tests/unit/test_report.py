@@ -324,14 +324,14 @@ def test_the_verdict_follows_from_both_losses(tmp_path, forget, retain, headline
 
 
 @pytest.mark.parametrize(
-    ("kind", "steering", "missed"), [("all steps", [], True), ("goal", [], False), ("all steps", None, False)]
+    ("kind", "controller", "missed"), [("all steps", [], True), ("goal", [], False), ("all steps", None, False)]
 )
-def test_a_run_by_goal_that_has_not_reached_it_is_no_full_success(tmp_path, kind, steering, missed):
+def test_a_run_by_goal_that_has_not_reached_it_is_no_full_success(tmp_path, kind, controller, missed):
     run = example_run(tmp_path)
     for side, change in (("forget", 1.0), ("retain", -0.1)):
         before, after = (run.evaluation[role][side] for role in ("before", "after"))
         after |= {"loss": before["loss"] + change, "accuracy": before["accuracy"]}
-    run.evaluation.update(ended_kind=kind, steering=steering)
+    run.evaluation.update(ended_kind=kind, controller=controller)
     found = verdict(replace(run, attack=LASTING))
     assert found.headline.endswith("its goal is not reached") is missed
     assert (found.tone == "mixed") is missed

@@ -1,4 +1,4 @@
-"""What surrounds one step: what it is held to, how it is lengthened or shortened, and what of it goes on record."""
+"""What surrounds one step: what it is held to, and what of it goes on record."""
 
 from contextlib import contextmanager
 
@@ -25,10 +25,10 @@ class Slopes(nn.Module):
         return 10.0 * one - self.bends[side] * one**2 if side == "forget" else self.bends[side] * one**2 - one
 
 
-def watch_of(model, method, max_grad_norm=1.0, search=None, **settings):
+def watch_of(model, method, max_grad_norm=1.0, **settings):
     pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
     args = UnlearnConfig(output_dir="unused", report_to="none", check_steps=1, **settings)
-    watch = StepWatch(pair, args, model.total, model, search=search)
+    watch = StepWatch(pair, args, model.total, model)
     return watch, pair, torch.optim.SGD(model.parameters(), lr=RATE)
 
 
@@ -68,47 +68,6 @@ def test_a_step_that_was_undone_is_not_on_record():
     watched = watch_of(model, HamuQ(0.1, "relative", stopping="off"), trust_region=True)
     assert [take_step(*watched, model) for _ in range(5)] == [True] * 4 + [False]
     assert watched[0].record.summary()["checked"] == 1
-
-
-class Script:
-    """Stands in for a search: says these factors, then that the step fits; notes what it was shown."""
-
-    def __init__(self, *factors):
-        self.factors, self.shown, self.taken = list(factors), [], None
-
-    def factor(self, outcome, scale, most):
-        self.shown.append((outcome, scale, most))
-        return self.factors.pop(0) if self.factors else 1.0
-
-    def fits(self, outcome, scale):
-        return True
-
-    def take(self, outcome, scale):
-        self.taken = outcome, scale
-
-
-def test_a_length_that_was_too_much_for_a_search_bounds_its_next():
-    model = Slopes()
-    search = Script(2.0, 0.5, 0.5)
-    watched = watch_of(model, HamuQ(0.5, "relative", stopping="off"), search=search, trust_region=True)
-    take_step(*watched, model)
-    most = watched[0].trust.most
-    assert [(scale, bound) for _, scale, bound in search.shown] == [(1.0, most), (2.0, most), (1.0, 1.0), (0.5, 0.5)]
-    assert search.taken[1] == 0.5
-
-
-def test_a_step_that_a_search_has_stretched_promises_and_does_so_much_more():
-    model = Slopes()
-    search = Script(4.0, 0.5)
-    watched = watch_of(model, HamuQ(0.5, "relative", stopping="off"), search=search, trust_region=True)
-    take_step(*watched, model)
-    first, *others = [outcome for outcome, _, _ in search.shown]
-    for outcome, factor in zip(others, (4.0, 2.0), strict=True):
-        assert outcome.demand == pytest.approx(factor * first.demand)
-        for side in ("retain", "forget"):
-            assert outcome.promised[side] == pytest.approx(factor * first.promised[side])
-            assert outcome.realised[side] == pytest.approx(outcome.promised[side])
-    assert [group["lr"] for group in watched[2].param_groups] == [RATE], "the next step's is the schedule's"
 
 
 def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(monkeypatch):

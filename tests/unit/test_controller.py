@@ -1,0 +1,259 @@
+"""The controller of a run by goal, on measurements that are made up: what follows from each, and where it ends."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import Holder
+
+from hamu import HamuError, HamuQ, PairedGradients
+from hamu.ends import End
+from hamu.unlearning.controller import LEAST_DEMAND, MOST_DEMAND, Controller, first_rate
+from hamu.unlearning.goals import Goal, Standing
+
+RECORDS, START, BUDGET = 10, 0.1, 0.1
+GOAL = Goal("loss", share=0.8, loss=1.0)
+STUCK = (3, START + 0.07)  # within the budget, and no reason to change the demand
+
+
+def standing(count, retain_loss=START, low=0.1, high=2.0):
+    """Measured: so many records are forgotten, with a loss of `high`, the others have `low`."""
+    losses = torch.tensor([high] * count + [low] * (RECORDS - count), dtype=torch.float64)
+    least = torch.ones_like(losses)
+    targets = SimpleNamespace(least=least, aim=least, most=torch.full_like(losses, 5.0))
+    return Standing(losses, targets, losses >= 1.0, retain_loss)
+
+
+class Work:
+    """A model whose weights are the number of steps, and what measuring it is to find."""
+
+    def __init__(self, *found, rehearsals=None):
+        torch.manual_seed(0)
+        self.pair = PairedGradients(Holder([torch.ones(2, 2), torch.ones(3)]), HamuQ(0.5, "relative", stopping="off"))
+        with torch.no_grad():
+            self.pair.parameters[0].fill_(1.0)
+        self.found = [one if isinstance(one, SimpleNamespace) else standing(*one) for one in [(0,), *found]]
+        self.rehearsals = rehearsals
+        self.lookahead = None if rehearsals is None else SimpleNamespace(at_the_end_of_a_retain_cycle=True)
+        self.focused, self.ends = [], []
+        self.controller = Controller(self, GOAL, BUDGET, every=1)
+        self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}])
+        self.state = SimpleNamespace(global_step=0, max_steps=1000)
+
+    def stand(self):
+        return self.found.pop(0)
+
+    def rehearse(self):
+        return [standing(count) for count in self.rehearsals.pop(0)]
+
+    def focus(self, now):
+        self.focused.append(now)
+
+    def end_run(self, end):
+        self.ends.append(end)
+
+    @property
+    def demand(self):
+        return self.pair.method.constraint
+
+    @property
+    def weights(self):
+        """The step whose weights these are; -1 where they are of different ones."""
+        found = {p.flatten()[0].item() for p in self.pair.parameters[1:]}
+        return found.pop() if len(found) == 1 else -1
+
+    def start(self):
+        self.controller.on_train_begin(None, self.state, None)
+        return self
+
+    def step(self, constraint=None):
+        self.state.global_step += 1
+        self.controller.on_step_begin(None, self.state, None, optimizer=self.optimizer)
+        if constraint is not None:
+            self.controller.note(SimpleNamespace(weights=SimpleNamespace(constraint=constraint)))
+        with torch.no_grad():
+            for parameter in self.pair.parameters[1:]:
+                parameter.fill_(self.state.global_step)
+        self.controller.on_step_end(None, self.state, SimpleNamespace(should_training_stop=False))
+
+    def run(self):
+        """Step until nothing is left to measure, or the run is over."""
+        self.start()
+        while self.found and not self.ends:
+            self.step()
+        return self
+
+
+def test_a_budget_that_is_exceeded_halves_the_demand_and_the_steps_go_on_from_there():
+    work = Work(*[(0, START + 0.15)] * 5).start()
+    rate, demands = work.controller.rate, []
+    for _ in range(5):
+        work.step()
+        demands.append(work.demand)
+    assert demands == [0.25, 0.125, 0.0625, LEAST_DEMAND, LEAST_DEMAND]
+    assert (work.weights, work.controller.rate) == (5, rate)
+
+
+def test_a_budget_of_which_half_is_left_raises_the_demand_up_to_a_bound():
+    work = Work(*[(n, START + 0.04) for n in range(1, 6)]).run()
+    assert work.demand == MOST_DEMAND
+    half = Work((1, START + 0.04)).run()
+    assert half.demand == 0.5 * 1.25
+    assert Work((1, START + 0.06)).run().demand == 0.5
+
+
+@pytest.mark.parametrize("retain_loss", [START + 0.6, math.nan, math.inf])
+def test_far_beyond_the_budget_it_goes_back_to_the_best_state(retain_loss):
+    work = Work((2, START + 0.06), (1, START + 0.06), (5, retain_loss)).start()
+    for _ in range(2):
+        work.step()
+    rate = work.controller.rate
+    work.step()
+    assert work.weights == 1
+    assert (work.demand, work.controller.rate) == (0.25, 0.5 * rate)
+    assert not work.ends
+
+
+def test_without_progress_the_rate_rises_up_to_a_bound_and_falls_where_records_overshoot():
+    work = Work(*[STUCK] * 13).start()
+    first = work.controller.rate
+    for _ in range(11):
+        work.step()
+    assert work.controller.rate == pytest.approx(8 * first)
+    work.step()
+    assert [group["lr"] for group in work.optimizer.param_groups] == [work.controller.rate] * 2
+    over = Work((2, START + 0.06, 0.1, 9.0)).run()
+    assert over.controller.rate == pytest.approx(0.75 * first)
+
+
+def test_it_ends_at_the_goal_with_the_state_that_reached_it():
+    work = Work((7, START + 0.05), (8, START + 0.09), (9,)).run()
+    [end] = work.ends
+    assert end.kind == "goal"
+    words = "8 of 10 records are forgotten (goal loss, 80% wanted), retain loss +0.0900 of +0.1 allowed"
+    assert end.text == f"the goal is reached: {words}"
+    assert (work.weights, work.controller.ended, work.controller.reached) == (2, True, True)
+    work.step()
+    assert len(work.ends) == 1, "it ends once"
+
+
+def test_the_goal_is_not_reached_beyond_the_budget():
+    work = Work((9, START + 0.11), (9, START + 0.1 - 1e-9)).run()
+    assert [row["step"] for row in work.controller.history] == [0, 1, 2]
+    assert work.weights == 2
+
+
+def test_a_goal_that_is_reached_at_the_start_takes_no_step():
+    work = Work()
+    work.found = [standing(9)]
+    work.start()
+    assert work.ends == [End("goal", work.ends[0].text)]
+    assert work.ends[0].text.startswith("the goal is reached at the start: 9 of 10 records are forgotten")
+
+
+@pytest.mark.parametrize("retain_loss", [math.nan, math.inf])
+def test_a_start_that_is_not_finite_is_an_error(retain_loss):
+    work = Work()
+    work.found = [standing(0, retain_loss)]
+    with pytest.raises(HamuError, match=r"^the model's losses are not finite at the start \(retain loss (nan|inf)\)"):
+        work.start()
+
+
+@pytest.mark.parametrize(("free", "kind"), [(None, "budget"), ([0.01, 0.2], "budget"), ([0.01, 0.04], "criterion")])
+def test_it_gives_up_after_some_patience_and_blames_the_gradients_only_where_no_demand_was_free(free, kind):
+    work = Work(*[STUCK] * 30).start()
+    steps = 0
+    while not work.ends:
+        share = None if free is None else free[steps % len(free)]
+        constraint = None if free is None else SimpleNamespace(
+            sustainable=torch.tensor(share * 3.0), capacity=torch.tensor(3.0)
+        )  # fmt: skip
+        work.step(constraint)
+        steps += 1
+    assert steps == 13, "the first is better than the start, then 12 are not"
+    [end] = work.ends
+    assert end.kind == kind
+    assert ("every further step must hurt" in end.text) is (kind == "criterion")
+    assert "12 measurements in a row brought nothing better; the goal is not reached: 3 of 10 records" in end.text
+    assert work.weights == 1
+
+
+@pytest.mark.parametrize("better", [{"low": 0.3}, {"count": 4}])
+def test_patience_begins_anew_with_a_better_state_or_less_that_is_missing(better):
+    found = [STUCK] * 12 + [(better.get("count", 3), START + 0.07, better.get("low", 0.1))] + [STUCK] * 12
+    work = Work(*found).run()
+    assert len(work.controller.history) == 1 + 25
+    assert [end.kind for end in work.ends] == ["budget"]
+
+
+@pytest.mark.parametrize(("found", "best"), [
+    ([(5, START + 0.06), (4, START), (6, START + 0.2)], 1),  # the third is beyond the budget
+    ([(5, START + 0.06), (5, START + 0.03), (5, START + 0.05)], 2),  # of as many records the cheapest
+    ([(5, START + 0.06), (6, START + 0.09), (0, START)], 2),
+    ([(0, START + 0.2), (2, START + 0.2), (9, START + 0.15)], 0),  # nothing within: the start
+])  # fmt: skip
+def test_the_best_state_that_was_measured_is_kept_whatever_ends_the_run(found, best):
+    work = Work(*found)
+    work.state.max_steps = 3
+    work.run()
+    [end] = work.ends
+    assert end.kind == "all steps"
+    assert end.text.startswith("all its steps are done; the goal is not reached: ")
+    assert work.weights == best
+    assert not work.controller.reached
+
+
+def test_it_measures_as_often_as_it_is_to_and_at_the_last_step():
+    work = Work((1,), (2,), (3,))
+    work.controller.every, work.state.max_steps = 3, 8
+    work.run()
+    assert [row["step"] for row in work.controller.history] == [0, 3, 6, 8]
+    assert len(work.focused) == 4, "and each measurement sets targets"
+
+
+def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
+    work = Work(*[(9, START + 0.06)] * 6, rehearsals=[(9, 8), (9, 7), (8, 9), (8, 8)]).run()
+    assert [row.get("forgotten_after_fine_tuning") for row in work.controller.history] == [None, 8, 7, 8, 8]
+    [end] = work.ends
+    assert end.kind == "goal"
+    assert "80% wanted, also where fine-tuning leads" in end.text
+
+
+def test_a_lasting_run_is_measured_where_the_point_is_at_the_end_of_a_retain_cycle():
+    work = Work((9, START + 0.06), rehearsals=[(9, 9)]).start()
+    work.lookahead.at_the_end_of_a_retain_cycle = False
+    work.step()
+    assert len(work.controller.history) == 1
+    work.lookahead.at_the_end_of_a_retain_cycle = True
+    work.step()
+    assert [row["step"] for row in work.controller.history] == [0, 2]
+
+
+def test_what_a_checkpoint_keeps_goes_on_alike():
+    found = [(1, START + 0.03), (2, START + 0.2), (2, START + 0.7), STUCK, (4, START + 0.01), STUCK, (5, START + 0.02)]
+    constraint = SimpleNamespace(sustainable=torch.tensor(0.3), capacity=torch.tensor(1.0))
+    whole = Work(*found).start()
+    for _ in range(3):
+        whole.step(constraint)
+    kept = json.loads(json.dumps(whole.controller.state_dict(), allow_nan=False))
+    good = {name: tensor.clone() for name, tensor in whole.controller.good.items()}
+    resumed = Work()
+    resumed.found, resumed.state.global_step = [standing(*one) for one in found[3:]], 3
+    resumed.controller.load_state_dict(kept)
+    resumed.controller.load_good(good)
+    resumed.start()  # which measures nothing
+    for one in (whole, resumed):
+        for _ in range(3):
+            one.step(constraint)
+    assert whole.controller.state_dict() == resumed.controller.state_dict()
+    assert whole.demand == resumed.demand
+    assert all(tensor.equal(resumed.controller.good[name]) for name, tensor in whole.controller.good.items())
+
+
+def test_the_first_rate_is_a_hundredth_of_the_size_of_weights_of_matrices():
+    parameters = [torch.full((3, 4), 0.5), torch.zeros(5, 2), torch.full((7,), 100.0)]
+    assert first_rate(parameters) == pytest.approx(0.005)
+    assert first_rate(parameters[2:]) == pytest.approx(1.0)
+    assert first_rate([torch.zeros(3, 3)]) == 1e-4

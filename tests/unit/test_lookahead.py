@@ -1,0 +1,206 @@
+"""Looking ahead: a point that runs before the weights on a path of fine-tuning, and leaves the model as it is."""
+
+from itertools import islice
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hamu import HamuError
+from hamu.unlearning.lookahead import Lookahead
+
+
+class Seen:
+    """The loss of some rows, which notes whose they are."""
+
+    def __init__(self, model):
+        self.model, self.rows, self.factor = model, [], 1.0
+
+    def __call__(self, batch, rows):
+        self.rows.append((batch["name"], len(batch["labels"][rows])))
+        return self.factor * F.cross_entropy(self.model(batch["pixel_values"][rows]), batch["labels"][rows])
+
+
+def batch(name, count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (count,), generator=generator)
+    return {"name": name, "pixel_values": torch.randn(count, 6, generator=generator), "labels": labels}
+
+
+@pytest.fixture
+def made():
+    """A model with BatchNorm, of which one tensor is frozen and one unused; its losses; the point ahead."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    model.unused = nn.Parameter(torch.ones(2))
+    model[0].bias.requires_grad_(False)
+    model.eval()
+    model[3].train()
+    loss = Seen(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, loss, Lookahead(model, trained, loss, rate=0.01, depth=3)
+
+
+def state(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def is_as(model, before):
+    return all(value.equal(before[name]) for name, value in model.state_dict().items())
+
+
+def point(lookahead, model):
+    with lookahead.ahead():
+        return [p.detach().clone() for p in model.parameters()]
+
+
+def test_looking_ahead_changes_neither_weights_nor_their_versions_nor_gradients(made):
+    model, _, lookahead = made
+    before, versions = state(model), [p._version for p in model.parameters()]
+    addresses = [p.data_ptr() for p in model.parameters()]
+    for step in range(5):
+        lookahead.advance(batch("retain", 4, step), batch("forget", 4, step))
+        with lookahead.ahead():
+            assert not is_as(model, before), "the weights in it are those ahead"
+    assert is_as(model, before)
+    assert [p._version for p in model.parameters()] == versions
+    assert [p.data_ptr() for p in model.parameters()] == addresses
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_gradient_taken_ahead_is_that_of_the_point(made):
+    model, loss, lookahead = made
+    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    with lookahead.ahead():
+        loss(batch("forget", 4), slice(None)).backward()
+    ahead = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), point(lookahead, model), strict=True):
+            parameter.copy_(value)
+    loss(batch("forget", 4), slice(None)).backward()
+    for parameter, grad in zip(model.parameters(), ahead, strict=True):
+        assert (grad is None) == (parameter.grad is None)
+        assert grad is None or grad.equal(parameter.grad)
+
+
+def test_the_point_ahead_is_where_adam_fine_tunes_to_and_starts_again_after_its_depth(made):
+    model, _, lookahead = made
+    copy = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    copy.unused = nn.Parameter(torch.ones(2))
+    copy.eval()
+    copy.load_state_dict(model.state_dict())
+    copy[0].bias.requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in copy.parameters() if p.requires_grad], lr=0.01)
+    for step in range(3):
+        one = batch("retain", 4, step)
+        lookahead.advance(one, batch("forget", 4))
+        optimizer.zero_grad()
+        F.cross_entropy(copy(one["pixel_values"]), one["labels"]).backward()
+        optimizer.step()
+        assert all(
+            torch.allclose(a, b, atol=1e-6) for a, b in zip(point(lookahead, model), copy.parameters(), strict=True)
+        )
+    assert (lookahead.taken, lookahead.cycles) == (3, 0)
+    far = point(lookahead, model)
+    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    assert (lookahead.taken, lookahead.cycles) == (1, 1)
+    moves = [[(a - b).abs().max() for a, b in zip(there, model.parameters(), strict=True)]
+             for there in (far, point(lookahead, model))]  # fmt: skip
+    assert max(moves[1]) <= 0.0101 < max(moves[0]), "one step from the model's weights again"
+
+
+def test_the_point_moves_along_with_the_model(made):
+    model, _, lookahead = made
+    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    path = [a - p for a, p in zip(point(lookahead, model), model.parameters(), strict=True)]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    lookahead._step = lambda *args: None  # what it does from there is not looked at here
+    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    for there, parameter, offset in zip(point(lookahead, model), model.parameters(), path, strict=True):
+        expected = parameter + offset if parameter.requires_grad else parameter
+        assert torch.allclose(there, expected, atol=1e-6)
+
+
+def test_every_other_cycle_relearns_some_forgotten_records(made):
+    _, loss, lookahead = made
+    found = []
+    for step in range(12):
+        lookahead.advance(batch("retain", 10, step), batch("forget", 10, step))
+        found.append(lookahead.relearns_forgotten)
+        expected = [("retain", 10), ("forget", 2)] if found[-1] else [("retain", 10)]
+        assert loss.rows[-len(expected) :] == expected
+        assert lookahead.at_the_end_of_a_retain_cycle == (step in (2, 8))
+    assert found == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_a_large_batch_makes_two_steps_ahead(made):
+    _, loss, lookahead = made
+    lookahead.advance(batch("retain", 65), batch("forget", 4))
+    assert loss.rows == [("retain", 33), ("retain", 32)]
+    assert lookahead.taken == 2
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
+    model, _, lookahead = made
+    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    before, ahead = state(model), point(lookahead, model)
+    modes, versions = [m.training for m in model.modules()], [p._version for p in model.parameters()]
+    try:
+        with lookahead.rehearsed([batch("retain", 8, seed) for seed in range(4)]):
+            inside = state(model)
+            assert all(m.training for m in model.modules()), "fine-tuning trains BatchNorm's statistics too"
+            if breaks:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert breaks
+    for name in ("0.weight", "1.running_mean", "1.num_batches_tracked", "3.weight"):
+        assert not inside[name].equal(before[name]), name
+    assert is_as(model, before)
+    assert [m.training for m in model.modules()] == modes
+    assert [p._version for p in model.parameters()] == versions
+    assert all(a.equal(b) for a, b in zip(point(lookahead, model), ahead, strict=True))
+
+
+def test_a_rehearsal_fine_tunes_as_adam_would(made):
+    model, _, lookahead = made
+    copy = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    copy.unused = nn.Parameter(torch.ones(2))
+    copy.load_state_dict(model.state_dict())
+    copy[0].bias.requires_grad_(False)
+    batches = [batch("retain", 8, seed) for seed in range(3)]
+    optimizer = torch.optim.Adam([p for p in copy.parameters() if p.requires_grad], lr=0.01)
+    for one in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(copy(one["pixel_values"]), one["labels"]).backward()
+        optimizer.step()
+    with lookahead.rehearsed(islice(batches, 3)):
+        assert all(torch.allclose(v, copy.state_dict()[n], atol=1e-6) for n, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("taken", [0, 2, 4])
+def test_a_point_that_is_saved_and_loaded_goes_on_bit_by_bit(made, taken):
+    model, loss, whole = made
+    for step in range(taken):
+        whole.advance(batch("retain", 4, step), batch("forget", 4, step))
+    resumed = Lookahead(model, [p for p in model.parameters() if p.requires_grad], loss, rate=0.01, depth=3)
+    resumed.load_state_dict(whole.state_dict())
+    resumed.load_tensors({name: value.clone() for name, value in whole.tensors().items()})
+    for step in range(taken, taken + 3):
+        for one in (whole, resumed):
+            one.advance(batch("retain", 4, step), batch("forget", 4, step))
+        assert all(a.equal(b) for a, b in zip(point(whole, model), point(resumed, model), strict=True))
+    assert whole.state_dict() == resumed.state_dict()
+
+
+def test_a_loss_ahead_that_is_not_finite_is_an_error_and_the_weights_stay(made):
+    model, loss, lookahead = made
+    before = state(model)
+    loss.factor = float("nan")
+    with pytest.raises(HamuError, match=r"the loss of a step ahead is nan; lower --lookahead_rate 0.01 or"):
+        lookahead.advance(batch("retain", 4), batch("forget", 4))
+    assert is_as(model, before)
