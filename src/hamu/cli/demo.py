@@ -33,8 +33,8 @@ from hamu.training.quiet import quiet_trainer
 
 ABOUT_GOALS = """\
 `hamu unlearn` ends when 95% of the records are forgotten, or where its budget
-does: --max_retain_increase, by default 0.02. --lasting keeps fine-tuning from
-bringing them back."""  # of what a scenario says comes next
+does: --max_retain_increase, by default 0.02. --lasting guards against
+fine-tuning that would bring them back."""  # of what a scenario says comes next
 
 
 class Scenario(ABC):
