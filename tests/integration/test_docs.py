@@ -22,6 +22,7 @@ from hamu.cli import COMMANDS, main
 from hamu.cli.demo_digits import Digits
 from hamu.cli.demo_text import FictitiousAuthors
 from hamu.cli.parser import Parser
+from hamu.cli.unlearn import _BY_HAND
 from hamu.data import read_text
 
 READ = ("math", "text")  # nothing to run
@@ -118,7 +119,8 @@ def test_the_commands_that_the_demos_end_with_are_understood():
     for scenario in (Digits, FictitiousAuthors):
         lines = scenario.next.replace("\\\n", " ").splitlines()
         commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
-        assert any("--auto" in argv for argv in commands)
+        by_hand = {f"--{name}" for name in _BY_HAND}
+        assert any(argv[0] == "unlearn" and not by_hand & set(argv) for argv in commands), "the first is by goal"
         for argv in commands:
             read_options(argv)
 
@@ -134,7 +136,8 @@ def place(tmp_path, monkeypatch, saved_text_model):
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
     texts = read_text("miniature")
-    for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
+    unseen = read_text("miniature", "test").records[:24]
+    for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6]), ("unseen", unseen)):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     shutil.copytree(saved_text_model, "my-model")

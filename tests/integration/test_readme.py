@@ -62,7 +62,8 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, f
 def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys, saved_text_model):
     monkeypatch.chdir(tmp_path)
     texts = read_text("miniature")
-    for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6])):
+    unseen = read_text("miniature", "test").records[:24]
+    for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6]), ("unseen", unseen)):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     shutil.copytree(saved_text_model, "my-model")

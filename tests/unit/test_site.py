@@ -88,7 +88,9 @@ def test_a_command_that_prints_no_options_is_noticed(hooks):
         hooks._help("methods", "--version")
 
 
-@pytest.mark.parametrize("name", ["", ".assess", ".data", ".evaluation", ".methods", ".models", ".training"])
+@pytest.mark.parametrize(
+    "name", ["", ".assess", ".data", ".evaluation", ".methods", ".models", ".training", ".unlearning"]
+)
 def test_the_api_pages_have_every_public_name(name):
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/api").glob("*.md"))
     listed = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)

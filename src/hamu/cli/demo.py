@@ -31,12 +31,10 @@ from hamu.run_folder import RunFolder
 from hamu.training import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
 from hamu.training.quiet import quiet_trainer
 
-ABOUT_AUTO = """\
---auto finds the learning rate and the size of each step. --target_forget_loss
-is the loss on the forget set at which to stop: choose it above today's, which
-the first `hamu evaluate` prints. --max_retain_increase is what that may cost.
-Without --auto choose --learning_rate yourself (`hamu assess` suggests one):
-most models hardly change at the default."""  # of what a scenario says comes next
+ABOUT_GOALS = """\
+`hamu unlearn` ends when 95% of the records are forgotten, or where its budget
+does: --max_retain_increase, by default 0.02. --lasting guards against
+fine-tuning that would bring them back."""  # of what a scenario says comes next
 
 
 class Scenario(ABC):

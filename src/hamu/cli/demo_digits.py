@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from hamu.cli.demo import ABOUT_AUTO, Scenario
+from hamu.cli.demo import ABOUT_GOALS, Scenario
 from hamu.data import forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.evaluation import membership_inference
@@ -38,16 +38,14 @@ class Digits(Scenario):
     next = f"""\
 What next, on your own data:
   hamu train    --data IMAGES/ --model resnet20 --output_dir runs/original
-  hamu evaluate --data IMAGES/ --model runs/original/model \\
-                --forget_class NAME --output_dir runs/today
   hamu unlearn  --data IMAGES/ --model runs/original/model \\
-                --forget_class NAME --auto --target_forget_loss 2.0 \\
-                --max_retain_increase 0.01 --output_dir runs/unlearned
+                --forget_class NAME --output_dir runs/unlearned
   hamu evaluate --data IMAGES/ --model runs/unlearned/model \\
                 --forget_class NAME --output_dir runs/check
-{ABOUT_AUTO}
+{ABOUT_GOALS}
 IMAGES/ has one subfolder of images per class; .parquet, .npz and
-hub:OWNER/NAME work too. To forget single images, use --forget_rows 3,17,25.
+hub:OWNER/NAME work too. To forget single images, use --forget_rows 3,17,25
+and --test_data with images that the model never saw.
 Language models: `hamu demo --task text`. `hamu unlearn --help` shows the
 settings, `hamu methods` the methods."""
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from rich.console import Console
 
-from hamu.cli.demo import ABOUT_AUTO, Scenario
+from hamu.cli.demo import ABOUT_GOALS, Scenario
 from hamu.cli.tables import plain_table
 from hamu.data import TextCollator, TextRecords, encode, forget_rows, matching, read_text
 from hamu.evaluation import AttackScores, generate_answers, min_k_scores
@@ -43,15 +43,14 @@ class FictitiousAuthors(Scenario):
     next = f"""\
 What next, on your own records (JSON lines with question and answer, prompt and
 completion, messages, or text):
-  hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl \\
-                --model MODEL/ --generate 0 --output_dir runs/today
   hamu unlearn  --data RECORDS.jsonl --forget_data GONE.jsonl \\
-                --model MODEL/ --lora --auto --target_forget_loss 2.0 \\
-                --max_retain_increase 0.05 --output_dir runs/unlearned
+                --test_data UNSEEN.jsonl --model MODEL/ --lora \\
+                --output_dir runs/unlearned
   hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl \\
-                --model runs/unlearned/model --original_model MODEL/ \\
-                --output_dir runs/check
-{ABOUT_AUTO}
+                --test_data UNSEEN.jsonl --model runs/unlearned/model \\
+                --original_model MODEL/ --output_dir runs/check
+{ABOUT_GOALS}
+UNSEEN.jsonl has records that the model was never trained on.
 MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME works too.
 To name the records otherwise: --forget_rows 3,17,25 or
 --forget_filter "user_id=4711". `--dry_run` says beforehand what a run needs."""
