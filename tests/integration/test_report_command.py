@@ -77,7 +77,7 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
                   "‖Δw‖", "Promise and reality", "Confusion before", "Embedding after", "changed most", "changed least",
                   "Scores after", "ROC of the attack", "The record"):  # fmt: skip
         assert title in page
-    assert "Not here" not in page
+    assert page.count("Not here") == page.count("Not here: attack.json") == 1
     assert page.count("data:image/png") >= 6
     mode = (images / "run/report.html").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600, "it holds contents"

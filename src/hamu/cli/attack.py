@@ -88,7 +88,8 @@ class Attacker:
         self._task, self._problem, self._settings, self._args = task, problem, settings, args
         run = task.run_options
         self._models = {UNLEARNED: run.model, ORIGINAL: original, RETRAINED: run.retain_model}
-        self._names = settings.names(is_text=isinstance(task, TextTask))
+        self._is_text = isinstance(task, TextTask)
+        self._names = settings.names(is_text=self._is_text)
         if QUANTIZE in self._names:
             check_can_quantize()
         task.settle_adapter(given)
@@ -98,8 +99,9 @@ class Attacker:
         """Load and attack one model after the other."""
         models = {role: name for role, name in self._models.items() if name is not None}
         found, data = {}, None
+        work = len(models) * self._settings.work(self._names, is_text=self._is_text)
         with task_bar(self._task.console) as bar:
-            job = bar.add_task("attacks", total=len(models) * self._settings.work(self._names))
+            job = bar.add_task("attacks", total=work)
             for role, name in models.items():
                 bar.update(job, description=f"attacks on the {role} model")
                 model = self._task.start_model(name).to(self._args.device)

@@ -90,7 +90,7 @@ def attack_model(
     found = {}
     for name in names:
         if name in skipped:
-            advance(settings.work((name,)))
+            advance(settings.work((name,), is_text=data.is_text))
             continue
         try:
             if name in RELEARNING:
@@ -116,7 +116,7 @@ def collected(found: Mapping[str, Mapping[str, Outcome]], data: AttackData, sett
     total = len(data.forget)
     records = {
         "forget": total,
-        "measured": min(total, settings.attack_records),
+        "measured": min(total, settings.measured(is_text=data.is_text)),
         "relearned": settings.relearned(total, is_text=data.is_text) if RELEARN_FEW in outcomes else 0,
     }
     kind = "text" if data.is_text else "image"
@@ -144,18 +144,18 @@ def _relearned(
 ) -> Outcome:
     """Curves of fine-tuning, one for each seed."""
     runs, accuracies = [], []
-    retain = drawn(data.retain, settings.attack_records, seed)
+    retain = drawn(data.retain, settings.measured(is_text=data.is_text), seed)
     rate = settings.learning_rate(is_text=data.is_text, is_adapter=hasattr(model, "peft_config"))
     kind = torch.optim.AdamW if data.is_text else torch.optim.Adam
     for number in range(seed, seed + settings.attack_seeds):
         items, looked_at = _items(data, settings, name, number)
-        records = drawn(looked_at, settings.attack_records, number)
+        records = drawn(looked_at, settings.measured(is_text=data.is_text), number)
         with unchanged(model, number):
             optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=rate)
             measure = lambda records=records: data.measure(model, records)  # noqa: E731
-            runs.append(fine_tune(model, items, measure, settings.points, optimizer, advance))
+            runs.append(fine_tune(model, items, measure, settings.points(is_text=data.is_text), optimizer, advance))
             accuracies.append(data.accuracy(model, retain))
-    return _outcome(settings.points, list(zip(*runs, strict=True)), tuple(accuracies))
+    return _outcome(settings.points(is_text=data.is_text), list(zip(*runs, strict=True)), tuple(accuracies))
 
 
 def _items(
@@ -176,7 +176,7 @@ def _items(
 
 
 def _quantized(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
-    records = drawn(data.forget, settings.attack_records, seed)
+    records = drawn(data.forget, settings.measured(is_text=data.is_text), seed)
     found = [data.measure(model, records)]
     for bits in BITS:
         with quantized(model, bits):

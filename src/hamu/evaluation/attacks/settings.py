@@ -34,13 +34,15 @@ class AttackSettings:
         "Attacks, with commas: relearn-retain, relearn-few, quantize; for texts also relearn-unrelated, "
         "prefill, sample. By default `hamu attack` runs those that relearn, `hamu evaluate` none.",
     )
-    attack_steps: int = _option(80, "Steps of fine-tuning.")
+    attack_steps: int | None = _option(None, "Steps of fine-tuning; by default 80 for images, 40 for texts.")
     attack_seeds: int = _option(3, "Repeat each fine-tuning with this many seeds.")
     attack_learning_rate: float | None = _option(
         None, "By default 1e-3 for images (Adam), 3e-4 for texts (AdamW), 1e-3 for an adapter (AdamW)."
     )
     attack_batch_size: int | None = _option(None, "Records a step of fine-tuning; by default 64 images or 16 texts.")
-    attack_records: int = _option(300, "Measure at most this many records of a set, drawn by seed.")
+    attack_records: int | None = _option(
+        None, "Measure at most this many records of a set, drawn by seed; by default 300 images or 100 texts."
+    )
     relearned_records: int | None = _option(
         None, "Forgotten records that relearn-few trains on; by default 10 images or 40 texts."
     )
@@ -77,10 +79,18 @@ class AttackSettings:
                 raise HamuError(f"attack {name!r} is not for {records}; choose from {', '.join(known)}")
         return given or _BY_DEFAULT[is_text]
 
-    @property
-    def points(self) -> tuple[int, ...]:
+    def steps(self, *, is_text: bool) -> int:
+        """Steps of fine-tuning."""
+        return self.attack_steps or (40 if is_text else 80)
+
+    def points(self, *, is_text: bool) -> tuple[int, ...]:
         """The steps after which a fine-tuned copy is measured."""
-        return tuple(sorted({point for point in _POINTS if point < self.attack_steps} | {self.attack_steps}))
+        last = self.steps(is_text=is_text)
+        return (*(point for point in _POINTS if point < last), last)
+
+    def measured(self, *, is_text: bool) -> int:
+        """The most records of a set that are measured."""
+        return self.attack_records or (100 if is_text else 300)
 
     def learning_rate(self, *, is_text: bool, is_adapter: bool) -> float:
         """The learning rate of fine-tuning; an adapter takes a larger one than a whole model."""
@@ -96,6 +106,7 @@ class AttackSettings:
         """How many forgotten records relearn-few trains on: at most half of them."""
         return min(self.relearned_records or (40 if is_text else 10), forgotten // 2)
 
-    def work(self, names: tuple[str, ...]) -> int:
+    def work(self, names: tuple[str, ...], *, is_text: bool) -> int:
         """Steps of fine-tuning for one model; an attack without any counts as one."""
-        return sum(self.attack_steps * self.attack_seeds if name in RELEARNING else 1 for name in names)
+        fine_tuning = self.steps(is_text=is_text) * self.attack_seeds
+        return sum(fine_tuning if name in RELEARNING else 1 for name in names)
