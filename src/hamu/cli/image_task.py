@@ -89,11 +89,13 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
     def check_models(self, options: EvaluateOptions | None = None) -> None:
         """Check that the models which are named are classifiers of as many classes, but for those of the hub."""
         model, retain_model = self.run_options.model, self.run_options.retain_model
-        for name in (model, retain_model):
+        original = None if options is None else options.original_model
+        for name in (model, retain_model, original):
             if name is not None:
                 check_is_saved(name, CLASSIFIER_CONFIGS)
-        if model is not None and retain_model is not None:
-            check_as_many_classes(model, retain_model)
+        for role, other in (("retain", retain_model), ("original", original)):
+            if model is not None and other is not None:
+                check_as_many_classes(model, other, role)
 
     def load_model(self, source: str, base: str | None = None) -> Any:
         """A saved classifier; its image processor is kept, if it has one."""

@@ -125,17 +125,15 @@ def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
     return True
 
 
-def check_as_many_classes(source: str, retain_source: str) -> None:
+def check_as_many_classes(source: str, other: str, role: str = "retain") -> None:
     """Check that two saved classifiers can be compared, by their configurations; none is fetched from the hub for it.
 
     Raises:
         HamuError: if one has more classes than the other.
     """
-    ours, theirs = map(_number_of_classes, (source, retain_source))
+    ours, theirs = map(_number_of_classes, (source, other))
     if ours is not None and theirs is not None and ours != theirs:
-        raise HamuError(
-            f"the model {source} has {ours} classes, the retain model {retain_source} {theirs}; both need the same"
-        )
+        raise HamuError(f"the model {source} has {ours} classes, the {role} model {other} {theirs}; both need the same")
 
 
 def _number_of_classes(source: str) -> int | None:
