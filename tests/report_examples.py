@@ -45,6 +45,25 @@ def evaluation(steps, names=("a", "b"), figures=("accuracy",)):
     }  # fmt: skip
 
 
+def standing(forgotten, records=20):
+    """How a forget set stands whose records have losses of 0.1, 0.2 and so on, and need 0.1 less or more."""
+    losses = [round(0.1 * n, 1) for n in range(1, records + 1)]
+    missing = losses[: records - forgotten]
+    return {
+        "records": records, "forgotten": forgotten, "too_high": 0,
+        "loss_quantiles": dict(zip(("min", "q25", "median", "q75", "max"), np.quantile(losses, (0, 0.25, 0.5, 0.75, 1)),
+                                   strict=True)),
+        "worst": [{"position": 77 + n, "loss": x, "target": x + 0.125} for n, x in enumerate(missing[:10])],
+    }  # fmt: skip
+
+
+def goal(before, after, *, records=20, budget=None, **more):
+    """The goal of a run, as evaluation.json holds it."""
+    found = {"kind": "unseen", "share": 0.95, "loss": None, "budget": budget, "reached": after >= 0.95 * records,
+             "lasting": False}  # fmt: skip
+    return found | {"before": standing(before, records), "after": standing(after, records)} | more
+
+
 def step_line(step, steps):
     share = step / steps
     return {

@@ -71,6 +71,59 @@ def test_train_unlearn_evaluate_from_end_to_end(cli, tmp_path):
     assert all(torch.equal(after[n], repeated[n]) for n in after)
 
 
+def test_evaluate_counts_the_forgotten_records(cli, tmp_path, saved_model):
+    rows = ["--data", "digits", "--forget_rows", "1,2,3,4,5,6,7,8", "--model", saved_model]
+    code, out, _ = cli("evaluate", *rows, "--original_model", saved_model, "--output_dir", "unseen")
+    assert code == 0
+    goal = json.loads((tmp_path / "unseen/evaluation.json").read_text())["goal"]
+    assert (goal["kind"], goal["reference"], goal["after"]["records"]) == ("unseen", "original model", 8)
+    assert f"{goal['after']['forgotten']} of 8 records are forgotten" in out
+    assert "by the goal unseen, compared with the original model's losses on the test data; 95% wanted" in out
+    assert "losses of the forget records: lowest" in out
+    assert "compared with its own losses" in cli("evaluate", *rows, "--output_dir", "own")[1]
+
+    code, out, _ = cli("evaluate", *rows, "--retain_model", saved_model, "--goal", "retrained", "--output_dir", "same")
+    assert code == 0
+    goal = json.loads((tmp_path / "same/evaluation.json").read_text())["goal"]
+    assert (goal["reference"], goal["after"]["forgotten"], goal["reached"]) == ("retain model", 8, True)
+    auc = json.loads((tmp_path / "same/evaluation.json").read_text())["membership_inference"]["auc"]
+    assert f"AUC {auc:.3f} [retain model {auc:.3f}]" in out
+
+    flags = ["--target_forget_loss", 1e-9, "--target_share", 1, "--output_dir", "loss"]
+    assert "8 of 8 records are forgotten" in cli("evaluate", *rows, *flags)[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--goal", "mean"], "goal 'mean' is unknown; choose one of unseen, retrained, erased, loss"),
+        (["--goal", "loss"], "the goal loss needs --target_forget_loss"),
+        (["--goal", "unseen", "--target_forget_loss", "2"], "target_forget_loss is of the goal loss, not unseen"),
+        (["--target_forget_loss", "0"], "target_forget_loss 0.0 must be a positive number"),
+        (["--target_share", "2"], "target_share 2.0 must be a share"),
+        (["--goal", "retrained"], "give --retain_model, or another --goal"),
+    ],
+)
+def test_evaluate_refuses_a_goal_that_means_nothing(cli, tmp_path, saved_model, flags, message):
+    settings = ["--data", "digits", "--forget_rows", "1", "--model", saved_model, "--output_dir", "out"]
+    code, _, err = cli("evaluate", *settings, *flags)
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_evaluate_says_what_to_give_where_nothing_tells_what_forgotten_means(cli, tmp_path, saved_model):
+    digits = read_images("digits").select(range(60))
+    np.savez("alone.npz", images=digits.pixels[:, 0].numpy(), labels=digits.labels.numpy())
+    code, out, _ = cli("evaluate", "--data", "alone.npz", "--forget_rows", "1", "--model", saved_model,
+                       "--output_dir", "out")  # fmt: skip
+    assert code == 0
+    assert (
+        "nothing tells when a record is forgotten; give --test_data (records never trained on), --retain_model" in out
+    )
+    assert json.loads((tmp_path / "out/evaluation.json").read_text())["goal"] is None
+
+
 def test_flags_win_over_the_config_and_the_config_over_the_recipe(cli, tmp_path, saved_model):
     (tmp_path / "run.yaml").write_text("learning_rate: 0.3\nunlearn:\n  constraint: 0.25\n  max_steps: 1\n")
     code, _, err = cli("unlearn", "--recipe", "digits", "--config", "run.yaml", "--model", saved_model,

@@ -127,6 +127,18 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
             for key in ("loss", "accuracy"):
                 low, high = figures[f"{key}_interval"]
                 assert low <= figures[key] == evaluation[role][name][key] <= high
+    goal = record["goal"]
+    assert (goal["kind"], goal["share"], goal["budget"], goal["lasting"]) == ("erased", 0.95, None, False)
+    for role in ("before", "after"):
+        accuracy = evaluation[role]["forget"]["accuracy"]
+        assert goal[role]["records"] == len(problem.forget)
+        assert goal[role]["forgotten"] == round((1 - accuracy) * len(problem.forget)), "those told wrong"
+        assert all(one.keys() == {"loss", "target"} for one in goal[role]["worst"])
+        own = evaluation[role]["retain_model"]["membership_inference"]
+        assert record["figures"][role]["retain_model_membership_inference"] == own
+    said = " ".join(record["statement"])
+    assert f"{goal['after']['forgotten']} of {goal['after']['records']} records" in said
+    assert "Whether that lasts was not tested" in said
     readable = (images / "run/record.md").read_text()
     for digest in (record["forget_set"]["sha256"], record["models"]["after"]["weights"]):
         assert digest in readable
@@ -184,8 +196,8 @@ def test_all_holds_and_nothing_is_written(images, verify, flags):
     code, found = verify(*flags)
     assert code == 0
     left_out = {name for name, (word, _) in found.items() if word != "holds"}
-    assert len(found) == 26
-    assert len(left_out) == (7 if flags else 0)
+    assert len(found) == 28
+    assert len(left_out) == (9 if flags else 0)
     assert contents(images) == before
 
 
@@ -220,6 +232,8 @@ def change_a_pixel(path, label):
 
 
 FIGURES_AFTER = "the model after unlearning has the losses and accuracies recorded"
+FORGOTTEN = "the model after unlearning has forgotten as many records as recorded"
+COUNT = ("goal", "after", "forgotten")
 CHANGE = "the figures changed from before to after as recorded"
 LOSS = ("figures", "after", "sets", "forget", "loss")
 TAMPERED = {
@@ -271,6 +285,16 @@ TAMPERED = {
         ],
         {FIGURES_AFTER, "evaluation.json is as the run left it", "record.md says what record.json says"},
     ),
+    "a count of forgotten records": (
+        lambda at: [edit_json(at / f"run/{name}.json", COUNT, lambda count: 0 if count else 1)
+                    for name in ("record", "evaluation")],
+        {FORGOTTEN, "evaluation.json is as the run left it", "record.md says what record.json says"},
+    ),
+    "a quantile": (
+        lambda at: edit_json(at / "run/record.json", ("goal", "after", "loss_quantiles", "median"),
+                             lambda value: value + 1),
+        {FORGOTTEN, "record.json and evaluation.json say the same", "record.md says what record.json says"},
+    ),
     "a change": (
         lambda at: edit_json(at / "run/record.json", ("figures", "change", "retain", "accuracy_interval"),
                              lambda ends: [-0.5, 0.5]),
@@ -295,7 +319,7 @@ TAMPERED = {
         lambda at: shutil.rmtree(at / "run/model"),
         {"the model after unlearning has the weights recorded", FIGURES_AFTER,
          "the model after unlearning has the membership inference recorded",
-         "the model after unlearning has the distance to the retain model recorded", CHANGE},
+         "the model after unlearning has the distance to the retain model recorded", FORGOTTEN, CHANGE},
     ),
     "the form": (
         lambda at: edit_json(at / "run/record.json", ("steps", "taken"), str), {"record.json fits its schema"},
@@ -308,7 +332,7 @@ TAMPERED = {
 def test_what_was_tampered_with_is_named(images, verify, what):
     tamper, expected = TAMPERED[what]
     tamper(images)
-    needs_figures = bool({FIGURES_AFTER, CHANGE} & expected)
+    needs_figures = bool({FIGURES_AFTER, FORGOTTEN, CHANGE} & expected)
     code, found = verify(*([] if needs_figures else ["--no_models"]))
     assert code == 1
     assert wrong(found) == expected
@@ -486,6 +510,23 @@ def test_a_method_with_one_gradient_and_without_a_log(images, verify):
     assert record["forget_set"]["description"] == "2 named rows"
     assert list(violations(record, schema())) == []
     assert verify("--no_models")[0] == 0
+
+
+def test_verify_counts_by_the_unseen_records_of_the_original_model(texts, verify):
+    goal = strict(texts / "run/record.json")["goal"]
+    assert goal["kind"] == "unseen"
+    assert verify()[1][FORGOTTEN] == ("holds", "")
+    edit_json(texts / "run/record.json", ("goal", "before", "records"), lambda count: count + 1)
+    assert verify()[1][FORGOTTEN.replace("after", "before")][0] == "does not hold"
+
+
+def test_without_a_measure_a_record_says_that_none_told_what_forgotten_means(texts, verify):
+    assert run("unlearn", "--data", "records.jsonl", "--model", "original", *FAST, "--forget_rows", "1,2",
+               "--output_dir", "run", "--overwrite") == 0  # fmt: skip
+    record = strict(texts / "run/record.json")
+    assert record["goal"] is None
+    assert "Nothing told when a record counts as forgotten" in " ".join(record["statement"])
+    assert verify()[0] == 0
 
 
 def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):

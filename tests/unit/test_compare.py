@@ -12,8 +12,17 @@ import pytest
 from hamu import HamuError
 from hamu.compare import Cell, Comparison, Plan, Runs, cells
 from hamu.compare.children import Ended
-from hamu.compare.rows import failed_row, finished_row
-from hamu.compare.table import csv_table, escape_latex, escape_markdown, latex_page, markdown_page, notes, volumes_line
+from hamu.compare.rows import failed_row, finished_row, start_figures
+from hamu.compare.table import (
+    csv_table,
+    escape_latex,
+    escape_markdown,
+    latex_page,
+    markdown_page,
+    notes,
+    start_line,
+    volumes_line,
+)
 from hamu.ends import ALL_DONE, EndKind
 from hamu.evaluation import Gains
 from hamu.methods import HamuQ, Method, build_method, method_classes
@@ -285,6 +294,29 @@ def test_utility_is_the_probability_of_answers_to_retain_and_for_images_the_nega
     page = markdown_page(compared(finished(tmp_path)))
     assert "| utility | steps | ended | time, s |" in page.splitlines()[0]
     assert "| -0.250 | 3 | all steps | 1 |" in page
+
+
+def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
+    finished(tmp_path)
+    evaluation = json.loads((tmp_path / "evaluation.json").read_text())
+    standings = {role: {"forgotten": count, "records": 20} for role, count in (("before", 1), ("after", 19))}
+    evaluation["goal"] = standings
+    evaluation["after"]["retain_model"] = {"membership_inference": {"auc": 0.5125}}
+    (tmp_path / "evaluation.json").write_text(json.dumps(evaluation))
+    one = finished_row(Cell("gdiff", None, 0.1, 42), tmp_path, 1.0)
+    assert (one["forgotten"], one["forget_records"], one["retain_model_auc"]) == (19, 20, 0.5125)
+    start = start_figures([tmp_path])
+    other = {**one, "seed": 43, "forgotten": 18}
+    found = Comparison((one, other), start)
+    assert start_line(found).startswith("before: forgotten 1 of 20, ")
+    page = markdown_page(found)
+    assert "| forgotten |" in page.splitlines()[0]
+    assert "| AUC retrained |" in page.splitlines()[0]
+    for said in ("| 19 of 20 |", "| 18 of 20 |", "| 18.5 ± 0.707107 of 20 |", "| 0.512 |"):
+        assert said in page
+    none_told = markdown_page(compared(row("ft")))
+    assert "forgotten |" not in none_told
+    assert "AUC retrained |" not in none_told
 
 
 def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):

@@ -12,6 +12,7 @@ from report_examples import (
     NASTY,
     evaluation,
     example_run,
+    goal,
     image_observations,
     images,
     spikes,
@@ -23,15 +24,17 @@ from hamu.errors import HamuError
 from hamu.evaluation import Predictions
 from hamu.reporting.course import steps_section, trajectories
 from hamu.reporting.elements import BUCKETS, extremes, line
+from hamu.reporting.forgotten import forgotten_section
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
 from hamu.reporting.looks import Look, looks_of
 from hamu.reporting.overview import overlaid
-from hamu.reporting.report import MARK, Reported, report_page
+from hamu.reporting.report import MARK, Reported, report_page, sections_of
 from hamu.reporting.run import read_run, read_runs, run_folders, told_apart
 from hamu.reporting.tables import several
 from hamu.reporting.trajectories import STYLES, limits_of
 from hamu.reporting.verdict import verdict
+from hamu.unlearning.goals import record_losses
 
 MOST = 5_000_000  # bytes of a report
 
@@ -140,7 +143,7 @@ def test_a_chart_of_losses_names_the_records_of_batches_and_of_evaluations(tmp_p
 def test_every_figure_has_words(tmp_path):
     page = report_page([Reported(example_run(tmp_path), image_observations())], contents=True)
     figures = re.findall(r"<figure(?: class=\"wide\")?>.*?</figure>", page, re.DOTALL)
-    assert len(figures) == len(charts_of(page)) == 17
+    assert len(figures) == len(charts_of(page)) == 18
     for figure in figures:
         title, caption = (
             re.search(rf"<({tag})\b[^>]*>(.*?)</\1>", figure, re.DOTALL)[2] for tag in (r"h\d", "figcaption")
@@ -282,6 +285,7 @@ LASTING = {"lasts": True, "verdict": "It lasts: so."}
 )
 def test_forgotten_means_by_its_losses_and_for_good(tmp_path, attack, headline, tone):
     run = example_run(tmp_path)
+    run.evaluation["goal"] = goal(0, 20)
     for side, change in (("forget", 1.0), ("retain", -0.1)):
         before, after = (run.evaluation[role][side] for role in ("before", "after"))
         after |= {"loss": before["loss"] + change, "accuracy": before["accuracy"]}
@@ -303,10 +307,10 @@ def test_an_attack_that_cannot_be_shown_is_noted(tmp_path):
 @pytest.mark.parametrize(
     ("forget", "retain", "headline", "tone"),
     [
-        (1.0, -0.1, "It forgot, and does better", "good"),
+        (1.0, -0.1, "The forget loss rose, and the model does better", "open"),
         (0.0005, -0.1, "It hardly forgot", "bad"),
-        (1.0, 0.0005, "It forgot, and what is to stay has stayed", "good"),
-        (1.0, 0.4, "It forgot, at a price", "mixed"),
+        (1.0, 0.0005, "The forget loss rose, and what is to stay has stayed", "open"),
+        (1.0, 0.4, "The forget loss rose, at a price", "mixed"),
         (1.0, 1.4, "It lost more", "bad"),
         (-0.1, -0.1, "It did not forget", "bad"),
         (float("nan"), 0.0, "The model's losses are not finite", "bad"),
@@ -324,17 +328,104 @@ def test_the_verdict_follows_from_both_losses(tmp_path, forget, retain, headline
 
 
 @pytest.mark.parametrize(
-    ("kind", "controller", "missed"), [("all steps", [], True), ("goal", [], False), ("all steps", None, False)]
-)
-def test_a_run_by_goal_that_has_not_reached_it_is_no_full_success(tmp_path, kind, controller, missed):
+    ("counts", "more", "headline", "tone"),
+    [
+        ((0, 19), {}, "It forgot, and what is to stay has stayed", "good"),
+        ((0, 18), {}, "It forgot in part, 18 of 20 records, and what is to stay has stayed", "mixed"),
+        ((3, 3), {}, "It did not forget: 3 of 20 records are forgotten", "bad"),
+        ((0, 18), {"budget": 0.02}, "It forgot in part, 18 of 20 records, and what is to stay has stayed; its goal is "
+         "not reached", "mixed"),
+        ((0, 19), {"budget": 0.02}, "It forgot, and what is to stay has stayed", "good"),
+        ((0, 19), {"budget": 0.02, "reached": False}, "It forgot, and what is to stay has stayed; its goal is not "
+         "reached", "mixed"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("change", [-0.1, 0.0, 2.0])
+def test_the_verdict_follows_the_records_not_their_mean(tmp_path, counts, more, headline, tone, change):
     run = example_run(tmp_path)
-    for side, change in (("forget", 1.0), ("retain", -0.1)):
+    for side, by in (("forget", change), ("retain", 0.0)):
         before, after = (run.evaluation[role][side] for role in ("before", "after"))
-        after |= {"loss": before["loss"] + change, "accuracy": before["accuracy"]}
-    run.evaluation.update(ended_kind=kind, controller=controller)
+        after |= {"loss": before["loss"] + by, "accuracy": before["accuracy"]}
+    run.evaluation["goal"] = goal(*counts, **more)
     found = verdict(replace(run, attack=LASTING))
-    assert found.headline.endswith("its goal is not reached") is missed
-    assert (found.tone == "mixed") is missed
+    words, miss, rest = headline.partition("; its goal")
+    assert (found.headline, found.tone) == (f"{words}{'' if tone == 'bad' else '; it lasts'}{miss}{rest}", tone)
+    assert found.sentences[0].startswith(f"{counts[1]} of 20 records are forgotten by the goal unseen (their losses")
+    assert found.sentences[0].endswith(f"Before the run, {counts[0]} were.")
+    assert found.tiles[0].name == "records forgotten"
+    assert (found.tiles[0].before, found.tiles[0].after) == (f"{counts[0]} of 20", f"{counts[1]} of 20")
+
+
+def test_records_forgotten_at_a_price_are_no_full_success(tmp_path):
+    run = example_run(tmp_path)
+    run.evaluation["goal"] = goal(0, 20)
+    run.evaluation["after"]["retain"]["loss"] = run.evaluation["before"]["retain"]["loss"] + 0.3
+    found = verdict(replace(run, attack=LASTING))
+    assert (found.headline, found.tone) == ("It forgot, at a price on what is to stay; it lasts", "mixed")
+
+
+def test_without_a_goal_no_report_says_that_it_forgot(tmp_path):
+    run = example_run(tmp_path)
+    said = " ".join([verdict(run).headline, *verdict(run).sentences])
+    assert "It forgot" not in said
+    assert "Nothing told when a record counts as forgotten" in said
+    assert "nothing told when a record counts as forgotten" in report_page([Reported(run, None, "gone")])
+
+
+@pytest.mark.parametrize("observed", [image_observations(), text_observations()])
+def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
+    run = example_run(tmp_path)
+    run.evaluation["goal"] = goal(1, 8)
+    section = forgotten_section(run, observed)
+    assert section.intro.startswith("8 of 20 records are forgotten by the goal unseen")
+    assert "it asks for 95% of them" in section.intro
+    quantiles, worst = section.tables
+    assert [row[:2] for row in quantiles.rows] == [
+        ["forget, before", "1 of 20"], ["forget, after", "8 of 20"], ["test, before", "-"],
+    ]  # fmt: skip
+    assert quantiles.rows[1][2:] == ["0.1", "0.575", "1.05", "1.525", "2"]
+    unseen = torch.quantile(record_losses(observed.predictions["before"]["test"]), 0.5)
+    assert float(quantiles.rows[2][4]) == pytest.approx(unseen.item(), rel=1e-3)
+    assert len(worst.rows) == 10
+    assert worst.rows[0] == ["1", "0.1", "0.225"]
+    [chart] = section.charts
+    assert [one["name"].partition(":")[0] for one in chart.spec["series"]] == [
+        "forget, before", "forget, after", "test, before",
+    ]  # fmt: skip
+    for one in chart.spec["series"]:
+        assert one["x"] == sorted(one["x"])
+        assert one["y"][-1] == 1
+    assert section.title == sections_of(Reported(run, observed), looks_of(["gdiff"])[0], False)[0].title, "the first"
+    run.evaluation["goal"] = goal(1, 20)
+    assert len(forgotten_section(run, None).tables) == 1, "none is away from the goal"
+
+
+def test_the_retain_models_auc_stands_beside_ours(tmp_path):
+    run = example_run(tmp_path)
+    run.evaluation["after"]["retain_model"] = {"membership_inference": {"accuracy": 0.5, "auc": 0.512, "samples": 9}}
+    assert {tile.name: tile.hint for tile in verdict(run).tiles}["membership AUC"] == "retain model 0.512"
+    page = report_page([Reported(run, image_observations())])
+    assert "The retain model, which never saw the forget set, has an AUC of 0.512." in page
+    head, [row] = several([run]).head, several([run]).rows
+    assert row[head.index("AUC, retain model")] == "0.512"
+    assert "AUC, retain model" not in several([example_run(tmp_path, "other")]).head
+
+
+def test_several_runs_say_how_many_records_each_forgot(tmp_path):
+    runs = [example_run(tmp_path, name) for name in ("one", "two")]
+    runs[0].evaluation["goal"] = goal(0, 17)
+    table = several(runs)
+    assert [row[table.head.index("forgotten")] for row in table.rows] == ["17 of 20", "-"]
+
+
+def test_a_goal_that_cannot_be_understood_is_no_evaluation(tmp_path):
+    place = write_run(tmp_path / "run")
+    found = json.loads((place / "evaluation.json").read_text())
+    found["goal"] = goal(0, 17) | {"after": {"forgotten": 17}}
+    (place / "evaluation.json").write_text(json.dumps(found))
+    run = read_run(place)
+    assert run.evaluation is None
+    assert any("evaluation.goal.after has no records" in note for note in run.notes)
 
 
 def test_what_chance_would_change_is_no_change(tmp_path):
@@ -350,11 +441,13 @@ def test_what_chance_would_change_is_no_change(tmp_path):
         found = verdict(replace(run, record={"figures": {"change": changes}}, attack=LASTING)).headline
         return found.removesuffix("; it lasts")
 
-    stayed, price = "It forgot, and what is to stay has stayed", "It forgot, at a price on what is to stay"
+    stayed, price = (f"The forget loss rose, {what}" for what in (
+        "and what is to stay has stayed", "at a price on what is to stay",
+    ))  # fmt: skip
     risen, fallen, unsure = [0.1, 0.3], [-0.3, -0.1], [-0.1, 0.1]
     assert headline(unsure, fallen, unsure).startswith("It hardly forgot")
     assert headline(risen, unsure, unsure) == stayed
-    assert headline(risen, fallen, unsure) == "It forgot, and does better on what is to stay"
+    assert headline(risen, fallen, unsure) == "The forget loss rose, and the model does better on what is to stay"
     assert headline(risen, risen, unsure, retain_change=0.2) == price
     assert headline(risen, unsure, fallen, accuracy_change=-0.02) == price, "fewer right are a price at any loss"
     assert headline(risen, fallen, fallen, accuracy_change=-0.02) == price

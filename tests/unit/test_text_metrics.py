@@ -523,6 +523,14 @@ def test_an_attack_whose_scores_are_not_finite_leaves_the_others_standing():
     )
 
 
+def test_the_retain_models_auc_of_each_attack_stands_beside_ours():
+    ours = {"loss": 0.75, "zlib": 0.7}
+    report = {"membership_inference": ours, "retain_model": {"membership_inference": {"loss": 0.5125, "zlib": None}}}
+    assert text_membership_line(report) == (
+        "membership inference, AUC (0.5 is ideal): loss 0.750 [retain model 0.512], zlib 0.700"
+    )
+
+
 def test_privleak():
     assert privleak(0.9, 0.6) == pytest.approx(0.5)
     assert privleak(0.6, 0.6) == 0.0

@@ -31,7 +31,7 @@ def report_table(reports: dict[str, dict[str, Any]]) -> Table:
 
 
 def membership_line(report: dict[str, Any]) -> str:
-    """One line on membership inference."""
+    """One line on membership inference, with the retain model's AUC where there is one."""
     inference = report["membership_inference"]
     if inference is None:
         return (
@@ -39,8 +39,9 @@ def membership_line(report: dict[str, Any]) -> str:
             "finite losses)"
         )
     return (
-        f"membership inference: accuracy {inference['accuracy']:.3f}, AUC {inference['auc']:.3f} "
-        f"(0.5 is ideal; {inference['samples']} forget against {inference['samples']} test images)"
+        f"membership inference: accuracy {inference['accuracy']:.3f}, AUC {inference['auc']:.3f}"
+        f"{_theirs(report, 'auc')} (0.5 is ideal; {inference['samples']} forget against "
+        f"{inference['samples']} test images)"
     )
 
 
@@ -86,14 +87,20 @@ def text_table(reports: dict[str, dict[str, Any]]) -> Table:
 
 
 def text_membership_line(report: dict[str, Any]) -> str:
-    """One line on membership inference of the forget records."""
+    """One line on membership inference of the forget records, with the retain model's AUCs where there is one."""
     inference = report["membership_inference"]
     if inference is None:
         return "membership inference: not measured (it needs --test_data that was never trained on, and finite scores)"
     return "membership inference, AUC (0.5 is ideal): " + ", ".join(
-        f"{name.replace('_', ' ')} {'not measured' if value is None else format(value, '.3f')}"
+        f"{name.replace('_', ' ')} {'not measured' if value is None else format(value, '.3f')}{_theirs(report, name)}"
         for name, value in inference.items()
     )
+
+
+def _theirs(report: dict[str, Any], figure: str) -> str:
+    """The retain model's own figure of membership inference, in brackets; "" without one."""
+    found = (report.get("retain_model", {}).get("membership_inference") or {}).get(figure)
+    return "" if found is None else f" [retain model {found:.3f}]"
 
 
 def privleak_line(report: dict[str, Any]) -> str:

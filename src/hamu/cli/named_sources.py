@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ from hamu.record.record import read_record
 from hamu.run_files import CONFIG, MODEL
 from hamu.sources import is_of_hub
 from hamu.training import UnlearnConfig
+from hamu.unlearning.goal_report import GoalSettings
+from hamu.unlearning.goals import Standing
 
 
 def add_permissions(parser: argparse.ArgumentParser) -> None:
@@ -116,9 +118,10 @@ class NamedSources:
         tokenizer = named.task.run_options.tokenizer
         if tokenizer is not None:
             self._need(tokenizer)
+        whole_forget = most is None and named.args.forget_objective == "bounded"
         most = named.args.max_eval_samples if most is None else most
         try:
-            return predictions_of(named.task, source, self.problem, named.args, most, base)
+            return predictions_of(named.task, source, self.problem, named.args, most, base, whole_forget=whole_forget)
         except NeedsCode as error:
             raise Unavailable(f"it cannot be loaded: {error}") from error
 
@@ -136,6 +139,15 @@ class NamedSources:
         before, after = ("before", "after")
         predictions = (self._predicted(before), self._predicted(after))
         return changes(self.figures(before), self.figures(after), predictions, self.named.args.seed)
+
+    def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
+        """How the forget records stand against the goal of the record, by the model before or after."""
+        settings = GoalSettings(goal["kind"], goal["share"], goal["loss"])
+        original = self._predicted("before") if settings.kind == "unseen" else None
+        if settings.kind == "retrained" and self._reference is None:
+            raise Unavailable("the retain model is not here")
+        reference = self._reference if settings.kind == "retrained" else None
+        return settings.goal(original, reference).standing(self._predicted(role)["forget"])
 
     def _predicted(self, role: str) -> dict[str, Any]:
         if role not in self._predictions:

@@ -9,6 +9,7 @@ from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
 from hamu.evaluation.attacks.settings import AttackSettings
 from hamu.training import TrainConfig, UnlearnConfig
+from hamu.unlearning.goals import check_goal_settings
 
 _OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
 _OF_UNLEARN = dict.fromkeys(("auto", "max_retain_increase", "lasting"), "which is for hamu unlearn")
@@ -200,6 +201,20 @@ class EvaluateOptions(OriginalOptions):
     )
     real_authors: str | None = field(default=None, metadata={"help": "TOFU: real authors, with perturbed_answer."})
     world_facts: str | None = field(default=None, metadata={"help": "TOFU: world facts, with perturbed_answer."})
+    goal: str | None = field(
+        default=None,
+        metadata={
+            "help": "When a record counts as forgotten: unseen (its loss is as that of records never trained on; the "
+            "default with test data), retrained (as under --retain_model), erased (no longer recognised; the default "
+            "for a whole class) or loss (--target_forget_loss)."
+        },
+    )
+    target_forget_loss: float | None = field(
+        default=None, metadata={"help": "The loss that each forgotten record must have: --goal loss."}
+    )
+    target_share: float = field(
+        default=0.95, metadata={"help": "The share of the forget records that must be forgotten."}
+    )
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -209,6 +224,7 @@ class EvaluateOptions(OriginalOptions):
         """
         if self.generate < 0:
             raise HamuError(f"generate {self.generate} must not be negative; 0 for no answers")
+        check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
 
 
 @dataclass

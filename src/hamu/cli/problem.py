@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -68,9 +68,10 @@ def predictions_of(
     base: str | None = None,
     *,
     whole_forget: bool = False,
+    only: Collection[str] = ("retain", "forget", "test"),
 ) -> tuple[Any, dict[str, Any]]:
-    """A saved model, and its predictions for every set (at most this many of each, but for a forget set that is looked
-    at whole), in the form that it takes.
+    """A saved model, and its predictions for every set (or some sets; at most this many records of each, but for a
+    forget set that is looked at whole), in the form that it takes.
 
     Its base model, if it is an adapter, may be somewhere else than it says.
     """
@@ -81,4 +82,5 @@ def predictions_of(
     return model, {
         name: task.predict(model, subset(data, None if whole_forget and name == "forget" else most, args.seed), args)
         for name, data in fitted.sets().items()
+        if name in only
     }

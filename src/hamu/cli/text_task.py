@@ -196,7 +196,7 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
         last = list(reports.values())[-1]
         shown = reports | ({"retain model": last["retain_model"]} if "retain_model" in last else {})
         self.console.print(text_table(shown))
-        for name, report in shown.items():
+        for name, report in reports.items():
             lines = [text_membership_line(report), *([privleak_line(report)] if "privleak" in report else [])]
             for line in lines:
                 self.console.print(f"{name}: {line}" if name else line)

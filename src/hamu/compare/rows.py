@@ -24,9 +24,9 @@ from hamu.run_files import EVALUATION, RECORD
 
 Row = dict[str, Any]
 _AVERAGED = (
-    "forget_gain", "retain_gain", "forget_accuracy", "retain_accuracy", "test_accuracy",
-    "forget_probability", "retain_probability", "test_probability", "utility", "membership_auc", "promise_kept",
-    "steps", "seconds",
+    "forget_gain", "retain_gain", "forgotten", "forget_accuracy", "retain_accuracy", "test_accuracy",
+    "forget_probability", "retain_probability", "test_probability", "utility", "membership_auc",
+    "retain_model_auc", "promise_kept", "steps", "seconds",
 )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
     evaluation, record = _of_run(run, EVALUATION), _of_run(run, RECORD)
     gains = gains_of(evaluation)
     found: Row = {"forget_gain": gains.forget, "retain_gain": gains.retain, "joint_gain": gains.joint}
-    found |= _of_model(evaluation["after"])
+    found |= _of_model(evaluation, "after")
     found |= {
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": record["steps"]["taken"],
@@ -88,11 +88,11 @@ def trajectory(run: Path) -> tuple[list[Gains], Gains]:
 
 
 def start_figures(runs: Iterable[Path]) -> Row | None:
-    """Accuracies and membership inference of the model that runs have started from; None if there is none.
+    """Count of forgotten records, accuracies and AUC of the model that runs have started from; None if there is none.
 
     Where the runs do not agree, as the draw of membership inference depends on the seed, their mean and deviation.
     """
-    found = [plain(_of_model(_of_run(run, EVALUATION)["before"])) for run in runs]
+    found = [plain(_of_model(_of_run(run, EVALUATION), "before")) for run in runs]
     if not found:
         return None
     return {key: value if all(one[key] == value for one in found) else _averaged([one[key] for one in found])
@@ -177,19 +177,24 @@ def _named(cell: RunKey) -> Row:
     return {"run": cell.name, "setting": cell.setting, **vars(cell)}
 
 
-def _of_model(report: Mapping[str, Any]) -> Row:
-    """Accuracies, for texts probabilities too, utility, and the AUC of membership inference (for texts by Min-K%).
+def _of_model(evaluation: Mapping[str, Any], role: str) -> Row:
+    """Records forgotten, accuracies, for texts probabilities too, utility, and the AUC of membership inference (for
+    texts by Min-K%), the retain model's too where there is one.
 
     Utility is what is left of the model: for texts the mean probability of the answers to retain, the paper's model
     utility (App. H.2), for images the negated retain loss, its retain utility (Sec. 6).
     """
-    found: Row = {}
+    report, goal = evaluation[role], evaluation.get("goal")
+    found: Row = dict.fromkeys(("forgotten", "forget_records"))
+    if goal is not None:
+        found = {"forgotten": goal[role]["forgotten"], "forget_records": goal[role]["records"]}
     for side in ("forget", "retain", "test"):
         for figure in ("accuracy", "probability"):
             found[f"{side}_{figure}"] = report.get(side, {}).get(figure)
     probability = found["retain_probability"]
     found["utility"] = -report["retain"]["loss"] if probability is None else probability
-    return found | {"membership_auc": auc_of(report)}
+    theirs = auc_of(report.get("retain_model", {}))
+    return found | {"membership_auc": auc_of(report), "retain_model_auc": theirs}
 
 
 def _ranked(rows: Iterable[Row]) -> list[Row]:
@@ -200,7 +205,7 @@ def _ranked(rows: Iterable[Row]) -> list[Row]:
 
 def _mean(rows: list[Row]) -> Row:
     """One row of several that differ in the seed."""
-    shared = {key: rows[0][key] for key in ("setting", "method", "constraint", "learning_rate")}
+    shared = {key: rows[0].get(key) for key in ("setting", "method", "constraint", "learning_rate", "forget_records")}
     figures: Row = {}
     for key in _AVERAGED:
         figures[key] = _averaged([row.get(key) for row in rows])

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hamu.compare.environments import differing_environments
 from hamu.compare.rows import Comparison, Row
@@ -50,10 +51,12 @@ COLUMNS = (
     Column("runs", "runs", "runs", "d"),
     Column("forget_gain", "ΔL_f", r"$\Delta L_f$", "+.4g"),
     Column("retain_gain", "-ΔL_r", r"$-\Delta L_r$", "+.4g"),
+    Column("forgotten", "forgotten", "forgotten", "g"),
     *(_accuracy(side) for side in ("forget", "retain", "test")),
     *(_probability(side) for side in ("forget", "test")),
     Column("utility", "utility", "utility", ".3f"),
     Column("membership_auc", "AUC", "AUC", ".3f"),
+    Column("retain_model_auc", "AUC retrained", "AUC retrained", ".3f"),
     Column("promise_kept", "kept", "kept", ".0%"),
     Column("steps", "steps", "steps", "g"),
     Column("ended", "ended", "ended"),
@@ -62,7 +65,8 @@ COLUMNS = (
 CAPTION = (
     "* no other row is at least as good in both gains and better in one. ΔL_f: rise of the forget loss, -ΔL_r: fall of "
     "the retain loss. utility: of texts the mean probability of the answers to retain, of images the negated retain "
-    "loss. AUC: membership inference on the forget set (texts: by Min-K%), 0.5 is ideal."
+    "loss. AUC: membership inference on the forget set (texts: by Min-K%), 0.5 is ideal; AUC retrained: that of "
+    "the retain model. forgotten: records that are forgotten by the goal."
 )
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -77,17 +81,21 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 
 
 def written(row: Row, column: Column) -> str:
-    """One figure as text; a mean with its deviation."""
+    """One figure as text; a mean with its deviation, a count of records with their number."""
     value = row.get(column.key)
+    if column.key == "forgotten" and value is not None:
+        return f"{_figure(value, column.form)} of {row['forget_records']}"
     if column.key == "pareto":
         return "*" if value else ""
-    if value is None:
-        return "-"
+    return "-" if value is None else _figure(value, column.form)
+
+
+def _figure(value: Any, form: str) -> str:
     if not isinstance(value, dict):
-        return format(value, column.form)
+        return format(value, form)
     if value["deviation"] is None:
-        return format(value["mean"], column.form)
-    return f"{value['mean']:{column.form}} ± {value['deviation']:{column.form.removeprefix('+')}}"
+        return format(value["mean"], form)
+    return f"{value['mean']:{form}} ± {value['deviation']:{form.removeprefix('+')}}"
 
 
 def notes(comparison: Comparison) -> list[str]:

@@ -1,4 +1,6 @@
-"""The figures of a model as the record keeps them: means over whole sets, with intervals; nothing of single records."""
+"""The figures of a model as the record keeps them: means over whole sets, with intervals, and how many records are
+forgotten; of single records the ten worst losses alone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def figures(report: Mapping[str, Any], predictions: Mapping[str, Any] | None = N
 
     Returns:
         By set its `records`, `loss`, `accuracy` and `probability` (texts), each with `..._interval`;
-        `membership_inference` and `against_retain_model`, None where they were not measured.
+        `membership_inference`, that of the retain model as `retain_model_membership_inference`, and
+        `against_retain_model`, None where they were not measured.
     """
     sets = {}
     for name in _SETS:
@@ -34,6 +37,7 @@ def figures(report: Mapping[str, Any], predictions: Mapping[str, Any] | None = N
     return {
         "sets": sets,
         "membership_inference": report["membership_inference"],
+        "retain_model_membership_inference": report.get("retain_model", {}).get("membership_inference"),
         "against_retain_model": {name: row for name, row in against.items() if name in _SETS}
         if against
         else _differences(sets, report.get("retain_model")),
@@ -62,6 +66,23 @@ def changes(
         keys = [key for key in _FIGURES if key in now]
         found[name] = {key: now[key] - was[key] for key in keys} | {f"{key}_interval": ends.get(key) for key in keys}
     return found
+
+
+def goal_figures(goal: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The goal of a run and the counts of its records, without positions in the forget set.
+
+    Args:
+        goal: of evaluation.json; None if nothing told what forgotten means.
+    """
+    if goal is None:
+        return None
+    found = {key: goal[key] for key in ("kind", "share", "loss", "budget", "reached", "lasting")}
+    return found | {role: _of_records(goal[role]) for role in ("before", "after")}
+
+
+def _of_records(standing: Mapping[str, Any]) -> dict[str, Any]:
+    worst = [{key: one[key] for key in ("loss", "target")} for one in standing["worst"]]
+    return {key: standing[key] for key in ("records", "forgotten", "too_high", "loss_quantiles")} | {"worst": worst}
 
 
 def without_intervals(found: Mapping[str, Any]) -> dict[str, Any]:

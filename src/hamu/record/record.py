@@ -19,7 +19,7 @@ from hamu.file_digests import file_digest
 from hamu.models.loading import is_adapter
 from hamu.plugins import providers
 from hamu.record.digests import weights_digest
-from hamu.record.figures import changes, figures
+from hamu.record.figures import changes, figures, goal_figures
 from hamu.record.inputs import Inputs, model_entry
 from hamu.record.markdown import markdown
 from hamu.record.schema import schema, violations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hamu.assess.hardness import Hardness
     from hamu.training import UnlearnTrainer
 
-VERSION = 1
+VERSION = 2
 _BESIDE = (CONFIG, INPUTS, HARDNESS, STEPS, LAYERS, EVALUATION)
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 
@@ -105,7 +105,7 @@ def build(asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], 
         "hardness": asked.hardness or first_hardness(run),
         "steps": {"ended_at": trainer.state.global_step, **steps_of(evaluation), **logged_steps(run)},
         "promise": evaluation["promise"],
-        "goal": None if trainer.controller is None else trainer.controller.goal_sentence,
+        "goal": goal_figures(evaluation["goal"]),
         "figures": {
             "before": was,
             "after": now,

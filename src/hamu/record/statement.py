@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hamu.unlearning.goal_report import forgotten_words, meaning
+
 
 def statement(record: Mapping[str, Any]) -> list[str]:
     """Sentences that fit what this run did and measured.
@@ -17,6 +19,7 @@ def statement(record: Mapping[str, Any]) -> list[str]:
         f"The model after was made from the model before by {_updates(record)} of the method {record['method']}, on "
         f"the forget and the retain set whose digests stand here.",
         *_cut(record),
+        *_forgotten(record["goal"]),
         "This is approximate unlearning. It is no certificate that the forget set was removed: nothing here proves "
         "that its influence on the weights is gone, or that the model could have come about without it.",
         "The figures are those of these sets and of this run. Their intervals say what other records from the same "
@@ -34,9 +37,22 @@ def statement(record: Mapping[str, Any]) -> list[str]:
 def _updates(record: Mapping[str, Any]) -> str:
     count = record["steps"]["in_model"]
     found = f"{count} gradient update{'s' * (count != 1)}"
-    if record["goal"] is None:
+    goal = record["goal"]
+    if goal is None or goal["budget"] is None:
         return found
-    return f"{found} (some of them carried on, shortened or taken back, as measurements on the data said)"
+    return f"{found} (demand, learning rate and the state that was kept followed from measurements on the data)"
+
+
+def _forgotten(goal: Mapping[str, Any] | None) -> list[str]:
+    """The count of records, and what it is a count of."""
+    if goal is None:
+        return ["Nothing told when a record counts as forgotten, so that it is not known how many are."]
+    before = goal["before"]["forgotten"]
+    return [
+        f"By their losses, {forgotten_words(goal)}: {meaning(goal)}. Before, {before:,} were.",
+        "Whether that lasts was not tested: fine-tuning, quantization or other questions may bring back what a loss "
+        "does not show.",
+    ]
 
 
 def _cut(record: Mapping[str, Any]) -> list[str]:

@@ -17,12 +17,13 @@ from hamu.errors import HamuError, first_line
 from hamu.file_digests import file_digest
 from hamu.json_files import parse_json
 from hamu.record.digests import weights_digest
-from hamu.record.figures import figures, without_intervals
+from hamu.record.figures import figures, goal_figures, without_intervals
 from hamu.record.inputs import read_inputs, set_entries, without_order
 from hamu.record.markdown import markdown
 from hamu.record.record import first_hardness, logged_steps, plain, steps_of
 from hamu.record.schema import schema, violations
 from hamu.run_files import EVALUATION, HARDNESS, INPUTS, MERGED, READABLE_RECORD, RECORD, STEPS
+from hamu.unlearning.goals import Standing
 
 # How far figures may be from those recorded, absolutely and for those above 1 relatively.
 TOLERANCE = {"float32": 0.005, "half precision": 0.05}
@@ -81,6 +82,9 @@ class Sources(Protocol):
     def change(self) -> Mapping[str, Any]:
         """See `changes`: of both models, evaluated again."""
 
+    def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
+        """How the records of the forget set stand against the goal of a record: by "before" or "after"."""
+
     def precision(self) -> str:
         """A key of `TOLERANCE`."""
 
@@ -127,6 +131,10 @@ def verify(run: Path, sources: Sources, *, evaluate: bool = True) -> Iterator[Fi
             recorded = record["figures"][role][part]
             if recorded is not None:
                 yield _checked(f"{_MODELS[role]} has the {name} recorded", _measured, recorded, role, part, given)
+        if record["goal"] is not None:
+            yield _checked(
+                f"{_MODELS[role]} has forgotten as many records as recorded", _forgotten, record["goal"], role, given
+            )
     yield _checked("the figures changed from before to after as recorded", _changed, record["figures"]["change"], given)
 
 
@@ -182,10 +190,12 @@ def _evaluation(run: Path, record: Mapping[str, Any]) -> str:
     try:
         found = {role: figures(evaluation[role]) for role in roles}
         found |= {"steps": steps_of(evaluation), "promise": evaluation["promise"]}
+        found |= {"goal": goal_figures(evaluation["goal"])}
     except (KeyError, TypeError) as error:
         return f"evaluation.json cannot be understood: {error}"
     recorded = {role: without_intervals(record["figures"][role]) for role in roles}
     recorded |= {"steps": {name: record["steps"][name] for name in found["steps"]}, "promise": record["promise"]}
+    recorded |= {"goal": record["goal"]}
     return "; ".join(_differences(recorded, plain(found)))
 
 
@@ -251,6 +261,22 @@ def _measured(recorded: Any, role: str, part: str, sources: Sources | None) -> s
     if found is None and part == "against_retain_model":
         raise Unavailable("the retain model is not here")
     return "; ".join(_differences(recorded, found, TOLERANCE[sources.precision()]))
+
+
+def _forgotten(goal: Mapping[str, Any], role: str, sources: Sources | None) -> str:
+    """The count may differ by the records whose losses are next to what they need; the quantiles by the tolerance."""
+    if sources is None:
+        raise Unavailable("--no_models leaves it out")
+    recorded, found, tolerance = goal[role], sources.standing(role, goal), TOLERANCE[sources.precision()]
+    least = found.targets.least
+    near = 0 if goal["kind"] == "erased" else int(((found.losses - least).abs() <= tolerance * least).sum())
+    if recorded["records"] != len(found.losses) or abs(recorded["forgotten"] - found.count) > near:
+        return (
+            f"the record says {recorded['forgotten']} of {recorded['records']}, there are {found.count} of "
+            f"{len(found.losses)}"
+        )
+    quantiles = plain(found.figures())["loss_quantiles"]
+    return "; ".join(_differences(recorded["loss_quantiles"], quantiles, tolerance))
 
 
 def _changed(recorded: Mapping[str, Any], sources: Sources | None) -> str:

@@ -19,6 +19,7 @@ _SET = {
         "per_class_accuracy": {"type": "object", "additionalProperties": _PERHAPS},
     },
 }
+_INFERENCE = {"type": ["object", "null"], "properties": {"auc": _PERHAPS, "min_k": _PERHAPS}}
 _MODEL = {
     "type": "object",
     "required": ["forget", "retain"],
@@ -26,7 +27,42 @@ _MODEL = {
         "forget": _SET,
         "retain": _SET,
         "test": _SET,
-        "membership_inference": {"type": ["object", "null"], "properties": {"auc": _PERHAPS, "min_k": _PERHAPS}},
+        "membership_inference": _INFERENCE,
+        "retain_model": {"type": "object", "properties": {"membership_inference": _INFERENCE}},
+    },
+}
+_STANDING = {
+    "type": "object",
+    "required": ["records", "forgotten", "loss_quantiles", "worst"],
+    "properties": {
+        "records": _COUNT,
+        "forgotten": _COUNT,
+        "loss_quantiles": {
+            "type": "object",
+            "required": ["min", "q25", "median", "q75", "max"],
+            "additionalProperties": _PERHAPS,
+        },
+        "worst": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["loss", "target"],
+                "properties": {"loss": _PERHAPS, "target": _PERHAPS},
+            },
+        },
+    },
+}
+_GOAL = {
+    "type": ["object", "null"],
+    "required": ["kind", "share", "loss", "budget", "reached", "before", "after"],
+    "properties": {
+        "kind": {"enum": ["unseen", "retrained", "erased", "loss"]},
+        "share": _NUMBER,
+        "loss": _PERHAPS,
+        "budget": _PERHAPS,
+        "reached": {"type": "boolean"},
+        "before": _STANDING,
+        "after": _STANDING,
     },
 }
 ENTRY: dict[str, Any] = {  # an evaluation along the way
@@ -49,6 +85,7 @@ EVALUATION: dict[str, Any] = {
         "trajectory": {"type": "array", "items": ENTRY},
         "steps_taken": _COUNT,
         "steps_skipped": _COUNT,
+        "goal": _GOAL,
         "promise": {"type": ["object", "null"], "properties": {"kept": _PERHAPS, "judged": _COUNT}},
     },
 }

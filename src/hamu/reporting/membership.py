@@ -15,8 +15,13 @@ from hamu.reporting.observations import ROLES, ImageObservations, Observations
 _BINS = 24
 
 
-def membership_section(found: Observations) -> Section:
-    """Histograms of an attack's scores before and after, and its ROC curves."""
+def membership_section(found: Observations, theirs: float | None = None) -> Section:
+    """Histograms of an attack's scores before and after, and its ROC curves.
+
+    Args:
+        found: the predictions of both models.
+        theirs: the retain model's AUC, None without one.
+    """
     if "test" not in found.predictions["after"]:
         return Section("Membership inference", missing=["there are no test data, which were never trained on"])
     attacks = {role: _attack(found, role) for role in ROLES}
@@ -29,6 +34,8 @@ def membership_section(found: Observations) -> Section:
         f"forget and test records lie upon each other, it cannot tell them; an AUC of 0.5 is ideal, and one below it "
         f"shows a forget set that stands out too."
     )
+    if theirs is not None:
+        intro += f" The retain model, which never saw the forget set, has an AUC of {theirs:.3f}."
     shown = {role: _shown(found, scores) for role, scores in known.items()}
     every = np.concatenate([scores.both for scores in shown.values()])
     edges = np.linspace(every.min(), every.max() if every.max() > every.min() else every.min() + 1, _BINS + 1)

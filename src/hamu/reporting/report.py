@@ -14,6 +14,7 @@ import hamu
 from hamu.reporting.attack_section import attack_section
 from hamu.reporting.course import steps_section, trajectories
 from hamu.reporting.elements import Section
+from hamu.reporting.forgotten import forgotten_section, retain_model_auc
 from hamu.reporting.images import class_accuracy, images_section
 from hamu.reporting.layers import layers_section
 from hamu.reporting.looks import Look, looks_of
@@ -89,7 +90,7 @@ def report_page(found: Sequence[Reported], *, contents: bool = False) -> str:
 
 def sections_of(one: Reported, look: Look, contents: bool) -> list[Section]:
     """The sections of one run, those that have something to show or to say."""
-    run, observed = one.run, one.observed
+    run, observed, theirs = one.run, one.observed, retain_model_auc(one.run)
     table = before_and_after(run)
     path = trajectories([run], [look])
     classes = None if run.evaluation is None else class_accuracy(run.evaluation, contents)
@@ -104,12 +105,13 @@ def sections_of(one: Reported, look: Look, contents: bool) -> list[Section]:
             f"confusion, embeddings, images or answers, and the scores of membership inference: {one.unobserved}"
         ])]  # fmt: skip
     elif isinstance(observed, ImageObservations):
-        measured = [images_section(observed, contents), membership_section(observed)]
+        measured = [images_section(observed, contents), membership_section(observed, theirs)]
     else:
-        measured = [texts_section(observed, contents), membership_section(observed)]
+        measured = [texts_section(observed, contents), membership_section(observed, theirs)]
     rest = [Section("Notes", missing=list(run.notes))] if run.notes else []
     lasting = [attack_section(run.attack)] if run.is_finished else []
     sections = [
+        forgotten_section(run, observed),
         gained,
         *lasting,
         steps_section(run),

@@ -8,7 +8,9 @@ from typing import Any
 
 from hamu.evaluation.membership import auc_of
 from hamu.reporting.elements import Section, Table, number
+from hamu.reporting.forgotten import counted_forgotten, retain_model_auc
 from hamu.reporting.run import Run
+from hamu.unlearning.goal_report import forgotten_words
 
 _SETS = ("forget", "retain", "test")
 _FIGURES = {"loss": ".4g", "accuracy": ".1%", "probability": ".3f"}
@@ -51,12 +53,23 @@ def several(runs: Sequence[Run]) -> Table:
         promise = (run.evaluation or {}).get("promise") or {}
         retain, forget = run.gains or (None, None)
         rows.append([
-            run.name, run.method, number(forget, "+.4g"), number(retain, "+.4g"),
+            run.name, run.method, number(forget, "+.4g"), number(retain, "+.4g"), counted_forgotten(run) or "-",
             *(number(after.get(name, {}).get("accuracy"), ".1%") for name in _SETS),
-            number(auc_of(after), ".3f"), number(promise.get("kept"), ".0%"),
+            number(auc_of(after), ".3f"), number(retain_model_auc(run), ".3f"), number(promise.get("kept"), ".0%"),
             "-" if run.is_trajectory_alone else f"{(run.evaluation or {}).get('steps_taken', run.last_step):,}",
         ])  # fmt: skip
-    head = ["run", "method", "ΔL_f", "-ΔL_r", *(f"{name} accuracy" for name in _SETS), "AUC", "promise kept", "steps"]
+    head = [
+        "run",
+        "method",
+        "ΔL_f",
+        "-ΔL_r",
+        "forgotten",
+        *(f"{name} accuracy" for name in _SETS),
+        "AUC",
+        "AUC, retain model",
+        "promise kept",
+        "steps",
+    ]
     used = [n for n in range(len(head)) if n < 4 or any(row[n] != "-" for row in rows)]
     caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
     if head.index("AUC") in used:
@@ -81,6 +94,7 @@ def record_sections(record: Mapping[str, Any] | None) -> list[Section]:
         ["ended because", record["steps"]["ended_because"]],
         ["computed on", f"{record['environment']['device']}, {record['environment']['processes']} process(es)"],
         ["versions", ", ".join(f"{name} {version}" for name, version in versions.items())],
+        *_goal(record["goal"]),
         *_hardness(record["hardness"]),
     ]
     sets = [
@@ -110,6 +124,10 @@ def record_sections(record: Mapping[str, Any] | None) -> list[Section]:
             Table(["SHA-256 of", "digest"], digests, texts=2), Table(["setting", "value"], settings, texts=2)
         ], folded=True),
     ]  # fmt: skip
+
+
+def _goal(found: Mapping[str, Any] | None) -> list[list[str]]:
+    return [] if found is None else [["goal", forgotten_words(found)]]
 
 
 def _hardness(found: Mapping[str, Any] | None) -> list[list[str]]:

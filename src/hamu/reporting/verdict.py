@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 from hamu.evaluation.membership import auc_of
 from hamu.reporting.elements import counted, number
+from hamu.reporting.forgotten import NO_GOAL, counted_forgotten, goal_of, goal_sentence, retain_model_auc
 from hamu.reporting.run import Run
 from hamu.reporting.samples import end_measured_on, measured_on
 from hamu.reporting.trajectories import gains_of
 from hamu.training.promise import kept_in_words
+from hamu.unlearning.goal_report import goal_name, has_share
 
 Tone = Literal["good", "mixed", "bad", "open"]
 _NO_CHANGE = 1e-3  # in nats, and as a share of records: what changed by less has not changed
@@ -87,18 +89,31 @@ def _of_unfinished(run: Run) -> RunVerdict:
 
 
 def _headline(run: Run, forget: float, retain: float) -> tuple[str, Tone]:
-    if forget <= 0:
-        return "It did not forget: the loss on the forget set has not risen", "bad"
-    if not _told(run, "forget", "loss"):
-        return "It hardly forgot: the loss on the forget set rose by no more than chance would", "bad"
+    """By the records that are forgotten, where a goal counts them; else by the losses alone."""
+    said: str
+    best: Tone
+    goal = goal_of(run)
+    if goal is None:
+        said, best = "The forget loss rose", "open"
+        if forget <= 0:
+            return "It did not forget: the loss on the forget set has not risen", "bad"
+        if not _told(run, "forget", "loss"):
+            return "It hardly forgot: the loss on the forget set rose by no more than chance would", "bad"
+    elif has_share(goal):
+        said, best = "It forgot", "good"
+    elif goal["after"]["forgotten"] > goal["before"]["forgotten"]:
+        said, best = f"It forgot in part, {counted_forgotten(run)} records", "mixed"
+    else:
+        return f"It did not forget: {counted_forgotten(run)} records are forgotten", "bad"
     loss, accuracy = _told(run, "retain", "loss"), _told(run, "retain", "accuracy")
-    if loss > 0 and retain >= forget:
+    if loss > 0 and retain >= forget and best != "good":
         return "It lost more on what is to stay than it forgot", "bad"
     if loss > 0 or accuracy < 0:
-        return "It forgot, at a price on what is to stay", "mixed"
+        return f"{said}, at a price on what is to stay", "mixed"
     if loss < 0:
-        return "It forgot, and does better on what is to stay", "good"
-    return "It forgot, and what is to stay has stayed", "good"
+        who = "the model " if goal is None else ""
+        return f"{said}, and {who}does better on what is to stay", best
+    return f"{said}, and what is to stay has stayed", best
 
 
 def _lasting(run: Run, headline: str, tone: Tone) -> tuple[str, Tone]:
@@ -114,9 +129,9 @@ def _lasting(run: Run, headline: str, tone: Tone) -> tuple[str, Tone]:
 
 
 def _misses_its_goal(run: Run) -> bool:
-    """Whether it was a run by goal that ended elsewhere."""
-    by_goal = run.evaluation is not None and run.evaluation.get("controller") is not None
-    return by_goal and run.ended_kind not in (None, "goal", "other")
+    """Whether it was a run by goal that ended without it."""
+    goal = goal_of(run)
+    return goal is not None and goal["budget"] is not None and not goal["reached"]
 
 
 def _told(run: Run, side: str, figure: str) -> int:
@@ -152,16 +167,24 @@ def _sentences(run: Run, forget: float, retain: float) -> list[str]:
     if promise and promise.get("kept") is not None:
         words = kept_in_words(promise)
         found.append(f"{words[0].upper()}{words[1:]}, each on its own batches.")
-    goal = (run.record or {}).get("goal")
-    if goal and goal != run.ended:
-        found.append(f"Its goal: {goal}.")
+    goal = goal_of(run)
+    if goal is not None:
+        found.insert(0, goal_sentence(goal))
+    else:
+        found.append(NO_GOAL)
     if auc_of(evaluation["after"]) is None:
         found.append("Membership inference was not measured: nothing is known about whether it can still be told.")
     return found
 
 
+def _records_forgotten(goal: Mapping[str, Any]) -> Tile:
+    counts = (f"{goal[role]['forgotten']:,} of {goal[role]['records']:,}" for role in ("before", "after"))
+    return Tile("records forgotten", *counts, f"by the goal {goal_name(goal)}")
+
+
 def _tiles(run: Run, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Tile]:
-    tiles = []
+    goal, theirs = goal_of(run), retain_model_auc(run)
+    tiles = [] if goal is None else [_records_forgotten(goal)]
     for side in ("forget", "retain", "test"):
         if side in after and side in before:
             for figure, form in (("loss", ".4g"), ("accuracy", ".1%"), ("probability", ".3f")):
@@ -170,5 +193,6 @@ def _tiles(run: Run, before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
                     tiles.append(Tile(f"{side} {figure}", *values, measured_on(run, side)))
     aucs = [auc_of(one) for one in (before, after)]
     if aucs[1] is not None:
-        tiles.append(Tile("membership AUC", number(aucs[0], ".3f"), number(aucs[1], ".3f"), "0.5 is ideal"))
+        hint = "0.5 is ideal" if theirs is None else f"retain model {theirs:.3f}"
+        tiles.append(Tile("membership AUC", number(aucs[0], ".3f"), number(aucs[1], ".3f"), hint))
     return tiles

@@ -24,7 +24,7 @@ from hamu.objectives import build_objective
 from hamu.stash import Stash
 from hamu.training.trackers import named_trackers
 from hamu.training.trust_region import TrustRegion
-from hamu.unlearning.goals import KINDS
+from hamu.unlearning.goals import check_goal_settings
 
 _logger = logging.getLogger(__name__)
 
@@ -344,14 +344,7 @@ class UnlearnConfig(TrainConfig):
 
     def _settle_goal(self) -> None:
         """Check the settings of a run by goal, and of a lasting one; set what follows from them."""
-        if self.goal is not None and self.goal not in KINDS:
-            raise HamuError(f"goal {self.goal!r} is unknown; choose one of {', '.join(KINDS)}")
-        if self.goal not in (None, "loss") and self.target_forget_loss is not None:
-            raise HamuError(f"target_forget_loss is of the goal loss, not {self.goal}; leave one of them out")
-        if self.goal == "loss" and self.target_forget_loss is None:
-            raise HamuError("the goal loss needs --target_forget_loss, the loss that each record must have")
-        if not 0 < self.target_share <= 1:
-            raise HamuError(f"target_share {self.target_share} must be a share in (0, 1]")
+        check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
         if self.lookahead_steps < 1:
             raise HamuError(f"lookahead_steps {self.lookahead_steps} must be at least 1 step of fine-tuning")
         if self.lasting:

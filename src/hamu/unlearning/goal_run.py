@@ -19,7 +19,7 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.objectives import log_odds, loss_at
 from hamu.paired import PairedGradients
 from hamu.unlearning.controller import Controller
-from hamu.unlearning.goals import Goal, Reference, Standing, Targets, default_kind, record_losses
+from hamu.unlearning.goals import Goal, Reference, Standing, Targets, default_kind, record_losses, whole_classes
 from hamu.unlearning.lookahead import Lookahead
 
 if TYPE_CHECKING:
@@ -112,14 +112,14 @@ class GoalRun:
             has_test="test" in sets,
             has_retain_model=self._reference is not None,
             loss=self._args.target_forget_loss,
-            whole_classes=_whole_classes(sets["retain"], sets["forget"]),
+            whole_classes=whole_classes(sets["retain"], sets["forget"]),
         )
 
     def _kind_if_any(self) -> str | None:
         known = self._args.target_forget_loss is not None or "test" in self._looks.sets
         known = known or self._args.goal is not None or self._reference is not None
         sets = self._looks.sets
-        return self._chosen_kind() if known or _whole_classes(sets["retain"], sets["forget"]) else None
+        return self._chosen_kind() if known or whole_classes(sets["retain"], sets["forget"]) else None
 
     def _unresolved(self) -> Goal:
         """The goal, as far as it is known before the model is looked at; checks what its kind needs."""
@@ -258,14 +258,6 @@ class GoalRun:
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _whole_classes(retain: Any, forget: Any) -> bool:
-    """Whether the forget records are images of classes that none of the retain records is of."""
-    kept, gone = (getattr(data, "labels", None) for data in (retain, forget))
-    if not isinstance(kept, Tensor) or not isinstance(gone, Tensor):
-        return False
-    return not bool(torch.isin(gone.unique(), kept).any())
 
 
 def is_text(data: Any) -> bool:

@@ -250,6 +250,32 @@ def default_kind(*, has_test: bool, has_retain_model: bool, loss: float | None, 
     )
 
 
+def check_goal_settings(goal: str | None, loss: float | None, share: float) -> None:
+    """Check --goal, --target_forget_loss and --target_share.
+
+    Raises:
+        HamuError: if one is out of range, or they contradict each other.
+    """
+    if goal is not None and goal not in KINDS:
+        raise HamuError(f"goal {goal!r} is unknown; choose one of {', '.join(KINDS)}")
+    if goal not in (None, "loss") and loss is not None:
+        raise HamuError(f"target_forget_loss is of the goal loss, not {goal}; leave one of them out")
+    if goal == "loss" and loss is None:
+        raise HamuError("the goal loss needs --target_forget_loss, the loss that each record must have")
+    if loss is not None and not 0 < loss < math.inf:
+        raise HamuError(f"target_forget_loss {loss} must be a positive number: the loss of each record")
+    if not 0 < share <= 1:
+        raise HamuError(f"target_share {share} must be a share in (0, 1]")
+
+
+def whole_classes(retain: Any, forget: Any) -> bool:
+    """Whether the forget records are images of classes that none of the retain records is of."""
+    kept, gone = (getattr(data, "labels", None) for data in (retain, forget))
+    if not isinstance(kept, Tensor) or not isinstance(gone, Tensor):
+        return False
+    return not bool(torch.isin(gone.unique(), kept).any())
+
+
 def _moved(loss: Tensor, by: float) -> Tensor:
     return loss_at(log_odds(loss) + by)
 
