@@ -1,167 +1,234 @@
-"""Unlearning by goal: it ends at the target, at the budget, or when every further step must hurt, and says which."""
+"""Unlearning by goal: every record counts, the budget holds, and what a lasting run forgets stays forgotten."""
 
 import copy
-import itertools
 import json
-import math
-from dataclasses import replace
 
+import numpy as np
 import pytest
-from hamu.training.auto import apply_assessment
-from hamu.training.goal import Goal, Standing
-from hamu.training.steering import Steering
-from hamu.training.unseen import Unseen
+import torch
+from torch.nn import functional as F
 
-from hamu import HamuError, HamuQ, UnlearnConfig
-from hamu.assess import assess
-from hamu.cli import main
+from hamu import HamuError, UnlearnConfig, UnlearnTrainer
+from hamu.data import forget_class, forget_rows, pixel_statistics, read_images
 from hamu.data.images import collate
-from hamu.training.measuring import Evaluations
+from hamu.evaluation import Predictions, predict
+from hamu.forward import predict_logits
+from hamu.models import load_classifier
+from hamu.unlearning.goals import Goal, Reference
+
+SMALL = {"auto": True, "max_steps": 40, "per_device_train_batch_size": 64}
+ROWS = [0, 7, 20, 33, 41, 58, 60, 77, 84, 95, 103, 118]
 
 
-def by_goal(trainer_of, model, problem, loss, budget, **settings):
-    found = assess(model, problem.retain, problem.forget, collate=collate, method=HamuQ(0.5, "relative"),
-                   conflicts=False, batch_size=256)  # fmt: skip
-    args = {"auto": True, "target_forget_loss": loss, "max_retain_increase": budget} | settings
-    config = UnlearnConfig(output_dir="unused", **args)
-    apply_assessment(config, found)
-    chosen = ("learning_rate", "constraint", "constraint_mode", "stopping", "trust_region", "trust_region_growth")
-    trainer = trainer_of(model, **args | {name: getattr(config, name) for name in chosen})
+def predicted(model, data):
+    return predict(model, data, 512, collate)
+
+
+def retain_loss(model, problem):
+    return predicted(model, problem.retain).losses.mean().item()
+
+
+@pytest.fixture(scope="module")
+def whole_class(digits):
+    """No record of the digit 3 is retained."""
+    return forget_class(*digits, 3)
+
+
+@pytest.fixture(scope="module")
+def rows(digits):
+    return forget_rows(*digits, ROWS)
+
+
+def by_goal(trainer_of, model, problem, **settings):
+    data = {"retain": problem.retain, "forget": problem.forget, "test": problem.test}
+    trainer = trainer_of(model, **data, **SMALL | settings)
     trainer.train()
     return trainer
 
 
-def test_it_ends_at_the_target_within_the_budget(model, trainer_of, problem):
-    trainer = by_goal(trainer_of, model, problem, 1.5, 0.05, max_steps=60, per_device_train_batch_size=128)
-    assert "the goal is reached" in trainer.stop_reason
+def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
+    before = retain_loss(model, whole_class)
+    trainer = by_goal(trainer_of, model, whole_class)
+    assert trainer.goal_run.goal.kind == "erased", "the default where nothing of the class is retained"
     assert trainer.end.kind == "goal"
-    after = trainer.evaluate()
-    assert after["eval_forget_loss"] >= 1.5
-    start = trainer.steering._start
-    assert after["eval_retain_loss"] <= start.retain_loss + 0.051  # the steering looks at a sample of the retain set
-    assert trainer.steps_taken < 60
+    assert predicted(model, whole_class.forget).correct.double().mean() <= 0.05
+    assert retain_loss(model, whole_class) <= before + 0.02 + 0.01  # it is measured on some of the retain records
+    measured = trainer.controller.history[-1]
+    assert measured["retain_loss"] <= trainer.controller.start_loss + trainer.controller.budget
+    assert trainer.steps_taken < 40
 
 
-def test_a_loss_that_is_not_finite_is_no_goal_reached(model, trainer_of, problem, monkeypatch):
-    monkeypatch.setattr(Evaluations, "standing", lambda self: Standing(math.inf, 0.2, 0.9))
-    with pytest.raises(HamuError, match="the loss on the forget set is inf at the start, and no goal can be told by"):
-        by_goal(trainer_of, model, problem, 1.5, 0.05, max_steps=4, per_device_train_batch_size=128)
+def test_rows_end_as_records_that_were_never_trained_on(model, trainer_of, rows):
+    trainer = by_goal(trainer_of, model, rows)
+    assert (trainer.goal_run.goal.kind, trainer.end.kind) == ("unseen", "goal")
+    assert len(trainer.goal_run.goal.reference.losses) == len(rows.test)
+    standing = trainer.goal_run.goal.standing(predicted(model, rows.forget))
+    assert standing.share >= 0.95
 
 
-def test_it_ends_at_the_budget_with_a_model_that_keeps_it(model, trainer_of, problem):
-    trainer = by_goal(trainer_of, model, problem, 1e6, 0.0005, max_steps=30, per_device_train_batch_size=64)
-    assert "the goal is not reached" in trainer.steering.goal_sentence
-    assert any(row["retain_loss"] > trainer.steering._start.retain_loss + 0.0005 for row in trainer.steering.history)
-    now = trainer.steering._measure()
-    assert now.retain_loss <= trainer.steering._start.retain_loss + 0.0005
-    assert now.forget_loss > trainer.steering._start.forget_loss
+def test_each_record_has_the_loss_that_was_asked_for_and_none_pays_for_another(model, trainer_of, rows):
+    trainer = by_goal(trainer_of, model, rows, target_forget_loss=0.7, target_share=0.75, max_retain_increase=0.5)
+    losses = predicted(model, rows.forget).losses
+    assert trainer.end.kind == "goal"
+    assert (losses >= 0.7).double().mean() >= 0.75
+    assert trainer.controller.history[-1]["forgotten"] == int((losses >= 0.7).sum())
 
 
-def test_of_a_state_that_costs_too_much_as_much_is_kept_as_the_budget_pays_for(model, trainer_of, problem):
-    """The half of the way is measured where the whole was too far, and a run may end there."""
-    trainer = by_goal(trainer_of, model, problem, 1e6, 0.002, max_steps=40, per_device_train_batch_size=128)
-    limit = trainer.steering._start.retain_loss + 0.002
-    rows = trainer.steering.history
-    pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["length"] < 1]
-    assert pairs, "nothing was ever too far"
-    assert all(a["retain_loss"] > limit for a, _ in pairs)
-    assert all(b["retain_loss"] < a["retain_loss"] for a, b in pairs)
-    assert any(b["retain_loss"] <= limit for _, b in pairs)
-    for unseen in trainer.steering.search.unseen.values():
-        assert 0 <= unseen.noise <= 1
-        assert 0 <= unseen.bend <= 1
-        assert unseen.noise != 0.5, "nothing was learned"
+def test_records_end_with_the_losses_that_they_have_under_a_retain_model(model, trainer_of, rows):
+    found = predicted(model, rows.forget)
+    aim = Predictions(0.5 * found.logits, found.labels)  # of a model that is less sure of each
+    trainer = by_goal(
+        trainer_of, model, rows, retain_predictions=aim, goal="retrained", max_retain_increase=0.5, target_share=0.5
+    )
+    assert trainer.end.kind == "goal"
+    goal = Goal("retrained", 0.5, reference=Reference(aim.losses))
+    assert goal.standing(predicted(model, rows.forget)).share >= 0.5
 
 
-def test_what_pays_is_carried_on_and_the_budget_holds_there_too(model, trainer_of, problem):
-    """The run stands at the last length that paid, not at one that was only tried."""
-    trainer = by_goal(trainer_of, model, problem, 2.0, 0.05, max_steps=20, per_device_train_batch_size=128)
-    rows, limit = trainer.steering.history, trainer.steering._start.retain_loss + 0.05
-    assert any(row["length"] > 1 for row in rows), "nothing was ever carried on"
-    now = trainer.steering._measure()
-    assert now.retain_loss <= limit
-    assert any(row["forget_loss"] == pytest.approx(now.forget_loss, rel=1e-4) for row in rows)
-    assert trainer.steering._now.forget_loss == pytest.approx(now.forget_loss, rel=1e-4)
+def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(model, trainer_of, rows):
+    trainer = by_goal(trainer_of, model, rows, target_forget_loss=30.0, max_retain_increase=0.0, max_steps=12)
+    assert trainer.end.kind in ("all steps", "budget")
+    assert "the goal is not reached: " in trainer.controller.goal_sentence
+    assert trainer.goal_run.stand().retain_loss <= trainer.controller.start_loss + 1e-9
+    best = max(row["forgotten"] for row in trainer.controller.history
+               if row["retain_loss"] <= trainer.controller.start_loss)  # fmt: skip
+    assert trainer.goal_run.stand().count == best
 
 
-def test_after_an_overspend_it_is_careful_by_the_step_that_cost_too_much(model, trainer_of, problem, monkeypatch):
-    """And not by the next one, whose demand is set before the step is taken. Every look teaches, halfway too."""
-    used, caps, taught = [], [], []
-    demand, careful, learn = Steering.plan_from, Steering._be_careful, Unseen.learn
-
-    def noting_demand(steering, *args):
-        used.append(steering._method.constraint)
-        demand(steering, *args)
-
-    def noting_care(steering, kept):
-        careful(steering, kept)
-        caps.append((steering._cap, used[-1], steering._method.constraint))
-
-    def noting_learn(unseen, change, measured):
-        taught.append(measured)
-        learn(unseen, change, measured)
-
-    monkeypatch.setattr(Steering, "plan_from", noting_demand)
-    monkeypatch.setattr(Steering, "_be_careful", noting_care)
-    monkeypatch.setattr(Unseen, "learn", noting_learn)
-    trainer = by_goal(trainer_of, model, problem, 1e6, 0.05, max_steps=40, per_device_train_batch_size=128)
-    assert any(following != taken for _, taken, following in caps), "the next demand was never another"
-    assert all(cap == pytest.approx(max(0.05, 0.6 * taken)) for cap, taken, _ in caps)
-    assert len(taught) == 2 * len(trainer.steering.history)
-
-
-def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, problem):
+def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, rows):
     before = copy.deepcopy(model.state_dict())
-    trainer = by_goal(trainer_of, model, problem, 1e-9, 0.01)
+    trainer = by_goal(trainer_of, model, rows, target_forget_loss=1e-9)
     assert trainer.steps_taken == 0
-    assert "at the start" in trainer.stop_reason
-    assert trainer.end.kind == "goal"
+    assert trainer.stop_reason.startswith("the goal is reached at the start: 12 of 12 records are forgotten")
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_goal_of_loss_and_of_accuracy():
-    now = Standing(forget_loss=1.0, retain_loss=0.1, forget_accuracy=0.6)
-    assert Goal(1.0, None, 0.1).reached(now)
-    assert not Goal(1.1, None, 0.1).reached(now)
-    assert not Goal(1.0, None, 0.1).reached(replace(now, forget_loss=float("nan")))
-    assert Goal(None, 0.6, 0.1).reached(now)
-    assert not Goal(1.0, 0.5, 0.1).reached(now)
-    assert Goal(1.5, None, 0.1).missing(now) == 0.5
-    assert Goal(None, 0.5, 0.1).missing(now) > 0
-    assert Goal(0.5, 0.5, 0.1).missing(now) > 0, "of two goals one is not reached yet"
+def test_nothing_that_tells_when_a_record_is_forgotten_is_an_error(model, trainer_of, rows):
+    with pytest.raises(HamuError, match="nothing tells when a record is forgotten; give --test_data"):
+        trainer_of(model, retain=rows.retain, forget=rows.forget, auto=True)
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.01])
-def test_the_budget_holds_whatever_ends_the_run(model, trainer_of, problem, budget):
-    """Also where the run is ended by another limit, in the middle of an expensive stretch."""
-    trainer = by_goal(trainer_of, model, problem, 1e6, budget, max_steps=30, per_device_train_batch_size=64,
-                      max_retain_loss=trainer_of(model).evaluate()["eval_retain_loss"] * 1.02)  # fmt: skip
-    start, now = trainer.steering._start, trainer.steering._measure()
-    assert now.retain_loss <= start.retain_loss + budget + 1e-9
-    assert "not reached" in trainer.steering.goal_sentence
+def test_a_run_by_hand_raises_records_to_their_targets_too(model, trainer_of, rows):
+    trainer = trainer_of(model, retain=rows.retain, forget=rows.forget, test=rows.test, forget_objective="bounded",
+                         target_forget_loss=0.5, learning_rate=3e-4, optim="adamw_torch", max_steps=8,
+                         per_device_train_batch_size=64)  # fmt: skip
+    before = predicted(model, rows.forget).losses
+    trainer.train()
+    after = predicted(model, rows.forget).losses
+    assert trainer.controller is None
+    assert trainer.goal_run.limits.shape == (len(ROWS), 2)
+    low = before < 0.4
+    assert (after > before)[low].double().mean() > 0.8
+    assert trainer.promise["checked"] > 0, "a step is judged by the same objective"
+    lasting = trainer_of(model, retain=rows.retain, forget=rows.forget, test=rows.test, lasting=True, max_steps=2,
+                         target_forget_loss=0.5, learning_rate=3e-4, optim="adamw_torch")  # fmt: skip
+    lasting.train()
+    assert lasting.steps_taken == 2
+    assert not (lasting.promise or {}).get("checked"), "its forget loss is of another place"
 
 
-def test_without_the_curvature_there_is_no_learning_rate(model, problem):
-    found = assess(model, problem.retain, problem.forget, collate=collate, method=HamuQ(0.5, "relative"),
-                   most_batches=1, curvature_samples=0)  # fmt: skip
-    with pytest.raises(HamuError, match="auto needs the curvature for the learning rate; assess with"):
-        apply_assessment(UnlearnConfig(output_dir="unused"), found)
+def recognised_after_fine_tuning(model, problem, steps):
+    """The share of the forget set that is recognised after so many ordinary steps on the retain set, at each."""
+    generator = torch.Generator().manual_seed(7)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    found = []
+    for step in range(1, max(steps) + 1):
+        drawn = torch.randperm(len(problem.retain), generator=generator)[:64]
+        batch = collate(problem.retain.__getitems__(drawn.tolist()))
+        model.train()
+        optimizer.zero_grad()
+        F.cross_entropy(predict_logits(model, batch), batch["labels"]).backward()
+        optimizer.step()
+        if step in steps:
+            found.append(predicted(model, problem.forget).correct.double().mean().item())
+    return found
 
 
-def test_the_command(saved_model, tmp_path, capsys):
-    flags = ["--recipe", "digits", "--model", str(saved_model), "--auto", "--target_forget_accuracy", "0.6",
-             "--max_retain_increase", "0.1", "--learning_rate", "5", "--stopping", "any",
-             "--output_dir", str(tmp_path / "out")]  # fmt: skip
-    assert main(["unlearn", *flags]) == 0
-    screen = " ".join(capsys.readouterr().out.split())
-    assert "the goal is reached" in screen
-    assert "--stopping" in screen.partition("itself; what flags, --config or recipe say")[0]
-    assert "starting with learning rate" in screen
+def test_what_a_lasting_run_forgets_is_not_found_again_by_fine_tuning(model, trainer_of, whole_class):
+    plain = copy.deepcopy(model)
+    before = retain_loss(model, whole_class)
+    trainer = by_goal(trainer_of, model, whole_class, lasting=True, lookahead_steps=20, max_steps=160)
+    assert trainer.end.kind == "goal"
+    rehearsed = [row["forgotten_after_fine_tuning"] for row in trainer.controller.history
+                 if "forgotten_after_fine_tuning" in row]  # fmt: skip
+    assert min(rehearsed[-2:]) >= 0.95 * len(whole_class.forget)
+    assert retain_loss(model, whole_class) <= before + 0.03
+    assert max(recognised_after_fine_tuning(model, whole_class, (20, 40))) <= 0.1
+    by_goal(trainer_of, plain, whole_class)
+    assert predicted(plain, whole_class.forget).correct.double().mean() <= 0.05
+    assert max(recognised_after_fine_tuning(plain, whole_class, (20, 40))) > 0.3, "without it, it is found again"
+
+
+@pytest.fixture
+def classes(cli, tmp_path, digits):
+    """300 digits as files, and what a command is to say of them."""
+    (tmp_path / "data").mkdir()
+    for name, most in (("train", 300), ("test", 120)):
+        some = read_images("digits", name).select(range(most))
+        np.savez(tmp_path / f"data/{name}.npz", images=some.pixels[:, 0].numpy(), labels=some.labels.numpy())
+    return lambda *more: cli("unlearn", "--data", "data", "--max_steps", 30, "--output_dir", "out", *more)
+
+
+def test_the_plain_command_runs_by_goal_and_names_its_budget(classes, tmp_path, cli, saved_model):
+    code, out, err = classes("--forget_class", 3, "--model", saved_model)
+    assert (code, err) == (0, "")
+    assert "the goal is reached: " in out
+    assert "(goal erased, 95% wanted), retain loss " in out
+    assert "of +0.02 allowed" in out
+    assert "by the goal erased; whether that lasts: hamu attack" in out
     report = json.loads((tmp_path / "out/evaluation.json").read_text())
-    assert report["after"]["forget"]["accuracy"] <= 0.6
-    assert report["steering"][-1]["forget_accuracy"] <= 0.6
-    assert report["promise"]["checked"] > 0
+    assert report["ended_kind"] == "goal"
+    goal = report["goal"]
+    assert (goal["kind"], goal["share"], goal["budget"], goal["reached"]) == ("erased", 0.95, 0.02, True)
+    assert goal["before"]["forgotten"] < goal["after"]["forgotten"] == report["controller"][-1]["forgotten"]
+    assert goal["after"]["forgotten"] >= 0.95 * goal["after"]["records"]
     record = json.loads((tmp_path / "out/record.json").read_text())
-    assert record["hardness"]["measured_at"] == "assessment"
     assert record["goal"].startswith("the goal is reached")
-    assert main(["verify", str(tmp_path / "out")]) == 0
+    assert cli("verify", "out")[0] == 0
+
+
+def test_the_plain_command_for_rows_has_the_goal_unseen(classes, tmp_path, saved_model):
+    code, out, err = classes("--forget_rows", ",".join(map(str, range(40))), "--model", saved_model)
+    assert (code, err) == (0, "")
+    assert "(goal unseen, 95% wanted)" in out
+    assert json.loads((tmp_path / "out/evaluation.json").read_text())["goal"]["kind"] == "unseen"
+
+
+@pytest.mark.parametrize(
+    "by_hand",
+    [
+        ("--learning_rate", 0.01, "--constraint_mode", "relative"),
+        ("--constraint", 0.3, "--constraint_mode", "relative"),
+    ],
+)
+def test_a_setting_of_a_run_by_hand_makes_it_one(classes, tmp_path, saved_model, by_hand):
+    code, out, _ = classes("--forget_class", 3, "--model", saved_model, "--max_steps", 2, *by_hand)
+    assert code == 0
+    report = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert report["controller"] is None
+    assert "allowed" not in out
+    assert "records are forgotten (losses" in out, "how many is said of any run whose goal is known"
+
+
+def test_python_runs_by_goal_as_the_command_does(classes, tmp_path, saved_model):
+    assert classes("--forget_class", 3, "--model", saved_model)[0] == 0
+    report = json.loads((tmp_path / "out/evaluation.json").read_text())
+    model = load_classifier(str(saved_model))
+    train, test = read_images("data"), read_images("data", "test")
+    problem = forget_class(train.normalized(*pixel_statistics(train)), test.normalized(*pixel_statistics(train)), 3)
+    args = UnlearnConfig(output_dir=str(tmp_path / "own"), auto=True, max_steps=30, eval_strategy="no",
+                         eval_on_start=False, disable_tqdm=True, logging_strategy="no")  # fmt: skip
+    trainer = UnlearnTrainer(model, args, retain_dataset=problem.retain, forget_dataset=problem.forget,
+                             test_dataset=problem.test)  # fmt: skip
+    trainer.train()
+    assert trainer.end.kind == report["ended_kind"]
+    assert [row["step"] for row in trainer.controller.history] == [row["step"] for row in report["controller"]]
+    assert [row["forgotten"] for row in trainer.controller.history] == [r["forgotten"] for r in report["controller"]]
+
+
+def test_the_command_may_be_told_the_goal_by_name(classes, tmp_path, saved_model):
+    code, out, _ = classes("--forget_class", 3, "--model", saved_model, "--goal", "unseen", "--target_share", 0.5,
+                           "--max_retain_increase", 0.3)  # fmt: skip
+    assert code == 0
+    assert "(goal unseen, 50% wanted)" in out
+    assert "of +0.3 allowed" in out

@@ -80,7 +80,8 @@ def image_model(tmp_path):
      "eval_on_start measures the model before unlearning, the baseline of every figure; leave it on"),
     (["unlearn", *FULL, "--save_only_model"],
      "the command has save_only_model, which has no place here: checkpoints are to go on from"),
-    (["unlearn", *FULL, "--load_best_model_at_end", "--save_strategy", "steps", "--eval_strategy", "epoch"],
+    (["unlearn", *FULL, "--method", "gdiff", "--load_best_model_at_end", "--save_strategy", "steps",
+      "--eval_strategy", "epoch"],
      'the settings do not fit together: --load_best_model_at_end requires the save and eval strategy to match, except '
      'when --save_strategy="best", but found'),
     (["unlearn", *FULL, "--optim", "sdg"], "optim 'sdg' is unknown; did you mean sgd?"),
@@ -174,8 +175,10 @@ def test_a_file_of_settings(cli, content, line):
      "metric_for_best_model 'taste' is not measured; choose one of loss, accuracy\n"),
     (["train", "--gradient_checkpointing"],
      "SmallResNet cannot recompute activations; leave out --gradient_checkpointing\n"),
-    (["unlearn", "--lr_scheduler_type", "cosine_with_min_lr"], "the schedule cosine_with_min_lr cannot be made: "),
-    (["unlearn", "--optim", "adamw_torch_npu_fused"], "the optimizer adamw_torch_npu_fused cannot be made: "),
+    (["unlearn", "--learning_rate", "0.1", "--lr_scheduler_type", "cosine_with_min_lr"],
+     "the schedule cosine_with_min_lr cannot be made: "),
+    (["unlearn", "--learning_rate", "1e-3", "--optim", "adamw_torch_npu_fused"],
+     "the optimizer adamw_torch_npu_fused cannot be made: "),
 ])  # fmt: skip
 def test_settings_that_do_not_go_with_data_model_or_machine(cli, words, line):
     code, said = cli(words[0], *FULL, *words[1:])

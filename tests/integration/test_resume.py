@@ -71,6 +71,7 @@ UNDONE = (
     "3",
 )
 GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2", "--max_steps", "6")
+LASTING = (*GOAL, "--lasting", "--lookahead_steps", "2")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2",
             ("--trust_region", "--guarantee", "exact", "--optim", "adamw_torch", "--learning_rate", "1e-4"),
         ),
         (2, signal.SIGTERM, GOAL),
+        (3, signal.SIGTERM, LASTING),
         (6, signal.SIGTERM, ()),  # when all steps are done
         (4, signal.SIGTERM, ("--max_steps", "4")),  # likewise, within an epoch
         (6, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1")),
@@ -105,8 +107,8 @@ def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_mode
         f"hamu unlearn --resume --output_dir broken"
     )
     assert not (tmp_path / "broken/evaluation.json").exists()
-    code, out, _ = cli("unlearn", "--resume", "--output_dir", "broken")
-    assert (code, f": going on after step {step} of " in out) == (0, True)
+    code, out, err = cli("unlearn", "--resume", "--output_dir", "broken")
+    assert (code, err, f": going on after step {step} of " in out) == (0, "", True)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
     if more == UNDONE:
         assert outcome(tmp_path / "whole")[2][0]["taken"] == 0, "the case is for runs whose first step is not taken"
@@ -174,7 +176,7 @@ def test_the_best_model_is_that_of_a_step_that_was_saved_and_its_step_is_named(c
     assert len(losses) == len(found["trajectory"]), "no point has the figures of other weights"
 
 
-def test_a_run_by_goal_that_lost_its_checkpoints_keeps_its_assessment(cli, tmp_path, saved_model, signal_at):
+def test_a_run_by_goal_that_lost_its_checkpoints_ends_alike(cli, tmp_path, saved_model, signal_at):
     assert cli(*settings(saved_model, *GOAL), "--output_dir", "whole")[0] == 0
     signal_at(2, signal.SIGTERM)
     assert cli(*settings(saved_model, *GOAL), "--output_dir", "broken")[0] == 143
@@ -182,13 +184,7 @@ def test_a_run_by_goal_that_lost_its_checkpoints_keeps_its_assessment(cli, tmp_p
     assert cli("unlearn", "--resume", "--output_dir", "broken")[0] == 0
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
     whole, broken = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("whole", "broken"))
-    assert broken["hardness"] == whole["hardness"]
-    assert whole["hardness"]["measured_at"] == "assessment"
-    (tmp_path / "broken/hardness.json").write_text(json.dumps(whole["hardness"] | {"kappa": 1.0}))
-    code, out, _ = cli("verify", "broken", "--no_models")
-    assert (code, "does not hold hardness.json has the hardness recorded: kappa: the record says" in out) == (1, True)
-    (tmp_path / "broken/hardness.json").unlink()
-    assert "the hardness recorded: hardness.json is missing" in cli("verify", "broken", "--no_models")[1]
+    assert (broken["goal"], broken["hardness"]) == (whole["goal"], whole["hardness"])
 
 
 def test_a_signal_before_the_first_step_leaves_nothing(cli, tmp_path, saved_model, monkeypatch):

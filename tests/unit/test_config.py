@@ -174,6 +174,7 @@ def test_a_goal_that_cannot_be_meant_is_refused(settings, message):
 @pytest.mark.parametrize(("processes", "settings", "message"), [
     (1, {"lookahead_steps": 0}, "lookahead_steps 0 must be at least 1 step of fine-tuning"),
     (2, {}, "lasting looks ahead in one process; leave out torchrun, or --lasting"),
+    (1, {"trust_region": True}, "lasting takes the forget loss elsewhere, where no step is judged; leave out trust_"),
     (1, {"method": "ga"}, "lasting needs both gradients, but ga has one; choose another method"),
     (1, {"forget_objective": "npo"}, "lasting needs a bounded objective; leave out forget_objective npo"),
 ])  # fmt: skip
@@ -187,7 +188,7 @@ def test_a_run_by_goal_has_a_budget_that_is_named_and_a_lasting_one_bounds_what_
     config = UnlearnConfig(output_dir="unused", auto=True)
     assert (config.max_retain_increase, config.forget_objective) == (0.02, "bounded")
     lasting = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff")
-    assert (lasting.max_retain_increase, lasting.forget_objective) == (None, "bounded")
+    assert (lasting.max_retain_increase, lasting.forget_objective, lasting.check_steps) == (None, "bounded", 0)
 
 
 @pytest.mark.parametrize(("settings", "objectives"), [

@@ -36,10 +36,13 @@ class Work:
             self.pair.parameters[0].fill_(1.0)
         self.found = [one if isinstance(one, SimpleNamespace) else standing(*one) for one in [(0,), *found]]
         self.rehearsals = rehearsals
-        self.lookahead = None if rehearsals is None else SimpleNamespace(at_the_end_of_a_retain_cycle=True)
+        self.restarts = []
+        self.lookahead = None if rehearsals is None else SimpleNamespace(
+            at_the_end_of_a_retain_cycle=True, restart=lambda: self.restarts.append(self.state.global_step)
+        )  # fmt: skip
         self.focused, self.ends = [], []
         self.controller = Controller(self, GOAL, BUDGET, every=1)
-        self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}])
+        self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
         self.state = SimpleNamespace(global_step=0, max_steps=1000)
 
     def stand(self):
@@ -69,10 +72,11 @@ class Work:
         return self
 
     def step(self, constraint=None):
-        self.state.global_step += 1
         self.controller.on_step_begin(None, self.state, None, optimizer=self.optimizer)
+        self.state.global_step += 1
         if constraint is not None:
             self.controller.note(SimpleNamespace(weights=SimpleNamespace(constraint=constraint)))
+        self.optimizer.state["moments"] = self.state.global_step
         with torch.no_grad():
             for parameter in self.pair.parameters[1:]:
                 parameter.fill_(self.state.global_step)
@@ -113,7 +117,19 @@ def test_far_beyond_the_budget_it_goes_back_to_the_best_state(retain_loss):
     work.step()
     assert work.weights == 1
     assert (work.demand, work.controller.rate) == (0.25, 0.5 * rate)
+    assert work.optimizer.state == {}, "its moments are of another place"
     assert not work.ends
+
+
+def test_where_the_least_demand_does_not_repair_it_goes_back_to_the_best_state():
+    over = [(0, START + 0.11 + 0.01 * n) for n in range(5)]
+    work = Work(*over, rehearsals=[]).start()
+    for _ in range(4):
+        work.step()
+        assert work.weights == work.state.global_step
+    assert work.demand == LEAST_DEMAND
+    work.step()
+    assert (work.weights, work.restarts) == (0, [5])
 
 
 def test_without_progress_the_rate_rises_up_to_a_bound_and_falls_where_records_overshoot():
@@ -123,9 +139,19 @@ def test_without_progress_the_rate_rises_up_to_a_bound_and_falls_where_records_o
         work.step()
     assert work.controller.rate == pytest.approx(8 * first)
     work.step()
-    assert [group["lr"] for group in work.optimizer.param_groups] == [work.controller.rate] * 2
+    assert [group["lr"] for group in work.optimizer.param_groups] == [work.controller.rate_of_step] * 2
     over = Work((2, START + 0.06, 0.1, 9.0)).run()
     assert over.controller.rate == pytest.approx(0.75 * first)
+
+
+def test_the_rate_rises_over_the_first_steps():
+    work = Work(*[(0, START + 0.07, 0.1 * n) for n in range(1, 10)], *[STUCK] * 15).start()
+    shares = []
+    for _ in range(22):
+        rate = work.controller.rate
+        work.step()
+        shares.append(work.controller.rate_of_step / rate)
+    assert shares == pytest.approx([n / 20 for n in range(1, 20)] + [1.0] * 3)
 
 
 def test_it_ends_at_the_goal_with_the_state_that_reached_it():
@@ -161,16 +187,14 @@ def test_a_start_that_is_not_finite_is_an_error(retain_loss):
         work.start()
 
 
-@pytest.mark.parametrize(("free", "kind"), [(None, "budget"), ([0.01, 0.2], "budget"), ([0.01, 0.04], "criterion")])
+@pytest.mark.parametrize(
+    ("free", "kind"), [(None, "budget"), ([False] * 11 + [True], "budget"), ([False], "criterion")]
+)
 def test_it_gives_up_after_some_patience_and_blames_the_gradients_only_where_no_demand_was_free(free, kind):
     work = Work(*[STUCK] * 30).start()
     steps = 0
     while not work.ends:
-        share = None if free is None else free[steps % len(free)]
-        constraint = None if free is None else SimpleNamespace(
-            sustainable=torch.tensor(share * 3.0), capacity=torch.tensor(3.0)
-        )  # fmt: skip
-        work.step(constraint)
+        work.step(None if free is None else SimpleNamespace(some_demand_is_free=torch.tensor(free[steps % len(free)])))
         steps += 1
     assert steps == 13, "the first is better than the start, then 12 are not"
     [end] = work.ends
@@ -221,19 +245,35 @@ def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     assert "80% wanted, also where fine-tuning leads" in end.text
 
 
-def test_a_lasting_run_is_measured_where_the_point_is_at_the_end_of_a_retain_cycle():
-    work = Work((9, START + 0.06), rehearsals=[(9, 9)]).start()
+def test_a_lasting_run_rehearses_where_the_point_is_at_the_end_of_a_retain_cycle():
+    work = Work((9, START + 0.06), (9, START + 0.06), rehearsals=[(9, 9)])
+    work.controller.every = 3
+    work.start()
+    for step in range(1, 5):
+        work.lookahead.at_the_end_of_a_retain_cycle = step == 4
+        work.step()
+    measured = work.controller.history
+    assert [row["step"] for row in measured] == [0, 3, 4]
+    assert ["forgotten_after_fine_tuning" in row for row in measured] == [False, False, True]
+
+
+def test_of_a_lasting_run_the_latest_state_that_is_at_the_goal_is_the_best_and_patience_is_of_cycles():
+    work = Work((9, START + 0.06), (8, START + 0.07), (7, START + 0.05), *[STUCK] * 60, rehearsals=[])
+    work.start()
     work.lookahead.at_the_end_of_a_retain_cycle = False
-    work.step()
-    assert len(work.controller.history) == 1
+    for _ in range(40):
+        work.step()
+    assert not work.ends
     work.lookahead.at_the_end_of_a_retain_cycle = True
-    work.step()
-    assert [row["step"] for row in work.controller.history] == [0, 2]
+    for _ in range(12):
+        work.step()
+    assert [end.kind for end in work.ends] == ["budget"]
+    assert work.weights == 2
 
 
 def test_what_a_checkpoint_keeps_goes_on_alike():
     found = [(1, START + 0.03), (2, START + 0.2), (2, START + 0.7), STUCK, (4, START + 0.01), STUCK, (5, START + 0.02)]
-    constraint = SimpleNamespace(sustainable=torch.tensor(0.3), capacity=torch.tensor(1.0))
+    constraint = SimpleNamespace(some_demand_is_free=torch.tensor(True))
     whole = Work(*found).start()
     for _ in range(3):
         whole.step(constraint)
@@ -252,8 +292,8 @@ def test_what_a_checkpoint_keeps_goes_on_alike():
     assert all(tensor.equal(resumed.controller.good[name]) for name, tensor in whole.controller.good.items())
 
 
-def test_the_first_rate_is_a_hundredth_of_the_size_of_weights_of_matrices():
+def test_the_first_rate_is_a_small_part_of_the_size_of_weights_of_matrices():
     parameters = [torch.full((3, 4), 0.5), torch.zeros(5, 2), torch.full((7,), 100.0)]
-    assert first_rate(parameters) == pytest.approx(0.005)
-    assert first_rate(parameters[2:]) == pytest.approx(1.0)
+    assert first_rate(parameters) == pytest.approx(0.002)
+    assert first_rate(parameters[2:]) == pytest.approx(0.4)
     assert first_rate([torch.zeros(3, 3)]) == 1e-4

@@ -12,7 +12,7 @@ from hamu.training import TrainConfig, UnlearnConfig
 from hamu.unlearning.goals import check_goal_settings
 
 _OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
-_OF_UNLEARN = dict.fromkeys(("auto", "max_retain_increase", "lasting"), "which is for hamu unlearn")
+_OF_UNLEARN = dict.fromkeys(("auto", "target_share", "max_retain_increase", "lasting"), "which is for hamu unlearn")
 _OF_BOTH = {"dry_run": "which is for hamu train and hamu unlearn"}
 NOT_TAKEN: dict[str, dict[str, str]] = {  # by commands whose dataclasses have it nevertheless, and why not
     "unlearn": _OF_TRAIN,

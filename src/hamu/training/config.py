@@ -388,7 +388,9 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"lasting needs both gradients, but {self.method} has one; choose another method")
         if self.forget_objective not in (None, "bounded"):
             raise HamuError(f"lasting needs a bounded objective; leave out forget_objective {self.forget_objective}")
-        self.forget_objective = "bounded"
+        if self.trust_region:
+            raise HamuError("lasting takes the forget loss elsewhere, where no step is judged; leave out trust_region")
+        self.forget_objective, self.check_steps = "bounded", 0
 
     @property
     def clip_norm(self) -> float | None:

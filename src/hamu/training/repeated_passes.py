@@ -25,6 +25,7 @@ class _Pass:
     weight: float
     count: Tensor | int
     random_state: list[Tensor]
+    more: Mapping[str, Tensor | None]
 
 
 class RepeatedPasses:
@@ -36,9 +37,7 @@ class RepeatedPasses:
         device: where the passes draw their random numbers.
     """
 
-    def __init__(
-        self, model: nn.Module, total: Callable[[str, Mapping[str, Tensor]], Tensor], device: torch.device
-    ) -> None:
+    def __init__(self, model: nn.Module, total: Callable[..., Tensor], device: torch.device) -> None:
         self._model, self._total, self._device = model, total, device
         precisions = [torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()]
         self._eps = min(max(precisions), torch.finfo(torch.bfloat16).eps)  # what is stored in less computes in that
@@ -53,7 +52,9 @@ class RepeatedPasses:
         """The sides of which a pass is remembered."""
         return tuple(dict.fromkeys(one.side for one in self._passes))
 
-    def remember(self, side: str, batch: Mapping[str, Tensor], weight: float, count: Tensor | int) -> None:
+    def remember(
+        self, side: str, batch: Mapping[str, Tensor], weight: float, count: Tensor | int, **more: Tensor | None
+    ) -> None:
         """Take note of a pass that is about to be made.
 
         Args:
@@ -61,8 +62,9 @@ class RepeatedPasses:
             batch: what it is made of.
             weight: 0 for a batch that is there for its shape alone, else 1.
             count: of the images or scored tokens of the whole step, by which the loss is divided.
+            more: what else the total takes, as the limits of a bounded objective.
         """
-        self._passes.append(_Pass(side, batch, weight, count, _random_state(self._device)))
+        self._passes.append(_Pass(side, batch, weight, count, _random_state(self._device), more))
 
     def forget_all(self) -> None:
         """Forget the passes: the step is over, or will not be measured."""
@@ -93,7 +95,7 @@ class RepeatedPasses:
         with exact, without_autocast(self._model), _buffers_kept(self._model):
             for one in self._passes:
                 _set_random_state(one.random_state, self._device)
-                part = self._total(one.side, one.batch) * one.weight / one.count
+                part = self._total(one.side, one.batch, **one.more) * one.weight / one.count
                 losses[one.side] = losses.get(one.side, 0.0) + part
         _set_random_state(now, self._device)
         return losses

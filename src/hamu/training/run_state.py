@@ -49,8 +49,8 @@ class RunState(TrainerCallback, ExportableState):
 
 def _parts(trainer: UnlearnTrainer) -> dict[str, Any]:
     """What remembers something of its own, beside the trainer."""
-    parts: dict[str, Any] = {"pair": trainer.pair, "watch": trainer.watch}
-    return parts | {"goal": trainer.goal_run}
+    # the goal first: its controller has set the demand that the pair was saved with
+    return {"goal": trainer.goal_run, "pair": trainer.pair, "watch": trainer.watch}
 
 
 def steps_taken_in(checkpoint: Path) -> int:

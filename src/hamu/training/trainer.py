@@ -328,7 +328,8 @@ class UnlearnTrainer(ResumableTrainer):
             batch = inputs[side]
             count = self.side_losses.count(side, batch) if num_items_in_batch is None else num_items_in_batch[side]
             if measured:
-                self.watch.passes.remember(side, batch, weight, count)
+                more = {} if limits is None else {"limits": limits}
+                self.watch.passes.remember(side, batch, weight, count, **more)
             ahead = self.lookahead if side == "forget" else None
             with getattr(self.pair, side)(), nullcontext() if ahead is None else ahead.ahead():
                 loss = self._side_total(model, side, batch, weight, limits) * weight / count
