@@ -16,11 +16,11 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from hamu.evaluation.attacks import AttackData, AttackSettings, attack_model
 from torch import Tensor
 from transformers import TrainerCallback, set_seed
 
@@ -28,6 +28,7 @@ from experiments.problems import Problem, cifar, digits, original, retrained, ru
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import forget_class, read_images
 from hamu.data.images import collate
+from hamu.evaluation.attacks import AttackData, AttackSettings, attack_model
 from hamu.models import load_classifier
 from hamu.training.quiet import quiet_trainer
 from hamu.unlearning.lookahead import Lookahead
@@ -162,8 +163,7 @@ def main(argv: list[str]) -> None:
     jobs: dict[str, Any] = {}
     if options.part == "classes":
         for label in options.classes:
-            problem = Problem(f"digits, class {label}", ("--data", "digits"), ("--recipe", "digits"),
-                              ("--forget_class", str(label)), "digits")  # fmt: skip
+            problem = replace(digits(work)[2], name=f"digits, class {label}", forget=("--forget_class", str(label)))
             jobs[problem.name] = lambda problem=problem: by_command(problem, work)
     elif options.part == "cifar":
         problem = cifar(work, Path(options.cifar_dir))[2]

@@ -12,7 +12,15 @@ TRAIN_CIFAR = (
     "--model resnet20 --optim adamw_torch --learning_rate 2e-3 --lr_scheduler_type linear "
     "--per_device_train_batch_size 125 --num_train_epochs 14"
 )
-TRAIN_TOFU = "--recipe tofu-tiny --bf16 False --save_strategy no"
+TRAIN_TOFU = (
+    "--model tiny-llama --optim adamw_torch --learning_rate 2e-3 --lr_scheduler_type cosine --warmup_steps 200 "
+    "--max_grad_norm 1.0 --num_train_epochs 12 --per_device_train_batch_size 16 "
+    "--train_sampling_strategy group_by_length"
+)
+TRAIN_DIGITS = (
+    "--model resnet8 --optim adamw_torch --learning_rate 3e-3 --lr_scheduler_type linear --num_train_epochs 12 "
+    "--per_device_train_batch_size 64"
+)
 CIFAR_ROWS = 10_000  # of the 50,000, the first ones; the file's rows are in random order
 
 
@@ -59,10 +67,9 @@ def first_rows(source: Path, target: Path, rows: int) -> None:
 
 def digits(work: Path) -> list[Problem]:
     """The bundled digits."""
-    data, train = ("--data", "digits"), ("--recipe", "digits")
 
     def problem(name: str, *forget: str) -> Problem:
-        return Problem(name, data, train, forget, "digits")
+        return Problem(name, ("--data", "digits"), tuple(TRAIN_DIGITS.split()), forget, "digits")
 
     return [
         problem("digits, 20 rows", "--forget_rows", some_rows(work, "digits", 1438, 20)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED, AttackResult
 from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_FEW, RELEARN_RETAIN
 
-STEPS = 20  # of relearn-retain, after which the verdict looks
+STEPS = 20  # of relearn-retain, after which the verdict looks first
+_AGAIN = 40  # and then, if it was run that far: some models hold for 20 steps and give way after
 MARGIN = 0.10  # as a share: what may be given back
 _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high where a record is known
 
@@ -13,7 +14,7 @@ _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high
 def lasts(result: AttackResult) -> bool | None:
     """Whether unlearning lasts; None where the attacks cannot tell.
 
-    It lasts if 20 steps of relearn-retain give back at most 10 percentage points more than they give the retain
+    It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10 percentage points more than they give the retain
     model, or without a retain model at most 10% of what was forgotten. Given back is, of images, the share of
     forgotten records that is recognised; of texts, the share of the rise of the forget loss (from the original to
     the attacked model) that is lost again. A text model whose loss stays at or above the retain model's lasts.
@@ -23,10 +24,10 @@ def lasts(result: AttackResult) -> bool | None:
     return _judged(result)[0]
 
 
-def given_back(result: AttackResult, role: str = UNLEARNED) -> float:
-    """What 20 steps of relearn-retain give back to a model, see `lasts`; texts need the original."""
+def given_back(result: AttackResult, role: str = UNLEARNED, steps: int = STEPS) -> float:
+    """What this many steps of relearn-retain give back to a model, see `lasts`; texts need the original."""
     outcome = result.outcomes[RELEARN_RETAIN][role]
-    after = outcome.mean(result.figure, STEPS)
+    after = outcome.mean(result.figure, steps)
     if result.kind == "image":
         return after
     before = outcome.mean("loss", 0)
@@ -50,12 +51,24 @@ def _judged(result: AttackResult) -> tuple[bool | None, str]:
     forgotten = start - known if is_text else known - start
     if forgotten <= 0:
         return None, "the model remembers the forget set as well as the original does"
-    back = given_back(result)
+    steps = _worst(result)
+    back = given_back(result, steps=steps)
     if RETRAINED in by_model:
         theirs = by_model[RETRAINED]
-        is_above = is_text and ours.mean("loss", STEPS) >= theirs.mean("loss", STEPS)
-        return is_above or back - given_back(result, RETRAINED) <= MARGIN, ""
+        is_above = is_text and ours.mean("loss", steps) >= theirs.mean("loss", steps)
+        return is_above or back - given_back(result, RETRAINED, steps) <= MARGIN, ""
     return (back if is_text else (back - start) / forgotten) <= MARGIN, ""
+
+
+def _worst(result: AttackResult) -> int:
+    """The number of steps, of those that the verdict looks at, that give back most beyond the retain model."""
+    by_model = result.outcomes[RELEARN_RETAIN]
+
+    def excess(steps: int) -> float:
+        theirs = given_back(result, RETRAINED, steps) if RETRAINED in by_model else 0.0
+        return given_back(result, steps=steps) - theirs
+
+    return max((steps for steps in (STEPS, _AGAIN) if steps in by_model[UNLEARNED].at), key=excess)
 
 
 def sentence(result: AttackResult) -> str:
@@ -63,18 +76,18 @@ def sentence(result: AttackResult) -> str:
     verdict, reason = _judged(result)
     if verdict is None:
         return f"Whether it lasts is open: {reason}."
-    by_model = result.outcomes[RELEARN_RETAIN]
+    by_model, steps = result.outcomes[RELEARN_RETAIN], _worst(result)
     theirs = ""
     if RETRAINED in by_model:
-        theirs = f" (a model retrained without them: {given_back(result, RETRAINED):.0%})"
-    back = f"{given_back(result):.0%}"
+        theirs = f" (a model retrained without them: {given_back(result, RETRAINED, steps):.0%})"
+    back = f"{given_back(result, steps=steps):.0%}"
     if result.kind == "image":
         start = f"{by_model[UNLEARNED].mean('recognised', 0):.0%}"
         what = f"bring the share of forgotten records that it recognises from {start} to {back}{theirs}"
     else:
         what = f"give back {back} of what the loss on the forgotten records had risen{theirs}"
     head = "It lasts" if verdict else "It does not last"
-    return f"{head}: {STEPS} steps of fine-tuning on the retain data {what}."
+    return f"{head}: {steps} steps of fine-tuning on the retain data {what}."
 
 
 def robustness(result: AttackResult) -> dict[str, float]:
