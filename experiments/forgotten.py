@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.problems import Problem, original, problems, retrained, run, slug
+from hamu.cli import main as hamu
 from hamu.evaluation.membership import auc_of
 
 
@@ -22,16 +23,19 @@ def measured(problem: Problem, work: Path) -> dict[str, Any]:
     """One row of the table."""
     model, retain_model = original(problem, work), retrained(problem, work)
     what = (*problem.data, *problem.forget)
-    folder, check = work / slug(problem.name), work / f"{slug(problem.name)}-retrained-check"
+    folder = work / slug(problem.name)
     began = time.monotonic()
-    run("unlearn", *what, *problem.extra, "--model", model, "--retain_model", retain_model,
-        "--output_dir", str(folder), "--overwrite")  # fmt: skip
+    ended = hamu(["unlearn", *what, *problem.extra, "--model", model, "--retain_model", retain_model,
+                  "--output_dir", str(folder), "--overwrite"])  # fmt: skip
     seconds = time.monotonic() - began
-    run("evaluate", *what, "--model", retain_model, "--original_model", model, "--generate", "0",
-        "--output_dir", str(check), "--overwrite")  # fmt: skip
-    found = json.loads((folder / "evaluation.json").read_text())
-    of_retrained = json.loads((check / "evaluation.json").read_text())
-    goal, before, after = found["goal"], found["before"], found["after"]
+    before = evaluated(what, model, model, work / f"{slug(problem.name)}-before")
+    of_retrained = evaluated(what, retain_model, model, work / f"{slug(problem.name)}-retrained-check")
+    if ended:  # the goal is reached at the start: there is no new model
+        found, after, goal = {"steps_taken": 0, "controller": [None], "ended": "reached at the start"}, before, None
+    else:
+        found = json.loads((folder / "evaluation.json").read_text())
+        after, goal = found["after"], found["goal"]
+    goal = goal or before["goal"] | {"before": before["goal"]["after"]}
     return {
         "goal": goal["kind"],
         "records": goal["after"]["records"],
@@ -50,6 +54,15 @@ def measured(problem: Problem, work: Path) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "ended": found["ended"],
     }
+
+
+def evaluated(what: tuple[str, ...], model: str, original_model: str, folder: Path) -> dict[str, Any]:
+    """The figures of a saved model, its records counted against the original's losses on unseen data."""
+    text = ("--generate", "0") if "--max_length" in what else ()
+    run("evaluate", *what, *text, "--model", model, "--original_model", original_model, "--output_dir", str(folder),
+        "--overwrite")  # fmt: skip
+    found: dict[str, Any] = json.loads((folder / "evaluation.json").read_text())
+    return found
 
 
 def _difference(after: Any, before: Any, name: str) -> float | None:

@@ -14,10 +14,11 @@ _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high
 def lasts(result: AttackResult) -> bool | None:
     """Whether unlearning lasts; None where the attacks cannot tell.
 
-    It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10 percentage points more than they give the retain
-    model, or without a retain model at most 10% of what was forgotten. Given back is, of images, the share of
-    forgotten records that is recognised; of texts, the share of the rise of the forget loss (from the original to
-    the attacked model) that is lost again. A text model whose loss stays at or above the retain model's lasts.
+    It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10 percentage points more
+    than they give the retain model, or without a retain model at most 10% of what was forgotten. Given back is, of
+    images, the share of forgotten records that is recognised; of texts, the share of the rise of the forget loss
+    (from the original to the attacked model) that is lost again. A text model whose loss stays at or above the
+    retain model's lasts.
 
     Without an original, all images count as forgotten that are not recognised at the start.
     """
