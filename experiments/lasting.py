@@ -146,6 +146,53 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
     }
 
 
+def tables(rows: Mapping[str, Any]) -> str:
+    """The rows as Markdown: those of the command, then those of methods at equal retain cost."""
+    by_command = [
+        "| problem | steps | retain acc. | test acc. of the others, original | unlearned | after 5, 10, 20, 40, 80 "
+        "steps on retain data | retrained | with a few forgotten, 20 steps | retrained |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    by_method = [
+        "| class, method | steps | retain loss | test acc. | recognised | after 5, 10, 20, 40 steps on retain data | "
+        "with ten forgotten records in every batch |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        if "attack" in row:
+            by_command.append(f"| {name} | {row['steps']} | {_of_command(row)} |")
+        else:
+            few, retain = (_curve(row["attacks"][key]) for key in ("relearn-few", "relearn-retain"))
+            by_method.append(
+                f"| {name} | {row['steps']} | {row['retain']:+.4f} | {row['test_accuracy']:.1%} | "
+                f"{row['forget_accuracy']:.0%} | {retain} | {few} |"
+            )
+    return "\n".join([*by_command, "", *by_method]) + "\n"
+
+
+def _of_command(row: Mapping[str, Any]) -> str:
+    others = "test_without_class" if "test_without_class" in row["before"] else "test"
+    outcomes = row["attack"]["outcomes"]
+    parts = [
+        f"{row['after']['retain']['accuracy']:.1%}",
+        *(f"{row[role][others]['accuracy']:.1%}" for role in ("before", "after")),
+        *(_curve(outcomes["relearn-retain"][model]) for model in ("unlearned", "retrained")),
+        *(_curve(outcomes["relearn-few"][model], [20]) for model in ("unlearned", "retrained")),
+    ]
+    return " | ".join(parts)
+
+
+def _curve(outcome: Mapping[str, Any], at: list[int] | None = None) -> str:
+    """Means over the seeds: shares recognised, or the losses of texts."""
+    figures = outcome["figures"]
+    rows = figures.get("recognised", figures["loss"])
+    chosen = [row for step, row in zip(outcome["at"], rows, strict=True) if (step in at if at else step > 0)]
+    means = [sum(row) / len(row) for row in chosen]
+    if "recognised" in figures:
+        return ", ".join(f"{100 * mean:.0f}" for mean in means) + " %"
+    return ", ".join(f"{mean:.2f}" for mean in means)
+
+
 def main(argv: list[str]) -> None:
     """Run one part; what has a result already is not run again."""
     parser = argparse.ArgumentParser(prog="experiments lasting", description=__doc__,
@@ -180,3 +227,4 @@ def main(argv: list[str]) -> None:
             rows[name] = job()
             path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
             print(name, json.dumps(rows[name], ensure_ascii=False)[:400], flush=True)
+    print(tables(rows))
