@@ -11,7 +11,8 @@ on the bounded objective as the engine:
         the budget is exceeded           ->  φ halved: the steps repair the retain loss
         half of it is left               ->  φ up by a quarter
         far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
-        too many records too high   ->  η down by a quarter;  no progress  ->  η up by a quarter
+        too many records too high        ->  η down by a quarter
+        no progress                      ->  η up by a quarter (a lasting run that does not last yet: by a half)
 
 The state that it ends with is never worse than the start: of all that were measured within the budget it has the most
 records forgotten. It ends: k steps have a bound, and so has their number.
@@ -148,7 +149,8 @@ class Controller(TrainerCallback):
         self._settled = last
         now = self._work.stand()
         self._note(now, state.global_step)
-        self._adapt(now)
+        if self._adapt(now):
+            now = self._work.stand()
         self._work.focus(now)
         if self.ended:
             return
@@ -166,8 +168,8 @@ class Controller(TrainerCallback):
         ahead = self._work.lookahead
         return ahead is not None and ahead.at_the_end_of_a_retain_cycle
 
-    def _adapt(self, now: Standing) -> None:
-        """Keep the state, and set demand and rate by what was measured."""
+    def _adapt(self, now: Standing) -> bool:
+        """Keep the state, and set demand and rate by what was measured; returns whether the run went back."""
         cost = now.retain_loss - self._start_loss
         within = now.is_finite and cost <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
@@ -178,11 +180,12 @@ class Controller(TrainerCallback):
             self._keep(now)
             self._reached = True
             self._finish(End("goal", f"the goal is reached: {self._words()}"))
-            return
+            return False
         if now.missing < 0.95 * self._least_missing:
             self._least_missing, self._idle = now.missing, 0
         no_repair = cost > max(self.budget, self._last_cost) and self._demand <= LEAST_DEMAND
-        if not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair:
+        goes_back = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair
+        if goes_back:
             self._go_back()
             self._change(demand=0.5, rate=0.5)
             cost = self._best["cost"]
@@ -199,6 +202,7 @@ class Controller(TrainerCallback):
         self._last_missing, self._last_cost = now.missing, cost
         if self._constraint is not None:
             self._free = [*self._free[1 - _PATIENCE :], bool(self._constraint.some_demand_is_free)]
+        return goes_back
 
     def _is_better(self, now: Standing, cost: float) -> bool:
         best = self._best
