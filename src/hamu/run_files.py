@@ -71,7 +71,7 @@ def interrupted_command(folder: Path) -> str | None:
 
 def is_finished(folder: Path) -> bool:
     """Whether a run, or another command with a folder of its own, has come to its end in a folder."""
-    alone = (EVALUATION, ASSESSMENT, SUMMARY)  # without inputs.json
+    alone = (EVALUATION, ASSESSMENT, ATTACK, SUMMARY)  # without inputs.json
     last = (RECORD,) if READS["unlearn"] in _json(folder / INPUTS) else alone
     return any(shows_a_run(folder / name) for name in last)
 

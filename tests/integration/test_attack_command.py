@@ -70,7 +70,7 @@ def test_the_report_follows_the_attack(cli, finished, monkeypatch):
 def test_an_attack_may_be_replaced_and_a_run_with_one_too(cli, finished):
     quick = ("--attacks", "relearn-retain", "--output_dir", "run/attack")
     assert attacked(cli, *quick)[0] == 0
-    assert "in use" in attacked(cli, *quick)[2]
+    assert "holds a finished run" in attacked(cli, *quick)[2]
     assert attacked(cli, *quick, "--overwrite")[0] == 0
 
 

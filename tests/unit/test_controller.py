@@ -40,13 +40,16 @@ class Work:
         self.lookahead = None if rehearsals is None else SimpleNamespace(
             at_the_end_of_a_retain_cycle=True, restart=lambda: self.restarts.append(self.state.global_step)
         )  # fmt: skip
-        self.focused, self.ends = [], []
+        self.focused, self.ends, self.measured = [], [], {}
         self.controller = Controller(self, GOAL, BUDGET, every=1)
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
         self.state = SimpleNamespace(global_step=0, max_steps=1000)
 
     def stand(self):
-        return self.found.pop(0)
+        step = self.weights if self.weights in self.measured else self.state.global_step
+        if step not in self.measured:
+            self.measured[step] = self.found.pop(0)
+        return self.measured[step]
 
     def rehearse(self):
         return [standing(count) for count in self.rehearsals.pop(0)]

@@ -30,7 +30,7 @@ def outcome(trainer: UnlearnTrainer) -> list[str]:
 def _forgotten(trainer: UnlearnTrainer) -> list[str]:
     """How many of the records are forgotten, and of a run by hand which of its states was best."""
     lines = [] if trainer.controller is not None else [_best(trainer)]
-    if trainer.controller is not None:
+    if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.end.text:
         lines.append(trainer.controller.goal_sentence)
     after = trainer.standings().get("after")
     if after is not None:
