@@ -91,6 +91,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="experiments forgotten", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("data", nargs="+", choices=("digits", "cifar", "tofu"))
+    parser.add_argument("--only", default="", help="problems with this in their names")
     parser.add_argument("--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10")
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
     parser.add_argument("--work_dir", default="runs/experiments", help="where models and runs go")
@@ -99,7 +100,7 @@ def main(argv: list[str]) -> None:
     path, work = Path(options.output), Path(options.work_dir)
     rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for problem in problems(work, options.data, options.cifar_dir, options.tofu_dir):
-        if problem.name not in rows:
+        if problem.name not in rows and options.only in problem.name:
             rows[problem.name] = measured(problem, work)
             path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     print(table(rows))
