@@ -41,7 +41,7 @@ def test_the_demo_of_images_ends_as_the_papers_comparison_does(tmp_path, monkeyp
 
 
 def test_a_second_demo_does_not_replace_the_first_unasked(tmp_path, capsys):
-    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "summary.json").write_text('{"task": "image", "hardness": {}, "methods": {}}')
     assert main(["demo", "--output_dir", str(tmp_path)]) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert main(["demo", "--task", "sound", "--output_dir", str(tmp_path / "new")]) == 2
