@@ -41,6 +41,7 @@ LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
 _FAR = 5.0  # times the budget, and at least _FAR_LOSS: from there a run goes back instead of repairing
 _FAR_LOSS = 0.1
 _RATE = 0.004  # of the typical size of a trained weight, as the first rate
+_RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
 _WARM_UP = 20  # steps
 _MOST_GROWTH = 8.0  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
@@ -325,11 +326,13 @@ class Controller(TrainerCallback):
 
 
 def first_rate(parameters: Sequence[Tensor]) -> float:
-    """A rate of Adam at which a step moves a weight by a hundredth of the size that weights of matrices have."""
+    """A rate of Adam at which a step moves a weight by a small share of the size that weights of matrices have."""
     matrices = [p.detach().float() for p in parameters if p.dim() > 1] or [p.detach().float() for p in parameters]
-    matrices = [m for m in matrices if bool(m.any())]  # a new adapter's second factor is zero
-    total, count = sum(m.square().sum() for m in matrices), sum(m.numel() for m in matrices)
-    return _RATE * math.sqrt(float(total) / count) if count else 1e-4
+    used = [m for m in matrices if bool(m.any())]
+    if len(used) < len(matrices):  # the second factors of a new adapter are zero
+        return _RATE_OF_A_NEW_ADAPTER
+    total, count = sum(m.square().sum() for m in used), sum(m.numel() for m in used)
+    return _RATE * math.sqrt(float(total) / count)
 
 
 def _plain(value: Any) -> Any:
