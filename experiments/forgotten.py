@@ -1,4 +1,4 @@
-"""How many records are forgotten by the plain command, and at what price?
+"""Count the records that the plain command forgets, and the price.
 
     python -m experiments forgotten digits [cifar] [tofu] --cifar_dir CIFAR10 --tofu_dir TOFU
 

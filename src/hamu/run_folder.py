@@ -156,7 +156,7 @@ class RunFolder:
         return found
 
     def _use(self, foreign: Sequence[str]) -> str:
-        """What the folder is used for, and what to do about it."""
+        """Use of the folder, and the way out."""
         if foreign:
             return f"is in use: it holds {foreign[0]}, which is not of a run; choose another --output_dir"
         other = "choose another --output_dir, or replace it with --overwrite"

@@ -28,7 +28,7 @@ def outcome(trainer: UnlearnTrainer) -> list[str]:
 
 
 def _forgotten(trainer: UnlearnTrainer) -> list[str]:
-    """How many of the records are forgotten, and of a run by hand which of its states was best."""
+    """Lines with the count of forgotten records, and the best state of a run by hand."""
     lines = [] if trainer.controller is not None else [_best(trainer)]
     if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.end.text:
         lines.append(trainer.controller.goal_sentence)

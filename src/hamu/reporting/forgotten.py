@@ -29,7 +29,7 @@ def goal_of(run: Run) -> Mapping[str, Any] | None:
 
 
 def counted_forgotten(run: Run) -> str:
-    """How many are forgotten of how many, "" where nothing told."""
+    """Count of forgotten records of all, "" where nothing told."""
     goal = goal_of(run)
     return "" if goal is None else f"{goal['after']['forgotten']:,} of {goal['after']['records']:,}"
 

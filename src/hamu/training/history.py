@@ -24,7 +24,7 @@ def history(trainer: UnlearnTrainer) -> dict[str, Any]:
 
 
 def _goal(trainer: UnlearnTrainer) -> dict[str, Any] | None:
-    """What forgotten means in this run, and of how many records it was true before and after; None if nothing tells."""
+    """Goal of the run with its standings before and after; None if nothing defines forgotten."""
     standings: dict[str, Standing] = trainer.standings()
     if "after" not in standings:
         return None

@@ -39,7 +39,7 @@ class RunState(TrainerCallback, ExportableState):
         control.should_training_stop = trainer.memory.end is not None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the trainer's memory, pair, watch and goal."""
+        """State of the trainer's memory, pair, watch and goal, for a checkpoint."""
         trainer = self._trainer
         if trainer is None:
             return {"args": {}, "attributes": {}}

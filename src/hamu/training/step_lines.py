@@ -1,4 +1,4 @@
-"""What a run in Python prints: a short line per logged step and evaluation, where transformers prints all figures."""
+"""Output of a run in Python: a short line per logged step and evaluation, where transformers prints all figures."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ class UnlearnTrainer(ResumableTrainer):
             yield self._prepare_inputs(collator(fetch(indices) if fetch else [data[i] for i in indices]))
 
     def standings(self) -> dict[str, Standing]:
-        """How the forget set stood against the goal before the run and stands after it; empty without a goal."""
+        """Standings of the forget set against the goal before and after the run; empty without a goal."""
         found = {}
         for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
             if "forget" in predictions:

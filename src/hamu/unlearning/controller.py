@@ -50,7 +50,7 @@ _PATIENCE = 12  # measurements without a better state or less missing, before a 
 
 
 class Work(Protocol):
-    """What the controller steers: the trainer, as far as it is needed."""
+    """The part of a trainer that the controller needs."""
 
     pair: PairedGradients
     lookahead: Lookahead | None
@@ -165,7 +165,7 @@ class Controller(TrainerCallback):
 
     @property
     def _can_rehearse(self) -> bool:
-        """Whether a lasting run is at the end of a cycle, where it looks what fine-tuning brings back."""
+        """True if a lasting run is at the end of a cycle, where it looks what fine-tuning brings back."""
         ahead = self._work.lookahead
         return ahead is not None and ahead.at_the_end_of_a_retain_cycle
 
@@ -212,7 +212,7 @@ class Controller(TrainerCallback):
         return now.count > best["count"] or (now.count == best["count"] and cost < best["cost"])
 
     def _is_there(self, now: Standing) -> bool:
-        """Whether enough records are forgotten, and with look-ahead stay so where fine-tuning leads."""
+        """True if enough records are forgotten, and with look-ahead stay so where fine-tuning leads."""
         if now.share < self._goal.share:
             return False
         if self._work.lookahead is None:
@@ -282,12 +282,12 @@ class Controller(TrainerCallback):
 
     @property
     def goal_sentence(self) -> str:
-        """Where the best state stands, in words."""
+        """Standing of the best state, in words."""
         return f"the goal is {'reached' if self.reached else 'not reached'}: {self._words()}"
 
     @property
     def reached(self) -> bool:
-        """Whether the best state has reached the goal, ahead too if the run looks ahead."""
+        """True if the best state has reached the goal, ahead too if the run looks ahead."""
         return self._reached
 
     def _words(self) -> str:
@@ -298,7 +298,7 @@ class Controller(TrainerCallback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON holds it; tensors are in a file of their own."""
+        """State for a checkpoint, as JSON holds it; tensors are in a file of their own."""
         names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_last_cost", "_idle",
                  "_lasted", "_free", "_settled", "_reached", "history", "ended")  # fmt: skip
         return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": self._demand}

@@ -56,7 +56,7 @@ class GoalSettings:
         return Goal(self.kind, self.share, self.loss, reference)
 
     def report(self, predictions: Found, *, original: Found | None, retain_model: Found | None) -> dict[str, Any]:
-        """How a model stands, in the shape of `hamu.training.history`, with one standing.
+        """Standing of a model, in the shape of `hamu.training.history`, with one standing.
 
         Args:
             predictions: of the model, by set.
@@ -79,7 +79,7 @@ class GoalSettings:
 
 
 def is_reached(standing: Standing, share: float) -> bool:
-    """Whether enough records are forgotten."""
+    """True if enough records are forgotten."""
     return standing.share >= share
 
 
@@ -129,7 +129,7 @@ def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
 
 
 def has_share(goal: Mapping[str, Any]) -> bool:
-    """Whether the records counted as forgotten after the run are as many as the goal asks for."""
+    """True if the records counted as forgotten after the run are as many as the goal asks for."""
     after = goal["after"]
     return bool(after["forgotten"] >= goal["share"] * after["records"])
 

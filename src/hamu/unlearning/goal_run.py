@@ -34,7 +34,7 @@ Found = Predictions | TokenPredictions
 
 
 class Looks(Protocol):
-    """How a run looks at its model."""
+    """Measurements of a model."""
 
     sets: dict[str, Dataset[Any]]
 
@@ -50,7 +50,7 @@ class Looks(Protocol):
 
 
 class Pairs(Protocol):
-    """Where forget batches are drawn from."""
+    """Source of forget batches."""
 
     focus: list[tuple[int, list[int]]]
 
@@ -165,7 +165,7 @@ class GoalRun:
         return found
 
     def standing_of(self, forget: Found, test: Found | None) -> Standing | None:
-        """How predictions for the forget set stand; None without a goal, or if they are of a part of the set.
+        """Standing of predictions for the forget set; None without a goal, or if they are of a part of the set.
 
         Args:
             forget: the predictions.
@@ -211,7 +211,7 @@ class GoalRun:
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON holds it."""
+        """State for a checkpoint, as JSON holds it."""
         return {
             "controller": None if self.controller is None else self.controller.state_dict(),
             "lookahead": None if self.lookahead is None else self.lookahead.state_dict(),
@@ -261,7 +261,7 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def is_text(data: Any) -> bool:
-    """Whether the records of a data set are texts."""
+    """True if the records of a data set are texts."""
     return "input_ids" in data[0]
 
 

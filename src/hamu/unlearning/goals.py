@@ -52,7 +52,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Standing:
-    """How the records of a forget set stand against a goal.
+    """Standing of the records of a forget set against a goal.
 
     Attributes:
         losses: of each record, [n] float64.
@@ -89,7 +89,7 @@ class Standing:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no loss is NaN, and the retain loss is a number."""
+        """True if no loss is NaN, and the retain loss is a number."""
         return not bool(self.losses.isnan().any()) and math.isfinite(self.retain_loss)
 
     def figures(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Goal:
-    """What forgotten means in a run.
+    """Meaning of forgotten in a run.
 
     Args:
         kind: "unseen": the losses of the forgotten records are distributed as those of records never trained on, class
@@ -168,7 +168,7 @@ class Goal:
             raise HamuError("the goal retrained compares with a retain model; give --retain_model, or another --goal")
 
     def standing(self, predictions: Predictions | TokenPredictions, retain_loss: float = math.nan) -> Standing:
-        """How a model's predictions for the forget set stand."""
+        """Standing of a model by its predictions for the forget set."""
         losses = record_losses(predictions)
         targets = self.targets(predictions)
         if self.kind == "erased":
@@ -269,7 +269,7 @@ def check_goal_settings(goal: str | None, loss: float | None, share: float) -> N
 
 
 def whole_classes(retain: Any, forget: Any) -> bool:
-    """Whether the forget records are images of classes that none of the retain records is of."""
+    """True if the forget records are images of classes that none of the retain records is of."""
     kept, gone = (getattr(data, "labels", None) for data in (retain, forget))
     if not isinstance(kept, Tensor) or not isinstance(gone, Tensor):
         return False

@@ -56,12 +56,12 @@ class Lookahead:
 
     @property
     def relearns_forgotten(self) -> bool:
-        """Whether forgotten records are among those of this cycle."""
+        """True if forgotten records are among those of this cycle."""
         return self.cycles % 2 == 1
 
     @property
     def at_the_end_of_a_retain_cycle(self) -> bool:
-        """Whether the point is as far ahead as it gets, on retain records alone."""
+        """True if the point is as far ahead as it gets, on retain records alone."""
         return self.taken >= self.depth and self.cycles >= 0 and not self.relearns_forgotten
 
     def restart(self) -> None:
@@ -152,7 +152,7 @@ class Lookahead:
                 parameter.data = data
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps as JSON; `tensors` has the rest."""
+        """State for a checkpoint, as JSON holds it; `tensors` has the rest."""
         return {"taken": self.taken, "cycles": self.cycles}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -70,7 +70,7 @@ def leak_at_k(scores: list[Tensor], k: int) -> float:
 
 
 def has_prompts(data: TextData) -> bool:
-    """Whether each record has a prompt."""
+    """True if each record has a prompt."""
     return all(start > 0 for start in data.scored_from)
 
 
@@ -85,7 +85,7 @@ def _after(tokenizer: Any, data: TextData, index: int, words: int) -> int:
 
 
 def _texts(tokenizer: Any, data: TextData) -> list[str]:
-    """What follows each prompt."""
+    """The text after each prompt."""
     pairs = zip(data.tokens, data.scored_from, strict=True)
     return [tokenizer.decode(tokens[start:].tolist(), skip_special_tokens=True) for tokens, start in pairs]
 

@@ -12,7 +12,7 @@ _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high
 
 
 def lasts(result: AttackResult) -> bool | None:
-    """Whether unlearning lasts; None where the attacks cannot tell.
+    """True if unlearning lasts; None where the attacks cannot tell.
 
     It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10 percentage points more
     than they give the retain model, or without a retain model at most 10% of what was forgotten. Given back is, of
@@ -26,7 +26,7 @@ def lasts(result: AttackResult) -> bool | None:
 
 
 def given_back(result: AttackResult, role: str = UNLEARNED, steps: int = STEPS) -> float:
-    """What this many steps of relearn-retain give back to a model, see `lasts`; texts need the original."""
+    """Share that this many steps of relearn-retain give back to a model, see `lasts`; texts need the original."""
     outcome = result.outcomes[RELEARN_RETAIN][role]
     after = outcome.mean(result.figure, steps)
     if result.kind == "image":

@@ -38,11 +38,11 @@ class AttackData:
 
     @property
     def is_text(self) -> bool:
-        """Whether the records are texts."""
+        """True if the records are texts."""
         return isinstance(self.forget, TextData)
 
     def measure(self, model: nn.Module, records: Any) -> Figures:
-        """What a model knows of some records; means over records.
+        """Knowledge of some records, as means over records.
 
         Returns:
             `loss`; of images `recognised`, the share whose most likely class is the label; of texts

@@ -13,7 +13,7 @@ MODELS = {UNLEARNED: "unlearned", ORIGINAL: "original", RETRAINED: "retrained"} 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attack brings out of one model.
+    """Figures of one attack on one model.
 
     Attributes:
         at: strengths of the attack, ascending but for bits: steps of fine-tuning; 0 (as saved), 8 and 4 bits;

@@ -27,7 +27,7 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """Which attacks, and how strong they are."""
+    """The attacks and their strength."""
 
     attacks: str = _option(
         "",
@@ -103,7 +103,7 @@ class AttackSettings:
         return self.attack_batch_size or (16 if is_text else 64)
 
     def relearned(self, forgotten: int, *, is_text: bool) -> int:
-        """How many forgotten records relearn-few trains on: at most half of them."""
+        """Number of forgotten records that relearn-few trains on: at most half of them."""
         return min(self.relearned_records or (40 if is_text else 10), forgotten // 2)
 
     def work(self, names: tuple[str, ...], *, is_text: bool) -> int:
