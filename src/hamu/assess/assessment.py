@@ -305,7 +305,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Measurements:
-    """What the passes over the data have found; `records` of each side were in them."""
+    """Results of the passes over the data; `records` of each side were in them."""
 
     records: Mapping[str, int]
     parted: PartedGram

@@ -138,7 +138,7 @@ def _of_images(task: Any, sets: Mapping[str, Any], args: TrainConfig) -> _Size:
 
 
 def _settings(args: TrainConfig) -> dict[str, Any]:
-    """What of the settings decides how often the weights are held."""
+    """Settings that decide how often the weights are held."""
     names = [name for name in args.objectives().values() if name] if isinstance(args, UnlearnConfig) else []
     keeps_original = any(build_objective(name).needs_original for name in names)
     return {"optimizer": str(args.optim), "sides": len(names) or 1, "keeps_original": keeps_original}

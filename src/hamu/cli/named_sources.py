@@ -141,7 +141,7 @@ class NamedSources:
         return changes(self.figures(before), self.figures(after), predictions, self.named.args.seed)
 
     def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
-        """How the forget records stand against the goal of the record, by the model before or after."""
+        """Standing of the forget records against the goal of the record, by the model before or after."""
         settings = GoalSettings(goal["kind"], goal["share"], goal["loss"])
         original = self._predicted("before") if settings.kind == "unseen" else None
         if settings.kind == "retrained" and self._reference is None:

@@ -144,7 +144,7 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
             self.console.print(f"{name}: " + ("not measured" if value is None else f"{value:.4g}"))
 
     def beside_model(self) -> list[Any]:
-        """What is saved with a model, so that it can be opened again."""
+        """Parts to save with a model, so that it can be opened again."""
         return []
 
     def save_model(self, folder: RunFolder, model: Any) -> Path:

@@ -83,7 +83,7 @@ class Sources(Protocol):
         """See `changes`: of both models, evaluated again."""
 
     def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
-        """How the records of the forget set stand against the goal of a record: by "before" or "after"."""
+        """Standing of the forget set against the goal of a record: by "before" or "after"."""
 
     def precision(self) -> str:
         """A key of `TOLERANCE`."""

@@ -37,7 +37,7 @@ def figure_of(attack: str, result: AttackResult) -> tuple[str, str]:
 
 
 def heads_of(attack: str, outcome: Outcome) -> list[str]:
-    """What the strengths of an attack are called."""
+    """Name of the strengths of an attack."""
     if attack == QUANTIZE:
         return [f"{bits} bits" if bits else "as saved" for bits in outcome.at]
     if attack == SAMPLE:

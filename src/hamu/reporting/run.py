@@ -362,7 +362,7 @@ def _settings(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _attack(run: Path, notes: list[str]) -> dict[str, Any] | None:
-    """What `hamu attack` has left: in the run's folder, or in attack/ there."""
+    """Result of `hamu attack`: in the run's folder, or in attack/ there."""
     for place in (run, run / run_files.ATTACK_FOLDER):
         found = _json(place / run_files.ATTACK, notes)
         wrong = None if found is None else next(violations(found, ATTACK, run_files.ATTACK), None)

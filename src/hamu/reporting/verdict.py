@@ -129,7 +129,7 @@ def _lasting(run: Run, headline: str, tone: Tone) -> tuple[str, Tone]:
 
 
 def _misses_its_goal(run: Run) -> bool:
-    """Whether it was a run by goal that ended without it."""
+    """True if a run by goal ended without it."""
     goal = goal_of(run)
     return goal is not None and goal["budget"] is not None and not goal["reached"]
 
