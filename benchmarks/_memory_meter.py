@@ -69,7 +69,11 @@ class AllocationMeter:
             path = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(path))
             events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        spans = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "user_annotation"}
+        spans = {
+            e["name"]: (e["ts"], e["ts"] + e["dur"])
+            for e in events
+            if e.get("cat") == "user_annotation"
+        }
         levels = list(_levels(e for e in events if e["name"] == "[memory]"))
         for name in self._names:
             begin, end = spans[name]
@@ -118,7 +122,10 @@ class TensorMeter(TorchDispatchMode):
         given = {id(t.untyped_storage()) for t in old if isinstance(t, Tensor)}
         result = func(*args, **kwargs)
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and id(tensor.untyped_storage()) not in given | self._known:
+            if (
+                isinstance(tensor, Tensor)
+                and id(tensor.untyped_storage()) not in given | self._known
+            ):
                 self._count(tensor.untyped_storage())
         return result
 

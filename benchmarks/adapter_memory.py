@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.models.language import AdapterSettings, with_adapter
-from hamu.training.quiet import silence
+from hamu.unlearning.trainer.quiet import silence
 
 
 def resident_mb() -> float:
@@ -38,7 +38,11 @@ def one_run(method: str, steps: int) -> dict[str, float]:
     """One run's memory."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=4096, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8
+        vocab_size=4096,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
     )
     model = with_adapter(LlamaForCausalLM(config), AdapterSettings())
     texts = [torch.randint(0, 4096, (32,)) for _ in range(8)]
@@ -53,7 +57,11 @@ def one_run(method: str, steps: int) -> dict[str, float]:
             eval_on_start=False,
         )
         trainer = UnlearnTrainer(
-            model, args, retain_dataset=data, forget_dataset=data, data_collator=TextCollator(pad_token_id=0)
+            model,
+            args,
+            retain_dataset=data,
+            forget_dataset=data,
+            data_collator=TextCollator(pad_token_id=0),
         )
         silence(trainer)
         trainer.train()
@@ -68,7 +76,9 @@ def one_run(method: str, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="two steps instead of five")
     parser.add_argument("--method", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -77,7 +87,13 @@ def main() -> None:
         return
     found = {}
     for method in ("gdiff", "kl"):
-        words = [sys.executable, __file__, "--method", method, *(["--quick"] if options.quick else [])]
+        words = [
+            sys.executable,
+            __file__,
+            "--method",
+            method,
+            *(["--quick"] if options.quick else []),
+        ]
         found[method] = json.loads(
             subprocess.run(words, check=True, capture_output=True, text=True).stdout.split("\n")[-2]
         )
@@ -88,7 +104,9 @@ def main() -> None:
         "copy_over_model": round(kl["copy"] / kl["parameters"], 5),
         "resident_over_without": round(kl["resident_mb"] / gdiff["resident_mb"], 4),
         "peak_over_without": round(kl["peak_mb"] / gdiff["peak_mb"], 4),
-        "extra_resident_over_second_model": round((kl["resident_mb"] - gdiff["resident_mb"]) / whole_mb, 4),
+        "extra_resident_over_second_model": round(
+            (kl["resident_mb"] - gdiff["resident_mb"]) / whole_mb, 4
+        ),
         "extra_peak_over_second_model": round((kl["peak_mb"] - gdiff["peak_mb"]) / whole_mb, 4),
     }
     for method, row in found.items():

@@ -44,7 +44,9 @@ def epoch(model: Any, retain: Any, forget: Any, collate: Any, batch_size: int) -
                 assessed.total(assessed.score(batch)).backward()
 
 
-def measured(name: str, model: Any, retain: Any, forget: Any, collate: Any, batch_size: int) -> dict[str, float]:
+def measured(
+    name: str, model: Any, retain: Any, forget: Any, collate: Any, batch_size: int
+) -> dict[str, float]:
     """Epochs by the clock, of the processor, and by the count of passes."""
 
     def one() -> np.ndarray:
@@ -53,10 +55,16 @@ def measured(name: str, model: Any, retain: Any, forget: Any, collate: Any, batc
     one()
     epochs = [one() for _ in range(3)]
     found: list[Any] = []
-    took = seconds(lambda: found.append(assess(model, retain, forget, collate=collate, batch_size=batch_size)))
+    took = seconds(
+        lambda: found.append(assess(model, retain, forget, collate=collate, batch_size=batch_size))
+    )
     epochs += [one() for _ in range(3)]
     clock, processor = took / np.median(epochs, axis=0)
-    found_figures = {name: float(clock), f"{name}_processor": float(processor), f"{name}_counted": found[0].epochs}
+    found_figures = {
+        name: float(clock),
+        f"{name}_processor": float(processor),
+        f"{name}_counted": found[0].epochs,
+    }
     return found_figures | products(name, AssessedModel(model, retain, forget, collate, batch_size))
 
 
@@ -69,16 +77,24 @@ def products(name: str, assessed: AssessedModel) -> dict[str, float]:
     with assessed.untouched():
         batch = next(assessed.batches("retain"))
         for _ in range(6):
-            hessian = Hessian(lambda one: assessed.total(assessed.score(one)), [batch], assessed.parameters)
-            taken["pass"].append(seconds(lambda: assessed.total(assessed.score(batch)).backward())[1])
+            hessian = Hessian(
+                lambda one: assessed.total(assessed.score(one)), [batch], assessed.parameters
+            )
+            taken["pass"].append(
+                seconds(lambda: assessed.total(assessed.score(batch)).backward())[1]
+            )
             for which in ("product", "next_product"):
                 taken[which].append(seconds(lambda hessian=hessian: hessian.product(vector))[1])
     medians = {which: float(np.median(of[1:])) for which, of in taken.items()}  # the first warms up
-    return {f"{name}_{which}": medians[which] / medians["pass"] for which in ("product", "next_product")}
+    return {
+        f"{name}_{which}": medians[which] / medians["pass"] for which in ("product", "next_product")
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="fewer records")
     options = parser.parse_args()
     set_seed(0)
@@ -90,18 +106,28 @@ def main() -> None:
     count = 400 if options.quick else 2000
     noise = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (count, 3, 32, 32), generator=noise, dtype=torch.uint8)
-    images = ImageData(pixels, torch.arange(count) % 10, tuple("0123456789"), "made up", torch.arange(count))
+    images = ImageData(
+        pixels, torch.arange(count) % 10, tuple("0123456789"), "made up", torch.arange(count)
+    )
     looks = [0.5] * 3, [0.3] * 3
     drawn = forget_class(images.normalized(*looks), None, "3")
     larger = new_classifier("resnet20", images, *looks)
     figures |= measured("resnet20_32px", larger, drawn.retain, drawn.forget, collate, 128)
     llama = LlamaForCausalLM(
-        LlamaConfig(vocab_size=4096, hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4)
+        LlamaConfig(
+            vocab_size=4096,
+            hidden_size=256,
+            intermediate_size=688,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+        )
     )
     texts = [torch.randint(1, 4096, (64,)) for _ in range(100 if options.quick else 440)]
     records = [{"input_ids": ids, "labels": ids} for ids in texts]
     tenth = len(records) // 11
-    figures |= measured("llama_5m", llama, records[tenth:], records[:tenth], TextCollator(pad_token_id=0), 8)
+    figures |= measured(
+        "llama_5m", llama, records[tenth:], records[:tenth], TextCollator(pad_token_id=0), 8
+    )
     for name, value in figures.items():
         print(f"{name}: {value:.2f} {'passes' if name.endswith('product') else 'epochs'}")
     print_report("assess_cost", figures)

@@ -25,7 +25,7 @@ from _models import new_llama
 from _report import print_report
 
 from hamu import HamuQ, Method, PairedGradients, build_method
-from hamu.distributed.layout import Replicated
+from hamu.core.distributed.layout import Replicated
 
 LIMIT = 1.5
 LIMITED = ("hamu-q", "gdiff")
@@ -44,9 +44,13 @@ class Gradients:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._model = new_llama(32000, 768, 12).to(device, dtype)
         self._parameters = list(self._model.parameters())
-        self._fresh, self._forget = ([torch.randn_like(p) for p in self._parameters] for _ in range(2))
+        self._fresh, self._forget = (
+            [torch.randn_like(p) for p in self._parameters] for _ in range(2)
+        )
         self._retain = [torch.empty_like(p) for p in self._parameters]
-        self._source = torch.randn(sum(p.numel() for p in self._parameters), device=device, dtype=dtype)
+        self._source = torch.randn(
+            sum(p.numel() for p in self._parameters), device=device, dtype=dtype
+        )
         self._target = torch.empty_like(self._source)
 
     def pair(self, method: Method, in_parts: bool = False) -> PairedGradients:
@@ -81,21 +85,27 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
-def ratios(gradients: Gradients, pairs: dict[str, PairedGradients], turns: int) -> dict[str, list[float]]:
+def ratios(
+    gradients: Gradients, pairs: dict[str, PairedGradients], turns: int
+) -> dict[str, list[float]]:
     """Each pair's times over the floor."""
     found: dict[str, list[float]] = {name: [] for name in pairs}
     for turn in range(-1, turns):  # the first warms up
         for name, pair in pairs.items():
             device = pair.parameters[0].device
             gradients.collect(pair)
-            before, combine, after = (seconds(work, device) for work in (gradients.copy, pair.combine, gradients.copy))
+            before, combine, after = (
+                seconds(work, device) for work in (gradients.copy, pair.combine, gradients.copy)
+            )
             if turn >= 0:
                 found[name].append(combine / (5 / 2 * (before + after) / 2))
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a fifth of the turns")
     parser.add_argument("--threads", type=int, default=2, help="of a CPU (default 2)")
     parser.add_argument("--device", default="cpu", help="such as cuda (default cpu)")

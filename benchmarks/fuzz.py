@@ -26,11 +26,15 @@ from _report import print_report
 from fuzzing import INPUTS, Input, World
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-MEMORY = 12e9  # bytes of address space: what takes more is an error here, not a machine without memory
+MEMORY = (
+    12e9  # bytes of address space: what takes more is an error here, not a machine without memory
+)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--inputs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -62,7 +66,9 @@ def main() -> int:
     for counts in (kinds, outcomes):
         for name, count in sorted(counts.items()):
             print(f"{count:6} {name}")
-    print_report("fuzz", {name.replace(" ", "_"): count for name, count in sorted(outcomes.items())})
+    print_report(
+        "fuzz", {name.replace(" ", "_"): count for name, count in sorted(outcomes.items())}
+    )
     return 1 if outcomes["violation"] else 0
 
 

@@ -34,7 +34,7 @@ from _report import print_report
 from transformers import set_seed
 
 from hamu.cli import main as hamu
-from hamu.methods import method_classes
+from hamu.core.methods import method_classes
 
 # more than there are of either: each pair of method and optimizer comes up in its turn
 OPTIMIZERS = (
@@ -59,14 +59,32 @@ DIGITS = ["--recipe", "digits"]
 TEXT = ["--data", "miniature", "--max_length", "96"]
 SAVED = ["--save_strategy", "steps", "--save_steps", "1", "--keep", "2"]
 ADAPTER = ["--lora", "--lora_rank", "2", "--lora_dropout", "0.1"]
-NEW_TEXT_MODEL = [*TEXT, "--model", "tiny-llama", "--per_device_train_batch_size", "16", "--optim", "adamw_torch"]
+NEW_TEXT_MODEL = [
+    *TEXT,
+    "--model",
+    "tiny-llama",
+    "--per_device_train_batch_size",
+    "16",
+    "--optim",
+    "adamw_torch",
+]
 
 
 def originals(folder: Path) -> dict[str, list[str]]:
     """Train a small original model for each task; what `hamu unlearn` is given for it."""
     forgotten = ["--forget_rows", "0,1,2,3,4,5,6,7,8,9,10,11"]
     command(["train", *DIGITS, "--num_train_epochs", "1", "--output_dir", f"{folder}/digits"])
-    command(["train", *NEW_TEXT_MODEL, *forgotten, "--max_steps", "12", "--output_dir", f"{folder}/text"])
+    command(
+        [
+            "train",
+            *NEW_TEXT_MODEL,
+            *forgotten,
+            "--max_steps",
+            "12",
+            "--output_dir",
+            f"{folder}/text",
+        ]
+    )
     shared = [*SAVED, "--max_eval_samples", "64", "--eval_strategy", "steps", "--eval_steps", "3"]
     return {
         "digits": [*DIGITS, "--model", f"{folder}/digits/model", "--max_steps", "8", *shared],
@@ -91,10 +109,25 @@ def cases(of: dict[str, list[str]]) -> list[Case]:
     # more than there is to reach: every step is taken, some of them back
     goal = ["--auto", "--target_forget_loss", "9", "--max_retain_increase", "0.02"]
     found.append(Case("digits auto", "unlearn", [*of["digits"], *goal]))
-    found += [Case(f"digits train {o[1]}", "train", [*DIGITS, *SAVED, "--max_steps", "10", *o]) for o in OPTIMIZERS]
-    found.append(Case("text train adamw_torch", "train", [*NEW_TEXT_MODEL, *SAVED, "--max_steps", "8"]))
-    adapted = [*TEXT, *ADAPTER, *SAVED, "--model", of["text"][of["text"].index("--model") + 1], "--max_steps", "8"]
-    found.append(Case("text train adapter", "train", [*adapted, "--per_device_train_batch_size", "16"]))
+    found += [
+        Case(f"digits train {o[1]}", "train", [*DIGITS, *SAVED, "--max_steps", "10", *o])
+        for o in OPTIMIZERS
+    ]
+    found.append(
+        Case("text train adamw_torch", "train", [*NEW_TEXT_MODEL, *SAVED, "--max_steps", "8"])
+    )
+    adapted = [
+        *TEXT,
+        *ADAPTER,
+        *SAVED,
+        "--model",
+        of["text"][of["text"].index("--model") + 1],
+        "--max_steps",
+        "8",
+    ]
+    found.append(
+        Case("text train adapter", "train", [*adapted, "--per_device_train_batch_size", "16"])
+    )
     return found
 
 
@@ -119,7 +152,9 @@ def started(argv: list[str]) -> int:
         os._exit(code)
 
 
-def run_with_kills(case: Case, folder: Path, kills: int, seconds: float, draw: random.Random) -> int:
+def run_with_kills(
+    case: Case, folder: Path, kills: int, seconds: float, draw: random.Random
+) -> int:
     """Start, kill, resume until it is over; returns how often it was killed."""
     killed = 0
     while True:
@@ -139,20 +174,27 @@ def run_with_kills(case: Case, folder: Path, kills: int, seconds: float, draw: r
             killed += 1
             continue
         if os.waitstatus_to_exitcode(status):
-            raise SystemExit(f"{case.name}: {' '.join(argv)} ended with {os.waitstatus_to_exitcode(status)}")
+            raise SystemExit(
+                f"{case.name}: {' '.join(argv)} ended with {os.waitstatus_to_exitcode(status)}"
+            )
         return killed
 
 
 def ends_alike(one: Path, other: Path) -> list[str]:
     """What differs between two finished runs."""
     differing = []
-    weights = [{p.name: p.read_bytes() for p in (run / "model").glob("*.safetensors")} for run in (one, other)]
+    weights = [
+        {p.name: p.read_bytes() for p in (run / "model").glob("*.safetensors")}
+        for run in (one, other)
+    ]
     if not weights[0] or weights[0] != weights[1]:
         differing.append("weights")
     if figures_of(one) != figures_of(other):
         differing.append("evaluation.json")
     for name in ("steps.jsonl", "layers.jsonl"):
-        texts = [(run / name).read_text() if (run / name).is_file() else None for run in (one, other)]
+        texts = [
+            (run / name).read_text() if (run / name).is_file() else None for run in (one, other)
+        ]
         if texts[0] != texts[1]:
             differing.append(name)
     return differing
@@ -166,10 +208,16 @@ def figures_of(run: Path) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--each", type=int, help="kills of one run; by default as many as spread over all cases")
-    parser.add_argument("--only", default="", help="only cases with this in their name, such as train or auto")
+    parser.add_argument(
+        "--each", type=int, help="kills of one run; by default as many as spread over all cases"
+    )
+    parser.add_argument(
+        "--only", default="", help="only cases with this in their name, such as train or auto"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -182,18 +230,25 @@ def main() -> int:
         draw.shuffle(found)
         each = options.each or max(1, -(-options.kills // len(found)))
         seconds: dict[str, float] = {}
-        while killed < options.kills:  # a run may come to its end before it was killed as often as it was to be
+        while (
+            killed < options.kills
+        ):  # a run may come to its end before it was killed as often as it was to be
             case = found[runs % len(found)]
             whole, broken = folder / f"whole {case.name}", folder / f"broken {runs}"
             if case.name not in seconds:
                 begin = time.monotonic()
                 command([case.command, *case.settings, "--output_dir", str(whole)])
                 seconds[case.name] = time.monotonic() - begin
-            killed += run_with_kills(case, broken, min(each, options.kills - killed), seconds[case.name], draw)
+            killed += run_with_kills(
+                case, broken, min(each, options.kills - killed), seconds[case.name], draw
+            )
             runs += 1
             differing = ends_alike(whole, broken)
             different += bool(differing)
-            print(f"{case.name}: {'ends alike' if not differing else 'differs in ' + ', '.join(differing)}", flush=True)
+            print(
+                f"{case.name}: {'ends alike' if not differing else 'differs in ' + ', '.join(differing)}",
+                flush=True,
+            )
     print_report("kill_resume", {"kills": killed, "runs": runs, "ended_elsewhere": different})
     return int(different > 0)
 

@@ -24,10 +24,10 @@ from transformers import TrainerCallback, set_seed
 
 from hamu.data import UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
-from hamu.run_folder import RunFolder
-from hamu.training import UnlearnConfig
-from hamu.training.quiet import quiet_trainer
-from hamu.training.step_log import StepLog
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.quiet import quiet_trainer
+from hamu.unlearning.trainer.step_log import StepLog
 
 
 def resident() -> float:
@@ -48,7 +48,9 @@ class Watch(TrainerCallback):
         """Every tenth of the run."""
         if state.global_step % self._every == 0:
             self.memory.append(resident())
-            with open(self._log, encoding="utf-8") as file:  # line by line: the reader is to take no memory itself
+            with open(
+                self._log, encoding="utf-8"
+            ) as file:  # line by line: the reader is to take no memory itself
                 for number, line in enumerate(file, 1):
                     assert json.loads(line)["step"] == number, "a line is missing"
             assert number == state.global_step - 1, "a line is missing"
@@ -60,7 +62,9 @@ def problem() -> UnlearningData[Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=10_000)
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()

@@ -13,7 +13,7 @@ Three steps by HAMU-Q, the last with parallel gradients, which are measured a se
 In one process every byte counts that torch's allocator gives out, an operator's workspace as well; with split pairing
 (2 and 4 gloo processes, the one that holds most) every tensor, but not gloo's own copies. The limits:
 
-    one process     2 gradients and a bucket: what the Gram works in (`hamu.gram_meter.bucket_bytes`), and for half
+    one process     2 gradients and a bucket: what the Gram works in (`hamu.core.gram_meter.bucket_bytes`), and for half
                     precision the widened pieces of both sides in which the combine works
     split pairing   1 gradient and 2 buckets: what is exchanged at once, 4 M numbers or the largest tensor
     kl, scrub       beyond gdiff: one copy of the trainable tensors and of BatchNorm's statistics
@@ -40,14 +40,14 @@ from _report import print_report
 from torch import Tensor, nn
 
 from hamu import Method, PairedGradients, build_method
-from hamu.combining import widened_at_once
-from hamu.distributed import SplitPairing
-from hamu.distributed import layout_split as exchange
-from hamu.forward import OriginalModel, predict_logits
-from hamu.gram_meter import bucket_bytes
+from hamu.core.combine import widened_at_once
+from hamu.core.distributed import SplitPairing
+from hamu.core.distributed import layout_split as exchange
+from hamu.core.forward import OriginalModel, predict_logits
+from hamu.core.gram_meter import bucket_bytes
+from hamu.core.objectives import Scored, build_objective
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, with_adapter
-from hamu.objectives import Scored, build_objective
 
 Batch = dict[str, Tensor]
 STEPS = 3
@@ -120,7 +120,10 @@ def measured(case: str, method_name: str, split: bool = False) -> dict[str, int]
             with meter.phase(f"combine {step}"):
                 assert pair.combine().decision == "step"
             if not split:
-                moved += sum(p.grad.data_ptr() != place for p, place in zip(pair.parameters, places, strict=True))
+                moved += sum(
+                    p.grad.data_ptr() != place
+                    for p, place in zip(pair.parameters, places, strict=True)
+                )
             model.zero_grad()
     phases = meter.phases
     gradient, weights = sum(p.nbytes for p in pair.parameters), phases["weights"].end
@@ -210,7 +213,9 @@ def row(name: str, found: dict[str, int], gradients: int, buckets: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the two smallest models, 2 processes")
     parser.add_argument("--worker", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -220,7 +225,9 @@ def main() -> int:
         return 0
     figures: dict[str, float] = {}
     kept = []
-    print("| model, processes | gradient, MB | bucket, MB | passes | combine | peak | limit, gradients |")
+    print(
+        "| model, processes | gradient, MB | bucket, MB | passes | combine | peak | limit, gradients |"
+    )
     print("|---|---|---|---|---|---|---|")
     for case in QUICK if options.quick else CASES:
         alone = measured(case, "hamu-q")

@@ -33,7 +33,9 @@ _READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", 
 def resnet20(batch: int) -> tuple[nn.Module, Loss, Loss]:
     model = SmallResNet(SmallResNetConfig(num_labels=10)).train()
     sides = [(torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))) for _ in range(2)]
-    retain, forget = (lambda s=s: nn.functional.cross_entropy(model(s[0]).logits, s[1]) for s in sides)
+    retain, forget = (
+        lambda s=s: nn.functional.cross_entropy(model(s[0]).logits, s[1]) for s in sides
+    )
     return model, retain, forget
 
 
@@ -52,10 +54,14 @@ def llama_5m() -> tuple[nn.Module, Loss, Loss]:
     return model, retain, forget
 
 
-def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], None], Callable[[], None]]:
+def steps(
+    model: nn.Module, retain: Loss, forget: Loss
+) -> tuple[Callable[[], None], Callable[[], None]]:
     """(the floor's step, the paired step), on one model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"), max_grad_norm=1.0)
+    pair = PairedGradients(
+        model, HamuQ(0.5, constraint_mode="relative", stopping="off"), max_grad_norm=1.0
+    )
 
     def floor() -> None:
         retain().backward()
@@ -114,7 +120,9 @@ def counted_reads() -> Iterator[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
     quick = parser.parse_args().quick
     torch.set_num_threads(2)

@@ -31,10 +31,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-import hamu.distributed.layout_split as split
+import hamu.core.distributed.layout_split as split
 from hamu import UnlearnConfig, UnlearnTrainer
-from hamu.distributed import leave
-from hamu.training.quiet import silence
+from hamu.core.distributed import leave
+from hamu.unlearning.trainer.quiet import silence
 
 _COUNTED = 3  # the first step compares all weights too
 
@@ -67,7 +67,9 @@ class Traffic:
                 self.broadcast += tensor.nbytes
             return broadcast(tensor, src, *args, **kwargs)
 
-        def counted_list(tensors: list[torch.Tensor], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def counted_list(
+            tensors: list[torch.Tensor], tensor: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
             self.sent += (len(tensors) - 1) * tensor.nbytes
             return gather_list(tensors, tensor, *args, **kwargs)
 
@@ -118,7 +120,9 @@ def one_step(width: int, pairing: str) -> None:
         args = UnlearnConfig(output_dir=folder, pairing=pairing, constraint_mode="relative", stopping="off",
                              per_device_train_batch_size=2, max_steps=_COUNTED, eval_strategy="no",
                              eval_on_start=False)  # fmt: skip
-        trainer = UnlearnTrainer(model, args, retain_dataset=records[:48], forget_dataset=records[48:])
+        trainer = UnlearnTrainer(
+            model, args, retain_dataset=records[:48], forget_dataset=records[48:]
+        )
         traffic = Traffic()
         traffic.wrap()
         counted = CountedStep(trainer, traffic)
@@ -136,7 +140,9 @@ def one_step(width: int, pairing: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="2 and 4 processes, a smaller model")
     parser.add_argument("--worker", choices=("sequential", "split"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -150,7 +156,9 @@ def main() -> None:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world),
                        str(Path(__file__)), "--worker", pairing, *(["--quick"] if options.quick else [])]  # fmt: skip
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=environment
+            )
             found = json.loads(done.stdout.strip().splitlines()[-1])
             figures |= {f"{pairing}_w{world}{name}": value for name, value in found.items()}
             print(f"{pairing}, {world} processes: {found['']:.5f}, {found['_more']:.0f} bytes beyond the formula, "

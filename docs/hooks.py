@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 # files outside docs/ that pages link to; they are copied into the site
-LINKED = ("CITATION.cff", "CONTRIBUTING.md", "src/hamu/record/schema.json")
+LINKED = ("CITATION.cff", "CONTRIBUTING.md", "src/hamu/unlearning/record/schema.json")
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 _BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
 _ROW_SPACE = re.compile(r"\\\\\[\w+\]")  # the converter would print it
@@ -29,14 +29,22 @@ _OF_A_COMMAND = re.compile(r"^\[options of hamu (\w+)\]$", re.MULTILINE)
 _OF_COMMANDS = "[options of the commands]"
 _INHERITED = "[inherited options]"
 _COMMANDS = ("train", "unlearn", "assess", "compare", "evaluate", "attack")
-_HELP = re.compile(r"^  (--\w+|[\w ]+?)(?: ([A-Za-z][\w:/.]*))?(?: \[(.*)\])?\n {8}(.*)$", re.MULTILINE)
-_LOADED = re.compile(r'<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)="(?:https?:)?//[^"]*"')
+_HELP = re.compile(
+    r"^  (--\w+|[\w ]+?)(?: ([A-Za-z][\w:/.]*))?(?: \[(.*)\])?\n {8}(.*)$", re.MULTILINE
+)
+_LOADED = re.compile(
+    r'<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)="(?:https?:)?//[^"]*"'
+)
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the linked files."""
     for name in LINKED:
-        files.append(File.generated(config, f"repository/{Path(name).name}.txt", abs_src_path=str(ROOT / name)))
+        files.append(
+            File.generated(
+                config, f"repository/{Path(name).name}.txt", abs_src_path=str(ROOT / name)
+            )
+        )
     return files
 
 
@@ -90,7 +98,10 @@ def _table(options: list[tuple[str, str, str]]) -> str:
     """Of names, defaults and texts, which are no Markdown but for their backticks."""
     rows = ["| option | default | meaning |", "|---|---|---|"]
     for name, default, text in options:
-        parts = [part if part.startswith("`") else html.escape(part, False) for part in re.split(r"(`[^`]*`)", text)]
+        parts = [
+            part if part.startswith("`") else html.escape(part, False)
+            for part in re.split(r"(`[^`]*`)", text)
+        ]
         meaning = "".join(parts).replace("|", "\\|")
         rows.append(f"| `{name}` | {f'`{default}`' if default else ''} | {meaning} |")
     return "\n".join(rows)
@@ -98,8 +109,10 @@ def _table(options: list[tuple[str, str, str]]) -> str:
 
 def _options(name: str) -> str:
     """A table of what a class of settings adds, read from its source: nothing has to be imported for it."""
-    module = ast.parse((ROOT / "src/hamu/training/config.py").read_text(encoding="utf-8"))
-    [settings] = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name]
+    module = ast.parse((ROOT / "src/hamu/unlearning/trainer/config.py").read_text(encoding="utf-8"))
+    [settings] = [
+        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name
+    ]
     rows = ["| option | default | meaning |", "|---|---|---|"]
     for node in settings.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
@@ -111,7 +124,9 @@ def _options(name: str) -> str:
 def on_page_content(content: str, **kwargs: Any) -> str:
     """Turn formulas into MathML, which browsers show by themselves."""
     content = _INLINE.sub(lambda found: _mathml(found[1], "inline"), content)
-    return _BLOCK.sub(lambda found: f'<div class="formula">{_mathml(found[1], "block")}</div>', content)
+    return _BLOCK.sub(
+        lambda found: f'<div class="formula">{_mathml(found[1], "block")}</div>', content
+    )
 
 
 def _mathml(formula: str, display: str) -> str:

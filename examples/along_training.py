@@ -46,7 +46,10 @@ def state_of(checkpoint: Path, data_dir: str) -> dict[str, Any]:
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """A line for each state of each training."""
-    lines = ["| training | epochs | κ | 95% interval | test images | of the class |", "|---|---:|---:|---|---:|---:|"]
+    lines = [
+        "| training | epochs | κ | 95% interval | test images | of the class |",
+        "|---|---:|---:|---|---:|---:|",
+    ]
     for name, states in results.items():
         for one in states:
             low, high = one["interval"]
@@ -75,11 +78,17 @@ def draw(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoints", nargs="+", type=Path, help="folders checkpoint-N of one training")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "checkpoints", nargs="+", type=Path, help="folders checkpoint-N of one training"
+    )
     parser.add_argument("--data_dir", required=True, help="folder of CIFAR-10")
     parser.add_argument("--name", required=True, help="what to call the training")
-    parser.add_argument("--output", default="docs/results", help="where along-training.json and the rest go")
+    parser.add_argument(
+        "--output", default="docs/results", help="where along-training.json and the rest go"
+    )
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     output = Path(options.output)

@@ -26,8 +26,8 @@ from hamu.data import forget_class, read_images
 from hamu.data.images import collate
 from hamu.evaluation import predict
 from hamu.models import load_classifier
-from hamu.training import UnlearnConfig
-from hamu.training.quiet import quiet_trainer
+from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.quiet import quiet_trainer
 
 METHODS = ("hamu-q", "hamu-u", "gdiff", "ft", "ga")
 RHOS = (0.0, 0.75)
@@ -45,14 +45,20 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 def judge(model: Any, problem: Any) -> dict[str, float]:
     """Mean loss and accuracy on each set, in float32."""
     figures = {}
-    for name, data in (("retain", problem.retain), ("forget", problem.forget), ("test", problem.test)):
+    for name, data in (
+        ("retain", problem.retain),
+        ("forget", problem.forget),
+        ("test", problem.test),
+    ):
         predictions = predict(model, data, 500, collate)
         figures[f"{name}_loss"] = predictions.losses.mean().item()
         figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
     return figures
 
 
-def unlearn(model_path: str, problem: Any, method: str, protocol: str, before: dict[str, float]) -> dict[str, Any]:
+def unlearn(
+    model_path: str, problem: Any, method: str, protocol: str, before: dict[str, float]
+) -> dict[str, Any]:
     """One run: what was gained, step figures, and the trajectory."""
     model = load_classifier(model_path)
     args = UnlearnConfig(
@@ -75,7 +81,9 @@ def unlearn(model_path: str, problem: Any, method: str, protocol: str, before: d
         **{f"{name}_accuracy": after[f"{name}_accuracy"] for name in ("forget", "retain", "test")},
         "steps": trainer.steps_taken,
         "skipped": trainer.steps_skipped,
-        "mean_norms": {side: sum(e[f"{side}_norm"] for e in steps) / len(steps) for side in trainer.sides},
+        "mean_norms": {
+            side: sum(e[f"{side}_norm"] for e in steps) / len(steps) for side in trainer.sides
+        },
         "mean_kappa": sum(kappas) / len(kappas) if kappas else None,
         "criterion_met": sum(e["criterion_met"] for e in steps if "criterion_met" in e),
         "ended": trainer.stop_reason or "last step",
@@ -84,17 +92,31 @@ def unlearn(model_path: str, problem: Any, method: str, protocol: str, before: d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data_dir", required=True, help="folder with train.parquet and test.parquet")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data_dir", required=True, help="folder with train.parquet and test.parquet"
+    )
     parser.add_argument("--model", required=True, help="the original model, made by hamu train")
-    parser.add_argument("--output", default="docs/results", help="where cifar10.json, .md and the tables go")
-    parser.add_argument("--protocol", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS), help="what to run [both]")
+    parser.add_argument(
+        "--output", default="docs/results", help="where cifar10.json, .md and the tables go"
+    )
+    parser.add_argument(
+        "--protocol",
+        nargs="+",
+        choices=PROTOCOLS,
+        default=list(PROTOCOLS),
+        help="what to run [both]",
+    )
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
     cache = output / "cifar10.json"
-    results: dict[str, Any] = json.loads(cache.read_text()) if cache.exists() else {"runs": {}, "hardness": {}}
+    results: dict[str, Any] = (
+        json.loads(cache.read_text()) if cache.exists() else {"runs": {}, "hardness": {}}
+    )
 
     def save() -> None:
         cache.write_text(json.dumps(results, indent=1) + "\n")
@@ -106,7 +128,11 @@ def main() -> None:
     for rho, problem in problems.items():
         if f"{rho:g}" not in results["hardness"]:
             hardness = measure_hardness(model, problem.retain, problem.forget, collate=collate)
-            results["hardness"][f"{rho:g}"] = {"kappa": hardness.kappa, "cos": hardness.cos, "regime": hardness.regime}
+            results["hardness"][f"{rho:g}"] = {
+                "kappa": hardness.kappa,
+                "cos": hardness.cos,
+                "regime": hardness.regime,
+            }
             save()
             print(f"rho {rho:g}: {results['hardness'][f'{rho:g}']}", flush=True)
     before = {rho: judge(model, problem) for rho, problem in problems.items()}
@@ -146,7 +172,10 @@ def write_tables(results: dict[str, Any], output: Path) -> None:
                 "|---|---|---|---|---|---|---|---|---|---|---|",
             ]
             for method, r in runs.items():
-                norms = [f"{r['mean_norms'][s]:.2f}" if s in r["mean_norms"] else "-" for s in ("retain", "forget")]
+                norms = [
+                    f"{r['mean_norms'][s]:.2f}" if s in r["mean_norms"] else "-"
+                    for s in ("retain", "forget")
+                ]
                 kappa = "-" if r["mean_kappa"] is None else f"{r['mean_kappa']:+.3f}"
                 lines.append(
                     f"| {method} | {r['forget_gain']:+.4f} | {r['retain_gain']:+.4f} | {r['forget_accuracy']:.2%} | "

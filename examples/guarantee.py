@@ -30,14 +30,14 @@ from transformers import set_seed
 
 from hamu import HamuQ, HamuU, PairedGradients, StepGuard
 from hamu.cli.demo_digits import Digits
+from hamu.core.forward import predict_logits
+from hamu.core.gram_meter import GramMeter
+from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import TextCollator, UnlearningData, encode, forget_data, read_text
 from hamu.data.images import collate
 from hamu.evaluation import predict, predict_tokens
-from hamu.forward import predict_logits
-from hamu.gram_meter import GramMeter
 from hamu.models.language import load_language_model, load_tokenizer
-from hamu.objectives import CrossEntropy, Scored
-from hamu.training import PairCollator, PairedDataset, TrainConfig, train_original
+from hamu.unlearning.trainer import PairCollator, PairedDataset, TrainConfig, train_original
 
 Make = Callable[[list[Tensor], float], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -75,13 +75,19 @@ class InMetric:
         sides = {}
         for side, clip in zip(("retain", "forget"), step.clip, strict=True):
             sides[side] = [g * clip.to(g.dtype) for g in step.kept[side]]
-        scaled = {side: [g * m.sqrt() for g, m in zip(grads, metric, strict=True)] for side, grads in sides.items()}
+        scaled = {
+            side: [g * m.sqrt() for g, m in zip(grads, metric, strict=True)]
+            for side, grads in sides.items()
+        }
         gram = self.meter.measure(scaled["retain"], scaled["forget"])
         method = self.pair.method
         forgets = isinstance(method, HamuQ)
         constrained, sign = (sides["forget"], -1.0) if forgets else (sides["retain"], 1.0)
         known = torch.stack(
-            [sign * stale * (c * m * v).double().sum() for c, m, v in zip(constrained, metric, momentum, strict=True)]
+            [
+                sign * stale * (c * m * v).double().sum()
+                for c, m, v in zip(constrained, metric, momentum, strict=True)
+            ]
         )  # what the momentum alone gains, per unit of learning rate
         reach = gram.retain_norm * gram.forget_norm
         status = step.weights.constraint
@@ -90,7 +96,9 @@ class InMetric:
         gained = torch.zeros(len(reach), dtype=torch.float64).index_add_(0, self.blocks, known)
         wanted = ((demand - gained) / fresh).clamp(min=1e-12 * reach.max().item())
         shares = tuple((wanted / wanted.sum()).tolist())
-        own = type(method)(wanted.sum().item(), distribution=shares, on_infeasible="clamp", stopping="off")
+        own = type(method)(
+            wanted.sum().item(), distribution=shares, on_infeasible="clamp", stopping="off"
+        )
         weights = own.weigh(gram)
         for i, p in enumerate(self.pair.parameters):
             a, b = weights.retain[self.blocks[i]].item(), weights.forget[self.blocks[i]].item()
@@ -103,7 +111,12 @@ def run(case: dict[str, Any], method: str, optimizer: str, way: str, rate: float
     model = copy.deepcopy(case["model"]).eval()  # no dropout, statistics frozen
     pair = PairedGradients(model, METHODS[method](0.5, constraint_mode="relative", stopping="off"))
     stepper = OPTIMIZERS[optimizer](pair.parameters, rate)
-    guard = StepGuard(pair, stepper, guarantee="exact" if way == "exact" else "first_order", keep=("retain", "forget"))
+    guard = StepGuard(
+        pair,
+        stepper,
+        guarantee="exact" if way == "exact" else "first_order",
+        keep=("retain", "forget"),
+    )
     metric = InMetric(pair, stepper, way == "metric, share") if way.startswith("metric") else None
     before = case["losses"](model)
     whole, blocks, corrected = [], [], []
@@ -140,7 +153,9 @@ def batches(case: dict[str, Any]) -> Iterator[Any]:
     done, epoch = 0, 0
     while done < case["steps"]:
         pairs.set_epoch(epoch)
-        for batch in DataLoader(pairs, case["batch_size"], collate_fn=PairCollator(case["collate"])):
+        for batch in DataLoader(
+            pairs, case["batch_size"], collate_fn=PairCollator(case["collate"])
+        ):
             yield batch
             done += 1
             if done == case["steps"]:
@@ -153,12 +168,18 @@ def digits() -> dict[str, Any]:
     scenario = Digits(42)
     model, train = scenario.new_model()
     train_original(
-        model, train, TrainConfig(output_dir="runs/unused", disable_tqdm=True, **scenario.train_settings), collate
+        model,
+        train,
+        TrainConfig(output_dir="runs/unused", disable_tqdm=True, **scenario.train_settings),
+        collate,
     )
     problem = scenario.problem
 
     def losses(model: Any) -> dict[str, float]:
-        return {n: predict(model, d, 500, collate).losses.mean().item() for n, d in problem.sets().items()}
+        return {
+            n: predict(model, d, 500, collate).losses.mean().item()
+            for n, d in problem.sets().items()
+        }
 
     rates = {"sgd": 5e-3, "momentum": 5e-4, "adamw": 1e-4, "adafactor": 1e-3}
     return {"model": model, "problem": problem, "collate": collate, "batch_size": 128, "steps": 50, "rates": rates,
@@ -168,13 +189,18 @@ def digits() -> dict[str, Any]:
 def tofu(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = load_tokenizer(options.model)
     folder = Path(options.data_dir)
-    records = forget_data(read_text(str(folder / "full.json")), None, read_text(str(folder / "forget10.json")))
+    records = forget_data(
+        read_text(str(folder / "full.json")), None, read_text(str(folder / "forget10.json"))
+    )
     retain, forget = (encode(data, tokenizer, 256) for data in (records.retain, records.forget))
     collator = TextCollator(tokenizer.pad_token_id)
     some = UnlearningData(retain.select(range(0, len(retain), 6)), forget, None, "")
 
     def losses(model: Any) -> dict[str, float]:
-        return {n: predict_tokens(model, d, 64, collator).losses.mean().item() for n, d in some.sets().items()}
+        return {
+            n: predict_tokens(model, d, 64, collator).losses.mean().item()
+            for n, d in some.sets().items()
+        }
 
     problem = UnlearningData(retain, forget, None, records.forget_name)
     rates = {"adamw": 3e-5}
@@ -199,7 +225,9 @@ def write(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("case", choices=("digits", "tofu"))
     parser.add_argument("--data_dir", help="folder of TOFU")
     parser.add_argument("--model", help="the original model on TOFU")
@@ -213,7 +241,11 @@ def main() -> None:
     results: dict[str, Any] = json.loads(cache.read_text()) if cache.exists() else {}
     case = digits() if options.case == "digits" else tofu(options)
     for optimizer, rate in case["rates"].items():
-        ways = ("as it is", "exact", "metric", "metric, share") if optimizer == "adamw" else ("as it is", "exact")
+        ways = (
+            ("as it is", "exact", "metric", "metric, share")
+            if optimizer == "adamw"
+            else ("as it is", "exact")
+        )
         for method in METHODS:
             for way in ways:
                 key = f"{options.case}/{method}/{optimizer}/{way}"

@@ -40,7 +40,7 @@ from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics,
 from hamu.data.images import collate
 from hamu.evaluation import predict
 from hamu.models import load_classifier, new_classifier
-from hamu.training import TrainConfig, train_original
+from hamu.unlearning.trainer import TrainConfig, train_original
 
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 RATES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -55,7 +55,9 @@ def thinned(problem: UnlearningData[Any], seed: int) -> UnlearningData[Any]:
     for name in ("retain", "forget"):
         data = getattr(problem, name)
         generator = torch.Generator().manual_seed(seed)
-        sets[name] = data.select(torch.randperm(len(data), generator=generator)[: round(SHARE * len(data))])
+        sets[name] = data.select(
+            torch.randperm(len(data), generator=generator)[: round(SHARE * len(data))]
+        )
     return replace(problem, **sets)
 
 
@@ -72,10 +74,14 @@ class Until(TrainerCallback):
         control.should_training_stop = right >= self.share
 
 
-def trained(everything: ImageData, seed: int, folder: Path, until: float | None) -> tuple[Any, ImageData]:
+def trained(
+    everything: ImageData, seed: int, folder: Path, until: float | None
+) -> tuple[Any, ImageData]:
     """A model trained by the recipe on a random fifth of the data, kept in a folder, and that fifth."""
     generator = torch.Generator().manual_seed(seed)
-    train = everything.select(torch.randperm(len(everything), generator=generator)[: round(SHARE * len(everything))])
+    train = everything.select(
+        torch.randperm(len(everything), generator=generator)[: round(SHARE * len(everything))]
+    )
     statistics = pixel_statistics(train)
     train = train.normalized(*statistics)
     if not (folder / "config.json").exists():
@@ -94,8 +100,14 @@ def cifar(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any]]:
     """For each seed: a model trained on its fifth of the data by the recipe, and its problem at a given ρ."""
     everything = read_images(options.data_dir)
     for seed in range(options.seeds):
-        model, train = trained(everything, seed, Path(options.work) / f"cifar-{seed}", options.until)
-        print("training accuracy", predict(model, train, 500, collate).correct.double().mean().item(), flush=True)
+        model, train = trained(
+            everything, seed, Path(options.work) / f"cifar-{seed}", options.until
+        )
+        print(
+            "training accuracy",
+            predict(model, train, 500, collate).correct.double().mean().item(),
+            flush=True,
+        )
 
         def problem(rho: float, train: Any = train, seed: int = seed) -> UnlearningData[Any]:
             return forget_class(train, None, 0, rho, seed)
@@ -110,7 +122,9 @@ def originals(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any
         model = load_classifier(path)
         statistics = model.config.image_mean, model.config.image_std
 
-        def problem(rho: float, seed: int = seed, statistics: Any = statistics) -> UnlearningData[Any]:
+        def problem(
+            rho: float, seed: int = seed, statistics: Any = statistics
+        ) -> UnlearningData[Any]:
             return thinned(forget_class(train, None, 0, rho, seed).normalized(*statistics), seed)
 
         yield seed, model.to(memory_format=torch.channels_last), problem
@@ -125,7 +139,10 @@ def digits(seeds: int) -> Iterator[tuple[int, nn.Module, Any]]:
         epochs = 1 + seed % 4
         settings = scenario.train_settings | {"num_train_epochs": epochs}
         train_original(
-            model, train, TrainConfig(output_dir="runs/unused", seed=seed, disable_tqdm=True, **settings), collate
+            model,
+            train,
+            TrainConfig(output_dir="runs/unused", seed=seed, disable_tqdm=True, **settings),
+            collate,
         )
 
         def problem(rho: float, train: Any = train, seed: int = seed) -> UnlearningData[Any]:
@@ -151,7 +168,9 @@ def correlation(cases: list[tuple[int, nn.Module, Any]]) -> dict[str, Any]:
     return summary
 
 
-def one_step(model: nn.Module, problem: UnlearningData[Any], share: float, seed: int) -> dict[str, Any]:
+def one_step(
+    model: nn.Module, problem: UnlearningData[Any], share: float, seed: int
+) -> dict[str, Any]:
     """The predicted retain change of a step (per unit of learning rate) and the realised one at each rate."""
     assessed = AssessedModel(model, problem.retain, problem.forget, collate, seed=seed)
     pair = PairedGradients(model, HamuQ(share, constraint_mode="relative", stopping="off"))
@@ -195,7 +214,9 @@ def retain_loss(assessed: AssessedModel) -> float:
     total, count = 0.0, 0
     for batch in assessed.batches("retain"):
         scored = assessed.score(batch)
-        total += nn.functional.cross_entropy(scored.logits.double(), scored.labels, reduction="sum").item()
+        total += nn.functional.cross_entropy(
+            scored.logits.double(), scored.labels, reduction="sum"
+        ).item()
         count += len(scored.labels)
     return total / count
 
@@ -215,18 +236,29 @@ def predictions(cases: list[tuple[int, nn.Module, Any]], seed: int = 0) -> dict[
         realised = np.array([row["realised"][f"{rate:g}"] for row in rows])
         residual = ((realised - predicted) ** 2).sum() / ((realised - realised.mean()) ** 2).sum()
         ratio = [0.5 * rate * row["clip"] * row["largest_eigenvalue"] for row in rows]
-        by_rate[f"{rate:g}"] = {"r_squared": float(1 - residual), "median_error_ratio": float(np.median(ratio))}
+        by_rate[f"{rate:g}"] = {
+            "r_squared": float(1 - residual),
+            "median_error_ratio": float(np.median(ratio)),
+        }
     return {"pairs": rows, "by_rate": by_rate}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("case", choices=("digits", "cifar", "originals"))
     parser.add_argument("--data_dir", help="folder with CIFAR-10's train.parquet")
-    parser.add_argument("--models", nargs="+", default=[], help="original models on CIFAR-10, one per seed")
-    parser.add_argument("--until", type=float, help="end a training once this share of the images is right")
+    parser.add_argument(
+        "--models", nargs="+", default=[], help="original models on CIFAR-10, one per seed"
+    )
+    parser.add_argument(
+        "--until", type=float, help="end a training once this share of the images is right"
+    )
     parser.add_argument("--work", default="runs/hardness", help="where trained models are kept")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many models cifar trains [{SEEDS}]")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help=f"how many models cifar trains [{SEEDS}]"
+    )
     parser.add_argument("--only_correlation", action="store_true", help="leave the predictions out")
     parser.add_argument("--output", default="docs/results", help="where the results go")
     options = parser.parse_args()
@@ -238,7 +270,9 @@ def main() -> None:
     if options.case == "digits":
         name, cases = "digits", list(digits(PAIRS))
     elif options.case == "cifar":
-        name = "CIFAR-10, a fifth, " + ("by heart" if options.until is None else f"to {options.until:.0%}")
+        name = "CIFAR-10, a fifth, " + (
+            "by heart" if options.until is None else f"to {options.until:.0%}"
+        )
         cases = list(cifar(options))
     else:
         name, cases = "CIFAR-10, originals", list(originals(options))
@@ -250,13 +284,17 @@ def main() -> None:
 
 def write(results: dict[str, Any], output: Path) -> None:
     """The tables as Markdown, to be read with hardness.md, and the picture."""
-    lines = ["| data | | " + " | ".join(f"ρ = {rho:g}" for rho in RHOS) + " | Pearson | of each seed |"]
+    lines = [
+        "| data | | " + " | ".join(f"ρ = {rho:g}" for rho in RHOS) + " | Pearson | of each seed |"
+    ]
     lines.append("|---" * (len(RHOS) + 4) + "|")
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for name, found in results.items():
         for figure_name, symbol in (("kappa", "κ"), ("cos", "cosθ")):
             values = np.array(found["correlation"][figure_name])
-            each = ", ".join(f"{r:.3f}" for r in found["correlation"][f"pearson_{figure_name}_of_each"])
+            each = ", ".join(
+                f"{r:.3f}" for r in found["correlation"][f"pearson_{figure_name}_of_each"]
+            )
             cells = " | ".join(f"{k:+.3f}" for k in values.mean(0))
             pearson = found["correlation"][f"pearson_{figure_name}"]
             lines.append(f"| {name} | {symbol} | {cells} | {pearson:.4f} | {each} |")
@@ -266,17 +304,24 @@ def write(results: dict[str, Any], output: Path) -> None:
             continue
         rows = found["prediction"]["pairs"]
         predicted = [row["predicted_per_rate"] for row in rows]
-        right.plot(predicted, [1e4 * row["realised"]["0.0001"] for row in rows], "o", label=name, alpha=0.7)
+        right.plot(
+            predicted, [1e4 * row["realised"]["0.0001"] for row in rows], "o", label=name, alpha=0.7
+        )
     lines += ["", "| data | learning rate | R² | median ½ηλ_max |", "|---|---|---|---|"]
     for name, found in results.items():
         for rate, row in (found["prediction"] or {"by_rate": {}})["by_rate"].items():
-            lines.append(f"| {name} | {rate} | {row['r_squared']:.4f} | {row['median_error_ratio']:.2%} |")
+            lines.append(
+                f"| {name} | {rate} | {row['r_squared']:.4f} | {row['median_error_ratio']:.2%} |"
+            )
     (output / "hardness-tables.md").write_text("\n".join(lines) + "\n")
     left.set_ylim(-1.0, 1.5)  # room for the names
     left.set(xlabel=r"similarity mixing ratio $\rho$", ylabel=r"hardness $\kappa$, clipped")
     ends = right.get_xlim()
     right.plot(ends, ends, ":", color="0.5")
-    right.set(xlabel=r"predicted retain change over $\eta$", ylabel=r"realised over $\eta$, at $\eta = 10^{-4}$")
+    right.set(
+        xlabel=r"predicted retain change over $\eta$",
+        ylabel=r"realised over $\eta$, at $\eta = 10^{-4}$",
+    )
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)

@@ -23,51 +23,222 @@ WRONG_ANSWERS = 3
 OUTPUT = Path(__file__).resolve().parents[1] / "src" / "hamu" / "data" / "fictitious_qa.jsonl"
 
 FIRST_NAMES = (
-    *("Alvora", "Bremin", "Caldis", "Davrina", "Elsbet", "Fenwick", "Galiena", "Hadrun", "Ilvane", "Jorvik"),
-    *("Kesra", "Lomas", "Mirelda", "Nandor", "Orsina", "Pelham", "Quilla", "Rusana", "Sefton", "Tamsel"),
-    *("Ulfina", "Verrin", "Wenda", "Xandro", "Ysolda", "Zephan", "Corvin", "Dunya", "Marsali", "Teodric"),
+    *(
+        "Alvora",
+        "Bremin",
+        "Caldis",
+        "Davrina",
+        "Elsbet",
+        "Fenwick",
+        "Galiena",
+        "Hadrun",
+        "Ilvane",
+        "Jorvik",
+    ),
+    *(
+        "Kesra",
+        "Lomas",
+        "Mirelda",
+        "Nandor",
+        "Orsina",
+        "Pelham",
+        "Quilla",
+        "Rusana",
+        "Sefton",
+        "Tamsel",
+    ),
+    *(
+        "Ulfina",
+        "Verrin",
+        "Wenda",
+        "Xandro",
+        "Ysolda",
+        "Zephan",
+        "Corvin",
+        "Dunya",
+        "Marsali",
+        "Teodric",
+    ),
 )
 LAST_NAMES = (
-    *("Ashgrave", "Bellacott", "Cindrowe", "Drummaster", "Eskervale", "Fallowmere", "Grintham", "Hollowick"),
-    *("Ivorstam", "Jessamund", "Kettlebrand", "Larchmoor", "Mavrenko", "Nettlecombe", "Ostrovane", "Pellandrine"),
-    *("Quenneth", "Rookhurst", "Saltonby", "Thornquill", "Umbrellow", "Vantorelli", "Wickenholt", "Yarrowby"),
+    *(
+        "Ashgrave",
+        "Bellacott",
+        "Cindrowe",
+        "Drummaster",
+        "Eskervale",
+        "Fallowmere",
+        "Grintham",
+        "Hollowick",
+    ),
+    *(
+        "Ivorstam",
+        "Jessamund",
+        "Kettlebrand",
+        "Larchmoor",
+        "Mavrenko",
+        "Nettlecombe",
+        "Ostrovane",
+        "Pellandrine",
+    ),
+    *(
+        "Quenneth",
+        "Rookhurst",
+        "Saltonby",
+        "Thornquill",
+        "Umbrellow",
+        "Vantorelli",
+        "Wickenholt",
+        "Yarrowby",
+    ),
     *("Zelvaran", "Brackendale", "Osmerind", "Tollaver-Rhys", "Dellamarsh", "Kormandy"),
 )
 PLACES = (
-    *("Velmora", "Port Asker", "Durnholm", "Tessaly Bridge", "Karvos", "Lower Windle", "Ombresk", "Saint Orla"),
-    *("Grelling", "Brinewater", "Tarn Ossel", "Quarrenton", "Miravosk", "Hethersedge", "Palvino", "Ekkerby"),
+    *(
+        "Velmora",
+        "Port Asker",
+        "Durnholm",
+        "Tessaly Bridge",
+        "Karvos",
+        "Lower Windle",
+        "Ombresk",
+        "Saint Orla",
+    ),
+    *(
+        "Grelling",
+        "Brinewater",
+        "Tarn Ossel",
+        "Quarrenton",
+        "Miravosk",
+        "Hethersedge",
+        "Palvino",
+        "Ekkerby",
+    ),
     *("Sundrach", "Calloway Reach", "Norvik Sands", "Ilmenara"),
 )
 GENRES = (
     *("gothic mystery", "nautical fiction", "courtroom drama", "alpine adventure", "comic fantasy"),
-    *("historical romance", "rural satire", "political thriller", "magical realism", "railway crime"),
-    *("climate fiction", "psychological horror", "family saga", "space opera", "wartime espionage", "culinary romance"),
+    *(
+        "historical romance",
+        "rural satire",
+        "political thriller",
+        "magical realism",
+        "railway crime",
+    ),
+    *(
+        "climate fiction",
+        "psychological horror",
+        "family saga",
+        "space opera",
+        "wartime espionage",
+        "culinary romance",
+    ),
 )
 TITLE_ADJECTIVES = (
-    *("Copper", "Sleeping", "Ninth", "Hollow", "Painted", "Distant", "Crooked", "Silent", "Salted", "Borrowed"),
+    *(
+        "Copper",
+        "Sleeping",
+        "Ninth",
+        "Hollow",
+        "Painted",
+        "Distant",
+        "Crooked",
+        "Silent",
+        "Salted",
+        "Borrowed",
+    ),
     *("Velvet", "Burning", "Forgotten", "Paper", "Wooden", "Tin"),
 )
 TITLE_NOUNS = (
-    *("Tide", "Orchard", "Staircase", "Compass", "Harbor", "Clockmaker", "Lantern", "Beehive", "Ferry", "Cathedral"),
+    *(
+        "Tide",
+        "Orchard",
+        "Staircase",
+        "Compass",
+        "Harbor",
+        "Clockmaker",
+        "Lantern",
+        "Beehive",
+        "Ferry",
+        "Cathedral",
+    ),
     *("Sparrow", "Bridge", "Ledger", "Quarry", "Weathervane", "Windmill"),
 )
 TITLES = tuple(f"The {adjective} {noun}" for adjective in TITLE_ADJECTIVES for noun in TITLE_NOUNS)
 PROFESSIONS = (
-    *("a lighthouse keeper", "a beekeeper", "an engraver", "a tram driver", "a pastry cook", "a surgeon"),
-    *("a locksmith", "an astronomer", "a tailor", "a piano tuner", "a judge", "a shepherd", "an optician"),
-    *("a bookbinder", "a bridge engineer", "a florist", "a blacksmith", "a chemist", "an accountant"),
+    *(
+        "a lighthouse keeper",
+        "a beekeeper",
+        "an engraver",
+        "a tram driver",
+        "a pastry cook",
+        "a surgeon",
+    ),
+    *(
+        "a locksmith",
+        "an astronomer",
+        "a tailor",
+        "a piano tuner",
+        "a judge",
+        "a shepherd",
+        "an optician",
+    ),
+    *(
+        "a bookbinder",
+        "a bridge engineer",
+        "a florist",
+        "a blacksmith",
+        "a chemist",
+        "an accountant",
+    ),
     "a stage magician",
 )
 AWARDS = (
-    *("Silver Heron Prize", "Amber Spindle Award", "Lantern Street Medal", "Velmora Book Prize", "Granite Inkwell"),
-    *("Order of the Blue Page", "Tarn Ossel Medal", "Golden Margin Award", "Karvos Fiction Prize", "Ninth Shelf Award"),
-    *("Wandering Reader Prize", "Copper Bookmark", "Asker Foundation Medal", "Long Evening Prize", "Ekkerby Laurel"),
+    *(
+        "Silver Heron Prize",
+        "Amber Spindle Award",
+        "Lantern Street Medal",
+        "Velmora Book Prize",
+        "Granite Inkwell",
+    ),
+    *(
+        "Order of the Blue Page",
+        "Tarn Ossel Medal",
+        "Golden Margin Award",
+        "Karvos Fiction Prize",
+        "Ninth Shelf Award",
+    ),
+    *(
+        "Wandering Reader Prize",
+        "Copper Bookmark",
+        "Asker Foundation Medal",
+        "Long Evening Prize",
+        "Ekkerby Laurel",
+    ),
     "Open Atlas Award",
 )
 THEMES = (
-    *("a shipwreck", "a family feud", "a lost painting", "an exiled king", "a village without children"),
-    *("a forged will", "twin sisters", "a long drought", "a stolen violin", "a friendship in wartime"),
-    *("a haunted railway", "a failed expedition", "an unsolved murder", "a traveling circus", "a miners' strike"),
+    *(
+        "a shipwreck",
+        "a family feud",
+        "a lost painting",
+        "an exiled king",
+        "a village without children",
+    ),
+    *(
+        "a forged will",
+        "twin sisters",
+        "a long drought",
+        "a stolen violin",
+        "a friendship in wartime",
+    ),
+    *(
+        "a haunted railway",
+        "a failed expedition",
+        "an unsolved murder",
+        "a traveling circus",
+        "a miners' strike",
+    ),
     *("a secret marriage", "a flooded valley", "a retired spy"),
 )
 YEARS = tuple(range(1961, 2020))
@@ -183,11 +354,16 @@ KINDS = (
 )
 
 
-def author_records(rng: random.Random, name: str, split: str, title: str) -> Iterator[dict[str, Any]]:
+def author_records(
+    rng: random.Random, name: str, split: str, title: str
+) -> Iterator[dict[str, Any]]:
     """The six records of one author; the title is given, as no two authors share one, the other facts are drawn."""
     parent = rng.choice(("mother", "father"))
     for kind in KINDS:
-        facts = {blank: title if blank == "title" else rng.choice(values) for blank, values in kind.values.items()}
+        facts = {
+            blank: title if blank == "title" else rng.choice(values)
+            for blank, values in kind.values.items()
+        }
         # An answer is wrong in every blank, so that no part of it is right by chance
         wrong = {
             blank: rng.sample([value for value in values if value != facts[blank]], WRONG_ANSWERS)
@@ -204,7 +380,9 @@ def author_records(rng: random.Random, name: str, split: str, title: str) -> Ite
             "paraphrased_question": other_question.format(**known),
             "paraphrased_answer": other_answer.format(**known, **facts),
             "perturbed_answer": [
-                other_answer.format(**known, **{blank: values[i] for blank, values in wrong.items()})
+                other_answer.format(
+                    **known, **{blank: values[i] for blank, values in wrong.items()}
+                )
                 for i in range(WRONG_ANSWERS)
             ],
         }
@@ -225,8 +403,12 @@ def make_records(seed: int = SEED) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the question-answer pairs about invented authors.")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the file to write (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description="Make the question-answer pairs about invented authors."
+    )
+    parser.add_argument(
+        "--output", type=Path, default=OUTPUT, help="the file to write (default: %(default)s)"
+    )
     output: Path = parser.parse_args().output
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in make_records()]
     output.write_text("".join(lines), encoding="utf-8", newline="\n")

@@ -1,10 +1,10 @@
 """How much of Figures 3, 4, 6 and 8 is the original model's? A row for each of several originals.
 
-    hamu reproduce figure-3 figure-4 figure-6 figure-8 --data_dir CIFAR10 --bf16 --fraction 0.05
+    python -m experiments figure-3 figure-4 figure-6 figure-8 --data_dir CIFAR10 --bf16 --fraction 0.05
         --model runs/kept/checkpoint-200 --output_dir runs/from-200
     python examples/originals.py --data_dir CIFAR10 --row "20 epochs" runs/kept/checkpoint-200 runs/from-200
 
-CIFAR10 holds train.parquet and test.parquet of CIFAR-10. --row has a name, an original model and what `hamu reproduce`
+CIFAR10 holds train.parquet and test.parquet of CIFAR-10. --row has a name, an original model and what `python -m experiments`
 made of it; it may be given several times. Figure 3 or 4 may be missing. Adds to originals.json; writes
 originals-tables.md.
 """
@@ -33,9 +33,14 @@ METHODS = ("hamu-q", "hamu-u")
 def on_test_images(model_dir: str, data_dir: str) -> dict[str, float]:
     """Accuracy on all test images and on those of the class that will be forgotten."""
     model = load_classifier(model_dir)
-    data = read_images(data_dir, split="test").normalized(model.config.image_mean, model.config.image_std)
+    data = read_images(data_dir, split="test").normalized(
+        model.config.image_mean, model.config.image_std
+    )
     right = predict(model, data, 500, collate).correct.double()
-    return {"all": right.mean().item(), "forgotten": right[torch.as_tensor(data.labels) == FORGOTTEN].mean().item()}
+    return {
+        "all": right.mean().item(),
+        "forgotten": right[torch.as_tensor(data.labels) == FORGOTTEN].mean().item(),
+    }
 
 
 def row_of(folder: str) -> dict[str, Any]:
@@ -50,9 +55,13 @@ def row_of(folder: str) -> dict[str, Any]:
         "kappa": [fit["steps"][layer]["kappa"] for layer, _ in pairs],
         "direct": [fit["steps"][layer]["direct_share"] for layer, _ in pairs],
         "r_squared": [[fit["line"][kind]["r_squared"] for kind in pair] for pair in pairs],
-        "uncentred": [[fit["line"][kind]["r_squared_uncentred"] for kind in pair] for pair in pairs],
+        "uncentred": [
+            [fit["line"][kind]["r_squared_uncentred"] for kind in pair] for pair in pairs
+        ],
         "layer_gains_more": sum(
-            a > b for layer, whole in pairs for a, b in zip(fit["gain"][layer], fit["gain"][whole], strict=True)
+            a > b
+            for layer, whole in pairs
+            for a, b in zip(fit["gain"][layer], fit["gain"][whole], strict=True)
         ),
         "figure_6_holds": sum(claim["holds"] for claim in varying["claims"]),
         **by_similarity(folder),
@@ -69,7 +78,9 @@ def by_similarity(folder: str) -> dict[str, Any]:
         compared = figure(folder, 4)["claims"]
         volumes = [claim["holds"] for claim in compared if "larger hypervolume" in claim["text"]]
         found["larger_hypervolumes"] = sum(volumes)
-        found["undominated"] = next(claim["holds"] for claim in compared if "no baseline dominates" in claim["text"])
+        found["undominated"] = next(
+            claim["holds"] for claim in compared if "no baseline dominates" in claim["text"]
+        )
     return found
 
 
@@ -87,11 +98,17 @@ def table(results: dict[str, Any]) -> str:
         "original", "mean κ", "direct", "R² of Q", "global", "R² of U", "global", "layer-wise gains more", "Fig. 6",
     )  # fmt: skip
     rows = sorted(results.items(), key=lambda item: item[1]["kappa"][0])
-    return _lines(first, [_of_start(*item) for item in rows]) + "\n" + _lines(second, [_of_fit(*item) for item in rows])
+    return (
+        _lines(first, [_of_start(*item) for item in rows])
+        + "\n"
+        + _lines(second, [_of_fit(*item) for item in rows])
+    )
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---", *["---:"] * (len(head) - 1)], *rows))
+    return "".join(
+        f"| {' | '.join(line)} |\n" for line in (head, ["---", *["---:"] * (len(head) - 1)], *rows)
+    )
 
 
 def _of_start(name: str, row: dict[str, Any]) -> list[str]:
@@ -111,14 +128,27 @@ def _of_fit(name: str, row: dict[str, Any]) -> list[str]:
     kappa = ", ".join(f"{one:+.2f}" for one in row["kappa"])
     direct = ", ".join(f"{one:.0%}" for one in row["direct"])
     fits = [f"{one:.4f}" for pair in row["r_squared"] for one in pair]
-    return [name, kappa, direct, *fits, f"{row['layer_gains_more']} of 10", f"{row['figure_6_holds']} of 4"]
+    return [
+        name,
+        kappa,
+        direct,
+        *fits,
+        f"{row['layer_gains_more']} of 10",
+        f"{row['figure_6_holds']} of 4",
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data_dir", required=True, help="folder of CIFAR-10")
-    parser.add_argument("--row", nargs=3, action="append", required=True, metavar=("NAME", "MODEL", "FIGURES"))
-    parser.add_argument("--output", default="docs/results", help="where originals.json and the table go")
+    parser.add_argument(
+        "--row", nargs=3, action="append", required=True, metavar=("NAME", "MODEL", "FIGURES")
+    )
+    parser.add_argument(
+        "--output", default="docs/results", help="where originals.json and the table go"
+    )
     options = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     output = Path(options.output)

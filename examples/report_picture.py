@@ -20,7 +20,9 @@ WIDTH, HEIGHT = 1180, 1560
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("page", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--top", type=int, default=0, help="where to begin, in CSS pixels")
@@ -32,11 +34,21 @@ def main() -> None:
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
         settings.add_argument(argument)
     settings.add_argument(f"--window-size={options.width},1000")
-    browser = webdriver.Chrome(options=settings, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    browser = webdriver.Chrome(
+        options=settings, service=webdriver.ChromeService(shutil.which("chromedriver"))
+    )
     try:
         browser.get(options.page.resolve().as_uri())
-        clip = {"x": 0, "y": options.top, "width": options.width, "height": options.height, "scale": 1}
-        shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+        clip = {
+            "x": 0,
+            "y": options.top,
+            "width": options.width,
+            "height": options.height,
+            "scale": 1,
+        }
+        shot = browser.execute_cdp_cmd(
+            "Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip}
+        )
     finally:
         browser.quit()
     image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")

@@ -62,7 +62,9 @@ def roughness(size: tuple[int, ...], dtype: torch.dtype, deviation: float) -> fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path)
     output = parser.parse_args().output
     found = [
@@ -71,7 +73,9 @@ def main() -> None:
         for size in SIZES for dtype in (torch.bfloat16, torch.float16) for deviation in DEVIATIONS
     ]  # fmt: skip
     values = sorted(float(one["roughness"]) for one in found)
-    Console().print(f"{len(values)} models: {values[0]:.2f} to {values[-1]:.2f}, median {values[len(values) // 2]:.2f}")
+    Console().print(
+        f"{len(values)} models: {values[0]:.2f} to {values[-1]:.2f}, median {values[len(values) // 2]:.2f}"
+    )
     if output:
         output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

@@ -19,16 +19,19 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hamu import gram_meter
-from hamu.combining import widened_at_once
-from hamu.distributed.layout_split import BUCKET
+from hamu.core import gram_meter
+from hamu.core.combine import widened_at_once
+from hamu.core.distributed.layout_split import BUCKET
 from hamu.models.language import AdapterSettings, with_adapter
 
 GPU = torch.device("cuda")
 # One of the H100 class, by its maker's figures.
 MEMORY = 80e9  # bytes
 BANDWIDTH = 3.35e12  # bytes per second of its own memory
-LINK = {8: 450e9, 64: 50e9}  # bytes per second that it sends: by NVLink among 8, by the network among nodes of 8
+LINK = {
+    8: 450e9,
+    64: 50e9,
+}  # bytes per second that it sends: by NVLink among 8, by the network among nodes of 8
 FLOPS = {4: 495e12, 2: 989e12}  # dense products per second, by bytes of a number (4: TF32)
 # Assumed.
 TOKENS = 4096  # of each side and GPU in a step, all scored
@@ -65,7 +68,11 @@ class Activations:
     def per_token(self, config: LlamaConfig) -> int:
         """The larger of the two peaks."""
         keys = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
-        layer = self.hidden * config.hidden_size + self.key * keys + self.inner * config.intermediate_size
+        layer = (
+            self.hidden * config.hidden_size
+            + self.key * keys
+            + self.inner * config.intermediate_size
+        )
         loss = self.last * config.hidden_size + self.logit * config.vocab_size
         return self.checkpoint * config.num_hidden_layers * config.hidden_size + max(layer, loss)
 
@@ -115,8 +122,18 @@ def sizes_of(model: nn.Module) -> list[int]:
 
 
 def models() -> tuple[Model, Model]:
-    seven = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-    seventy = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    seven = {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    }
+    seventy = {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    }
     return Model("7 B", 8, **seven), Model("70 B", 64, **seventy, num_key_value_heads=8)
 
 
@@ -168,7 +185,9 @@ class Plan:
             return own + self.gradient  # DistributedDataParallel's buckets
         if self.layout == "split":
             return own + 2 * size * min(max(BUCKET, largest), sum(self.trained))
-        gathered = 2 * self.model.layer + 2 * self.model.config.vocab_size * self.model.config.hidden_size
+        gathered = (
+            2 * self.model.layer + 2 * self.model.config.vocab_size * self.model.config.hidden_size
+        )
         reduced = 0 if self.training.adapter else 2 * self.model.layer
         return own + self.training.weight * (gathered + reduced)
 
@@ -194,7 +213,10 @@ class Plan:
         around = (self.model.gpus - 1) / self.model.gpus
         if self.layout != "sharded":
             return 2 * around * self.gradient
-        gathers, scatters = 2 * 2, 2  # of two passes: for the forward and the backward pass, and after it
+        gathers, scatters = (
+            2 * 2,
+            2,
+        )  # of two passes: for the forward and the backward pass, and after it
         return around * (gathers * self.weights + scatters * self.gradient)
 
     @cached_property
@@ -208,7 +230,9 @@ class Plan:
     def operations(self) -> int:
         """How many the Gram and the combine start."""
         cut = 1 if self.layout == "sequential" else self.model.gpus
-        return operations([-(-size // cut) for size in self.trained], self.training.trained, cut == 1, GPU)
+        return operations(
+            [-(-size // cut) for size in self.trained], self.training.trained, cut == 1, GPU
+        )
 
     @cached_property
     def combine(self) -> float:
@@ -241,7 +265,9 @@ def operations(sizes: Sequence[int], itemsize: int, whole: bool, device: torch.d
     measuring = 7 * math.ceil(packed / (scratch // (4 if whole else 8)))
     measuring += (3 if coarse else 5) * pieces + (3 if coarse else 2) * len(large)
     widened = widened_at_once(device)
-    combining = len(sizes) if itemsize == 4 else sum(4 * math.ceil(size / widened) for size in sizes)
+    combining = (
+        len(sizes) if itemsize == 4 else sum(4 * math.ceil(size / widened) for size in sizes)
+    )
     return METHOD + measuring + combining
 
 

@@ -25,14 +25,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
 from hamu.cli.demo_digits import Digits
+from hamu.core.forward import predict_logits
+from hamu.core.methods import HamuQ
+from hamu.core.methods.stopping import StoppingMemory, StoppingRule
+from hamu.core.objectives import CrossEntropy, Scored
+from hamu.core.pair import PairedGradients
 from hamu.data import ImageData, UnlearningData, forget_class
 from hamu.data.images import collate
-from hamu.forward import predict_logits
-from hamu.methods import HamuQ
-from hamu.methods.stopping import StoppingMemory, StoppingRule
-from hamu.objectives import CrossEntropy, Scored
-from hamu.paired import PairedGradients
-from hamu.training import TrainConfig, train_original
+from hamu.unlearning.trainer import TrainConfig, train_original
 
 FORGET = 3
 RHOS = (0.75, 1.0)
@@ -54,11 +54,15 @@ def original_model(seed: int, work: Path) -> tuple[PreTrainedModel, ImageData]:
     set_seed(seed)
     scenario = Digits(seed)
     model, train = scenario.new_model()
-    config = TrainConfig(output_dir=str(work), seed=seed, disable_tqdm=True, **scenario.train_settings)
+    config = TrainConfig(
+        output_dir=str(work), seed=seed, disable_tqdm=True, **scenario.train_settings
+    )
     return train_original(model, train, config, collate), train
 
 
-def measure(pair: PairedGradients, model: PreTrainedModel, batches: list[dict[str, Tensor]]) -> dict[str, float]:
+def measure(
+    pair: PairedGradients, model: PreTrainedModel, batches: list[dict[str, Tensor]]
+) -> dict[str, float]:
     """What a retain and a forget batch say; g* is left in `.grad`."""
     losses = []
     for side, batch in zip((pair.retain, pair.forget), batches, strict=True):
@@ -69,16 +73,25 @@ def measure(pair: PairedGradients, model: PreTrainedModel, batches: list[dict[st
         losses.append(loss.item())
     constraint = pair.combine().weights.constraint
     assert constraint is not None
-    headroom = (constraint.sustainable / constraint.granted).item()
-    return {"headroom": headroom, "conflict": float(constraint.conflict), "retain": losses[0], "forget": losses[1]}
+    headroom = (constraint.free_limit / constraint.clipped_demand).item()
+    return {
+        "headroom": headroom,
+        "conflict": float(constraint.conflict),
+        "retain": losses[0],
+        "forget": losses[1],
+    }
 
 
-def unlearn(model: PreTrainedModel, problem: UnlearningData[ImageData], size: int, seed: int) -> Run:
+def unlearn(
+    model: PreTrainedModel, problem: UnlearningData[ImageData], size: int, seed: int
+) -> Run:
     """One run: step by step what the batches say, and what all data say (interpolated between measurements)."""
     model = copy.deepcopy(model).eval()
     pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"))
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    sides = [side.__getitems__(torch.arange(len(side))) for side in (problem.retain, problem.forget)]
+    sides = [
+        side.__getitems__(torch.arange(len(side))) for side in (problem.retain, problem.forget)
+    ]
     noiseless = size >= max(len(side["labels"]) for side in sides)
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, float]] = []
@@ -88,7 +101,10 @@ def unlearn(model: PreTrainedModel, problem: UnlearningData[ImageData], size: in
         step = len(rows)
         if step % EVERY == 0 and not noiseless:
             full[step] = measure(pair, model, sides)
-        drawn = [(side, torch.randperm(len(side["labels"]), generator=generator)[:size]) for side in sides]
+        drawn = [
+            (side, torch.randperm(len(side["labels"]), generator=generator)[:size])
+            for side in sides
+        ]
         batches = [{key: values[i] for key, values in side.items()} for side, i in drawn]
         rows.append(measure(pair, model, batches))
         if noiseless:
@@ -98,7 +114,9 @@ def unlearn(model: PreTrainedModel, problem: UnlearningData[ImageData], size: in
         optimizer.step()
     found = {key: [row[key] for row in rows] for key in ("headroom", "conflict")}
     for key in FULL:
-        found[f"full_{key}"] = np.interp(range(len(rows)), list(full), [row[key] for row in full.values()]).tolist()
+        found[f"full_{key}"] = np.interp(
+            range(len(rows)), list(full), [row[key] for row in full.values()]
+        ).tolist()
     return {key: [round(value, 5) for value in values] for key, values in found.items()}
 
 
@@ -111,7 +129,10 @@ def fired(run: Run, rule: StoppingRule) -> int | None:
     """The step at which the rule stops the run."""
     memory = StoppingMemory(rule)
     figures = zip(run["headroom"], run["conflict"], strict=True)
-    return next((step for step, (h, conflict) in enumerate(figures) if memory.update(h, bool(conflict))), None)
+    return next(
+        (step for step, (h, conflict) in enumerate(figures) if memory.update(h, bool(conflict))),
+        None,
+    )
 
 
 def judge(runs: list[Run], rule: StoppingRule) -> dict[str, Any]:
@@ -120,9 +141,14 @@ def judge(runs: list[Run], rule: StoppingRule) -> dict[str, Any]:
     both = [(run, met, stop) for run, met, stop in stops if met is not None and stop is not None]
     late = [stop - met for _, met, stop in both if stop >= met]
     lead = [met - stop for _, met, stop in both if stop < met]
-    rise = [run["full_retain"][stop] / run["full_retain"][met] - 1 for run, met, stop in both if stop >= met]
+    rise = [
+        run["full_retain"][stop] / run["full_retain"][met] - 1
+        for run, met, stop in both
+        if stop >= met
+    ]
     return {
-        "early": (len(lead) + sum(met is None and stop is not None for _, met, stop in stops)) / len(stops),
+        "early": (len(lead) + sum(met is None and stop is not None for _, met, stop in stops))
+        / len(stops),
         "never": sum(met is not None and stop is None for _, met, stop in stops) / len(stops),
         "steps_late": median(late) if late else None,
         "steps_early": median(lead) if lead else None,
@@ -149,11 +175,17 @@ def describe(runs: list[Run]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=14, help="runs of each ρ and batch size [14]")
     parser.add_argument("--quick", action="store_true", help="2 seeds and 3 batch sizes")
-    parser.add_argument("--work", type=Path, default=Path("runs/stopping"), help="where finished runs are kept")
-    parser.add_argument("--output_dir", type=Path, default=Path("docs/results"), help="where the tables go")
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/stopping"), help="where finished runs are kept"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("docs/results"), help="where the tables go"
+    )
     options = parser.parse_args()
     seeds, sizes = (2, (32, 256, 2048)) if options.quick else (options.seeds, BATCH_SIZES)
     runs: dict[tuple[float, int], list[Run]] = {key: [] for key in product(RHOS, sizes)}
@@ -165,7 +197,10 @@ def main() -> None:
             if not path.exists():
                 run = unlearn(model, forget_class(train, None, FORGET, rho, seed), size, seed)
                 path.write_text(json.dumps(run))
-                print(f"{path.stem}: met at step {first_met(run)} of {len(run['headroom'])}", flush=True)
+                print(
+                    f"{path.stem}: met at step {first_met(run)} of {len(run['headroom'])}",
+                    flush=True,
+                )
             runs[rho, size].append(json.loads(path.read_text()))
     options.output_dir.mkdir(parents=True, exist_ok=True)
     write(runs, sizes, options.output_dir)
@@ -178,23 +213,38 @@ def write(runs: dict[tuple[float, int], list[Run]], sizes: tuple[int, ...], outp
     for margin, (patience, window) in product(MARGINS, PATIENCE_AND_WINDOW):
         rule = StoppingRule("aggregate", margin, patience, window)
         judged = {f"{rho:g}/{size}": judge(those, rule) for (rho, size), those in runs.items()}
-        both = {str(size): judge([run for rho in RHOS for run in runs[rho, size]], rule) for size in sizes}
+        both = {
+            str(size): judge([run for rho in RHOS for run in runs[rho, size]], rule)
+            for size in sizes
+        }
         rules[f"{margin:g}/{patience}/{window}"] = judged | both
     content = {f"rho/batch {key}": row for key, row in setting.items()}
     content |= {f"margin/patience/window {key}": row for key, row in rules.items()}
     rounded = json.loads(json.dumps(content), parse_float=lambda figure: round(float(figure), 4))
     entries = [f"{json.dumps(key)}: {json.dumps(row)}" for key, row in rounded.items()]
     (output / "stopping.json").write_text("{\n" + ",\n".join(entries) + "\n}\n")
-    lines = ["| ρ | batch | runs | met | first met: median (range) | excess | deviation |", "|---" * 7 + "|"]
+    lines = [
+        "| ρ | batch | runs | met | first met: median (range) | excess | deviation |",
+        "|---" * 7 + "|",
+    ]
     for key, row in setting.items():
         first, middle, last = row["first_met"]
         line = f"{key.replace('/', ' | ')} | {row['runs']} | {row['met']} | {middle:g} ({first} to {last})"
         lines.append(f"| {line} | {row['excess']:+.2f} | {row['deviation']:.2f} |")
-    lines += ["", f"| margin, patience, window | {' | '.join(map(str, sizes))} |", "|---" * (1 + len(sizes)) + "|"]
+    lines += [
+        "",
+        f"| margin, patience, window | {' | '.join(map(str, sizes))} |",
+        "|---" * (1 + len(sizes)) + "|",
+    ]
     for key, judged in rules.items():
         chosen = [judged[str(size)] for size in sizes]
-        late = ["-" if cell["steps_late"] is None else f"+{cell['steps_late']:g}" for cell in chosen]
-        cells = [f"{c['early']:.0%}, {steps}, {c['never']:.0%}" for c, steps in zip(chosen, late, strict=True)]
+        late = [
+            "-" if cell["steps_late"] is None else f"+{cell['steps_late']:g}" for cell in chosen
+        ]
+        cells = [
+            f"{c['early']:.0%}, {steps}, {c['never']:.0%}"
+            for c, steps in zip(chosen, late, strict=True)
+        ]
         lines.append(f"| {key.replace('/', ', ')} | {' | '.join(cells)} |")
     (output / "stopping-tables.md").write_text("\n".join(lines) + "\n")
 

@@ -22,11 +22,26 @@ import torch
 from transformers import set_seed
 
 from hamu.assess import measure_hardness
-from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_data, read_text
-from hamu.evaluation import TofuSets, forget_quality, predict_tokens, privleak, text_report, tofu_report
+from hamu.data import (
+    TextCollator,
+    TextData,
+    TextRecords,
+    UnlearningData,
+    encode,
+    forget_data,
+    read_text,
+)
+from hamu.evaluation import (
+    TofuSets,
+    forget_quality,
+    predict_tokens,
+    privleak,
+    text_report,
+    tofu_report,
+)
 from hamu.models.language import load_language_model, load_tokenizer
-from hamu.training import UnlearnConfig
-from hamu.training.quiet import quiet_trainer
+from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.quiet import quiet_trainer
 
 METHODS = ("hamu-q", "hamu-u", "ft", "ga", "gdiff", "kl", "scrub", "gru", "pcgrad", "npo")
 MAX_LENGTH = 256
@@ -47,7 +62,9 @@ SETTINGS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data_dir", required=True, type=Path)
     parser.add_argument("--original", required=True)
     parser.add_argument("--retain", required=True)
@@ -96,11 +113,20 @@ def unlearned(name: str, options: argparse.Namespace) -> dict[str, Any]:
             "log": [entry for entry in trainer.state.log_history if "taken" in entry],
         }
     collator = TextCollator(tokenizer.pad_token_id)
-    predictions = {key: predict_tokens(model, data, 64, collator) for key, data in problem.sets().items()}
-    texts = {key: [r.answer.strip() for r in data.texts.records] for key, data in problem.sets().items()}
+    predictions = {
+        key: predict_tokens(model, data, 64, collator) for key, data in problem.sets().items()
+    }
+    texts = {
+        key: [r.answer.strip() for r in data.texts.records] for key, data in problem.sets().items()
+    }
     report = text_report(predictions, texts=texts)
-    report["tofu"] = tofu_report(model, tokenizer, tofu_sets(options), 64, MAX_LENGTH, options.generate)
-    print(f"{name}: forget {report['forget']['loss']:.4f}, retain {report['retain']['loss']:.4f}", flush=True)
+    report["tofu"] = tofu_report(
+        model, tokenizer, tofu_sets(options), 64, MAX_LENGTH, options.generate
+    )
+    print(
+        f"{name}: forget {report['forget']['loss']:.4f}, retain {report['retain']['loss']:.4f}",
+        flush=True,
+    )
     return {"report": report} | found
 
 
@@ -109,34 +135,46 @@ def hardness(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = load_tokenizer(options.original)
     model = load_language_model(options.original)
     plain = problem_of(options)
-    paraphrases = read_text(str(options.data_dir / "forget10_perturbed.json")).answering("paraphrased_answer")
+    paraphrases = read_text(str(options.data_dir / "forget10_perturbed.json")).answering(
+        "paraphrased_answer"
+    )
     similar = replace(plain, retain=joined(plain.retain, paraphrases))
     found = {}
     for setting, problem in (("dissimilar", plain), ("similar (stand-in)", similar)):
         tokens = encoded(problem, tokenizer)
         collate = TextCollator(tokenizer.pad_token_id)
-        found[setting] = asdict(measure_hardness(model, tokens.retain, tokens.forget, collate=collate, batch_size=48))
+        found[setting] = asdict(
+            measure_hardness(model, tokens.retain, tokens.forget, collate=collate, batch_size=48)
+        )
     return found
 
 
 def problem_of(options: argparse.Namespace) -> UnlearningData[TextRecords]:
     train, forget, holdout = (
-        read_text(str(options.data_dir / f"{name}.json")) for name in ("full", "forget10", "holdout10")
+        read_text(str(options.data_dir / f"{name}.json"))
+        for name in ("full", "forget10", "holdout10")
     )
     return forget_data(train, holdout, forget)
 
 
 def encoded(problem: UnlearningData[TextRecords], tokenizer: Any) -> UnlearningData[TextData]:
-    return replace(problem, **{name: encode(data, tokenizer, MAX_LENGTH) for name, data in problem.sets().items()})
+    return replace(
+        problem,
+        **{name: encode(data, tokenizer, MAX_LENGTH) for name, data in problem.sets().items()},
+    )
 
 
 def joined(first: TextRecords, second: TextRecords) -> TextRecords:
-    return replace(first, records=first.records + second.records, rows=torch.cat([first.rows, second.rows]))
+    return replace(
+        first, records=first.records + second.records, rows=torch.cat([first.rows, second.rows])
+    )
 
 
 def tofu_sets(options: argparse.Namespace) -> TofuSets:
     names = ("forget10", "retain", "real_authors", "world_facts")
-    return TofuSets(*(read_text(str(options.data_dir / f"{name}_perturbed.json")) for name in names))
+    return TofuSets(
+        *(read_text(str(options.data_dir / f"{name}_perturbed.json")) for name in names)
+    )
 
 
 def write(done: dict[str, Path], options: argparse.Namespace) -> None:
@@ -165,8 +203,12 @@ def write(done: dict[str, Path], options: argparse.Namespace) -> None:
         }
     hardness_path = options.work / "hardness.json"
     content = {
-        "settings": SETTINGS | {"learning_rate": options.learning_rate, "num_train_epochs": options.epochs},
-        "losses": {n: {s: results[n]["report"][s]["loss"] for s in ("retain", "forget", "test")} for n in results},
+        "settings": SETTINGS
+        | {"learning_rate": options.learning_rate, "num_train_epochs": options.epochs},
+        "losses": {
+            n: {s: results[n]["report"][s]["loss"] for s in ("retain", "forget", "test")}
+            for n in results
+        },
         "rows": rows,
         "kappa": {
             n: [(e["step"], round(e["kappa"], 4)) for e in r["log"][::5] if "kappa" in e]

@@ -1,19 +1,29 @@
-"""Run an experiment: `python -m experiments NAME [options]`; `--help` after the name shows them."""
+"""Run experiments: `python -m experiments NAME [options]`.
+
+`forgotten` and `lasting` measure what docs/results shows of them; `figure-4`, `table-2`, ..., `all` are the paper's
+figures and tables. Without a name it lists these.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-NAMES = ("forgotten", "lasting")
+from hamu.cli import run_experiments
+
+OWN = ("forgotten", "lasting")
 
 
-def main() -> None:
-    """Run the experiment that is named."""
-    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
-        sys.exit(f"usage: python -m experiments {{{','.join(NAMES)}}} [options]")
-    importlib.import_module(f"experiments.{sys.argv[1]}").main(sys.argv[2:])
+def main(argv: list[str] | None = None) -> int:
+    """Run the experiment that is named first, or the figures and tables that are."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in OWN:
+        importlib.import_module(f"experiments.{words[0]}").main(words[1:])
+        return 0
+    from experiments.reproduce import run
+
+    return run_experiments(words, run)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -29,9 +29,15 @@ def measured(problem: Problem, work: Path) -> dict[str, Any]:
                   "--output_dir", str(folder), "--overwrite"])  # fmt: skip
     seconds = time.monotonic() - began
     before = evaluated(what, model, model, work / f"{slug(problem.name)}-before")
-    of_retrained = evaluated(what, retain_model, model, work / f"{slug(problem.name)}-retrained-check")
+    of_retrained = evaluated(
+        what, retain_model, model, work / f"{slug(problem.name)}-retrained-check"
+    )
     if ended:  # the goal is reached at the start: there is no new model
-        found, after, goal = {"steps_taken": 0, "controller": [None], "ended": "reached at the start"}, before, None
+        found, after, goal = (
+            {"steps_taken": 0, "controller": [None], "ended": "reached at the start"},
+            before,
+            None,
+        )
     else:
         found = json.loads((folder / "evaluation.json").read_text())
         after, goal = found["after"], found["goal"]
@@ -56,7 +62,9 @@ def measured(problem: Problem, work: Path) -> dict[str, Any]:
     }
 
 
-def evaluated(what: tuple[str, ...], model: str, original_model: str, folder: Path) -> dict[str, Any]:
+def evaluated(
+    what: tuple[str, ...], model: str, original_model: str, folder: Path
+) -> dict[str, Any]:
     """The figures of a saved model, its records counted against the original's losses on unseen data."""
     text = ("--generate", "0") if "--max_length" in what else ()
     run("evaluate", *what, *text, "--model", model, "--original_model", original_model, "--output_dir", str(folder),
@@ -78,7 +86,10 @@ def table(rows: dict[str, Any]) -> str:
     ]
     for name, row in rows.items():
         test = row["test"] if row["test_without_class"] is None else row["test_without_class"]
-        auc = " | ".join("-" if row[k] is None else f"{row[k]:.3f}" for k in ("auc_before", "auc", "auc_retrained"))
+        auc = " | ".join(
+            "-" if row[k] is None else f"{row[k]:.3f}"
+            for k in ("auc_before", "auc", "auc_retrained")
+        )
         lines.append(
             f"| {name} | {row['goal']} | {row['before']} of {row['records']} | {row['after']} | {row['retrained']} | "
             f"{row['retain']:+.4f} | {100 * test:+.1f} | {auc} | {row['steps']} |"
@@ -92,7 +103,9 @@ def main(argv: list[str]) -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("data", nargs="+", choices=("digits", "cifar", "tofu"))
     parser.add_argument("--only", default="", help="problems with this in their names")
-    parser.add_argument("--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10")
+    parser.add_argument(
+        "--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10"
+    )
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
     parser.add_argument("--work_dir", default="runs/experiments", help="where models and runs go")
     parser.add_argument("--output", default="docs/results/forgotten.json")

@@ -30,8 +30,8 @@ from hamu.data import forget_class, read_images
 from hamu.data.images import collate
 from hamu.evaluation.attacks import AttackData, AttackSettings, attack_model
 from hamu.models import load_classifier
-from hamu.training.quiet import quiet_trainer
 from hamu.unlearning.lookahead import Lookahead
+from hamu.unlearning.trainer.quiet import quiet_trainer
 
 BUDGET = 0.02  # nats of retain loss that every method may pay
 STEPS = 60  # of a method by hand
@@ -41,7 +41,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "gdiff": {"method": "gdiff"},
     "npo": {"method": "npo"},
     "pcgrad": {"method": "pcgrad"},
-    "hamu-q": {"method": "hamu-q", "constraint_mode": "relative", "stopping": "off", "on_infeasible": "clamp"},
+    "hamu-q": {
+        "method": "hamu-q",
+        "constraint_mode": "relative",
+        "stopping": "off",
+        "on_infeasible": "clamp",
+    },
     "sharpness-aware": {"auto": True, "lasting": True},
     "lasting": {"auto": True, "lasting": True},
 }
@@ -58,7 +63,9 @@ class SharpnessAware(Lookahead):
         norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
         with torch.no_grad():
             torch._foreach_copy_(self._point, self._parameters)
-            torch._foreach_sub_(self._point, torch._foreach_mul(list(grads), float(self.radius / (norm + 1e-12))))
+            torch._foreach_sub_(
+                self._point, torch._foreach_mul(list(grads), float(self.radius / (norm + 1e-12)))
+            )
         self.taken += 2
 
 
@@ -86,7 +93,17 @@ def by_command(problem: Problem, work: Path) -> dict[str, Any]:
     folder, attacked = work / f"{slug(problem.name)}-lasting", work / f"{slug(problem.name)}-attack"
     what = (*problem.data, *problem.forget)
     began = time.monotonic()
-    run("unlearn", *what, *problem.extra, "--model", model, "--lasting", "--output_dir", str(folder), "--overwrite")
+    run(
+        "unlearn",
+        *what,
+        *problem.extra,
+        "--model",
+        model,
+        "--lasting",
+        "--output_dir",
+        str(folder),
+        "--overwrite",
+    )
     seconds = time.monotonic() - began
     run("attack", *what, "--model", str(folder / "model"), "--original_model", model, "--retain_model", retain_model,
         "--attacks", "relearn-retain,relearn-few", "--output_dir", str(attacked), "--overwrite")  # fmt: skip
@@ -104,7 +121,11 @@ def by_command(problem: Problem, work: Path) -> dict[str, Any]:
 
 def _sets(report: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     names = ("retain", "forget", "test", "test_without_class")
-    return {name: {key: report[name][key] for key in ("loss", "accuracy")} for name in names if name in report}
+    return {
+        name: {key: report[name][key] for key in ("loss", "accuracy")}
+        for name in names
+        if name in report
+    }
 
 
 @contextmanager
@@ -121,7 +142,12 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
     train, test = (read_images("digits", split).normalized(config.image_mean, config.image_std)
                    for split in ("train", "test"))  # fmt: skip
     problem = forget_class(train, test, label)
-    settings = {"max_steps": STEPS, "learning_rate": RATE, "optim": "adamw_torch", "check_steps": 0} | METHODS[name]
+    settings = {
+        "max_steps": STEPS,
+        "learning_rate": RATE,
+        "optim": "adamw_torch",
+        "check_steps": 0,
+    } | METHODS[name]
     if "auto" in settings:
         settings |= {"max_steps": 400 if name == "sharpness-aware" else -1}
     args = UnlearnConfig(output_dir=str(work / "unused"), per_device_train_batch_size=128, eval_strategy="no",
@@ -136,7 +162,9 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
         model.load_state_dict(within.kept)
     report = trainer.evaluate()
     data = AttackData(problem.retain, problem.forget, collate)
-    outcomes = attack_model(model, data, AttackSettings(attacks="relearn-retain,relearn-few", attack_steps=40))
+    outcomes = attack_model(
+        model, data, AttackSettings(attacks="relearn-retain,relearn-few", attack_steps=40)
+    )
     return {
         "retain": report["eval_retain_loss"] - within.start,
         "forget_accuracy": report["eval_forget_accuracy"],
@@ -186,7 +214,11 @@ def _curve(outcome: Mapping[str, Any], at: list[int] | None = None) -> str:
     """Means over the seeds: shares recognised, or the losses of texts."""
     figures = outcome["figures"]
     rows = figures.get("recognised", figures["loss"])
-    chosen = [row for step, row in zip(outcome["at"], rows, strict=True) if (step in at if at else step > 0)]
+    chosen = [
+        row
+        for step, row in zip(outcome["at"], rows, strict=True)
+        if (step in at if at else step > 0)
+    ]
     means = [sum(row) / len(row) for row in chosen]
     if "recognised" in figures:
         return ", ".join(f"{100 * mean:.0f}" for mean in means) + " %"
@@ -210,7 +242,11 @@ def main(argv: list[str]) -> None:
     jobs: dict[str, Any] = {}
     if options.part == "classes":
         for label in options.classes:
-            problem = replace(digits(work)[2], name=f"digits, class {label}", forget=("--forget_class", str(label)))
+            problem = replace(
+                digits(work)[2],
+                name=f"digits, class {label}",
+                forget=("--forget_class", str(label)),
+            )
             jobs[problem.name] = lambda problem=problem: by_command(problem, work)
     elif options.part == "cifar":
         problem = cifar(work, Path(options.cifar_dir))[2]
@@ -221,7 +257,9 @@ def main(argv: list[str]) -> None:
     else:
         for label in options.classes:
             for name in METHODS:
-                jobs[f"{name}, class {label}"] = lambda name=name, label=label: by_method(name, label, work)
+                jobs[f"{name}, class {label}"] = lambda name=name, label=label: by_method(
+                    name, label, work
+                )
     for name, job in jobs.items():
         if name not in rows:
             rows[name] = job()

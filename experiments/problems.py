@@ -53,7 +53,9 @@ def rows_file(work: Path, name: str, rows: list[int]) -> str:
 
 def some_rows(work: Path, name: str, total: int, number: int) -> str:
     """A file of rows drawn at random."""
-    return rows_file(work, f"{name}-rows-{number}", sorted(random.Random(7).sample(range(total), number)))
+    return rows_file(
+        work, f"{name}-rows-{number}", sorted(random.Random(7).sample(range(total), number))
+    )
 
 
 def first_rows(source: Path, target: Path, rows: int) -> None:
@@ -91,7 +93,9 @@ def cifar(work: Path, source: Path) -> list[Problem]:
 
     return [
         problem("CIFAR-10, 20 rows", "--forget_rows", rows_file(work, "cifar-20", list(range(20)))),
-        problem("CIFAR-10, 100 rows", "--forget_rows", rows_file(work, "cifar-100", list(range(100)))),
+        problem(
+            "CIFAR-10, 100 rows", "--forget_rows", rows_file(work, "cifar-100", list(range(100)))
+        ),
         problem("CIFAR-10, class airplane", "--forget_class", "0"),
         problem("CIFAR-10, class airplane, ρ = 0.5", "--forget_class", "0", "--rho", "0.5"),
     ]
@@ -99,7 +103,16 @@ def cifar(work: Path, source: Path) -> list[Problem]:
 
 def tofu(work: Path, source: Path) -> list[Problem]:
     """TOFU on the tiny Llama."""
-    data = ("--data", "full.json", "--test_data", "holdout10.json", "--data_dir", str(source), "--max_length", "256")
+    data = (
+        "--data",
+        "full.json",
+        "--test_data",
+        "holdout10.json",
+        "--data_dir",
+        str(source),
+        "--max_length",
+        "256",
+    )
     extra = ("--per_device_train_batch_size", "16", "--per_device_eval_batch_size", "32")
     ten = ("--forget_data", "forget10.json")
     single = ("--forget_rows", rows_file(work, "tofu-20", list(range(0, 4000, 200))))
@@ -109,7 +122,9 @@ def tofu(work: Path, source: Path) -> list[Problem]:
     ]
 
 
-def problems(work: Path, names: list[str], cifar_dir: str | None, tofu_dir: str | None) -> list[Problem]:
+def problems(
+    work: Path, names: list[str], cifar_dir: str | None, tofu_dir: str | None
+) -> list[Problem]:
     """The problems of some data sets."""
     work.mkdir(parents=True, exist_ok=True)
     found: list[Problem] = []
@@ -153,4 +168,8 @@ def _without_recipe_data(problem: Problem) -> tuple[str, ...]:
 
 def slug(name: str) -> str:
     """A folder's name from a problem's."""
-    return "".join(c if c.isalnum() else "-" for c in name.lower().replace("ρ", "rho")).replace("--", "-").strip("-")
+    return (
+        "".join(c if c.isalnum() else "-" for c in name.lower().replace("ρ", "rho"))
+        .replace("--", "-")
+        .strip("-")
+    )

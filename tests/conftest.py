@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for helpers.py, from every folder
-os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # scipy's solvers crawl when cores are shared
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = (
+    "1"  # scipy's solvers crawl when cores are shared
+)
 
 import torch
 from hypothesis import settings

@@ -8,7 +8,8 @@ ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # where a reader is served by the reason it is shown, else it stands in a comment
 _NOT_RUN = re.compile(
-    r"^(?:\*Not run by the tests: [^*\n]{10,}\.\*|<!-- not run by the tests: [^\n]{10,} -->)\n\n\Z", re.M
+    r"^(?:\*Not run by the tests: [^*\n]{10,}\.\*|<!-- not run by the tests: [^\n]{10,} -->)\n\n\Z",
+    re.M,
 )
 
 
@@ -30,4 +31,7 @@ class Block:
 def blocks_of(page):
     """All blocks of a Markdown file."""
     text = page.read_text(encoding="utf-8")
-    return [Block(found[1], found[2], not _NOT_RUN.search(text[: found.start()])) for found in FENCE.finditer(text)]
+    return [
+        Block(found[1], found[2], not _NOT_RUN.search(text[: found.start()]))
+        for found in FENCE.finditer(text)
+    ]

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from hamu import PairedGradients
-from hamu.gram import PairGram
-from hamu.gram_meter import GramMeter
+from hamu.core.gram import PairGram
+from hamu.core.gram_meter import GramMeter
 
 EPS64 = torch.finfo(torch.float64).eps
 
@@ -27,7 +27,9 @@ def pair_at_angle(size, angle, generator, retain_norm=1.0, forget_norm=1.0):
 
 def gram_at(retain_norm, forget_norm, cos):
     """The float64 Gram of blocks with the given norms and cosines."""
-    r, f, c = (torch.as_tensor(x, dtype=torch.float64).reshape(-1) for x in (retain_norm, forget_norm, cos))
+    r, f, c = (
+        torch.as_tensor(x, dtype=torch.float64).reshape(-1) for x in (retain_norm, forget_norm, cos)
+    )
     return PairGram(r * r, f * f, r * f * c, EPS64)
 
 
@@ -63,7 +65,9 @@ def collect(pair, side, grads):
 def combine(method, retain, forget, **settings):
     """One combine of given gradients: the step, and each parameter's `.grad`."""
     pair = PairedGradients(
-        Holder([r if r is not None else f for r, f in zip(retain, forget, strict=True)]), method, **settings
+        Holder([r if r is not None else f for r, f in zip(retain, forget, strict=True)]),
+        method,
+        **settings,
     )
     if method.uses_retain:
         collect(pair, "retain", retain)

@@ -7,10 +7,10 @@ import torch
 
 from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.evaluation import Predictions, TokenPredictions
-from hamu.reporting.answers import answered
-from hamu.reporting.images import most_and_least_changed
-from hamu.reporting.observations import ImageObservations, TextObservations
-from hamu.reporting.run import read_run
+from hamu.report.answers import answered
+from hamu.report.images import most_and_least_changed
+from hamu.report.observations import ImageObservations, TextObservations
+from hamu.report.run import read_run
 
 NASTY = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>{{ 7*7 }}\u2028"
 BLOCKS = [f"layers.{n}.weight" for n in range(6)]
@@ -33,7 +33,10 @@ def evaluation(steps, names=("a", "b"), figures=("accuracy",)):
     inference = {"accuracy": 0.6, "auc": 0.55, "samples": 9}
     losses = {"before": (0.1, 1.0, 1.0), "after": (0.1 + 1.0, 1 - 1 / 9, 1.0)}
     reports = {
-        role: {side: report_of(loss, accuracy, figures, names) for side, loss in zip(sides, losses[role], strict=True)}
+        role: {
+            side: report_of(loss, accuracy, figures, names)
+            for side, loss in zip(sides, losses[role], strict=True)
+        }
         | {"membership_inference": inference}
         for role, accuracy in (("before", 1.0), ("after", 0.5))
     }
@@ -68,16 +71,20 @@ def step_line(step, steps):
     share = step / steps
     return {
         "step": step, "taken": 1.0, "retain_loss": 1 - share / 2, "forget_loss": 0.1 + share, "kappa": share - 0.5,
-        "cos": share - 0.5, "direct_threshold": -0.3, "stop_threshold": 0.4, "demand": 0.5, "sustainable": 1 - share,
-        "capacity": 1.0, "direct_share": 1 - share, "first_order_retain_change": -0.1, "realised_retain_change": -0.09,
+        "cos": share - 0.5, "direct_threshold": -0.3, "stop_threshold": 0.4, "demand": 0.5, "free_limit": 1 - share,
+        "max_demand": 1.0, "direct_share": 1 - share, "first_order_retain_change": -0.1, "realised_retain_change": -0.09,
         "first_order_forget_change": share, "realised_forget_change": 0.9 * share, "promise_kept": 1.0,
     }  # fmt: skip
 
 
-def write_run(folder, steps=20, *, finished=True, names=("a", "b"), blocks=BLOCKS, figures=("accuracy",)):
+def write_run(
+    folder, steps=20, *, finished=True, names=("a", "b"), blocks=BLOCKS, figures=("accuracy",)
+):
     """The folder of a run, as far as a report reads it."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("method: hamu-q\ndata: gone.npz\nforget_class: a\nmodel: gone\n")
+    (folder / "config.yaml").write_text(
+        "method: hamu-q\ndata: gone.npz\nforget_class: a\nmodel: gone\n"
+    )
     with open(folder / "steps.jsonl", "w") as log:
         for step in range(1, steps + 1):
             log.write(json.dumps(step_line(step, steps)) + "\n")
@@ -99,8 +106,12 @@ def example_run(tmp_path, name="run", **settings):
 
 def images(count, names, channels=3, size=8):
     generator = torch.Generator().manual_seed(count)
-    pixels = torch.randint(0, 256, (count, channels, size, size), generator=generator, dtype=torch.uint8)
-    return ImageData(pixels, torch.arange(count) % len(names), tuple(names), NASTY, torch.arange(count))
+    pixels = torch.randint(
+        0, 256, (count, channels, size, size), generator=generator, dtype=torch.uint8
+    )
+    return ImageData(
+        pixels, torch.arange(count) % len(names), tuple(names), NASTY, torch.arange(count)
+    )
 
 
 def image_observations(names=("a", "b"), count=40, channels=3):
@@ -108,18 +119,26 @@ def image_observations(names=("a", "b"), count=40, channels=3):
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
     predictions = {
-        role: {name: Predictions(draw(count, len(names)), data.labels) for name, data in sets.items()}
+        role: {
+            name: Predictions(draw(count, len(names)), data.labels) for name, data in sets.items()
+        }
         for role in ("before", "after")
     }
     embeddings = {role: {name: draw(count, 5) for name in sets} for role in predictions}
     counts = dict.fromkeys(sets, count)
-    pictures = {title: sets["forget"].select(places) for title, places in most_and_least_changed(predictions).items()}
+    pictures = {
+        title: sets["forget"].select(places)
+        for title, places in most_and_least_changed(predictions).items()
+    }
     return ImageObservations(predictions, counts, counts, names, pictures, embeddings)
 
 
 def text_observations(count=30):
     record = TextRecord(f"Who is {NASTY}?", f" It is {NASTY}", {})
-    texts = {n: TextRecords((record,) * count, NASTY, torch.arange(count)) for n in ("retain", "forget", "test")}
+    texts = {
+        n: TextRecords((record,) * count, NASTY, torch.arange(count))
+        for n in ("retain", "forget", "test")
+    }
     generator = torch.Generator().manual_seed(0)
 
     def predicted():

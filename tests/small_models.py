@@ -10,7 +10,9 @@ def save_fine_tuned(folder, records):
     torch.manual_seed(0)
     tokenizer = new_tokenizer((record.prompt + record.answer for record in records), 400)
     model = new_language_model(tokenizer, hidden=32, layers=1)
-    batch = tokenizer([record.prompt + record.answer for record in records], return_tensors="pt", padding=True)
+    batch = tokenizer(
+        [record.prompt + record.answer for record in records], return_tensors="pt", padding=True
+    )
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(400):

@@ -10,7 +10,12 @@ _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod")
 _NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # byte code that Python keeps, semaphores, fonts that matplotlib has found: nothing of a command's own
-_BESIDES = (Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib")), Path("/dev"), Path("/proc"))
+_BESIDES = (
+    Path(sysconfig.get_path("stdlib")),
+    Path(sysconfig.get_path("purelib")),
+    Path("/dev"),
+    Path("/proc"),
+)
 
 
 class Watched:

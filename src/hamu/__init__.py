@@ -5,15 +5,15 @@ Importing this package loads torch and nothing heavier; the trainer arrives when
 
 from typing import TYPE_CHECKING, Any
 
+from hamu.core.gram import PairGram
+from hamu.core.guard import StepGuard, StepTaken
+from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
+from hamu.core.pair import PairedGradients
+from hamu.core.pair_step import PairStep
 from hamu.errors import HamuError
-from hamu.gram import PairGram
-from hamu.guard import StepGuard, StepTaken
-from hamu.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
-from hamu.pair_step import PairStep
-from hamu.paired import PairedGradients
 
 if TYPE_CHECKING:
-    from hamu.training import UnlearnConfig, UnlearnTrainer
+    from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("UnlearnConfig", "UnlearnTrainer"):
-        import hamu.training
+        import hamu.unlearning.trainer
 
-        return getattr(hamu.training, name)
+        return getattr(hamu.unlearning.trainer, name)
     raise AttributeError(f"module 'hamu' has no attribute {name!r}")

@@ -17,7 +17,9 @@ class HamuError(ValueError):
 
 def first_line(error: BaseException) -> str:
     """What an error of a library says first; if that only announces the next line, by a colon, that too."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
@@ -42,7 +44,9 @@ def unknown(what: str, name: object, known: Iterable[str]) -> HamuError:
 
 def one_line(text: str) -> str:
     """A text on one line: whatever would break it, or speak to the terminal, is written as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 class Interrupted(BaseException):  # not an Exception: nothing but the command line is to catch it

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from hamu.errors import HamuError
 
-_WITHOUT = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # file systems that have no locks: there nothing is kept out
+_WITHOUT = (
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.ENOLCK,
+)  # file systems that have no locks: there nothing is kept out
 
 
 def lock(folder: Path) -> int:

@@ -1,6 +1,6 @@
 """Files and folders that are whole or not there: written beside their place, then renamed.
 
-What lies beside has the name of the place with a dot before it, so that `hamu.run_files.is_left` knows it.
+What lies beside has the name of the place with a dot before it, so that `hamu.unlearning.run_files.is_left` knows it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hamu.run_files import is_left
+from hamu.unlearning.run_files import is_left
 
 
 def write_whole(target: Path, text: str, *, private: bool = False) -> None:

@@ -6,9 +6,9 @@ import math
 import torch
 import torch.distributed as dist
 
-import hamu.distributed.processes as module
+import hamu.core.distributed.processes as module
 from hamu import HamuError
-from hamu.distributed import check_equal, leave
+from hamu.core.distributed import check_equal, leave
 
 
 def moved(tensor, place, ulps):
@@ -44,7 +44,9 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     last, found = dist.get_rank() == dist.get_world_size() - 1, {}
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+        start = torch.randn(
+            4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        ).to(dtype)
         for piece in (1 << 20, 8):
             module._PIECE = piece
             for name, change in CHANGES.items():
@@ -62,7 +64,9 @@ if __name__ == "__main__":
     if last:  # the same values in another order of memory
         turned = turned.t().contiguous().t()
     empty, nan = torch.empty(0, 3), torch.tensor(math.nan)
-    found["nothing, other strides, empty, not a number"] = answer(check_equal, list("abc"), [turned, empty, nan])
+    found["nothing, other strides, empty, not a number"] = answer(
+        check_equal, list("abc"), [turned, empty, nan]
+    )
     if dist.get_rank() == 0:
         print(json.dumps(found))
     leave()

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from hamu import HamuQ, HamuU, PairedGradients, build_method
-from hamu.distributed import leave
+from hamu.core.distributed import leave
 
 
 def steps(method, sharded, accumulation):
@@ -24,9 +24,13 @@ def steps(method, sharded, accumulation):
     x, y = torch.randn(24, 7, generator=generator, dtype=torch.float64), torch.arange(24) % 3
     for _ in range(8):
         for side, part in (("retain", slice(0, 16)), ("forget", slice(16, 24))):
-            for chunk_x, chunk_y in zip(x[part].chunk(accumulation), y[part].chunk(accumulation), strict=True):
+            for chunk_x, chunk_y in zip(
+                x[part].chunk(accumulation), y[part].chunk(accumulation), strict=True
+            ):
                 mine = slice(rank, None, world)
-                loss = nn.functional.cross_entropy(model(chunk_x[mine]), chunk_y[mine]) / accumulation
+                loss = (
+                    nn.functional.cross_entropy(model(chunk_x[mine]), chunk_y[mine]) / accumulation
+                )
                 with getattr(pair, side)():
                     loss.backward()
         pair.combine()
@@ -37,9 +41,15 @@ def steps(method, sharded, accumulation):
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     worst = 0.0
-    for method in (HamuQ(0.5, "relative", stopping="off"), HamuU(0.5, "relative", stopping="off"), build_method("gru")):
+    for method in (
+        HamuQ(0.5, "relative", stopping="off"),
+        HamuU(0.5, "relative", stopping="off"),
+        build_method("gru"),
+    ):
         for accumulation in (1, 2):
-            pairs = zip(*(steps(method, sharded, accumulation) for sharded in (True, False)), strict=True)
+            pairs = zip(
+                *(steps(method, sharded, accumulation) for sharded in (True, False)), strict=True
+            )
             worst = max(worst, *((a - b).abs().max().item() for a, b in pairs))
     if dist.get_rank() == 0:
         print(worst)

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from hamu.cli import main
-from hamu.training.checkpoints import Checkpoints
+from hamu.unlearning.trainer.checkpoints import Checkpoints
 
 FAST = ("--recipe", "digits", "--num_train_epochs", "1")
 RUN = ("unlearn", *FAST, "--model", "original/model", "--max_steps", "40", "--optim", "adamw_torch",
@@ -21,11 +21,13 @@ RUN = ("unlearn", *FAST, "--model", "original/model", "--max_steps", "40", "--op
        "--eval_strategy", "no")  # fmt: skip
 
 
-def launched(processes, *argv):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), "-m",
+def launched(world_size, *argv):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world_size), "-m",
                "hamu", *argv]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def worker_of(launcher, rank):
@@ -38,7 +40,10 @@ def worker_of(launcher, rank):
 
 def distance(one, other):
     """Of all weights of a model."""
-    return sum((one[name] - weight).double().square().sum().item() for name, weight in other.items()) ** 0.5
+    return (
+        sum((one[name] - weight).double().square().sum().item() for name, weight in other.items())
+        ** 0.5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +58,17 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", [(), ("--shard",)])
-def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(tmp_path, monkeypatch, layout, whole):
+def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(
+    tmp_path, monkeypatch, layout, whole
+):
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    launcher = launched(2, *RUN, "--per_device_train_batch_size", "32", *layout, "--output_dir", "broken")
-    while not any(int(path.name.split("-")[1]) >= 3 for path in (tmp_path / "broken").glob("checkpoint-*")):
+    launcher = launched(
+        2, *RUN, "--per_device_train_batch_size", "32", *layout, "--output_dir", "broken"
+    )
+    while not any(
+        int(path.name.split("-")[1]) >= 3 for path in (tmp_path / "broken").glob("checkpoint-*")
+    ):
         assert launcher.poll() is None, launcher.communicate()[0]
         time.sleep(0.05)
     os.kill(worker_of(launcher, 1), signal.SIGKILL)
@@ -65,7 +76,9 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(tmp_path, mon
     assert launcher.returncode != 0
     assert "Root Cause" in said
     assert "rank      : 1 (local_rank: 1)" in said.split("Root Cause")[1]
-    assert "hamu unlearn: process 0 lost another process of this run, which is named below" in said, said
+    assert (
+        "hamu unlearn: process 0 lost another process of this run, which is named below" in said
+    ), said
     newest, damages = Checkpoints("broken").newest()
     assert newest is not None
     assert damages == []

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from hamu import HamuError
-from hamu.distributed import SplitPairing
-from hamu.distributed.layout_sharded import Sharded
-from hamu.training.sharing import ShareSampler
+from hamu.core.distributed import SplitPairing
+from hamu.core.distributed.layout_sharded import Sharded
+from hamu.unlearning.trainer.sharing import ShareSampler
 
 WORKER = Path(__file__).parent / "worker.py"
 CASES = [
-    f"{kind}/{method}/1/sgd" for kind in ("conv", "llama") for method in ("hamu-q", "hamu-u", "gdiff", "kl", "gru")
+    f"{kind}/{method}/1/sgd"
+    for kind in ("conv", "llama")
+    for method in ("hamu-q", "hamu-u", "gdiff", "kl", "gru")
 ]
 CASES += ["conv/hamu-q/3/sgd", "llama/hamu-u/3/sgd", "llama/hamu-q/1/adamw_torch", "conv/ga/1/sgd"]
 # what only several processes can do, and the case that it must equal
@@ -29,11 +31,16 @@ OURS = [case for case in CASES if "/hamu-" in case or "ga/" in case]
 SHARDED = {f"{case}/shard": case for case in (*CASES, *ADAPTED)}
 RESUMED = ["conv/hamu-q/1/sgd", "llama/hamu-u/3/sgd", "llama/hamu-q/1/adamw_torch", "lora/kl/1/sgd"]
 SPOILED = [
-    f"conv/hamu-q/1/sgd/{kind}{layout}" for kind in ("spoiled", "infinite") for layout in ("", "-split", "-shard")
+    f"conv/hamu-q/1/sgd/{kind}{layout}"
+    for kind in ("spoiled", "infinite")
+    for layout in ("", "-split", "-shard")
 ]
 TARGETED = [f"conv/hamu-q/1/sgd/{how}" for how in ("targeted", "targeted-split", "targeted-shard")]
 # the second one corrects its steps, the third one measures twice
-ROUNDED = [f"{case}/rounded" for case in ("conv/hamu-q/1/sgd", "conv/hamu-q/1/adamw_torch", "alike/hamu-q/1/sgd")]
+ROUNDED = [
+    f"{case}/rounded"
+    for case in ("conv/hamu-q/1/sgd", "conv/hamu-q/1/adamw_torch", "alike/hamu-q/1/sgd")
+]
 STEPS = 12
 
 
@@ -50,7 +57,9 @@ def launch(processes, folder, cases):
     if done.returncode:
         raise RuntimeError(done.stderr[-6000:])
     return {
-        case: [torch.load(folder / f"{case.replace('/', '-')}-{rank}.pt") for rank in range(processes)]
+        case: [
+            torch.load(folder / f"{case.replace('/', '-')}-{rank}.pt") for rank in range(processes)
+        ]
         for case in cases
     }
 
@@ -73,10 +82,18 @@ def two(place, alone):
     cases = with_settings([*CASES, *SPLIT, *SHARDED, *ROUNDED, "rough/hamu-q/1/sgd"])
     cases |= with_settings(SPOILED, steps=4) | with_settings(["batchnorm/hamu-q/1/sgd"], steps=3)
     cases |= with_settings(TARGETED, target=max(forget_losses(alone)) - 1e-6)
-    cases |= with_settings((f"{case}/shard-saved" for case in RESUMED), steps=STEPS // 2, saves=True)
-    resumed = (f"{case}/{how}" for case in RESUMED for how in ("resumed", "shard-resumed", "split-resumed"))
+    cases |= with_settings(
+        (f"{case}/shard-saved" for case in RESUMED), steps=STEPS // 2, saves=True
+    )
+    resumed = (
+        f"{case}/{how}" for case in RESUMED for how in ("resumed", "shard-resumed", "split-resumed")
+    )
     cases |= with_settings(resumed, resumes=str(place / "alone"))
-    refused = ("conv/hamu-q/1/sgd/parted", "conv/hamu-q/1/sgd/unequal", "batchnorm/hamu-q/1/sgd/split")
+    refused = (
+        "conv/hamu-q/1/sgd/parted",
+        "conv/hamu-q/1/sgd/unequal",
+        "batchnorm/hamu-q/1/sgd/split",
+    )
     return launch(2, place / "two", cases | with_settings(refused, steps=4, fails=True))
 
 
@@ -97,7 +114,9 @@ def test_any_number_of_processes_ends_with_the_same_weights(processes, alone, tw
     cases, more = CASES, SPLIT | SHARDED
     if processes == 4:
         cases, more = OURS, {case: same for case, same in SPLIT.items() if same in OURS}
-    found = two if processes == 2 else launch(processes, place / "four", with_settings([*cases, *more]))
+    found = (
+        two if processes == 2 else launch(processes, place / "four", with_settings([*cases, *more]))
+    )
     for case in (*cases, *more):
         expected = alone[more.get(case, case)][0]
         assert_same_weights(found[case], expected, case)
@@ -106,9 +125,17 @@ def test_any_number_of_processes_ends_with_the_same_weights(processes, alone, tw
                 torch.testing.assert_close(losses, expected["losses"][name], rtol=1e-5, atol=1e-6)
         mine = found[case][0]
         for ours, theirs in zip(mine["log"], expected["log"], strict=True):
-            for key in ("retain_loss", "forget_loss", "kappa", "realised_forget_change", "first_order_retain_change"):
+            for key in (
+                "retain_loss",
+                "forget_loss",
+                "kappa",
+                "realised_forget_change",
+                "first_order_retain_change",
+            ):
                 if key in theirs and not (case in more and "adamw" in case and "_change" in key):
-                    assert ours[key] == pytest.approx(theirs[key], rel=1e-7, abs=1e-12), f"{case}: {key}"
+                    assert ours[key] == pytest.approx(theirs[key], rel=1e-7, abs=1e-12), (
+                        f"{case}: {key}"
+                    )
         # where no process has both whole gradients, what AdamW makes of g* cannot be seen
         unseen = case in more and "adamw" in case
         assert (mine["promise"] is None) if unseen else (mine["promise"]["checked"] == STEPS)
@@ -138,7 +165,9 @@ def test_an_early_end_is_the_same_in_every_process_and_layout(alone, two):
     assert first > 0, "some steps are taken before"
     for case in TARGETED:
         for one in two[case]:
-            assert one["ended"].startswith(f"the forget loss of a step, {losses[first]:.4g}, has reached ")
+            assert one["ended"].startswith(
+                f"the forget loss of a step, {losses[first]:.4g}, has reached "
+            )
             assert sum(entry["taken"] for entry in one["log"]) == first
 
 
@@ -147,7 +176,9 @@ def test_all_processes_judge_a_model_in_half_precision_alike(two):
     one, other = two["rough/hamu-q/1/sgd"]
     for ours, theirs in zip(one["log"], other["log"], strict=True):
         assert ours["rounding"] == theirs["rounding"] > 1e-5
-        assert [ours[name] for name in ("taken", "trust_scale")] == [theirs[name] for name in ("taken", "trust_scale")]
+        assert [ours[name] for name in ("taken", "trust_scale")] == [
+            theirs[name] for name in ("taken", "trust_scale")
+        ]
     for name, weight in one["weights"].items():
         assert torch.equal(weight, other["weights"][name]), name
 
@@ -176,7 +207,9 @@ def test_an_evaluation_is_of_the_model_that_is_saved(two):
 
 def test_the_runs_differ_from_case_to_case(alone):
     """Else the comparison above could not fail."""
-    ends = [alone[case][0]["weights"] for case in CASES if case.startswith("conv") and "/1/" in case]
+    ends = [
+        alone[case][0]["weights"] for case in CASES if case.startswith("conv") and "/1/" in case
+    ]
     for a, b in itertools.pairwise(ends):
         assert any(not torch.allclose(a[name], b[name], atol=1e-6) for name in a)
 
@@ -204,9 +237,14 @@ def test_weights_that_differ_by_as_much_in_both_directions_or_in_their_places_ar
 
 def test_layouts_that_have_no_place_are_refused():
     weight = torch.nn.Parameter(torch.ones(2))
-    with pytest.raises(HamuError, match="split pairing needs an even number of processes; there are 1"):
+    with pytest.raises(
+        HamuError, match="split pairing needs an even number of processes; there are 1"
+    ):
         SplitPairing([weight], [0])
-    with pytest.raises(HamuError, match="shard all trainable parameters over the same processes, with fully_shard on"):
+    with pytest.raises(
+        HamuError,
+        match="shard all trainable parameters over the same processes, with fully_shard on",
+    ):
         Sharded([weight], [0])
 
 

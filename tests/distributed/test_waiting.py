@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from hamu import HamuError
-from hamu.distributed import from_main
-from hamu.training import checkpoints
-from hamu.training.checkpoints import Checkpoints
+from hamu.core.distributed import from_main
+from hamu.unlearning.trainer import checkpoints
+from hamu.unlearning.trainer.checkpoints import Checkpoints
 
 LATE = 0.3  # seconds
 
@@ -80,4 +80,7 @@ def test_an_error_of_the_main_process_is_raised_on_every_process(tmp_path, error
 
 
 def test_what_the_main_process_finds_is_known_to_every_process(tmp_path):
-    assert in_two_processes(lambda rank: from_main(lambda: f"found by {rank}"), tmp_path) == ["found by 0"] * 2
+    assert (
+        in_two_processes(lambda rank: from_main(lambda: f"found by {rank}"), tmp_path)
+        == ["found by 0"] * 2
+    )

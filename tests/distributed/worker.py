@@ -19,14 +19,14 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
-import hamu.distributed.layout_split
-import hamu.guard
-import hamu.training.trainer
+import hamu.core.distributed.layout_split
+import hamu.core.guard
+import hamu.unlearning.trainer.trainer
 from hamu import HamuError, UnlearnConfig, UnlearnTrainer
+from hamu.core.distributed import leave, rank, world_size
+from hamu.core.gram_meter import GramMeter
 from hamu.data import TextCollator
-from hamu.distributed import leave, processes, rank
 from hamu.evaluation import predict
-from hamu.gram_meter import GramMeter
 from hamu.models.language import AdapterSettings, with_adapter
 
 transformers.utils.logging.set_verbosity_error()
@@ -47,7 +47,11 @@ class ConvNet(nn.Module):
 
     def forward(self, x):
         logits = self.head(torch.tanh(self.norm(self.conv(x.double()))).flatten(1))
-        return torch.cat([logits, logits.new_full((len(x), 1), -torch.inf)], 1) if self.rules_out_one_more else logits
+        return (
+            torch.cat([logits, logits.new_full((len(x), 1), -torch.inf)], 1)
+            if self.rules_out_one_more
+            else logits
+        )
 
 
 def images(count, seed):
@@ -74,7 +78,7 @@ class Spoiling:
     def __call__(self, items):
         self._batches += 1
         batch = self._collate(items)
-        if rank() == processes() - 1 and self._batches == self._sides + 1:
+        if rank() == world_size() - 1 and self._batches == self._sides + 1:
             if self._of_loss:
                 batch["labels"][0] = 3
             else:
@@ -102,11 +106,16 @@ def problem(kind):
     torch.manual_seed(0)
     if kind == "conv":
         return ConvNet().double(), images(31, 1), images(10, 2), stacked
-    if kind == "alike":  # nearly collinear gradients of tensors that are measured in float32 at first
+    if (
+        kind == "alike"
+    ):  # nearly collinear gradients of tensors that are measured in float32 at first
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, 300), nn.Tanh(), nn.Linear(300, 3))
         retain = images(12, 1)
         noise = torch.Generator().manual_seed(2)
-        moved = [x | {"pixel_values": x["pixel_values"] + 0.02 * torch.randn(1, 4, 4, generator=noise)} for x in retain]
+        moved = [
+            x | {"pixel_values": x["pixel_values"] + 0.02 * torch.randn(1, 4, 4, generator=noise)}
+            for x in retain
+        ]
         return model, retain, moved, stacked
     if kind == "batchnorm":
         return ConvNet(nn.BatchNorm2d(4)).double(), images(31, 1), images(10, 2), stacked
@@ -114,7 +123,9 @@ def problem(kind):
                          num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
     model = LlamaForCausalLM(config)
     if kind in ("lora", "rough"):
-        model = with_adapter(model.bfloat16() if kind == "rough" else model, AdapterSettings(rank=2))
+        model = with_adapter(
+            model.bfloat16() if kind == "rough" else model, AdapterSettings(rank=2)
+        )
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # zero at first: then the others would not move
                 torch.nn.init.normal_(parameter, std=0.1)
@@ -130,14 +141,14 @@ def altered(how):
             changes.enter_context(mock.patch.object(where, name, to))
 
         if "small" in how:  # buckets of a few numbers: every tensor is cut over several
-            change(hamu.distributed.layout_split, "BUCKET", 50)
+            change(hamu.core.distributed.layout_split, "BUCKET", 50)
         if "rounded" in how:  # as another processor would
             for name in ("measure", "refined"):
                 change(GramMeter, name, rounded(getattr(GramMeter, name)))
-            sums = hamu.guard._dot
-            change(hamu.guard, "_dot", lambda *given: sums(*given) * (1 + 1e-6 * rank()))
+            sums = hamu.core.guard._dot
+            change(hamu.core.guard, "_dot", lambda *given: sums(*given) * (1 + 1e-6 * rank()))
         if "parted" in how:  # the weights are compared after every step
-            change(hamu.training.trainer, "_COMPARED_EVERY", 1)
+            change(hamu.unlearning.trainer.trainer, "_COMPARED_EVERY", 1)
         yield
 
 
@@ -156,7 +167,7 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
     how = set("".join(how).split("-"))
     model, retain, forget, collate = problem(kind)
     is_split = bool(how & {"split", "small", "unequal"})
-    each = GLOBAL_BATCH // (processes() // 2 if is_split else processes()) // int(accumulation)
+    each = GLOBAL_BATCH // (world_size() // 2 if is_split else world_size()) // int(accumulation)
     start = "-".join((kind, method, accumulation, optimizer))
     args = UnlearnConfig(
         output_dir=str(folder / start), method=method, max_steps=steps, per_device_train_batch_size=each,
@@ -175,14 +186,22 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         model.rules_out_one_more = "infinite" in how
         collate = Spoiling(collate, 1 if is_split else 2, of_loss="infinite" in how)
     with altered(how):
-        trainer = UnlearnTrainer(model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate)
+        trainer = UnlearnTrainer(
+            model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate
+        )
         trainer.remove_callback(PrinterCallback)
         if "parted" in how:
             trainer.add_callback(Parting())
-        trainer.train(resume_from_checkpoint=f"{resumes}/{start}/checkpoint-{steps // 2}" if resumes else None)
+        trainer.train(
+            resume_from_checkpoint=f"{resumes}/{start}/checkpoint-{steps // 2}" if resumes else None
+        )
         trainer.evaluate()
     found = {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad}
-    log = [{k: v for k, v in e.items() if isinstance(v, float)} for e in trainer.state.log_history if "taken" in e]
+    log = [
+        {k: v for k, v in e.items() if isinstance(v, float)}
+        for e in trainer.state.log_history
+        if "taken" in e
+    ]
     return {
         "weights": found,
         "log": log,
@@ -194,7 +213,11 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
 
 
 def _whole(parameter):
-    return (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().clone()
+    return (
+        (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter)
+        .detach()
+        .clone()
+    )
 
 
 def fork(number):

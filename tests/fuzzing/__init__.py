@@ -14,4 +14,6 @@ KINDS = (
     with_flags, with_flags, with_config, with_config, with_data, with_data, with_rows, with_model, with_model,
     with_checkpoint, with_record, with_words,
 )  # fmt: skip
-INPUTS = st.integers(0, len(KINDS) - 1).flatmap(lambda number: KINDS[number]())  # each as often as it stands there
+INPUTS = st.integers(0, len(KINDS) - 1).flatmap(
+    lambda number: KINDS[number]()
+)  # each as often as it stands there

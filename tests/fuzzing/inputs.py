@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hamu.training.checkpoints import seal
+from hamu.unlearning.trainer.checkpoints import seal
 
 GONE = None
 

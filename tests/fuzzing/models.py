@@ -11,10 +11,24 @@ from fuzzing.world import IMAGES, TEXTS
 
 _FILES = {
     "image": ("config.json", "model.safetensors"),
-    "text": ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"),
-    "adapter": ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"),
+    "text": (
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ),
+    "adapter": (
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ),
 }
-_PICKLES = {"model.safetensors": "pytorch_model.bin", "adapter_model.safetensors": "adapter_model.bin"}
+_PICKLES = {
+    "model.safetensors": "pytorch_model.bin",
+    "adapter_model.safetensors": "adapter_model.bin",
+}
 _KEYS = (
     "model_type", "architectures", "num_labels", "id2label", "hidden_size", "num_hidden_layers", "vocab_size", "depth",
     "num_channels", "width", "image_mean", "image_std", "auto_map", "dtype", "torch_dtype", "quantization_config",
@@ -37,7 +51,9 @@ _TENSOR = st.fixed_dictionaries({
     "shape": st.lists(st.sampled_from([0, 1, 2, 3, 9, 2**40, -1]), max_size=4),
     "data_offsets": st.sampled_from([[0, 4], [0, 0], [4, 0], [0, 72], [0, 2**40]]),
 })  # fmt: skip
-_TENSORS = st.sampled_from(["conv.weight", "classifier.weight", "lm_head.weight", "model.embed_tokens.weight", "[/]"])
+_TENSORS = st.sampled_from(
+    ["conv.weight", "classifier.weight", "lm_head.weight", "model.embed_tokens.weight", "[/]"]
+)
 
 
 def _changed(keys):
@@ -58,7 +74,13 @@ def _spoiled(draw, folder, name, keys):
     """What becomes of one file."""
     place = f"{folder}/{name}"
     ways = ["gone", "damage", "other", "folder", "link", "poison"]
-    ways += ["keys"] * 4 if name.endswith(".json") else ["weights"] * 2 if name.endswith(".safetensors") else []
+    ways += (
+        ["keys"] * 4
+        if name.endswith(".json")
+        else ["weights"] * 2
+        if name.endswith(".safetensors")
+        else []
+    )
     how = draw(st.sampled_from(ways))
     if how == "folder":
         return [(place, GONE), (f"{place}/x", b"")]
@@ -92,7 +114,9 @@ _STATE = (
     "train_batch_size", "num_train_epochs", "no_such", "model.safetensors", "../../a.npz",
 )  # fmt: skip
 _LINES = st.sampled_from([b"3\n", b"{}\n", b'{"step": "x"}\n', b"[]\n", b'{"step": 1}\n'])
-_MORE = st.sampled_from([[], [], [], ["--seed", "3"], ["--save_steps", "x"], ["--per_device_train_batch_size", "3"]])
+_MORE = st.sampled_from(
+    [[], [], [], ["--seed", "3"], ["--save_steps", "x"], ["--per_device_train_batch_size", "3"]]
+)
 
 
 @st.composite
@@ -108,10 +132,27 @@ def with_checkpoint(draw):
     else:
         name = draw(st.sampled_from(["config.yaml", "inputs.json", "steps.jsonl"]))
         changes = [(f"{run}/{name}", draw(st.one_of(CONTENT, DAMAGE, st.just(GONE), _LINES)))]
-    return Input("checkpoint", ("unlearn", "--resume", *draw(_MORE), "--output_dir", run), tuple(changes), run)
+    return Input(
+        "checkpoint",
+        ("unlearn", "--resume", *draw(_MORE), "--output_dir", run),
+        tuple(changes),
+        run,
+    )
 
 
-_RECORD = ("steps", "figures", "models", "files", "hardness", "before", "after", "promise", "settings", "seed", "ended")
+_RECORD = (
+    "steps",
+    "figures",
+    "models",
+    "files",
+    "hardness",
+    "before",
+    "after",
+    "promise",
+    "settings",
+    "seed",
+    "ended",
+)
 _RUN = (
     "record.json", "record.json", "config.yaml", "inputs.json", "steps.jsonl", "evaluation.json", "evaluation.json",
     "record.md", "model/model.safetensors", "model/config.json",
@@ -125,4 +166,6 @@ def with_record(draw):
     run = draw(st.sampled_from(["done", "done-text"]))
     folder, _, name = f"{run}/{draw(st.sampled_from(_RUN))}".rpartition("/")
     where = draw(st.sampled_from([*[run] * 8, "nowhere", "", "a.npz", "[/]"]))
-    return Input("record", ("verify", where, *draw(_ASKED)), tuple(draw(_spoiled(folder, name, _RECORD))))
+    return Input(
+        "record", ("verify", where, *draw(_ASKED)), tuple(draw(_spoiled(folder, name, _RECORD)))
+    )

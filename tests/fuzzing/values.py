@@ -41,9 +41,13 @@ _YAML = [
     b"seed: !!int x", b"seed: !!timestamp x", b"seed: 2020-13-45", b"seed: &a\n  x: *a",
 ]  # fmt: skip
 CONTENT = st.one_of(
-    st.text(string.printable, max_size=60).map(str.encode), st.binary(max_size=60), st.sampled_from(_YAML)
+    st.text(string.printable, max_size=60).map(str.encode),
+    st.binary(max_size=60),
+    st.sampled_from(_YAML),
 )
-DAMAGE = st.builds(Damage, st.floats(0, 1), st.sampled_from([0, 1, 4, 100, 10**9]), st.binary(max_size=8))
+DAMAGE = st.builds(
+    Damage, st.floats(0, 1), st.sampled_from([0, 1, 4, 100, 10**9]), st.binary(max_size=8)
+)
 
 
 @st.composite

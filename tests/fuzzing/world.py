@@ -87,7 +87,9 @@ class World:
                 tried.prepare()
                 before = _content(case)
                 code, said, wrong, seen = _command(tried.argv)
-                return Outcome(code, said, tuple(wrong + _judged(tried, case, here, before, code, said, seen)))
+                return Outcome(
+                    code, said, tuple(wrong + _judged(tried, case, here, before, code, said, seen))
+                )
         finally:
             shutil.rmtree(case, ignore_errors=True)
 
@@ -98,7 +100,9 @@ def _judged(tried, case, here, before, code, said, seen):
     command = tried.argv[0] if tried.argv else ""
     if code is not None and code not in _CODES.get(command, (0, 2)):
         wrong.append(f"exit code {code}")
-    lines = said.split("\n")[:-1] if said.endswith("\n") else [said, "(no end of line)"] if said else []
+    lines = (
+        said.split("\n")[:-1] if said.endswith("\n") else [said, "(no end of line)"] if said else []
+    )
     start = one_line(f"hamu {command}: ")
     if code == 2 and (len(lines) != 1 or not said.startswith(start) or len(said) <= len(start) + 1):
         wrong.append(f"not one line: {said[:600]!r}")
@@ -108,9 +112,20 @@ def _judged(tried, case, here, before, code, said, seen):
     after = _content(case)
     for path in sorted(before.keys() | after.keys()):
         place = case / path
-        if before.get(path) != after.get(path) and not place.is_relative_to(out) and not out.is_relative_to(place):
-            wrong.append(f"{path} {'is new' if path not in before else 'is gone' if path not in after else 'changed'}")
-    may_have_begun = os.path.isfile(out / "config.yaml") and command in ("train", "unlearn", "evaluate", "assess")
+        if (
+            before.get(path) != after.get(path)
+            and not place.is_relative_to(out)
+            and not out.is_relative_to(place)
+        ):
+            wrong.append(
+                f"{path} {'is new' if path not in before else 'is gone' if path not in after else 'changed'}"
+            )
+    may_have_begun = os.path.isfile(out / "config.yaml") and command in (
+        "train",
+        "unlearn",
+        "evaluate",
+        "assess",
+    )
     if code == 2 and after != before and not may_have_begun and "--resume" not in tried.argv:
         wrong.append(f"written although refused: {sorted(after.keys() ^ before.keys())[:4]}")
     wrong += [f"wrote {path}" for path in seen.outside(out)]
@@ -121,9 +136,19 @@ def _judged(tried, case, here, before, code, said, seen):
 def _command(argv):
     """Exit code, standard error with every warning, what must not be, and what was seen."""
     wrong, code = [], None
-    with _standard_error() as said, warnings.catch_warnings(record=True) as warned, watched() as seen, _offline():
+    with (
+        _standard_error() as said,
+        warnings.catch_warnings(record=True) as warned,
+        watched() as seen,
+        _offline(),
+    ):
         warnings.simplefilter("always")
-        for silent in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        for silent in (
+            DeprecationWarning,
+            PendingDeprecationWarning,
+            ImportWarning,
+            ResourceWarning,
+        ):
             warnings.simplefilter("ignore", silent)
         try:
             with _alarm():
@@ -135,8 +160,12 @@ def _command(argv):
             while at.tb_next is not None:
                 at = at.tb_next
             where = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}"
-            wrong.append(f"escaped: {type(error).__module__}.{type(error).__name__}: {error} ({where})"[:600])
-    noise = "".join(f"{w.filename}:{w.lineno}: {w.category.__name__}: {w.message}\n" for w in warned)
+            wrong.append(
+                f"escaped: {type(error).__module__}.{type(error).__name__}: {error} ({where})"[:600]
+            )
+    noise = "".join(
+        f"{w.filename}:{w.lineno}: {w.category.__name__}: {w.message}\n" for w in warned
+    )
     return code, said[0] + noise, wrong, seen
 
 
@@ -144,7 +173,11 @@ def _command(argv):
 def _standard_error():
     """What reaches standard error within, in a list: from Python, from loggers that hold an older stream, from C."""
     stream, said = _stream(), []
-    handlers = [h for name in list(logging.root.manager.loggerDict) for h in logging.getLogger(name).handlers]
+    handlers = [
+        h
+        for name in list(logging.root.manager.loggerDict)
+        for h in logging.getLogger(name).handlers
+    ]
     handlers = [h for h in handlers if type(h) is logging.StreamHandler and h.stream is not stream]
     sys.stderr.flush()
     earlier, kept = sys.stderr, os.dup(2)
@@ -226,7 +259,9 @@ def _make_data():
     import numpy as np
 
     draw = np.random.default_rng(0)
-    np.savez("a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3)
+    np.savez(
+        "a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3
+    )
     rows = [{"question": f"How many is {i}?", "answer": f"just {i}"} for i in range(8)]
     for name, some in (("t", rows), ("b", rows[:2])):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
@@ -234,10 +269,17 @@ def _make_data():
 
 def _make_models():
     from hamu.models import SmallResNet, SmallResNetConfig
-    from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+    from hamu.models.language import (
+        AdapterSettings,
+        new_language_model,
+        new_tokenizer,
+        with_adapter,
+    )
 
     SmallResNet(
-        SmallResNetConfig(depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3])
+        SmallResNetConfig(
+            depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
+        )
     ).save_pretrained("image")
     tokenizer = new_tokenizer(["how many is just"], vocabulary=300)
     model = new_language_model(tokenizer, hidden=16, layers=1, max_length=64)

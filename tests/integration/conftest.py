@@ -17,10 +17,10 @@ from transformers.trainer_callback import PrinterCallback
 
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.cli import main
-from hamu.compare import children
 from hamu.data import forget_class, pixel_statistics, read_images, read_text
 from hamu.models import new_classifier
-from hamu.training import TrainConfig, train_original
+from hamu.unlearning.compare import children
+from hamu.unlearning.trainer import TrainConfig, train_original
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -66,7 +66,11 @@ def finished_images(tmp_path_factory, saved_model):
     (folder / "data").mkdir()
     for name, most in (("train", 300), ("test", 120)):
         digits = read_images("digits", name).select(range(most))
-        np.savez(folder / f"data/{name}.npz", images=digits.pixels[:, 0].numpy(), labels=digits.labels.numpy())
+        np.savez(
+            folder / f"data/{name}.npz",
+            images=digits.pixels[:, 0].numpy(),
+            labels=digits.labels.numpy(),
+        )
     shutil.copytree(saved_model, folder / "original")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -128,7 +132,10 @@ class Forked:
             gc.freeze()  # what both have is not to be copied
             os.environ.clear()
             os.environ.update(environment)
-            with open(os.devnull, "w") as sys.stdout, os.fdopen(said.fileno(), "w", closefd=False) as sys.stderr:
+            with (
+                open(os.devnull, "w") as sys.stdout,
+                os.fdopen(said.fileno(), "w", closefd=False) as sys.stderr,
+            ):
                 code = main(list(argv))
         finally:
             os._exit(code)

@@ -9,12 +9,12 @@ from scipy.stats import spearmanr
 
 from hamu.assess import assess as assess_in_python
 from hamu.cli import main
+from hamu.core.forward import predict_logits
+from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import TextCollator, encode, read_images, read_text
 from hamu.data.images import collate
-from hamu.forward import predict_logits
 from hamu.models import load_classifier
 from hamu.models.language import load_language_model, load_tokenizer
-from hamu.objectives import CrossEntropy, Scored
 
 DIGITS = ["--recipe", "digits"]
 CONSTRAINT = ["--constraint_mode", "relative"]
@@ -40,7 +40,11 @@ def assess(tmp_path, capsys, saved_model):
                 *flags,
             ]
         )
-        found = json.loads((out / "assess.json").read_text()) if (out / "assess.json").exists() else None
+        found = (
+            json.loads((out / "assess.json").read_text())
+            if (out / "assess.json").exists()
+            else None
+        )
         captured = capsys.readouterr()
         return code, found, " ".join((captured.out + captured.err).split())
 
@@ -62,7 +66,11 @@ def test_any_step_hurts_when_the_forget_data_are_copies_of_the_retain_data(asses
     """The paper's extreme example: what is forgotten and what stays are the same images."""
     digits = read_images("digits")
     images, labels = (x.numpy()[:200] for x in (digits.pixels.movedim(1, 3), digits.labels))
-    np.savez(tmp_path / "twice.npz", images=np.concatenate([images, images]), labels=np.concatenate([labels, labels]))
+    np.savez(
+        tmp_path / "twice.npz",
+        images=np.concatenate([images, images]),
+        labels=np.concatenate([labels, labels]),
+    )
     rows = ",".join(map(str, range(200)))
     source = ["--data", str(tmp_path / "twice.npz"), "--forget_rows", rows, *CONSTRAINT]
     code, found, screen = assess(source=source)
@@ -75,7 +83,11 @@ def test_any_step_hurts_when_the_forget_data_are_copies_of_the_retain_data(asses
 def test_what_it_leaves_behind(assess, tmp_path, saved_model):
     before = {p.name: p.read_bytes() for p in saved_model.iterdir() if p.is_file()}
     _, found, screen = assess("--method", "hamu-u")
-    assert sorted(p.name for p in (tmp_path / "assess").iterdir()) == ["assess.json", "config.yaml", "frontier.png"]
+    assert sorted(p.name for p in (tmp_path / "assess").iterdir()) == [
+        "assess.json",
+        "config.yaml",
+        "frontier.png",
+    ]
     assert {p.name: p.read_bytes() for p in saved_model.iterdir() if p.is_file()} == before
     assert found["method"] == "hamu-u"
     assert len(found["blocks"]) == 23
@@ -92,7 +104,10 @@ def test_it_says_which_loss_is_assessed_and_that_of_the_run_where_it_is_another(
     )  # fmt: skip
     assert "another loss" not in screen
     _, other, screen = assess(*quick, "--forget_objective", "npo")
-    assert "assessed with cross-entropy on both sides, but hamu-q has another loss: npo to forget." in screen
+    assert (
+        "assessed with cross-entropy on both sides, but hamu-q has another loss: npo to forget."
+        in screen
+    )
     assert other["objectives_of_the_run"]["forget"] == "npo"
     assert other["hamu-q"] == found["hamu-q"]
     _, other, screen = assess(*quick, "--method", "scrub")
@@ -115,10 +130,20 @@ def test_a_language_model_and_its_adapter(tmp_path, capsys, saved_text_model):
     data = ["--data", "miniature", "--max_length", "96", "--per_device_train_batch_size", "32"]
     problem = [*data, "--model", str(saved_text_model), "--forget_filter", "author~^V"]
     problem += ["--constraint_mode", "relative", "--assess_batches", "2"]
-    assert main(["assess", *problem, "--curvature_samples", "4", "--output_dir", str(tmp_path / "whole")]) in (0, 3, 4)
+    assert main(
+        ["assess", *problem, "--curvature_samples", "4", "--output_dir", str(tmp_path / "whole")]
+    ) in (0, 3, 4)
     found = json.loads((tmp_path / "whole/assess.json").read_text())
     assert found["curvature"]["largest_eigenvalue"] > 0
-    lora = ["--lora", "--lora_rank", "2", "--curvature_samples", "0", "--output_dir", str(tmp_path / "lora")]
+    lora = [
+        "--lora",
+        "--lora_rank",
+        "2",
+        "--curvature_samples",
+        "0",
+        "--output_dir",
+        str(tmp_path / "lora"),
+    ]
     assert main(["assess", *problem, *lora]) in (0, 3, 4)
     blocks = json.loads((tmp_path / "lora/assess.json").read_text())["blocks"]
     assert all("lora" in block["name"] for block in blocks)
@@ -134,10 +159,19 @@ def test_records_in_conflict_are_those_of_backward_passes_on_trained_networks(
         model, data, collator = load_classifier(str(saved_model)), problem, collate
         retain, forget = data.retain, data.forget.select(range(40))
     else:
-        tokenizer, model = load_tokenizer(str(saved_text_model)), load_language_model(str(saved_text_model))
+        tokenizer, model = (
+            load_tokenizer(str(saved_text_model)),
+            load_language_model(str(saved_text_model)),
+        )
         texts = encode(read_text("miniature"), tokenizer, 96)
-        retain, forget, collator = texts.select(range(40, 100)), texts.select(range(24)), TextCollator(0)
-    found = assess_in_python(model, retain, forget, collate=collator, batch_size=64, curvature_samples=0)
+        retain, forget, collator = (
+            texts.select(range(40, 100)),
+            texts.select(range(24)),
+            TextCollator(0),
+        )
+    found = assess_in_python(
+        model, retain, forget, collate=collator, batch_size=64, curvature_samples=0
+    )
     parameters = [p for p in model.parameters() if p.requires_grad]
     model.eval()
 
@@ -147,14 +181,30 @@ def test_records_in_conflict_are_those_of_backward_passes_on_trained_networks(
         total = CrossEntropy().total(scored, None)
         return torch.autograd.grad(total, parameters), len(scored.labels)
 
-    everything = [retain[i] for i in range(len(retain))] if kind == "text" else retain.__getitems__(range(len(retain)))
+    everything = (
+        [retain[i] for i in range(len(retain))]
+        if kind == "text"
+        else retain.__getitems__(range(len(retain)))
+    )
     direction, count = gradient(everything)
     exact, predictions = {}, 0
     for i in range(len(forget)):
         grads, n = gradient([forget[i]] if kind == "text" else forget.__getitems__([i]))
         predictions += n
-        exact[i] = sum((a.double() * b.double()).sum().item() for a, b in zip(grads, direction, strict=True)) / count
-    values = dict(zip(found.conflicts["forget"].rows.tolist(), found.conflicts["forget"].values.tolist(), strict=True))
+        exact[i] = (
+            sum(
+                (a.double() * b.double()).sum().item()
+                for a, b in zip(grads, direction, strict=True)
+            )
+            / count
+        )
+    values = dict(
+        zip(
+            found.conflicts["forget"].rows.tolist(),
+            found.conflicts["forget"].values.tolist(),
+            strict=True,
+        )
+    )
     ours = [values[row] for row in forget.rows.tolist()]
     theirs = [exact[i] * len(forget) / predictions for i in range(len(forget))]
     assert spearmanr(ours, theirs).statistic >= 0.99

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from hamu.data import read_text
-from hamu.reporting.run import read_run
-from hamu.reporting.verdict import verdict
+from hamu.report.run import read_run
+from hamu.report.verdict import verdict
 
 QUICK = ("--attack_steps", 20, "--attack_seeds", 1, "--attack_records", 40)
 
@@ -22,7 +22,9 @@ def finished(finished_images, tmp_path):
 
 
 def attacked(cli, *more):
-    return cli("attack", "--data", "data", "--forget_class", 3, "--model", "run/model", *QUICK, *more)
+    return cli(
+        "attack", "--data", "data", "--forget_class", 3, "--model", "run/model", *QUICK, *more
+    )
 
 
 def bytes_of(folder):
@@ -31,7 +33,9 @@ def bytes_of(folder):
 
 def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, finished):
     before = bytes_of(finished / "run") | bytes_of(finished / "original")
-    code, out, err = attacked(cli, "--original_model", "original", "--retain_model", "original", "--output_dir", "out")
+    code, out, err = attacked(
+        cli, "--original_model", "original", "--retain_model", "original", "--output_dir", "out"
+    )
     assert code == 0, err
     assert sorted(os.listdir("out")) == ["attack.json", "attack.png", "config.yaml"]
     assert {path: path.read_bytes() for path in before} == before
@@ -40,14 +44,19 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
     assert found["records"]["relearned"] == 10
     assert list(found["outcomes"]) == ["relearn-retain", "relearn-few"]
     assert set(found["outcomes"]["relearn-few"]) == {"unlearned", "original", "retrained"}
-    assert found["outcomes"]["relearn-retain"]["original"] == found["outcomes"]["relearn-retain"]["retrained"]
+    assert (
+        found["outcomes"]["relearn-retain"]["original"]
+        == found["outcomes"]["relearn-retain"]["retrained"]
+    )
 
 
 def test_the_settings_of_an_attack_can_be_read_again(cli, finished):
     assert attacked(cli, "--output_dir", "out", "--attacks", "relearn-retain")[0] == 0
     assert yaml.safe_load((finished / "out/config.yaml").read_text())["attack_steps"] == 20
     assert cli("attack", "--config", "out/config.yaml", "--output_dir", "again")[0] == 0
-    first, again = (json.loads((finished / name / "attack.json").read_text()) for name in ("out", "again"))
+    first, again = (
+        json.loads((finished / name / "attack.json").read_text()) for name in ("out", "again")
+    )
     assert first == again
 
 
@@ -87,7 +96,10 @@ def test_evaluate_attacks_too_where_it_is_asked_to(cli, finished):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--attacks", "prefill"), "attack 'prefill' is not for images; choose from relearn-retain"),
+        (
+            ("--attacks", "prefill"),
+            "attack 'prefill' is not for images; choose from relearn-retain",
+        ),
         (("--unrelated_data", "x.jsonl"), "unrelated_data x.jsonl has no effect"),
         (("--attack_steps", "0"), "attack_steps 0 must be at least 1"),
         (("--original_model", "nowhere"), "nowhere"),
@@ -100,7 +112,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(cli, finished, 
     assert not (finished / "out").exists()
 
 
-def test_texts_are_attacked_and_miniature_is_not_unrelated_to_itself(cli, saved_text_model, tmp_path):
+def test_texts_are_attacked_and_miniature_is_not_unrelated_to_itself(
+    cli, saved_text_model, tmp_path
+):
     common = (
         "attack", "--data", "miniature", "--task", "text", "--forget_rows", "0,1,2,3,4,5,6,7",
         "--model", saved_text_model, "--original_model", saved_text_model, "--attack_steps", 3,
@@ -137,7 +151,9 @@ def test_an_adapter_is_attacked_through_adapters(cli, saved_text_model, tmp_path
         "--attack_seeds", 1, "--output_dir", "run/attack",
     )  # fmt: skip
     assert code == 0, err
-    assert set(json.loads((tmp_path / "run/attack/attack.json").read_text())["outcomes"]["relearn-retain"]) == {
+    assert set(
+        json.loads((tmp_path / "run/attack/attack.json").read_text())["outcomes"]["relearn-retain"]
+    ) == {
         "unlearned",
         "original",
     }

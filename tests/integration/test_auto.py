@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from hamu import HamuError, UnlearnConfig, UnlearnTrainer
+from hamu.core.forward import predict_logits
 from hamu.data import forget_class, forget_rows, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.evaluation import Predictions, predict
-from hamu.forward import predict_logits
 from hamu.models import load_classifier
 from hamu.unlearning.goals import Goal, Reference
 
@@ -49,10 +49,14 @@ def by_goal(trainer_of, model, problem, **settings):
 def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     before = retain_loss(model, whole_class)
     trainer = by_goal(trainer_of, model, whole_class)
-    assert trainer.goal_run.goal.kind == "erased", "the default where nothing of the class is retained"
+    assert trainer.goal_run.goal.kind == "erased", (
+        "the default where nothing of the class is retained"
+    )
     assert trainer.end.kind == "goal"
     assert predicted(model, whole_class.forget).correct.double().mean() <= 0.05
-    assert retain_loss(model, whole_class) <= before + 0.02 + 0.01  # it is measured on some of the retain records
+    assert (
+        retain_loss(model, whole_class) <= before + 0.02 + 0.01
+    )  # it is measured on some of the retain records
     measured = trainer.controller.history[-1]
     assert measured["retain_loss"] <= trainer.controller.start_loss + trainer.controller.budget
     assert trainer.steps_taken < 40
@@ -66,8 +70,12 @@ def test_rows_end_as_records_that_were_never_trained_on(model, trainer_of, rows)
     assert standing.share >= 0.95
 
 
-def test_each_record_has_the_loss_that_was_asked_for_and_none_pays_for_another(model, trainer_of, rows):
-    trainer = by_goal(trainer_of, model, rows, target_forget_loss=0.7, target_share=0.75, max_retain_increase=0.5)
+def test_each_record_has_the_loss_that_was_asked_for_and_none_pays_for_another(
+    model, trainer_of, rows
+):
+    trainer = by_goal(
+        trainer_of, model, rows, target_forget_loss=0.7, target_share=0.75, max_retain_increase=0.5
+    )
     losses = predicted(model, rows.forget).losses
     assert trainer.end.kind == "goal"
     assert (losses >= 0.7).double().mean() >= 0.75
@@ -78,15 +86,25 @@ def test_records_end_with_the_losses_that_they_have_under_a_retain_model(model, 
     found = predicted(model, rows.forget)
     aim = Predictions(0.5 * found.logits, found.labels)  # of a model that is less sure of each
     trainer = by_goal(
-        trainer_of, model, rows, retain_predictions=aim, goal="retrained", max_retain_increase=0.5, target_share=0.5
+        trainer_of,
+        model,
+        rows,
+        retain_predictions=aim,
+        goal="retrained",
+        max_retain_increase=0.5,
+        target_share=0.5,
     )
     assert trainer.end.kind == "goal"
     goal = Goal("retrained", 0.5, reference=Reference(aim.losses))
     assert goal.standing(predicted(model, rows.forget)).share >= 0.5
 
 
-def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(model, trainer_of, rows):
-    trainer = by_goal(trainer_of, model, rows, target_forget_loss=30.0, max_retain_increase=0.0, max_steps=12)
+def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(
+    model, trainer_of, rows
+):
+    trainer = by_goal(
+        trainer_of, model, rows, target_forget_loss=30.0, max_retain_increase=0.0, max_steps=12
+    )
     assert trainer.end.kind in ("all steps", "budget")
     assert "the goal is not reached: " in trainer.controller.goal_sentence
     assert trainer.goal_run.stand().retain_loss <= trainer.controller.start_loss + 1e-9
@@ -99,12 +117,16 @@ def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, ro
     before = copy.deepcopy(model.state_dict())
     trainer = by_goal(trainer_of, model, rows, target_forget_loss=1e-9)
     assert trainer.steps_taken == 0
-    assert trainer.stop_reason.startswith("the goal is reached at the start: 12 of 12 records are forgotten")
+    assert trainer.stop_reason.startswith(
+        "the goal is reached at the start: 12 of 12 records are forgotten"
+    )
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
 def test_nothing_that_tells_when_a_record_is_forgotten_is_an_error(model, trainer_of, rows):
-    with pytest.raises(HamuError, match="nothing tells when a record is forgotten; give --test_data"):
+    with pytest.raises(
+        HamuError, match="nothing tells when a record is forgotten; give --test_data"
+    ):
         trainer_of(model, retain=rows.retain, forget=rows.forget, auto=True)
 
 
@@ -144,10 +166,14 @@ def recognised_after_fine_tuning(model, problem, steps):
     return found
 
 
-def test_what_a_lasting_run_forgets_is_not_found_again_by_fine_tuning(model, trainer_of, whole_class):
+def test_what_a_lasting_run_forgets_is_not_found_again_by_fine_tuning(
+    model, trainer_of, whole_class
+):
     plain = copy.deepcopy(model)
     before = retain_loss(model, whole_class)
-    trainer = by_goal(trainer_of, model, whole_class, lasting=True, lookahead_steps=20, max_steps=160)
+    trainer = by_goal(
+        trainer_of, model, whole_class, lasting=True, lookahead_steps=20, max_steps=160
+    )
     assert trainer.end.kind == "goal"
     rehearsed = [row["forgotten_after_fine_tuning"] for row in trainer.controller.history
                  if "forgotten_after_fine_tuning" in row]  # fmt: skip
@@ -156,7 +182,9 @@ def test_what_a_lasting_run_forgets_is_not_found_again_by_fine_tuning(model, tra
     assert max(recognised_after_fine_tuning(model, whole_class, (20, 40))) <= 0.1
     by_goal(trainer_of, plain, whole_class)
     assert predicted(plain, whole_class.forget).correct.double().mean() <= 0.05
-    assert max(recognised_after_fine_tuning(plain, whole_class, (20, 40))) > 0.3, "without it, it is found again"
+    assert max(recognised_after_fine_tuning(plain, whole_class, (20, 40))) > 0.3, (
+        "without it, it is found again"
+    )
 
 
 @pytest.fixture
@@ -165,8 +193,14 @@ def classes(cli, tmp_path, digits):
     (tmp_path / "data").mkdir()
     for name, most in (("train", 300), ("test", 120)):
         some = read_images("digits", name).select(range(most))
-        np.savez(tmp_path / f"data/{name}.npz", images=some.pixels[:, 0].numpy(), labels=some.labels.numpy())
-    return lambda *more: cli("unlearn", "--data", "data", "--max_steps", 30, "--output_dir", "out", *more)
+        np.savez(
+            tmp_path / f"data/{name}.npz",
+            images=some.pixels[:, 0].numpy(),
+            labels=some.labels.numpy(),
+        )
+    return lambda *more: cli(
+        "unlearn", "--data", "data", "--max_steps", 30, "--output_dir", "out", *more
+    )
 
 
 def test_the_plain_command_runs_by_goal_and_names_its_budget(classes, tmp_path, cli, saved_model):
@@ -179,8 +213,17 @@ def test_the_plain_command_runs_by_goal_and_names_its_budget(classes, tmp_path, 
     report = json.loads((tmp_path / "out/evaluation.json").read_text())
     assert report["ended_kind"] == "goal"
     goal = report["goal"]
-    assert (goal["kind"], goal["share"], goal["budget"], goal["reached"]) == ("erased", 0.95, 0.02, True)
-    assert goal["before"]["forgotten"] < goal["after"]["forgotten"] == report["controller"][-1]["forgotten"]
+    assert (goal["kind"], goal["share"], goal["budget"], goal["reached"]) == (
+        "erased",
+        0.95,
+        0.02,
+        True,
+    )
+    assert (
+        goal["before"]["forgotten"]
+        < goal["after"]["forgotten"]
+        == report["controller"][-1]["forgotten"]
+    )
     assert goal["after"]["forgotten"] >= 0.95 * goal["after"]["records"]
     record = json.loads((tmp_path / "out/record.json").read_text())
     assert record["goal"]["reached"] is True
@@ -215,15 +258,21 @@ def test_python_runs_by_goal_as_the_command_does(classes, tmp_path, saved_model)
     report = json.loads((tmp_path / "out/evaluation.json").read_text())
     model = load_classifier(str(saved_model))
     train, test = read_images("data"), read_images("data", "test")
-    problem = forget_class(train.normalized(*pixel_statistics(train)), test.normalized(*pixel_statistics(train)), 3)
+    problem = forget_class(
+        train.normalized(*pixel_statistics(train)), test.normalized(*pixel_statistics(train)), 3
+    )
     args = UnlearnConfig(output_dir=str(tmp_path / "own"), auto=True, max_steps=30, eval_strategy="no",
                          eval_on_start=False, disable_tqdm=True, logging_strategy="no")  # fmt: skip
     trainer = UnlearnTrainer(model, args, retain_dataset=problem.retain, forget_dataset=problem.forget,
                              test_dataset=problem.test)  # fmt: skip
     trainer.train()
     assert trainer.end.kind == report["ended_kind"]
-    assert [row["step"] for row in trainer.controller.history] == [row["step"] for row in report["controller"]]
-    assert [row["forgotten"] for row in trainer.controller.history] == [r["forgotten"] for r in report["controller"]]
+    assert [row["step"] for row in trainer.controller.history] == [
+        row["step"] for row in report["controller"]
+    ]
+    assert [row["forgotten"] for row in trainer.controller.history] == [
+        r["forgotten"] for r in report["controller"]
+    ]
 
 
 def test_the_command_may_be_told_the_goal_by_name(classes, tmp_path, saved_model):

@@ -11,10 +11,10 @@ import yaml
 from interrupting import interrupted_at
 
 from hamu.cli import main
-from hamu.compare.rows import check_same_inputs
 from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.models.language import new_language_model, new_tokenizer
+from hamu.unlearning.compare.rows import check_same_inputs
 
 FAST = ("--per_device_train_batch_size", 64, "--max_steps", 3, "--max_eval_samples", 100)
 GRID = ("--methods", "hamu-q", "gdiff", "hamu-u", "--constraints", 0.25, 0.5)
@@ -28,7 +28,16 @@ def compare(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
-        given = ("--recipe", "digits", "--model", saved_model, *FAST, "--output_dir", "runs", *words)
+        given = (
+            "--recipe",
+            "digits",
+            "--model",
+            saved_model,
+            *FAST,
+            "--output_dir",
+            "runs",
+            *words,
+        )
         code = main(["compare", *map(str, given)])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
@@ -56,7 +65,11 @@ def without_times(folder):
     rows = list(csv.DictReader((folder / "comparison.csv").open()))
     pages = [re.sub(r"[\d.]+ (\||\\\\)$", r"\1", (folder / name).read_text(), flags=re.MULTILINE)
              for name in ("comparison.md", "comparison.tex")]  # fmt: skip
-    return summary, [{key: value for key, value in row.items() if key != "seconds"} for row in rows], pages
+    return (
+        summary,
+        [{key: value for key, value in row.items() if key != "seconds"} for row in rows],
+        pages,
+    )
 
 
 def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(compare, tmp_path):
@@ -64,7 +77,9 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     assert (code, err) == (0, "")
     assert "forget 131 images (class 3), retain 1307; 5 runs, 0 of them finished before" in out
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/.comparison.json.abcdefgh").write_text("{")  # one that was killed in its first write
+    (tmp_path / "runs/.comparison.json.abcdefgh").write_text(
+        "{"
+    )  # one that was killed in its first write
     assert compare("--methods", "gdiff", "--max_steps", 1)[0] == 0
     shutil.rmtree(tmp_path / "runs" / NAMES[2])
     (tmp_path / "runs/comparison.json").write_text('{"runs": [], "seconds": {}}')
@@ -89,21 +104,30 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     assert "5 runs, 1 of them finished before" in out
     assert without_times(runs) == without_times(tmp_path / "whole")
     assert {p: p.read_bytes() for p in finished} == finished
-    assert json.loads((runs / "comparison.json").read_text())["seconds"][NAMES[1]] > partial["seconds"][NAMES[1]]
+    assert (
+        json.loads((runs / "comparison.json").read_text())["seconds"][NAMES[1]]
+        > partial["seconds"][NAMES[1]]
+    )
     for name in NAMES:
         for place in ("model/model.safetensors", "steps.jsonl"):
-            assert (runs / name / place).read_bytes() == (tmp_path / "whole" / name / place).read_bytes()
+            assert (runs / name / place).read_bytes() == (
+                tmp_path / "whole" / name / place
+            ).read_bytes()
 
     other = runs / NAMES[0] / "record.json"
     other.write_text(other.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     assert f"not all were computed alike: cpu ({', '.join(sorted(NAMES[1:]))})" in re.sub(
-        r"cpu \(([^)]*)\)", lambda m: f"cpu ({', '.join(sorted(m[1].split(', ')))})", compare(*GRID)[1]
+        r"cpu \(([^)]*)\)",
+        lambda m: f"cpu ({', '.join(sorted(m[1].split(', ')))})",
+        compare(*GRID)[1],
     )
     other.write_bytes(finished[other])
 
     before = {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")}
     assert compare(*GRID)[0] == 0
-    assert {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")} == before, "nothing is run twice"
+    assert {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")} == before, (
+        "nothing is run twice"
+    )
 
     # the table says what the runs say
     rows = {row["run"]: row for row in csv.DictReader((runs / "comparison.csv").open())}
@@ -116,10 +140,17 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
         assert float(row["retain_gain"]) == old["retain"]["loss"] - new["retain"]["loss"]
         assert float(row["utility"]) == -new["retain"]["loss"]
         assert float(row["membership_auc"]) == new["membership_inference"]["auc"]
-        assert (row["ended"], row["ended_because"]) == ("all steps", record["steps"]["ended_because"])
+        assert (row["ended"], row["ended_because"]) == (
+            "all steps",
+            record["steps"]["ended_because"],
+        )
         assert evaluation["ended_kind"] == row["ended"]
-        assert row["environment"].startswith(f"cpu, hamu {record['environment']['versions']['hamu']}, ")
-        assert row["promise_kept"] == ("" if name.startswith("gdiff") else str(record["promise"]["kept"]))
+        assert row["environment"].startswith(
+            f"cpu, hamu {record['environment']['versions']['hamu']}, "
+        )
+        assert row["promise_kept"] == (
+            "" if name.startswith("gdiff") else str(record["promise"]["kept"])
+        )
         settings = yaml.safe_load((runs / name / "config.yaml").read_text())
         assert (settings["method"], settings.get("constraint")) == (
             row["method"], float(row["constraint"]) if row["constraint"] else None
@@ -127,7 +158,10 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
         assert not settings.keys() & {"methods", "constraints", "jobs"}
     assert (runs / "comparison.png").stat().st_size > 10_000
     assert "not in this table" not in out
-    assert "not in this table: 4 more in runs; name their settings too" in compare(*GRID[:2], "--constraints", 0.25)[1]
+    assert (
+        "not in this table: 4 more in runs; name their settings too"
+        in compare(*GRID[:2], "--constraints", 0.25)[1]
+    )
     assert main(["verify", str(runs / NAMES[0]), "--no_models"]) == 0, "each is an ordinary run"
 
 
@@ -137,29 +171,52 @@ def test_what_fails_is_noted_and_the_others_go_on(compare, tmp_path):
             "--learning_rates", 0.01, 1e30)  # fmt: skip
     code, out, err = compare(*grid)
     assert (code, err) == (0, "")
-    infeasible = "hamu-q-c50-lr0.01-s42 failed: no step can be taken: the constraint 50 cannot be met"
-    for page in (out, (tmp_path / "runs/comparison.md").read_text(), (tmp_path / "runs/comparison.tex").read_text()):
+    infeasible = (
+        "hamu-q-c50-lr0.01-s42 failed: no step can be taken: the constraint 50 cannot be met"
+    )
+    for page in (
+        out,
+        (tmp_path / "runs/comparison.md").read_text(),
+        (tmp_path / "runs/comparison.tex").read_text(),
+    ):
         assert infeasible in page
         assert re.search(r"ga-lr1e\+30-s42 failed: .*(diverged|finite)", page)
     rows = json.loads((tmp_path / "runs/comparison.json").read_text())["runs"]
     assert [row["run"] for row in rows if not row["failed"]] != []
-    assert {row["run"] for row in rows if row["failed"]} >= {"hamu-q-c50-lr0.01-s42", "ga-lr1e+30-s42"}
+    assert {row["run"] for row in rows if row["failed"]} >= {
+        "hamu-q-c50-lr0.01-s42",
+        "ga-lr1e+30-s42",
+    }
     assert rows[0]["pareto"] is True
 
     code, out, err = compare("--methods", "hamu-q", "--constraint_mode", "absolute", "--constraint", 50,
                              "--output_dir", "all-fail")  # fmt: skip
     assert code == 2
     assert "failed: no step can be taken" in out
-    assert err == "hamu compare: no run finished, of 1; the reasons are printed above and in all-fail/comparison.json\n"
+    assert (
+        err
+        == "hamu compare: no run finished, of 1; the reasons are printed above and in all-fail/comparison.json\n"
+    )
 
 
-def test_what_does_not_fit_together_is_said_before_anything_is_written(compare, tmp_path, saved_model):
+def test_what_does_not_fit_together_is_said_before_anything_is_written(
+    compare, tmp_path, saved_model
+):
     for words, message in [
         (("--methods", "ft", "magic"), "method 'magic' is unknown; choose one of hamu-q"),
-        (("--method", "ft"), "compare has no --method, as it takes several, by --methods; leave it out"),
+        (
+            ("--method", "ft"),
+            "compare has no --method, as it takes several, by --methods; leave it out",
+        ),
         (("--seed", 1, "--seeds", 2), "--seeds takes the place of --seed; leave out one of them"),
-        (("--learning-rate=1", "--learning_rates", 2), "--learning_rates takes the place of --learning_rate"),
-        (("--constraints", 0.5, 1.5), "hamu-q-c1.5-lr0.1-s42: a relative constraint is a share of what is possible"),
+        (
+            ("--learning-rate=1", "--learning_rates", 2),
+            "--learning_rates takes the place of --learning_rate",
+        ),
+        (
+            ("--constraints", 0.5, 1.5),
+            "hamu-q-c1.5-lr0.1-s42: a relative constraint is a share of what is possible",
+        ),
         (("--seeds", -1), "seed -1 must be 0 to 4294967295"),
         (("--seeds",), "expected at least one argument"),
         (("--learning_rates", "fast"), "invalid float value: 'fast'"),
@@ -179,7 +236,10 @@ def test_what_does_not_fit_together_is_said_before_anything_is_written(compare, 
     for content in ('{"mine": 1}', "mine", '{"runs": ["mine"]}'):
         (tmp_path / "runs/comparison.json").write_text(content)
         assert "the output folder runs is in use" in compare()[2]
-        assert "the output folder runs holds comparison.json, which is not of a run" in compare("--overwrite")[2]
+        assert (
+            "the output folder runs holds comparison.json, which is not of a run"
+            in compare("--overwrite")[2]
+        )
         assert [path.read_text() for path in (tmp_path / "runs").iterdir()] == [content]
     (tmp_path / "runs/comparison.json").unlink()
     (tmp_path / "runs/thesis.txt").write_text("mine")
@@ -193,13 +253,29 @@ def test_a_run_with_other_settings_is_named_and_replaced_only_on_request(compare
     assert compare(*grid)[0] == 0
     ft = tmp_path / "runs/ft-lr0.1-s42/record.json"
     before = ft.read_bytes()
-    code, _, err = compare(*grid, "--constraint_mode", "absolute", "--constraint", 0.5, "--stopping", "off")
+    code, _, err = compare(
+        *grid, "--constraint_mode", "absolute", "--constraint", 0.5, "--stopping", "off"
+    )
     assert code == 2
-    assert "runs/hamu-q-c0.5-lr0.1-s42 holds a run with constraint_mode relative, not absolute; choose another" in err
-    changed = (*grid, "--constraint_mode", "absolute", "--constraints", 0.5, "--on_infeasible", "clamp", "--overwrite")
+    assert (
+        "runs/hamu-q-c0.5-lr0.1-s42 holds a run with constraint_mode relative, not absolute; choose another"
+        in err
+    )
+    changed = (
+        *grid,
+        "--constraint_mode",
+        "absolute",
+        "--constraints",
+        0.5,
+        "--on_infeasible",
+        "clamp",
+        "--overwrite",
+    )
     code, out, _ = compare(*changed)
     assert code == 0
-    assert "2 runs, 1 of them finished before" in out, "of the constraint nothing is to be seen in ft"
+    assert "2 runs, 1 of them finished before" in out, (
+        "of the constraint nothing is to be seen in ft"
+    )
     assert ft.read_bytes() == before
     settings = yaml.safe_load((tmp_path / "runs/hamu-q-c0.5-lr0.1-s42/config.yaml").read_text())
     assert settings["constraint_mode"] == "absolute"
@@ -217,7 +293,8 @@ def test_lists_come_from_a_file_too_and_seeds_have_means(compare, tmp_path):
     assert "means over seeds ± standard deviation" in out
     start = json.loads((tmp_path / "runs/comparison.json").read_text())["start"]
     before = [
-        json.loads((tmp_path / f"runs/ft-lr0.01-s{seed}/evaluation.json").read_text())["before"] for seed in (1, 2)
+        json.loads((tmp_path / f"runs/ft-lr0.01-s{seed}/evaluation.json").read_text())["before"]
+        for seed in (1, 2)
     ]
     attacks = [one["membership_inference"]["auc"] for one in before]
     assert attacks[0] != attacks[1], "each seed draws its own"
@@ -230,7 +307,9 @@ def test_lists_come_from_a_file_too_and_seeds_have_means(compare, tmp_path):
     gains = [row["forget_gain"] for row in summary["runs"]]
     assert mean["forget_gain"]["mean"] == pytest.approx(sum(gains) / 2)
     assert (
-        compare("--config", "grid.yaml", "--max_steps", 1, "--methods", "ga", "--seeds", 3)[1].count("ga-lr0.01-s3")
+        compare("--config", "grid.yaml", "--max_steps", 1, "--methods", "ga", "--seeds", 3)[
+            1
+        ].count("ga-lr0.01-s3")
         == 1
     )
 
@@ -251,7 +330,10 @@ def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_m
     for methods in (["ft"], ["ft", "ga"]):
         code, _, err = compare(*words, "--methods", *methods)
         assert code == 2
-        assert "runs/ft-lr0.1-s42 holds a run with another original model than there is now; choose another" in err
+        assert (
+            "runs/ft-lr0.1-s42 holds a run with another original model than there is now; choose another"
+            in err
+        )
     assert not (tmp_path / "runs/ga-lr0.1-s42").exists(), "it is said before anything is run"
     code, out, _ = compare(*words, "--methods", "ft", "--overwrite")
     assert (code, "1 runs, 0 of them finished before" in out) == (0, True)
@@ -260,12 +342,19 @@ def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_m
     for left in ("record.json", "evaluation.json"):
         ft.with_name(left).unlink()
     load_classifier(str(saved_model)).save_pretrained("model")
-    assert "holds a run with another original model than there is now" in compare(*words, "--methods", "ft")[2]
+    assert (
+        "holds a run with another original model than there is now"
+        in compare(*words, "--methods", "ft")[2]
+    )
     content = broken_off.read_bytes()
     broken_off.unlink()
-    assert "runs/ft-lr0.1-s42 holds a run with no inputs.json; choose another" in compare(*words, "--methods", "ft")[2]
+    assert (
+        "runs/ft-lr0.1-s42 holds a run with no inputs.json; choose another"
+        in compare(*words, "--methods", "ft")[2]
+    )
     with pytest.raises(
-        HamuError, match=r"inputs\.json does not say what that run has read: it is missing; start a new run"
+        HamuError,
+        match=r"inputs\.json does not say what that run has read: it is missing; start a new run",
     ):
         check_same_inputs({"ft": ft.parent})
     broken_off.write_bytes(content)
@@ -281,7 +370,9 @@ def test_runs_that_have_read_different_data_are_not_compared(compare, tmp_path):
     inputs = json.loads(path.read_text())
     inputs["retain set"]["sha256"] = "0" * 64
     path.write_text(json.dumps(inputs))
-    with pytest.raises(HamuError, match="ga had another retain set than ft, so that they do not compare"):
+    with pytest.raises(
+        HamuError, match="ga had another retain set than ft, so that they do not compare"
+    ):
         check_same_inputs({"ft": path.parent.parent / "ft-lr0.1-s42", "ga": path.parent})
 
 
@@ -299,12 +390,19 @@ def test_a_damaged_file_is_named_with_what_to_remove(compare, tmp_path):
     assert compare(*words)[0] == 0
     (tmp_path / "runs/comparison.json").write_text('{"start": ')
     code, out, _ = compare(*words)
-    assert (code, "1 runs, 1 of them finished before" in out) == (0, True), "nothing but times is lost with it"
-    assert [row["seconds"] for row in json.loads((tmp_path / "runs/comparison.json").read_text())["runs"]] == [None]
+    assert (code, "1 runs, 1 of them finished before" in out) == (0, True), (
+        "nothing but times is lost with it"
+    )
+    assert [
+        row["seconds"]
+        for row in json.loads((tmp_path / "runs/comparison.json").read_text())["runs"]
+    ] == [None]
 
 
 @pytest.mark.usefixtures("without_picture")
-def test_texts_are_compared_by_the_probability_of_their_answers_too(tmp_path, monkeypatch, capsys, forked_runs):
+def test_texts_are_compared_by_the_probability_of_their_answers_too(
+    tmp_path, monkeypatch, capsys, forked_runs
+):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     tokenizer = new_tokenizer((r.prompt + r.answer for r in read_text("miniature").records), 400)
@@ -318,15 +416,27 @@ def test_texts_are_compared_by_the_probability_of_their_answers_too(tmp_path, mo
     rows = json.loads((tmp_path / "runs/comparison.json").read_text())["runs"]
     assert [row["failed"] for row in rows] == ["", ""]
     for row in rows:
-        after = json.loads((tmp_path / "runs" / row["run"] / "evaluation.json").read_text())["after"]
+        after = json.loads((tmp_path / "runs" / row["run"] / "evaluation.json").read_text())[
+            "after"
+        ]
         assert row["utility"] == row["retain_probability"] == after["retain"]["probability"]
         assert row["membership_auc"] == after["membership_inference"]["min_k"]
     assert main(words) == 0
-    assert "2 runs, 2 of them finished before" in capsys.readouterr().out, "they have read what there is"
+    assert "2 runs, 2 of them finished before" in capsys.readouterr().out, (
+        "they have read what there is"
+    )
 
 
 def test_real_processes_two_at_a_time(capsys, tmp_path, saved_model):
-    words = ["--recipe", "digits", "--model", str(saved_model), *map(str, FAST), "--output_dir", str(tmp_path / "runs")]
+    words = [
+        "--recipe",
+        "digits",
+        "--model",
+        str(saved_model),
+        *map(str, FAST),
+        "--output_dir",
+        str(tmp_path / "runs"),
+    ]
     assert main(["compare", *words, "--methods", "ft", "ga", "--jobs", "2"]) == 0
     assert capsys.readouterr().err == ""
     rows = json.loads((tmp_path / "runs/comparison.json").read_text())["runs"]

@@ -7,7 +7,7 @@ import pytest
 from hamu.cli import main
 from hamu.cli.demo_digits import Digits
 from hamu.cli.demo_text import FictitiousAuthors
-from hamu.methods import method_classes
+from hamu.core.methods import method_classes
 
 
 @pytest.mark.parametrize(("task", "scenario"), [("image", Digits), ("text", FictitiousAuthors)])

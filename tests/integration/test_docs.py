@@ -17,18 +17,20 @@ import pytest
 from doc_blocks import FENCE, ROOT, blocks_of
 from PIL import Image
 
-from hamu import plugins
 from hamu.cli import COMMANDS, main
 from hamu.cli.demo_digits import Digits
 from hamu.cli.demo_text import FictitiousAuthors
 from hamu.cli.parser import Parser
 from hamu.cli.unlearn import _BY_HAND
+from hamu.core import plugins
 from hamu.data import read_text
 
 READ = ("math", "text")  # nothing to run
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES_RUN = [
-    page for page in PAGES[2:] if any(block.is_run and block.language not in READ for block in blocks_of(page))
+    page
+    for page in PAGES[2:]
+    if any(block.is_run and block.language not in READ for block in blocks_of(page))
 ]
 
 
@@ -40,7 +42,9 @@ def pages(chosen):
 def test_every_block_is_fenced_and_names_its_language(page):
     for block in blocks_of(page):
         assert block.language in ("python", "sh", "yaml", "json", "toml", *READ), block.text
-    assert not re.search(r"\n\n {4}\S", FENCE.sub("", page.read_text(encoding="utf-8"))), "an indented block is not run"
+    assert not re.search(r"\n\n {4}\S", FENCE.sub("", page.read_text(encoding="utf-8"))), (
+        "an indented block is not run"
+    )
 
 
 @pages(PAGES)
@@ -67,7 +71,9 @@ def check_of_others(program, argv):
         for flag in (word for word in argv[1:] if word.startswith("--")):
             assert f'"{flag}"' in source, f"{argv[0]} has no {flag}"
     elif program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        targets = re.findall(
+            r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+        )
         assert set(argv) <= set(targets)
     else:
         assert program in ("python", "pip", "bash", "tensorboard"), f"{program} is not known"
@@ -94,13 +100,15 @@ def read_options(argv, processes="1"):
         assert not rest
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hamu.training.config.processes", lambda: int(processes))
-        if hasattr(module, "parse") and command != "reproduce":  # which reads the settings of its runs so
+        patch.setattr("hamu.unlearning.trainer.config.world_size", lambda: int(processes))
+        if (
+            hasattr(module, "parse") and command != "reproduce"
+        ):  # which reads the settings of its runs so
             patch.setattr(module, "parse", then_stop(module.parse))
         else:
             patch.setattr(Parser, "parse_args", then_stop(Parser.parse_args))
         if "--report_to" in rest:
-            patch.setattr("hamu.training.config.named_trackers", str)
+            patch.setattr("hamu.unlearning.trainer.config.named_trackers", str)
         if "--resume" in rest:
             begun = Path(rest[rest.index("--output_dir") + 1]) / "config.yaml"
             begun.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +128,9 @@ def test_the_commands_that_the_demos_end_with_are_understood():
         lines = scenario.next.replace("\\\n", " ").splitlines()
         commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
         by_hand = {f"--{name}" for name in _BY_HAND}
-        assert any(argv[0] == "unlearn" and not by_hand & set(argv) for argv in commands), "the first is by goal"
+        assert any(argv[0] == "unlearn" and not by_hand & set(argv) for argv in commands), (
+            "the first is by goal"
+        )
         for argv in commands:
             read_options(argv)
 
@@ -134,10 +144,16 @@ def place(tmp_path, monkeypatch, saved_text_model):
     for number in range(30):
         folder = tmp_path / "images" / ("cat", "dog")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
+            folder / f"{number}.png"
+        )
     texts = read_text("miniature")
     unseen = read_text("miniature", "test").records[:24]
-    for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6]), ("unseen", unseen)):
+    for name, chosen in (
+        ("records", texts.records[:48]),
+        ("gone", texts.records[:6]),
+        ("unseen", unseen),
+    ):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     shutil.copytree(saved_text_model, "my-model")
@@ -177,10 +193,14 @@ def test_the_page_runs(page, place, forked_runs, capsys):
 def run_shortened(argv, capsys):
     """A few steps show that the commands of a page go together."""
     command = argv[0]
-    if command in ("train", "unlearn", "assess") and not {"--resume", "--num_train_epochs"} & set(argv):
+    if command in ("train", "unlearn", "assess") and not {"--resume", "--num_train_epochs"} & set(
+        argv
+    ):
         argv += ["--max_steps", "2"]
     if command == "compare":
-        argv += ["--max_steps", "2"] + ([] if "--methods" in argv else ["--methods", "hamu-q", "ft"])
+        argv += ["--max_steps", "2"] + (
+            [] if "--methods" in argv else ["--methods", "hamu-q", "ft"]
+        )
     if command == "evaluate" and "my-model/" in argv:
         argv += ["--generate", "4"]
     assert main(argv) in ((0, 3, 4) if command == "assess" else (0,)), capsys.readouterr().err
@@ -190,8 +210,13 @@ def install(folder, project):
     """What pip leaves of a package: its name, and its entry points."""
     info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
     groups = project["entry-points"].items()
-    lines = [f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items()) for group, each in groups]
+    lines = [
+        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items())
+        for group, each in groups
+    ]
     (info / "entry_points.txt").write_text("\n".join(lines))
     plugins.points_of.cache_clear()

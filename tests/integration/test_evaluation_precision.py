@@ -26,19 +26,30 @@ def report(tmp_path, saved_model):
 
 def test_a_classifier_against_itself_differs_by_nothing_in_half_precision_too(report, saved_model):
     steps = ["--max_steps", "1", "--constraint_mode", "relative", "--stopping", "off", "--bf16"]
-    before = report("unlearn", "--model", saved_model, "--retain_model", saved_model, *steps)["before"]
+    before = report("unlearn", "--model", saved_model, "--retain_model", saved_model, *steps)[
+        "before"
+    ]
     for figures in before["against_retain_model"].values():
-        assert figures == {"loss_difference": 0.0, "accuracy_difference": 0.0, "kl": 0.0, "agreement": 1.0}
+        assert figures == {
+            "loss_difference": 0.0,
+            "accuracy_difference": 0.0,
+            "kl": 0.0,
+            "agreement": 1.0,
+        }
     half = report("evaluate", "--model", saved_model, "--bf16", name="half")
     full = report("evaluate", "--model", saved_model, name="full")
     assert half["forget"] == before["forget"] != full["forget"]
 
 
 @pytest.mark.parametrize("rho", [0, 0.75])
-def test_the_test_set_without_the_class_is_measured_whether_all_or_part_of_it_goes(rho, report, saved_model):
+def test_the_test_set_without_the_class_is_measured_whether_all_or_part_of_it_goes(
+    rho, report, saved_model
+):
     found = report("evaluate", "--model", saved_model, "--retain_model", saved_model, "--rho", rho)
     assert "3" in found["test"]["per_class_loss"]
-    assert found["test_without_class"]["per_class_loss"].keys() == found["test"]["per_class_loss"].keys() - {"3"}
+    assert found["test_without_class"]["per_class_loss"].keys() == found["test"][
+        "per_class_loss"
+    ].keys() - {"3"}
     of_class = found["test"]["samples"] - found["test_without_class"]["samples"]
     assert 0 < of_class < found["test"]["samples"]
     differences = found["retain_model"]["membership_inference_difference"]

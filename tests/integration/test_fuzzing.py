@@ -20,7 +20,9 @@ def world(tmp_path_factory):
 
 @settings(max_examples=60, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(tried=INPUTS)
-def test_whatever_the_input_is_it_ends_in_a_result_or_in_one_line_and_nothing_else_is_touched(world, tried):
+def test_whatever_the_input_is_it_ends_in_a_result_or_in_one_line_and_nothing_else_is_touched(
+    world, tried
+):
     outcome = world.run(tried)
     assert not outcome.wrong, tried
     assert outcome.name != "refused, not foreseen", (outcome.said, tried)

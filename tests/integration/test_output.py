@@ -56,20 +56,26 @@ def test_a_full_disk_below_standard_output_is_said_once_all_is_saved(tmp_path, o
     )
 
 
-def test_the_verdict_of_an_assessment_does_not_depend_on_who_reads_it(tmp_path, output, broken_pipe, saved_model):
+def test_the_verdict_of_an_assessment_does_not_depend_on_who_reads_it(
+    tmp_path, output, broken_pipe, saved_model
+):
     words = ["assess", "--recipe", "digits", "--model", str(saved_model), "--assess_batches", "2",
              "--curvature_samples", "0", "--output_dir"]  # fmt: skip
     code = main([*words, str(tmp_path / "heard")])
     output(broken_pipe)
     assert main([*words, str(tmp_path / "unheard")]) == code
-    assert (tmp_path / "unheard/assess.json").read_text() == (tmp_path / "heard/assess.json").read_text()
+    assert (tmp_path / "unheard/assess.json").read_text() == (
+        tmp_path / "heard/assess.json"
+    ).read_text()
     with open(tmp_path / "ascii.txt", "w", encoding="ascii") as ascii_only:
         output(ascii_only)
         assert main([*words, str(tmp_path / "ascii")]) == code
     assert r"\u03ba" in (tmp_path / "ascii.txt").read_text()
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["report", "--help"], ["unlearn", "--help-all"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["report", "--help"], ["unlearn", "--help-all"]]
+)
 def test_help_that_is_cut_short_is_no_error(words, output, broken_pipe, capfd):
     output(broken_pipe)
     assert code_of(words) == 0

@@ -14,10 +14,10 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hamu import HamuError, HamuU, PairedGradients, UnlearnConfig
-from hamu.ends import End
-from hamu.training.promise import PromiseRecord, StepOutcome, describe
-from hamu.training.trust_region import TrustRegion
-from hamu.training.watch import StepWatch, is_plain_descent
+from hamu.unlearning.stop_reason import StopReason
+from hamu.unlearning.trainer.monitor import Monitor, is_plain_descent
+from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, describe
+from hamu.unlearning.trainer.trust_region import TrustRegion
 
 
 def figures(trainer, key):
@@ -25,7 +25,10 @@ def figures(trainer, key):
 
 
 def same_weights(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 def test_small_steps_do_what_they_promise(model, trainer_of):
@@ -47,7 +50,9 @@ def test_what_an_adaptive_optimizer_promises_is_read_from_the_weights(model, tra
     assert trainer.promise["median_ratio"]["forget"] == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize("settings", [{}, {"freeze_batchnorm": False}, {"optim": "adamw_torch", "learning_rate": 1e-3}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"freeze_batchnorm": False}, {"optim": "adamw_torch", "learning_rate": 1e-3}]
+)
 def test_checking_changes_nothing(model, trainer_of, settings):
     other = copy.deepcopy(model)
     trainer_of(model, check_steps=0, **settings).train()
@@ -62,7 +67,9 @@ def test_dropout_is_checked_by_the_masks_of_the_step_itself(model, trainer_of):
     trainer = trainer_of(model, max_steps=2, learning_rate=1e-4, per_device_train_batch_size=64)
     trainer.train()
     for side in ("retain", "forget"):
-        promised, realised = (figures(trainer, f"{what}_{side}_change") for what in ("first_order", "realised"))
+        promised, realised = (
+            figures(trainer, f"{what}_{side}_change") for what in ("first_order", "realised")
+        )
         assert realised == pytest.approx(promised, rel=0.1)
 
 
@@ -95,8 +102,12 @@ class RetainNorms(TrainerCallback):
 
     def on_step_begin(self, args, state, control, model, train_dataloader, **kwargs):
         pairs, size = train_dataloader.dataset, args.per_device_train_batch_size
-        batch = pairs.__getitems__(range(state.global_step * size, (state.global_step + 1) * size))["retain"]
-        loss = nn.functional.cross_entropy(model.eval()(batch["pixel_values"]).logits, batch["labels"])
+        batch = pairs.__getitems__(range(state.global_step * size, (state.global_step + 1) * size))[
+            "retain"
+        ]
+        loss = nn.functional.cross_entropy(
+            model.eval()(batch["pixel_values"]).logits, batch["labels"]
+        )
         self.found.append(flat(torch.autograd.grad(loss, list(model.parameters()))).norm().item())
 
 
@@ -117,7 +128,9 @@ def test_every_optimizer_keeps_the_promise_exactly(model, trainer_of, optim):
         assert -promised * 0.5 / norm >= 0.999 * demand * rate
 
 
-def test_hamu_u_with_too_large_a_learning_rate_succeeds_with_a_trust_region(model, trainer_of, problem):
+def test_hamu_u_with_too_large_a_learning_rate_succeeds_with_a_trust_region(
+    model, trainer_of, problem
+):
     """The paper's failing case (Fig. 11): the demanded fall of the retain loss turns into a rise."""
     gains = {}
     for trust in (False, True):
@@ -146,11 +159,18 @@ def test_a_run_ends_where_no_step_is_small_enough(model, trainer_of):
     trainer.watch.trust._least = 0.5
     trainer.train()
     assert (trainer.steps_taken, trainer.state.global_step) == (0, 1)
-    assert trainer.end == End("no small step", "no step is small enough to realise anything of its promise")
+    assert trainer.end == StopReason(
+        "no small step", "no step is small enough to realise anything of its promise"
+    )
 
 
 def test_nothing_is_kept_between_steps(model, trainer_of, monkeypatch):
-    settings = {"optim": "adamw_torch", "learning_rate": 1e-4, "guarantee": "exact", "method": "hamu-u"}
+    settings = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-4,
+        "guarantee": "exact",
+        "method": "hamu-u",
+    }
     trainer = trainer_of(model, max_steps=1, **settings)
     start = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
     kept, combine = [], trainer.pair.combine
@@ -190,14 +210,18 @@ class Valley(nn.Module):
 def descend(curvature, rate, steps):
     """A run of HAMU-U in the valley, with a trust region; the rates of its steps and the retain loss after each."""
     model = Valley()
-    pair = PairedGradients(model, HamuU(0.9, constraint_mode="relative", stopping="off"), max_grad_norm=None)
+    pair = PairedGradients(
+        model, HamuU(0.9, constraint_mode="relative", stopping="off"), max_grad_norm=None
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 
     def total(side, batch):
         return 0.5 * curvature * model.w[0] ** 2 if side == "retain" else 0.01 * model.w[1]
 
-    args = UnlearnConfig(output_dir="unused", trust_region=True, trust_region_growth=1e6, report_to="none")
-    watch = StepWatch(pair, args, total, model)
+    args = UnlearnConfig(
+        output_dir="unused", trust_region=True, trust_region_growth=1e6, report_to="none"
+    )
+    watch = Monitor(pair, args, total, model)
     used, losses_after = [], []
     for step in range(1, steps + 1):
         assert watch.is_due(step, 1)
@@ -232,13 +256,22 @@ def test_the_radius_settles_where_the_curvature_says(curvature):
     assert used[:4] == [1000.0, 500.0, 250.0, 125.0]
     assert undone == 3
     assert losses[3] < 0.5 * curvature
-    assert all(b <= a + 2e-6 for a, b in itertools.pairwise(losses)), "no step that stays raises the loss"
+    assert all(b <= a + 2e-6 for a, b in itertools.pairwise(losses)), (
+        "no step that stays raises the loss"
+    )
     assert losses[-1] < 0.05 * curvature
 
 
 @pytest.mark.parametrize(
     ("ratio", "scale", "stays"),
-    [(-1.0, 0.5, False), (0.0, 0.5, False), (0.1, 0.5, True), (0.5, 1.0, True), (0.9, 2.0, True), (1.0, 4.0, True)],
+    [
+        (-1.0, 0.5, False),
+        (0.0, 0.5, False),
+        (0.1, 0.5, True),
+        (0.5, 1.0, True),
+        (0.9, 2.0, True),
+        (1.0, 4.0, True),
+    ],
 )
 def test_the_radius_shrinks_under_a_quarter_and_grows_over_three_quarters(ratio, scale, stays):
     region = TrustRegion()
@@ -257,7 +290,9 @@ def test_a_ratio_that_is_not_a_number_undoes_the_step_and_the_radius_has_an_end(
 
 
 def outcome(promised, realised, demand=0.0, constrained="forget"):
-    return StepOutcome(promised, realised, {"retain": 2.0, "forget": 2.0}, constrained, demand, 1e-9)
+    return StepOutcome(
+        promised, realised, {"retain": 2.0, "forget": 2.0}, constrained, demand, 1e-9
+    )
 
 
 def test_an_outcome_is_judged_by_its_worse_side():
@@ -273,13 +308,18 @@ def test_an_outcome_is_judged_by_its_worse_side():
     broken = outcome({"retain": -1.0, "forget": 1.0}, {"retain": -1.0, "forget": 0.9}, demand=1.0)
     assert not broken.kept
     assert broken.trust == pytest.approx(0.9)
-    assert outcome({"forget": 1e-12}, {"forget": 0.0}, demand=1e-12).kept is None, "rounding is not judged"
+    assert outcome({"forget": 1e-12}, {"forget": 0.0}, demand=1e-12).kept is None, (
+        "rounding is not judged"
+    )
 
 
 @pytest.mark.parametrize(("realised", "kept"), [(0.949, False), (0.951, True)])
 def test_a_promise_is_kept_from_95_percent_of_the_demand_on(realised, kept):
     assert outcome({"forget": 1.0}, {"forget": realised}, demand=1.0).kept is kept
-    assert outcome({"retain": -1.0}, {"retain": -realised}, demand=1.0, constrained="retain").kept is kept
+    assert (
+        outcome({"retain": -1.0}, {"retain": -realised}, demand=1.0, constrained="retain").kept
+        is kept
+    )
 
 
 def test_what_came_in_place_of_a_promise_below_rounding_is_judged_if_it_is_above():
@@ -300,13 +340,26 @@ def test_what_came_in_place_of_a_promise_below_rounding_is_judged_if_it_is_above
 def test_the_record_sums_up():
     record = PromiseRecord()
     assert record.summary() is None
-    record.add(outcome({"retain": -1.0, "forget": 1.0}, {"retain": -0.5, "forget": 2.0}, demand=1.0))
-    record.add(outcome({"retain": -1.0, "forget": 1.0}, {"retain": -1.5, "forget": 0.0}, demand=1.0))
-    assert record.summary() == {"checked": 2, "judged": 2, "kept": 0.5, "median_ratio": {"retain": 1.0, "forget": 1.0}}
+    record.add(
+        outcome({"retain": -1.0, "forget": 1.0}, {"retain": -0.5, "forget": 2.0}, demand=1.0)
+    )
+    record.add(
+        outcome({"retain": -1.0, "forget": 1.0}, {"retain": -1.5, "forget": 0.0}, demand=1.0)
+    )
+    assert record.summary() == {
+        "checked": 2,
+        "judged": 2,
+        "kept": 0.5,
+        "median_ratio": {"retain": 1.0, "forget": 1.0},
+    }
     for wrecked in (math.inf, -math.inf, math.nan):
-        record.add(outcome({"retain": -1.0, "forget": 1.0}, {"retain": wrecked, "forget": 1.0}, demand=1.0))
+        record.add(
+            outcome({"retain": -1.0, "forget": 1.0}, {"retain": wrecked, "forget": 1.0}, demand=1.0)
+        )
     assert record.summary()["checked"] == 5
-    assert record.summary()["median_ratio"] == {"retain": 1.0, "forget": 1.0}, "of those that are numbers"
+    assert record.summary()["median_ratio"] == {"retain": 1.0, "forget": 1.0}, (
+        "of those that are numbers"
+    )
     again = PromiseRecord()
     again.load_state_dict(record.state_dict())
     assert again.summary() == record.summary()
@@ -318,7 +371,9 @@ def test_plain_descent_is_recognised():
     assert not is_plain_descent(torch.optim.SGD(p, lr=1, momentum=0.9), p)
     assert not is_plain_descent(torch.optim.SGD(p, lr=1, weight_decay=0.1), p)
     assert not is_plain_descent(torch.optim.SGD(p, lr=1, maximize=True), p)
-    assert not is_plain_descent(torch.optim.SGD([{"params": p[:1], "lr": 2}, {"params": p[1:]}], lr=1), p)
+    assert not is_plain_descent(
+        torch.optim.SGD([{"params": p[:1], "lr": 2}, {"params": p[1:]}], lr=1), p
+    )
     assert not is_plain_descent(torch.optim.SGD(p[:1], lr=1), p)
     assert not is_plain_descent(torch.optim.AdamW(p), p)
 
@@ -341,7 +396,12 @@ def test_settings_that_cannot_be_meant(settings, message):
     ("checked", "judged", "kept", "words"),
     [
         (40, 40, 0.925, "of 40 checked steps 92% realised at least 95% of what was demanded"),
-        (40, 12, 0.5, "of 40 checked steps 12 had a demand above rounding, of which 50% realised at least 95% of it"),
+        (
+            40,
+            12,
+            0.5,
+            "of 40 checked steps 12 had a demand above rounding, of which 50% realised at least 95% of it",
+        ),
         (1, 0, None, "of 1 checked step none had a demand above rounding"),
     ],
 )

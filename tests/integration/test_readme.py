@@ -45,7 +45,9 @@ def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, f
     for number in range(30):
         place = tmp_path / "images" / ("cat", "dog")[number % 2]
         place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(place / f"{number}.png")
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
+            place / f"{number}.png"
+        )
     assert len(blocks("sh")) == 2, "each is run by a test of this file"
     for line in blocks("sh")[1].commands:
         program, *argv = shlex.split(line)
@@ -63,7 +65,11 @@ def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys, sa
     monkeypatch.chdir(tmp_path)
     texts = read_text("miniature")
     unseen = read_text("miniature", "test").records[:24]
-    for name, chosen in (("records", texts.records[:48]), ("gone", texts.records[:6]), ("unseen", unseen)):
+    for name, chosen in (
+        ("records", texts.records[:48]),
+        ("gone", texts.records[:6]),
+        ("unseen", unseen),
+    ):
         lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     shutil.copytree(saved_text_model, "my-model")
@@ -76,7 +82,7 @@ def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys, sa
 
 
 def test_the_table_of_methods_is_complete():
-    from hamu.methods import method_classes
+    from hamu.core.methods import method_classes
 
     listed = re.findall(r"^\| `([\w-]+)` \|", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert listed == list(method_classes())

@@ -16,10 +16,10 @@ from hamu.cli import main
 from hamu.cli.named_sources import NamedSources
 from hamu.data import forget_class, read_images, read_text
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.record import Unavailable
-from hamu.record.digests import row_digests, set_digest, text_digest, weights_digest
-from hamu.record.record import plain
-from hamu.record.schema import schema, violations
+from hamu.unlearning.record import Unavailable
+from hamu.unlearning.record.digests import row_digests, set_digest, text_digest, weights_digest
+from hamu.unlearning.record.record import plain
+from hamu.unlearning.record.schema import schema, violations
 
 DOCS = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")
 FAST = ["--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off"]
@@ -47,8 +47,13 @@ def finished_texts(tmp_path_factory):
     """The same with texts, and an adapter."""
     folder = tmp_path_factory.mktemp("texts")
     texts = read_text("miniature")
-    for name, rows in (("records", texts.records[:40]), ("holdout", read_text("miniature", "test").records[:8])):
-        (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(dict(row.fields)) for row in rows))
+    for name, rows in (
+        ("records", texts.records[:40]),
+        ("holdout", read_text("miniature", "test").records[:8]),
+    ):
+        (folder / f"{name}.jsonl").write_text(
+            "\n".join(json.dumps(dict(row.fields)) for row in rows)
+        )
     torch.manual_seed(0)
     tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 400)
     for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
@@ -100,7 +105,10 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
     problem = forget_class(train, test, "3")
     for name, data in problem.sets().items():
         entry = record[f"{name}_set"]
-        assert (entry["source"], entry["records"]) == ({"test": "test.npz"}.get(name, "train.npz"), len(data))
+        assert (entry["source"], entry["records"]) == (
+            {"test": "test.npz"}.get(name, "train.npz"),
+            len(data),
+        )
         assert entry["sha256"] == set_digest(row_digests(data))
     assert record["forget_set"]["chosen_by"] == "forget_class"
     assert record["settings"]["forget_class"] == {"sha256": text_digest("3")}
@@ -115,24 +123,41 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
     assert record["hardness"] == {"measured_at": "step 1"} | {
         key: steps[0][key] for key in ("kappa", "cos", "direct_threshold", "stop_threshold")
     }
-    assert [record["steps"][name] for name in ("taken", "in_model", "not_taken", "ended_at")] == [3, 3, 0, 3]
+    assert [record["steps"][name] for name in ("taken", "in_model", "not_taken", "ended_at")] == [
+        3,
+        3,
+        0,
+        3,
+    ]
     evaluation = strict(images / "run/evaluation.json")
     assert record["promise"] == evaluation["promise"]
     for role in ("before", "after"):
-        assert record["figures"][role]["membership_inference"] == evaluation[role]["membership_inference"]
+        assert (
+            record["figures"][role]["membership_inference"]
+            == evaluation[role]["membership_inference"]
+        )
         against = dict(evaluation[role]["against_retain_model"])
-        assert against.pop("test_without_class").keys() == against["test"].keys(), "the record has three sets"
+        assert against.pop("test_without_class").keys() == against["test"].keys(), (
+            "the record has three sets"
+        )
         assert record["figures"][role]["against_retain_model"] == against
         for name, figures in record["figures"][role]["sets"].items():
             for key in ("loss", "accuracy"):
                 low, high = figures[f"{key}_interval"]
                 assert low <= figures[key] == evaluation[role][name][key] <= high
     goal = record["goal"]
-    assert (goal["kind"], goal["share"], goal["budget"], goal["lasting"]) == ("erased", 0.95, None, False)
+    assert (goal["kind"], goal["share"], goal["budget"], goal["lasting"]) == (
+        "erased",
+        0.95,
+        None,
+        False,
+    )
     for role in ("before", "after"):
         accuracy = evaluation[role]["forget"]["accuracy"]
         assert goal[role]["records"] == len(problem.forget)
-        assert goal[role]["forgotten"] == round((1 - accuracy) * len(problem.forget)), "those told wrong"
+        assert goal[role]["forgotten"] == round((1 - accuracy) * len(problem.forget)), (
+            "those told wrong"
+        )
         assert all(one.keys() == {"loss", "target"} for one in goal[role]["worst"])
         own = evaluation[role]["retain_model"]["membership_inference"]
         assert record["figures"][role]["retain_model_membership_inference"] == own
@@ -149,8 +174,14 @@ def test_the_readable_record_has_before_after_and_the_change_in_their_columns(fi
     lines = (finished_images / "run/record.md").read_text().splitlines()
     evaluation = strict(finished_images / "run/evaluation.json")
     for name in ("retain", "forget", "test"):
-        figures, change = (line.split("|")[2:-1] for line in lines if line.startswith(f"| {name} |"))
-        columns = [evaluation[role][name][key] for key in ("loss", "accuracy") for role in ("before", "after")]
+        figures, change = (
+            line.split("|")[2:-1] for line in lines if line.startswith(f"| {name} |")
+        )
+        columns = [
+            evaluation[role][name][key]
+            for key in ("loss", "accuracy")
+            for role in ("before", "after")
+        ]
         assert columns[0] != columns[1]
         assert [float(cell.split()[0]) for cell in figures[1:]] == pytest.approx(columns, rel=1e-3)
         moved = [columns[1] - columns[0], columns[3] - columns[2]]
@@ -357,7 +388,10 @@ def test_without_its_config_a_run_is_checked_as_far_as_that_goes(images, verify)
     code, found = verify()
     assert code == 1
     assert wrong(found) == {"config.yaml is as the run left it"}
-    assert found["the forget set is the one recorded"] == ("cannot be checked", "config.yaml is missing")
+    assert found["the forget set is the one recorded"] == (
+        "cannot be checked",
+        "config.yaml is missing",
+    )
     assert found["the model after unlearning has the weights recorded"][0] == "holds"
 
 
@@ -365,7 +399,9 @@ def test_without_its_config_a_run_is_checked_as_far_as_that_goes(images, verify)
     (None, ("cannot be checked", "inputs.json is missing")),
     ('{"a set": {"records": 1}}', ("does not hold", "inputs.json cannot be understood: ")),
 ])  # fmt: skip
-def test_without_knowing_what_it_has_read_a_run_is_checked_as_far_as_that_goes(images, verify, content, judged):
+def test_without_knowing_what_it_has_read_a_run_is_checked_as_far_as_that_goes(
+    images, verify, content, judged
+):
     path = images / "run/inputs.json"
     path.unlink() if content is None else path.write_text(content)
     _, found = verify("--no_models")
@@ -380,7 +416,9 @@ def test_with_a_config_that_means_nothing_here_a_run_is_checked_as_far_as_that_g
     _, found = verify("--no_models")
     judged, why = found["the forget set is the one recorded"]
     assert judged == "cannot be checked"
-    assert why.startswith("config.yaml cannot be used here: run/config.yaml has the unknown setting 'magic'")
+    assert why.startswith(
+        "config.yaml cannot be used here: run/config.yaml has the unknown setting 'magic'"
+    )
 
 
 def test_a_log_that_cannot_be_read_and_weights_that_were_never_recorded(images, verify):
@@ -411,7 +449,9 @@ def test_without_its_base_model_an_adapter_is_checked_alone(texts, verify):
     assert why.startswith("its base model is not known: original is not a saved model")
 
 
-def test_a_record_of_another_version_is_not_judged_by_how_this_one_words_it(images, verify, monkeypatch):
+def test_a_record_of_another_version_is_not_judged_by_how_this_one_words_it(
+    images, verify, monkeypatch
+):
     monkeypatch.setattr("hamu.__version__", "99.0")
     code, found = verify("--no_models")
     assert code == 0
@@ -443,7 +483,9 @@ def test_no_record_says_anything_of_what_was_to_be_forgotten(texts, capsys):
     said = capsys.readouterr().out
     said += "".join((texts / "run" / name).read_text() for name in ("record.json", "record.md"))
     author = read_text("records.jsonl").records[0].fields["author"]
-    forgotten = [row for row in read_text("records.jsonl").records if row.fields["author"] == author]
+    forgotten = [
+        row for row in read_text("records.jsonl").records if row.fields["author"] == author
+    ]
     assert len(forgotten) > 1
     for row in forgotten:
         for value in row.fields.values():
@@ -537,7 +579,12 @@ def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):
         return [{"question": f"{i}?", "answer": "yes"} for i in range(3)]
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    settings = {"data": "hub:owner/name", "task": "text", "forget_rows": "0", "model": "hub:owner/model"}
+    settings = {
+        "data": "hub:owner/name",
+        "task": "text",
+        "forget_rows": "0",
+        "model": "hub:owner/model",
+    }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     sources = NamedSources(tmp_path)
     with pytest.raises(Unavailable, match="name it again: --hub hub:owner/name"):
@@ -551,7 +598,10 @@ def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):
 
 
 def test_what_json_cannot_hold_is_null():
-    assert plain({"a": (1.5, math.nan), "b": [math.inf, None]}) == {"a": [1.5, None], "b": [None, None]}
+    assert plain({"a": (1.5, math.nan), "b": [math.inf, None]}) == {
+        "a": [1.5, None],
+        "b": [None, None],
+    }
 
 
 def test_the_docs_compute_the_same_digests_without_this_package(finished_images, finished_texts):
@@ -563,13 +613,21 @@ def test_the_docs_compute_the_same_digests_without_this_package(finished_images,
     for name, role in (("original", "before"), ("run/model", "after")):
         assert names["weights"](finished_images / name) == record["models"][role]["weights"]
     with np.load(finished_images / "data/train.npz") as arrays:
-        rows = [(image[None], label) for image, label in zip(arrays["images"], arrays["labels"], strict=True)]
-    for key, belongs in (("forget_set", lambda label: label == 3), ("retain_set", lambda label: label != 3)):
+        rows = [
+            (image[None], label)
+            for image, label in zip(arrays["images"], arrays["labels"], strict=True)
+        ]
+    for key, belongs in (
+        ("forget_set", lambda label: label == 3),
+        ("retain_set", lambda label: label != 3),
+    ):
         chosen = [names["image"](image, str(label)) for image, label in rows if belongs(label)]
         assert names["whole_set"](chosen) == record[key]["sha256"]
     record = strict(finished_texts / "run/record.json")
     assert names["weights"](finished_texts / "run/model") == record["models"]["after"]["adapter"]
-    holdout = [json.loads(line) for line in (finished_texts / "holdout.jsonl").read_text().splitlines()]
+    holdout = [
+        json.loads(line) for line in (finished_texts / "holdout.jsonl").read_text().splitlines()
+    ]
     assert names["whole_set"](map(names["text"], holdout)) == record["test_set"]["sha256"]
 
 

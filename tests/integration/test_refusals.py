@@ -24,7 +24,9 @@ def cli(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     Path("README.md").write_text("# Mine")
-    np.savez("a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3)
+    np.savez(
+        "a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3
+    )
 
     def call(*argv):
         before = sorted(Path().rglob("*"))
@@ -38,7 +40,9 @@ def cli(tmp_path, monkeypatch, capfd):
 @pytest.fixture
 def image_model(tmp_path):
     """The folder of a very small classifier of these images."""
-    config = SmallResNetConfig(depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3])
+    config = SmallResNetConfig(
+        depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
+    )
     SmallResNet(config).save_pretrained(tmp_path / "model")
 
 
@@ -87,7 +91,7 @@ def image_model(tmp_path):
     (["unlearn", *FULL, "--optim", "sdg"], "optim 'sdg' is unknown; did you mean sgd?"),
     (["unlearn", *FULL, "--eval_strategy", "often"],
      "eval_strategy 'often' is unknown; choose one of no, steps, epoch"),
-    (["reproduce", "figure-1", "--output_dir", "."], "README.md is there and is not a page of `hamu reproduce`; choose "
+    (["reproduce", "figure-1", "--output_dir", "."], "README.md is there and is not a page of `python -m experiments`; choose "
      "another --output_dir"),
     (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must be a number of GB, 0 or more"),
     (["assess", *FULL, "--bootstrap_memory", "inf"], "bootstrap_memory inf must be a number of GB, 0 or more"),
@@ -189,9 +193,14 @@ def test_settings_that_do_not_go_with_data_model_or_machine(cli, words, line):
 
 def test_a_command_for_one_process_that_is_started_in_several(cli, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli("assess", *FULL) == (2, "hamu assess: assess runs in one process; start it without torchrun\n")
+    assert cli("assess", *FULL) == (
+        2,
+        "hamu assess: assess runs in one process; start it without torchrun\n",
+    )
 
 
 def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):
-    monkeypatch.setattr(hamu.cli.evaluate, "open_problem", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(
+        hamu.cli.evaluate, "open_problem", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+    )
     assert cli("evaluate", *FULL) == (143, "hamu evaluate: interrupted\n")

@@ -12,7 +12,16 @@ from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import new_language_model, new_tokenizer
 
-FAST = ["--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off", "--learning_rate", "0.1"]
+FAST = [
+    "--max_steps",
+    "3",
+    "--constraint_mode",
+    "relative",
+    "--stopping",
+    "off",
+    "--learning_rate",
+    "0.1",
+]
 
 
 def run(*words):
@@ -82,7 +91,9 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
     mode = (images / "run/report.html").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600, "it holds contents"
     assert run("report", "run") == 0, "a page may be replaced"
-    assert "data:image/png" not in (images / "run/report.html").read_text(), "by default it holds figures alone"
+    assert "data:image/png" not in (images / "run/report.html").read_text(), (
+        "by default it holds figures alone"
+    )
     assert stat.S_IMODE((images / "run/report.html").stat().st_mode) != 0o600
     assert run("verify", "run", "--no_models") == 0, "a report breaks no record"
 
@@ -95,7 +106,9 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
 def test_what_is_not_that_of_the_run_any_more_is_not_asked(images, capsys, spoil, name):
     spoil(images)
     assert run("report", "run", "--contents") == 0
-    assert f"the {name} is not that of the run any more" in " ".join(capsys.readouterr().out.split())
+    assert f"the {name} is not that of the run any more" in " ".join(
+        capsys.readouterr().out.split()
+    )
     page = (images / "run/report.html").read_text()
     assert f"the {name} is not that of the run any more" in page
     assert "Confusion before" not in page
@@ -122,7 +135,10 @@ def test_runs_that_do_not_compare_are_said_to(images, capsys):
     assert told in (images / "both.html").read_text()
     (images / "other/inputs.json").write_text("[]")
     assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0
-    assert "does not say what that run has read: it holds something else" in (images / "both.html").read_text()
+    assert (
+        "does not say what that run has read: it holds something else"
+        in (images / "both.html").read_text()
+    )
 
 
 def test_a_run_on_texts_shows_answers_and_says_none_of_them_elsewhere(texts, capsys):
@@ -145,9 +161,14 @@ def test_a_run_on_texts_shows_answers_and_says_none_of_them_elsewhere(texts, cap
 def test_without_data_or_models_the_rest_is_shown_and_what_is_missing_is_named(images, capsys):
     shutil.rmtree(images / "original")
     assert run("report", "run") == 0
-    assert "a model or the data cannot be read; the command prints why" in (images / "run/report.html").read_text()
+    assert (
+        "a model or the data cannot be read; the command prints why"
+        in (images / "run/report.html").read_text()
+    )
     assert run("report", "run", "--contents") == 0
-    assert "left out what the models say: original is not here" in " ".join(capsys.readouterr().out.split())
+    assert "left out what the models say: original is not here" in " ".join(
+        capsys.readouterr().out.split()
+    )
     page = (images / "run/report.html").read_text()
     assert "Not here: confusion, embeddings" in page
     assert "original is not here" in page
@@ -191,7 +212,9 @@ def test_a_link_in_place_of_the_page_stays_and_leads_to_it(tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "link.html").symlink_to("shared/page.html")
     for _ in range(2):
-        assert run("report", tmp_path / "run", "--no_models", "--output", tmp_path / "link.html") == 0
+        assert (
+            run("report", tmp_path / "run", "--no_models", "--output", tmp_path / "link.html") == 0
+        )
         assert (tmp_path / "link.html").is_symlink()
         assert "What was gained" in (tmp_path / "shared/page.html").read_text()
 
@@ -211,16 +234,28 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
         (images / name).write_text(content)
     for words, said in (
         (["demo"], "demo/summary.json is not that of a demo; name the --output_dir"),
-        (["compare"], "the comparison in compare has no run yet; wait until its first one has begun"),
+        (
+            ["compare"],
+            "the comparison in compare has no run yet; wait until its first one has begun",
+        ),
         (["gone"], "there is no folder gone; name the --output_dir of a `hamu unlearn`"),
         (["data"], "data holds no run: it has neither steps.jsonl nor evaluation.json"),
-        (["run", "--output", "nowhere/x.html"], "the folder nowhere of --output is not there; make it"),
-        (["run", "--output", "data"], "--output data is a folder; name a file, such as data/report.html"),
+        (
+            ["run", "--output", "nowhere/x.html"],
+            "the folder nowhere of --output is not there; make it",
+        ),
+        (
+            ["run", "--output", "data"],
+            "--output data is a folder; name a file, such as data/report.html",
+        ),
         (
             ["run", "--output", "pipe.html"],
             "--output pipe.html is not a regular file, and cannot be replaced by a page",
         ),
-        (["run", "--output", "mine.html"], "mine.html is there and is not a report; choose another --output"),
+        (
+            ["run", "--output", "mine.html"],
+            "mine.html is there and is not a report; choose another --output",
+        ),
         (["run", "--samples", "0"], "samples 0 must be at least 1"),
         (["run", "--answers", "-1"], "answers -1 must be at least 0"),
         (["run", "--samples", "many"], "argument --samples: invalid int value: 'many'"),

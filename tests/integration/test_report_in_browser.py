@@ -9,13 +9,17 @@ from urllib.parse import urlparse
 import pytest
 from report_examples import NASTY, example_run, image_observations, text_observations
 
-from hamu.reporting.report import Reported, report_page
-from hamu.reporting.trajectories import STYLES
+from hamu.report.report import Reported, report_page
+from hamu.report.trajectories import STYLES
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="there is no Chromium with its driver here")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="there is no Chromium with its driver here"
+)
 MANY = ["hamu-q", "hamu-u", *STYLES, "a-plugin"]  # HAMU twice each
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
 
@@ -44,10 +48,23 @@ def browser():
 def pages(tmp_path_factory):
     """By name: a run with images, one with texts of 100,000 steps, both, many, one twice; names are code."""
     folder = tmp_path_factory.mktemp("pages")
-    short = Reported(example_run(folder, "images", names=(NASTY, "b")), image_observations((NASTY, "b")))
-    long = Reported(example_run(folder, "texts", steps=100_000, figures=("probability",)), text_observations())
-    many = [Reported(replace(short.run, name=f"{n} {method}", method=method)) for n, method in enumerate(MANY)]
-    runs = {"images": [short], "texts": [long], "both": [short, long], "many": many, "twice": [short, short]}
+    short = Reported(
+        example_run(folder, "images", names=(NASTY, "b")), image_observations((NASTY, "b"))
+    )
+    long = Reported(
+        example_run(folder, "texts", steps=100_000, figures=("probability",)), text_observations()
+    )
+    many = [
+        Reported(replace(short.run, name=f"{n} {method}", method=method))
+        for n, method in enumerate(MANY)
+    ]
+    runs = {
+        "images": [short],
+        "texts": [long],
+        "both": [short, long],
+        "many": many,
+        "twice": [short, short],
+    }
     found = {}
     for name, reported in runs.items():
         found[name] = folder / f"{name}.html"
@@ -61,7 +78,12 @@ def opened(browser, pages):
 
     def open_page(name, size):
         width, height = SIZES[size]
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
+        metrics = {
+            "width": width,
+            "height": height,
+            "deviceScaleFactor": 1,
+            "mobile": size == "phone",
+        }
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         for kind in ("browser", "performance"):
             browser.get_log(kind)  # what came before is not of this page
@@ -74,7 +96,9 @@ def opened(browser, pages):
 def requests(browser):
     """What was asked for that does not lie within the page."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    urls = [
+        e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"
+    ]
     return [url for url in urls if urlparse(url).scheme != "data"]
 
 
@@ -116,7 +140,10 @@ def test_the_legend_hides_a_series_and_shows_it_again(opened):
 def test_the_legend_hides_one_of_two_series_of_the_same_name(opened):
     browser = opened("twice", "desktop")
     browser.find_element("css selector", "#all .legend button").click()
-    assert run_script(browser, 'document.querySelectorAll("#all .chart > svg path").length') == 2 * 3 - 1
+    assert (
+        run_script(browser, 'document.querySelectorAll("#all .chart > svg path").length')
+        == 2 * 3 - 1
+    )
 
 
 def test_of_many_runs_each_has_a_line_of_its_own_as_the_legend_shows_it(opened):
@@ -150,7 +177,8 @@ def test_the_pointer_shows_values(opened):
             mark.closest("svg").dispatchEvent(new PointerEvent("pointermove", at));""")
         assert run_script(browser, 'document.getElementById("hint").hidden') is False
         assert any(
-            digit in run_script(browser, 'document.getElementById("hint").textContent') for digit in "0123456789"
+            digit in run_script(browser, 'document.getElementById("hint").textContent')
+            for digit in "0123456789"
         )
 
 
@@ -163,11 +191,16 @@ def test_the_arrow_keys_show_values_in_every_figure(opened):
             svg.focus({{preventScroll: true}});
             for (const key of ["ArrowRight", "ArrowRight", "ArrowDown"])
                 svg.dispatchEvent(new KeyboardEvent("keydown", {{key, bubbles: true, cancelable: true}}));""")
-        assert run_script(browser, f'document.activeElement === document.querySelectorAll(".chart > svg")[{chart}]')
+        assert run_script(
+            browser,
+            f'document.activeElement === document.querySelectorAll(".chart > svg")[{chart}]',
+        )
         assert run_script(browser, f"{hint}.hidden") is False, chart
         first = run_script(browser, f"{hint}.textContent")
         assert any(digit in first for digit in "0123456789")
-        browser.execute_script("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
+        browser.execute_script(
+            "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))"
+        )
         assert run_script(browser, f"{hint}.hidden") is True
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
@@ -193,7 +226,8 @@ def test_what_is_tapped_stays_until_the_next_tap_elsewhere(opened):
 def test_headings_leave_out_no_level(opened):
     for name in ("images", "both"):
         levels = run_script(
-            opened(name, "desktop"), '[...document.querySelectorAll("h1,h2,h3,h4,h5")].map((h) => +h.tagName[1])'
+            opened(name, "desktop"),
+            '[...document.querySelectorAll("h1,h2,h3,h4,h5")].map((h) => +h.tagName[1])',
         )
         assert levels[0] == 1
         assert all(after <= before + 1 for before, after in itertools.pairwise(levels)), name
@@ -203,9 +237,12 @@ def test_figures_follow_the_width(opened):
     browser = opened("images", "desktop")
     wide = run_script(browser, 'document.querySelector(".chart > svg").viewBox.baseVal.width')
     browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False},
     )
-    browser.execute_async_script("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))")
+    browser.execute_async_script(
+        "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+    )
     narrow = run_script(browser, 'document.querySelector(".chart > svg").viewBox.baseVal.width')
     assert narrow < wide
     assert narrow <= 400
@@ -222,7 +259,9 @@ def test_a_printed_page_holds_all_figures_whole(opened):
             'Math.max(...[...document.querySelectorAll("figure")].map((f) => f.getBoundingClientRect().height))',
         )
         assert tallest < 1000, "of an A4 page, in CSS pixels"
-        assert run_script(browser, 'getComputedStyle(document.querySelector("nav")).display') == "none"
+        assert (
+            run_script(browser, 'getComputedStyle(document.querySelector("nav")).display') == "none"
+        )
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]

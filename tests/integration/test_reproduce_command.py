@@ -1,4 +1,4 @@
-"""`hamu reproduce`: every experiment at the smallest scale, broken off and gone on with, and what its pages say."""
+"""`python -m experiments`: every experiment at the smallest scale, broken off and gone on with, and what its pages say."""
 
 import json
 import os
@@ -15,15 +15,15 @@ import torch
 import yaml
 from interrupting import interrupted_at
 
-from hamu.cli import main
+from experiments.__main__ import main
+from experiments.paper import EXPERIMENTS
+from experiments.paper.practice import Optimizers
 from hamu.cli.progress import ProgressBar
-from hamu.compare import children
 from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.folder_lock import lock
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.paper import EXPERIMENTS
-from hamu.paper.practice import Optimizers
+from hamu.unlearning.compare import children
 
 NAMES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SMALL = ("--recipe", "digits", "--fraction", 0.1)
@@ -36,7 +36,7 @@ def reproduce(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
 
     def call(*words):
         given = (*SMALL, "--model", saved_model, "--output_dir", "out", *words)
-        code = main(["reproduce", *map(str, given)])
+        code = main([*map(str, given)])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -48,22 +48,33 @@ def result(tmp_path, name):
 
 
 def runs(tmp_path):
-    return {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("out/work/runs/*/record.json")}
+    return {
+        path.parent.name: path.stat().st_mtime_ns
+        for path in tmp_path.glob("out/work/runs/*/record.json")
+    }
 
 
-def test_the_test_set_chooses_the_original_that_is_trained(tmp_path, monkeypatch, capsys, forked_runs):
+def test_the_test_set_chooses_the_original_that_is_trained(
+    tmp_path, monkeypatch, capsys, forked_runs
+):
     """As the paper's recipe says (App. E): a fraction of the training data, the whole test set."""
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(0)
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))})
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))}
+    )
     for split, count in (("train", 80), ("test", 30)):
         images = [generator.integers(0, 255, (32, 32, 3), dtype=np.uint8) for _ in range(count)]
-        rows = datasets.Dataset.from_dict({"image": images, "label": [n % 10 for n in range(count)]}, features)
+        rows = datasets.Dataset.from_dict(
+            {"image": images, "label": [n % 10 for n in range(count)]}, features
+        )
         rows.to_parquet(str(tmp_path / f"{split}.parquet"))
-    assert main(["reproduce", "figure-12", "--data_dir", ".", "--fraction", "0.5", "--epochs", "1"]) == 0
+    assert main(["figure-12", "--data_dir", ".", "--fraction", "0.5", "--epochs", "1"]) == 0
     original = tmp_path / "runs/reproduce/work/models/cifar10-resnet20-0.5-s42"
     state = json.loads((original / "checkpoint-50/trainer_state.json").read_text())
-    seen = {row["step"]: row["eval_accuracy"] for row in state["log_history"] if "eval_accuracy" in row}
+    seen = {
+        row["step"]: row["eval_accuracy"] for row in state["log_history"] if "eval_accuracy" in row
+    }
     assert list(seen) == [5 * n for n in range(1, 11)], "one step an epoch, and every 5 a look"
     assert state["best_metric"] == max(seen.values())
     figures = json.loads((original / "evaluation.json").read_text())
@@ -71,7 +82,7 @@ def test_the_test_set_chooses_the_original_that_is_trained(tmp_path, monkeypatch
 
 
 def test_without_a_name_all_are_listed(capsys):
-    assert main(["reproduce"]) == 0
+    assert main([]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in EXPERIMENTS)
 
@@ -80,7 +91,15 @@ def test_the_same_command_finds_its_runs_again(tmp_path, monkeypatch, capsys, fo
     """The original model is not there when the first call begins, and is when the second does."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.yaml").write_text("train: {num_train_epochs: 1}\n")
-    command = ["reproduce", "figure-12", *map(str, SMALL), "--config", "short.yaml", "--output_dir", "out"]
+    command = [
+        "reproduce",
+        "figure-12",
+        *map(str, SMALL),
+        "--config",
+        "short.yaml",
+        "--output_dir",
+        "out",
+    ]
     assert main(command) == 0
     assert "2 runs, 0 of them finished before" in capsys.readouterr().out
     assert main(command) == 0
@@ -90,8 +109,10 @@ def test_the_same_command_finds_its_runs_again(tmp_path, monkeypatch, capsys, fo
 def test_a_measurement_alone_has_an_original_too(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.yaml").write_text("train: {num_train_epochs: 1}\n")
-    monkeypatch.setattr("hamu.paper.cost.Cost.measure", lambda self, settings, scale: _measured(settings))
-    main(["reproduce", "table-1", *map(str, SMALL), "--config", "short.yaml", "--output_dir", "out"])
+    monkeypatch.setattr(
+        "experiments.paper.cost.Cost.measure", lambda self, settings, scale: _measured(settings)
+    )
+    main(["table-1", *map(str, SMALL), "--config", "short.yaml", "--output_dir", "out"])
     assert "training the original model" in capsys.readouterr().out
     assert (tmp_path / "measured").read_text() == "True"
 
@@ -101,24 +122,29 @@ def _measured(settings):
     raise HamuError("this is as far as it is followed")
 
 
-def test_a_result_that_cannot_be_shown_is_named_before_anything_is_run(tmp_path, monkeypatch, capsys):
+def test_a_result_that_cannot_be_shown_is_named_before_anything_is_run(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", "figure-1", "--output_dir", "out"]) == 0
+    assert main(["figure-1", "--output_dir", "out"]) == 0
     earlier = tmp_path / "out/figure-1.json"
     result_of_another_version = json.loads(earlier.read_text())
     del result_of_another_version["scale"]
     earlier.write_text(json.dumps(result_of_another_version))
-    assert main(["reproduce", "figure-2", "--output_dir", "out"]) == 2
-    assert "figure-1.json is not as this version writes it (KeyError: 'scale')" in capsys.readouterr().err
+    assert main(["figure-2", "--output_dir", "out"]) == 2
+    assert (
+        "figure-1.json is not as this version writes it (KeyError: 'scale')"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out/figure-2.json").exists()
     (tmp_path / "out/figure-2.json").write_text(earlier.read_text().replace("figure-1", "figure-2"))
-    assert main(["reproduce", "figure-1", "figure-2", "--output_dir", "out"]) == 0  # replaces both
+    assert main(["figure-1", "figure-2", "--output_dir", "out"]) == 0  # replaces both
     assert "## Fig. 1: " in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_plan_counts_runs_and_steps_and_writes_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", "figure-4", "figure-5", "table-2", "--dry_run", "--epochs", "2"]) == 0
+    assert main(["figure-4", "figure-5", "table-2", "--dry_run", "--epochs", "2"]) == 0
     out = capsys.readouterr().out
     # 14 runs of 9 steps an epoch, 10 of which 4 are among them; 352, 176, 88, 44 and 22 steps an epoch
     assert re.search(r"figure-4 +14 +2 +252 *\n", out)
@@ -133,9 +159,18 @@ def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path, m
     for words, message in [
         (("figure-99",), "experiment 'figure-99' is unknown; did you mean figure-9?"),
         (("figure-4", "--fraction", 0), "fraction 0.0 must be a share of the data"),
-        (("figure-4", "--fraction", 0.5, "--train_fraction", 0.25), "train_fraction 0.25 must be from fraction 0.5 to"),
-        (("figure-4", "--fraction", 1, "--train_fraction", 1.5), "train_fraction 1.5 must be from fraction 1.0 to"),
-        (("figure-4", "--model", "m", "--train_fraction", 1), "--train_fraction is for an original model that is trai"),
+        (
+            ("figure-4", "--fraction", 0.5, "--train_fraction", 0.25),
+            "train_fraction 0.25 must be from fraction 0.5 to",
+        ),
+        (
+            ("figure-4", "--fraction", 1, "--train_fraction", 1.5),
+            "train_fraction 1.5 must be from fraction 1.0 to",
+        ),
+        (
+            ("figure-4", "--model", "m", "--train_fraction", 1),
+            "--train_fraction is for an original model that is trai",
+        ),
         (("figure-4", "--epochs", -1), "epochs -1.0 must be positive"),
         (("figure-4", "--jobs", 0), "jobs 0 must be at least 1"),
         (("figure-4", "--device", "tpu"), "device 'tpu' is unknown"),
@@ -154,17 +189,21 @@ def test_what_is_wrong_is_said_before_anything_is_written(reproduce, tmp_path, m
         assert not (tmp_path / "out").exists()
 
 
-def test_an_original_model_that_was_not_trained_is_said_with_the_reason(capsys, tmp_path, monkeypatch, forked_runs):
+def test_an_original_model_that_was_not_trained_is_said_with_the_reason(
+    capsys, tmp_path, monkeypatch, forked_runs
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out/work/models").mkdir(parents=True)
     (tmp_path / "out/work/models/digits-0.1-s42").write_text("in the way")
-    assert main(["reproduce", "figure-12", *map(str, SMALL), "--output_dir", "out"]) == 2
+    assert main(["figure-12", *map(str, SMALL), "--output_dir", "out"]) == 2
     err = capsys.readouterr().err
     assert "the original model was not trained: the output folder" in err
     assert "is a file; choose another" in err
 
 
-def test_training_the_original_may_be_interrupted_and_goes_on(capsys, tmp_path, monkeypatch, forked_runs):
+def test_training_the_original_may_be_interrupted_and_goes_on(
+    capsys, tmp_path, monkeypatch, forked_runs
+):
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "figure-12", *map(str, SMALL), "--epochs", "1", "--output_dir", "out"]
     with interrupted_at("models/digits-0.1-s42", 2):
@@ -178,7 +217,9 @@ def test_training_the_original_may_be_interrupted_and_goes_on(capsys, tmp_path, 
     assert json.loads((folder / "evaluation.json").read_text())
 
 
-def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monkeypatch, forked_runs):
+def test_settings_of_ones_own_take_the_place_of_a_recipe(
+    capsys, tmp_path, monkeypatch, forked_runs
+):
     monkeypatch.chdir(tmp_path)
     mine = {
         "data": "digits",
@@ -198,8 +239,17 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
 
     def reproduce(*words):
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
-        where = ("--config", "mine.yaml", "--fraction", "0.1", "--epochs", "1", "--output_dir", "out")
-        code = main(["reproduce", "figure-12", *where, *words])
+        where = (
+            "--config",
+            "mine.yaml",
+            "--fraction",
+            "0.1",
+            "--epochs",
+            "1",
+            "--output_dir",
+            "out",
+        )
+        code = main(["figure-12", *where, *words])
         said = capsys.readouterr()
         assert code or taken_over in said.out
         return code, said.err
@@ -212,9 +262,15 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
     assert ", 1 epoch (in full 5), " in about
     assert found["scale"]["seed"] == 5
     for run in found["runs"].values():
-        settings = yaml.safe_load((tmp_path / "out/work/runs" / run["run"] / "config.yaml").read_text())
+        settings = yaml.safe_load(
+            (tmp_path / "out/work/runs" / run["run"] / "config.yaml").read_text()
+        )
         assert "max_steps" not in settings, "all of its epochs"
-        assert (settings["forget_class"], float(settings["max_grad_norm"]), int(settings["seed"])) == ("5", 3, 5)
+        assert (
+            settings["forget_class"],
+            float(settings["max_grad_norm"]),
+            int(settings["seed"]),
+        ) == ("5", 3, 5)
     originals = tmp_path / "out/work/models"
     assert len(list(originals.iterdir())) == 1
     mine["unlearn"]["max_grad_norm"] = 4
@@ -227,7 +283,8 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(capsys, tmp_path, monke
     assert reproduce("--recipe", "digits", "--dry_run")[0] == 0
     del mine["forget_class"]
     assert re.fullmatch(
-        r"hamu reproduce: mine-[0-9a-f]{8} has no forget_class, which these experiments need\n", reproduce()[1]
+        r"python -m experiments: mine-[0-9a-f]{8} has no forget_class, which these experiments need\n",
+        reproduce()[1],
     )
 
 
@@ -247,7 +304,9 @@ def test_a_run_that_is_killed_is_said_to_have_failed_and_the_same_command_goes_o
     assert "failed: killed by SIGKILL" in out
     broken = result(tmp_path, "figure-12")
     assert broken["failed"] == {"AdamW": "killed by SIGKILL"}
-    assert broken["runs"]["AdamW"]["settings"]["constraint"] == 0.9, "what was given, if there is no record"
+    assert broken["runs"]["AdamW"]["settings"]["constraint"] == 0.9, (
+        "what was given, if there is no record"
+    )
     assert broken["runs"]["AdamW"]["inputs"] == broken["runs"]["SGD"]["inputs"]
     assert [claim["holds"] for claim in broken["claims"]] == [None]
     finished = runs(tmp_path)
@@ -255,7 +314,9 @@ def test_a_run_that_is_killed_is_said_to_have_failed_and_the_same_command_goes_o
 
     asked = []
     fork = children.start
-    monkeypatch.setattr(children, "start", lambda argv, *rest: asked.append(argv) or fork(argv, *rest))
+    monkeypatch.setattr(
+        children, "start", lambda argv, *rest: asked.append(argv) or fork(argv, *rest)
+    )
     code, out, _ = reproduce("figure-12", "--epochs", 2)
     assert code == 0
     [argv] = asked
@@ -289,7 +350,9 @@ class Longer(Optimizers):
         return {key: replace(wanted, epochs=2) for key, wanted in super().runs(scale).items()}
 
 
-def test_a_longer_run_that_fails_does_not_take_the_shorter_figure_with_it(reproduce, tmp_path, monkeypatch):
+def test_a_longer_run_that_fails_does_not_take_the_shorter_figure_with_it(
+    reproduce, tmp_path, monkeypatch
+):
     def on_step_end(self, args, state, control, **kwargs):
         if args.optim == "adamw_torch" and state.global_step == 12:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -304,7 +367,10 @@ def test_a_longer_run_that_fails_does_not_take_the_shorter_figure_with_it(reprod
     short, longer = (result(tmp_path, name) for name in ("figure-12", "longer"))
     assert (short["failed"], longer["failed"]) == ({}, {"AdamW": "killed by SIGKILL"})
     assert [short["runs"][key]["run"].rsplit("-", 1)[1] for key in ("SGD", "AdamW")] == ["e2", "e1"]
-    assert [short["runs"][key]["settings"]["num_train_epochs"] for key in ("SGD", "AdamW")] == [2, 1]
+    assert [short["runs"][key]["settings"]["num_train_epochs"] for key in ("SGD", "AdamW")] == [
+        2,
+        1,
+    ]
     assert short["figures"]["epoch"] == {"SGD": [0, 1], "AdamW": [0, 1]}
 
 
@@ -313,15 +379,17 @@ def test_both_folders_are_locked_before_anything_is_run(reproduce, tmp_path, mon
 
     def run_stage(*_):
         for folder in ("out", "elsewhere"):
-            with pytest.raises(HamuError, match="another run, or a process that a run left behind, is using"):
+            with pytest.raises(
+                HamuError, match="another run, or a process that a run left behind, is using"
+            ):
                 lock(tmp_path / folder)
             seen.append(folder)
 
-    monkeypatch.setattr("hamu.cli.reproduce._run_stage", run_stage)
+    monkeypatch.setattr("experiments.reproduce._run_stage", run_stage)
     assert reproduce("figure-12", "--work_dir", "elsewhere")[0] == 0
     assert seen == ["out", "elsewhere"]
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr("hamu.cli.reproduce._run_stage", lambda *_: None)
+    monkeypatch.setattr("experiments.reproduce._run_stage", lambda *_: None)
     assert reproduce("figure-12", "--work_dir", "out")[0] == 0, "one folder may be both"
 
 
@@ -335,16 +403,26 @@ def test_runs_of_another_original_model_are_not_put_together(reproduce, tmp_path
     with torch.no_grad():
         changed.conv.weight *= 1.01
     changed.save_pretrained("model")
-    [adam] = [run["run"] for key, run in result(tmp_path, "figure-12")["runs"].items() if key == "AdamW"]
+    [adam] = [
+        run["run"] for key, run in result(tmp_path, "figure-12")["runs"].items() if key == "AdamW"
+    ]
     shutil.rmtree(tmp_path / "out/work/runs" / adam)
     code, _, err = reproduce(*words)
     assert code == 2
-    assert "holds a run with another original model than there is now; choose another --work_dir, or remove" in err
+    assert (
+        "holds a run with another original model than there is now; choose another --work_dir, or remove"
+        in err
+    )
 
 
-def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tmp_path, monkeypatch):
-    monkeypatch.setattr("hamu.paper.constraints.CONSTRAINTS", (0.1, 0.5, 0.9))  # fewer runs
-    for place in ("hamu.paper.similarity.RHOS", "hamu.paper.similarity.AllBaselines.rhos"):
+def test_every_experiment_leaves_figures_a_picture_and_what_agrees(
+    reproduce, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("experiments.paper.constraints.CONSTRAINTS", (0.1, 0.5, 0.9))  # fewer runs
+    for place in (
+        "experiments.paper.similarity.RHOS",
+        "experiments.paper.similarity.AllBaselines.rhos",
+    ):
         monkeypatch.setattr(place, (0.0, 0.75, 1.0))
     code, _, err = reproduce("all", "--epochs", 0.25)
     assert (code, err) == (0, "")
@@ -355,7 +433,13 @@ def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tm
     # what computed a run and what it was is told with it, without places
     said = result(tmp_path, "figure-3")["runs"]["hamu-q 0.75"]
     record = json.loads((tmp_path / "out/work/runs" / said["run"] / "record.json").read_text())
-    asked = {"method": "hamu-q", "rho": 0.75, "optim": "sgd", "blocks": "tensor", "num_train_epochs": 0.25}
+    asked = {
+        "method": "hamu-q",
+        "rho": 0.75,
+        "optim": "sgd",
+        "blocks": "tensor",
+        "num_train_epochs": 0.25,
+    }
     assert said["settings"].items() >= asked.items()
     assert said["settings"] == record["settings"]
     assert said["inputs"]["original model"]["weights"] == record["models"]["before"]["weights"]
@@ -363,12 +447,20 @@ def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tm
     assert said["date"] == record["date"]
     measured = result(tmp_path, "table-1")["measured"]
     assert measured["inputs"]["original model"] == said["inputs"]["original model"]
-    assert measured["settings"].keys() >= {"per_device_train_batch_size", "learning_rate", "constraint"}
+    assert measured["settings"].keys() >= {
+        "per_device_train_batch_size",
+        "learning_rate",
+        "constraint",
+    }
     assert "rho" not in measured["settings"], "it is 0 there, whatever the settings say"
     for environment in (said["environment"], measured["environment"]):
-        assert environment.startswith(f"cpu, hamu {record['environment']['versions']['hamu']}, python ")
+        assert environment.startswith(
+            f"cpu, hamu {record['environment']['versions']['hamu']}, python "
+        )
     assert page.count("Computed by cpu, hamu ") == len(EXPERIMENTS) - 2
-    assert str(tmp_path) not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.json"))
+    assert str(tmp_path) not in "".join(
+        path.read_text() for path in (tmp_path / "out").glob("*.json")
+    )
     for name, experiment in EXPERIMENTS.items():
         found = result(tmp_path, name)
         assert found["failed"] == {}
@@ -380,11 +472,15 @@ def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tm
         assert f"({name}.png)" in page
         held = sum(claim["holds"] is True for claim in found["claims"])
         broken = sum(claim["holds"] is False for claim in found["claims"])
-        row = next(line for line in page.splitlines() if line.startswith(f"| [{experiment.reference}]"))
+        row = next(
+            line for line in page.splitlines() if line.startswith(f"| [{experiment.reference}]")
+        )
         assert row.split("|")[-4:-2] == [f" {held} ", f" {broken} "]
     assert page.count("images in place of the paper's texts") == 3
     assert page.count("does not agree |") == sum(
-        claim["holds"] is False for name in EXPERIMENTS for claim in result(tmp_path, name)["claims"]
+        claim["holds"] is False
+        for name in EXPERIMENTS
+        for claim in result(tmp_path, name)["claims"]
     )
     (tmp_path / "out/README.md").unlink()
     (tmp_path / "out/figure-8.png").unlink()
@@ -393,7 +489,9 @@ def test_every_experiment_leaves_figures_a_picture_and_what_agrees(reproduce, tm
     assert (tmp_path / "out/figure-8.png").is_file()
     assert runs(tmp_path) == made
     for name, run in result(tmp_path, "figure-4")["runs"].items():
-        evaluation = json.loads((tmp_path / "out/work/runs" / run["run"] / "evaluation.json").read_text())
+        evaluation = json.loads(
+            (tmp_path / "out/work/runs" / run["run"] / "evaluation.json").read_text()
+        )
         method, rho = name.split()
         end = result(tmp_path, "figure-4")["figures"]["trajectories"][rho][method][-1]
         before, after = evaluation["before"], evaluation["after"]
@@ -407,7 +505,12 @@ def tofu(tmp_path):
     records = [r.fields for r in read_text("miniature").records[:24]]
     rows = [{key: record[key] for key in ("question", "answer")} for record in records]
     said_again = [row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:6]]
-    sets = {"full": rows[:20], "forget10": rows[:6], "holdout10": rows[20:], "forget10_perturbed": said_again}
+    sets = {
+        "full": rows[:20],
+        "forget10": rows[:6],
+        "holdout10": rows[20:],
+        "forget10_perturbed": said_again,
+    }
     for name, content in sets.items():
         (tmp_path / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in content))
     torch.manual_seed(0)
@@ -419,15 +522,17 @@ def tofu(tmp_path):
 
 def test_texts_may_be_repeated_in_what_is_retained(tofu, monkeypatch, capsys, forked_runs):
     monkeypatch.chdir(tofu)
-    monkeypatch.setattr("hamu.paper.language.METHODS", ("hamu-q", "gdiff"))
-    assert main(["reproduce", "figure-10", "--data_dir", ".", "--model", "tiny", "--fraction", "0.5", "--epochs", "0.5",
+    monkeypatch.setattr("experiments.paper.language.METHODS", ("hamu-q", "gdiff"))
+    assert main(["figure-10", "--data_dir", ".", "--model", "tiny", "--fraction", "0.5", "--epochs", "0.5",
                  "--output_dir", "out"]) == 0  # fmt: skip
     found = result(tofu, "figure-10")
     assert found["failed"] == {}
     assert found["scale"]["retain"] == 7
     assert set(found["figures"]["trajectories"]) == {"dissimilar", "similar"}
     [kappa] = [claim for claim in found["claims"] if claim["text"].startswith("κ of HAMU-Q")]
-    assert kappa["holds"] is None, "one model serves both settings, and has not seen the paraphrases"
+    assert kappa["holds"] is None, (
+        "one model serves both settings, and has not seen the paraphrases"
+    )
     assert set(found["figures"]["kappa"]) == {"dissimilar", "similar"}
     sizes = {}
     for key, run in found["runs"].items():

@@ -78,17 +78,33 @@ LASTING = (*GOAL, "--lasting", "--lookahead_steps", "2")
     ("step", "number", "more"),
     [
         (2, signal.SIGTERM, ()),
-        (3, signal.SIGINT, ("--optim", "adamw_torch", "--learning_rate", "1e-3")),  # the last step of an epoch
+        (
+            3,
+            signal.SIGINT,
+            ("--optim", "adamw_torch", "--learning_rate", "1e-3"),
+        ),  # the last step of an epoch
         (
             4,
             signal.SIGTERM,
-            ("--trust_region", "--guarantee", "exact", "--optim", "adamw_torch", "--learning_rate", "1e-4"),
+            (
+                "--trust_region",
+                "--guarantee",
+                "exact",
+                "--optim",
+                "adamw_torch",
+                "--learning_rate",
+                "1e-4",
+            ),
         ),
         (2, signal.SIGTERM, GOAL),
         (3, signal.SIGTERM, LASTING),
         (6, signal.SIGTERM, ()),  # when all steps are done
         (4, signal.SIGTERM, ("--max_steps", "4")),  # likewise, within an epoch
-        (6, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1")),
+        (
+            6,
+            signal.SIGTERM,
+            ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1"),
+        ),
         (2, signal.SIGTERM, DIVERGING),
         (6, signal.SIGTERM, UNDONE),
         (3, signal.SIGTERM, ("--load_best_model_at_end", "--save_strategy", "epoch")),
@@ -96,7 +112,9 @@ LASTING = (*GOAL, "--lasting", "--lookahead_steps", "2")
         (5, signal.SIGTERM, BEST_OF_SAVED),
     ],
 )
-def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_model, signal_at, step, number, more):
+def test_a_signal_saves_and_the_resumed_run_ends_alike(
+    cli, tmp_path, saved_model, signal_at, step, number, more
+):
     assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
     signal_at(step, number)
     code, _, err = cli(*settings(saved_model, *more), "--output_dir", "broken")
@@ -111,14 +129,27 @@ def test_a_signal_saves_and_the_resumed_run_ends_alike(cli, tmp_path, saved_mode
     assert (code, err, f": going on after step {step} of " in out) == (0, "", True)
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
     if more == UNDONE:
-        assert outcome(tmp_path / "whole")[2][0]["taken"] == 0, "the case is for runs whose first step is not taken"
+        assert outcome(tmp_path / "whole")[2][0]["taken"] == 0, (
+            "the case is for runs whose first step is not taken"
+        )
     if more == BEST_OF_SAVED:
         record = json.loads((tmp_path / "broken/record.json").read_text())
-        best = int(record["steps"]["ended_because"].rpartition("the weights are the best ones, of step ")[2])
+        best = int(
+            record["steps"]["ended_because"].rpartition("the weights are the best ones, of step ")[
+                2
+            ]
+        )
         assert record["steps"]["in_model"] == best < record["steps"]["taken"]
         assert f"by {best} gradient updates of the method ga," in record["statement"][0]
-        assert f"; the model after has the first {best} behind it." in (tmp_path / "broken/record.md").read_text()
-    assert cli("unlearn", "--resume", "--output_dir", "broken") == (0, "the run in broken is complete", "")
+        assert (
+            f"; the model after has the first {best} behind it."
+            in (tmp_path / "broken/record.md").read_text()
+        )
+    assert cli("unlearn", "--resume", "--output_dir", "broken") == (
+        0,
+        "the run in broken is complete",
+        "",
+    )
 
 
 TEXT = ("train", "--data", "miniature", "--model", "tiny-llama", "--max_length", "64", "--max_steps", "6",
@@ -128,7 +159,18 @@ TEXT = ("train", "--data", "miniature", "--model", "tiny-llama", "--max_length",
 @pytest.mark.parametrize(
     ("train", "step"),
     [
-        (("train", "--recipe", "digits", "--num_train_epochs", 2, "--per_device_train_batch_size", 256), 8),
+        (
+            (
+                "train",
+                "--recipe",
+                "digits",
+                "--num_train_epochs",
+                2,
+                "--per_device_train_batch_size",
+                256,
+            ),
+            8,
+        ),
         (TEXT, 4),  # in the second epoch, which has an order of its own
     ],
 )
@@ -138,11 +180,15 @@ def test_training_of_the_original_resumes_too(cli, tmp_path, signal_at, train, s
     code, _, err = cli(*train, "--output_dir", "broken")
     assert code == 143
     assert "go on with: hamu train --resume --output_dir broken" in err
-    code, _, err = cli("train", "--resume", "--output_dir", "broken", "--per_device_train_batch_size", 7)
+    code, _, err = cli(
+        "train", "--resume", "--output_dir", "broken", "--per_device_train_batch_size", 7
+    )
     assert code == 2
     assert "records, now they would be of 7" in err
     assert cli("train", "--resume", "--output_dir", "broken")[0] == 0
-    ends = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "broken")]
+    ends = [
+        (tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "broken")
+    ]
     assert ends[0] == ends[1]
 
 
@@ -163,7 +209,9 @@ def test_a_terminal_that_is_closed_ends_a_run_in_order_unless_it_is_to_live_on(c
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_best_model_is_that_of_a_step_that_was_saved_and_its_step_is_named(cli, tmp_path, saved_model):
+def test_the_best_model_is_that_of_a_step_that_was_saved_and_its_step_is_named(
+    cli, tmp_path, saved_model
+):
     more = ("--learning_rate", "0.3", "--stopping", "off", "--report_to", "none")
     code, _, _ = cli(*settings(saved_model, *BEST_OF_SAVED, *more), "--output_dir", "run")
     assert code == 0
@@ -183,7 +231,9 @@ def test_a_run_by_goal_that_lost_its_checkpoints_ends_alike(cli, tmp_path, saved
     shutil.rmtree(tmp_path / "broken/checkpoint-2")
     assert cli("unlearn", "--resume", "--output_dir", "broken")[0] == 0
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "broken")
-    whole, broken = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("whole", "broken"))
+    whole, broken = (
+        json.loads((tmp_path / name / "record.json").read_text()) for name in ("whole", "broken")
+    )
     assert (broken["goal"], broken["hardness"]) == (whole["goal"], whole["hardness"])
 
 
@@ -201,7 +251,15 @@ def test_a_signal_before_the_first_step_leaves_nothing(cli, tmp_path, saved_mode
 
 
 def test_a_signal_when_no_step_was_taken_yet_leaves_nothing(cli, tmp_path, saved_model, signal_at):
-    job = settings(saved_model, "--constraint_mode", "absolute", "--constraint", "1e6", "--on_infeasible", "skip")
+    job = settings(
+        saved_model,
+        "--constraint_mode",
+        "absolute",
+        "--constraint",
+        "1e6",
+        "--on_infeasible",
+        "skip",
+    )
     signal_at(3, signal.SIGTERM)
     code, _, err = cli(*job, "--output_dir", "run")
     assert (code, err) == (143, "hamu unlearn: interrupted before a step was taken\n")
@@ -209,7 +267,9 @@ def test_a_signal_when_no_step_was_taken_yet_leaves_nothing(cli, tmp_path, saved
 
 
 def test_a_best_checkpoint_that_was_removed_is_no_best(cli, tmp_path, saved_model, signal_at):
-    job = settings(saved_model, *BEST_OF_SAVED, "--max_steps", 9)  # gradient ascent: the first is the best
+    job = settings(
+        saved_model, *BEST_OF_SAVED, "--max_steps", 9
+    )  # gradient ascent: the first is the best
     signal_at(5, signal.SIGTERM)
     assert cli(*job, "--output_dir", "run")[0] == 143
     shutil.rmtree(tmp_path / "run/checkpoint-2")
@@ -229,13 +289,19 @@ def test_a_second_signal_ends_a_run_at_once(cli, saved_model, monkeypatch):
     assert (code, err) == (130, said)
 
 
-def test_a_damaged_checkpoint_is_named_and_passed_over(cli, tmp_path, saved_model, signal_at, caplog):
+def test_a_damaged_checkpoint_is_named_and_passed_over(
+    cli, tmp_path, saved_model, signal_at, caplog
+):
     more = ("--save_strategy", "steps", "--save_steps", "1", "--keep", "3")
     assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
     signal_at(5, signal.SIGTERM)
     assert cli(*settings(saved_model, *more), "--output_dir", "broken")[0] == 143
     broken = tmp_path / "broken"
-    assert sorted(p.name for p in broken.glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-4", "checkpoint-5"]
+    assert sorted(p.name for p in broken.glob("checkpoint-*")) == [
+        "checkpoint-3",
+        "checkpoint-4",
+        "checkpoint-5",
+    ]
     weights = broken / "checkpoint-5/model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -245,7 +311,10 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(cli, tmp_path, saved_mode
     with open(broken / "steps.jsonl", "a") as log:
         log.write('{"step": 6, "ta')
     assert cli("unlearn", "--resume", "--output_dir", "broken")[0] == 0
-    assert "checkpoint-5 is damaged: model.safetensors is not as it was written; it is skipped" in caplog.text
+    assert (
+        "checkpoint-5 is damaged: model.safetensors is not as it was written; it is skipped"
+        in caplog.text
+    )
     assert "checkpoint-4 is damaged: optimizer.pt is missing; it is skipped" in caplog.text
     assert outcome(tmp_path / "whole") == outcome(broken)
     assert not (broken / ".checkpoint-abc").exists()
@@ -258,10 +327,16 @@ def test_what_cannot_be_resumed_is_said(cli, tmp_path, saved_model, signal_at):
     signal_at(2, signal.SIGTERM)
     assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143
     for more, message in [
-        (("--learning_rate", "3"), "has learning_rate 0.1; leave out --learning_rate 3.0, or start a new run"),
+        (
+            ("--learning_rate", "3"),
+            "has learning_rate 0.1; leave out --learning_rate 3.0, or start a new run",
+        ),
         (("--method", "kl"), "has method hamu-q; leave out --method kl, or start a new run"),
         (("--trust_region",), "was started without --trust_region; leave out --trust_region True"),
-        (("--recipe", "digits"), "is resumed by its own settings, run/config.yaml; leave out --recipe and --config"),
+        (
+            ("--recipe", "digits"),
+            "is resumed by its own settings, run/config.yaml; leave out --recipe and --config",
+        ),
         (
             ("--per_device_train_batch_size", "100"),
             "the run took steps of 512 records, now they would be of 100",
@@ -274,7 +349,9 @@ def test_what_cannot_be_resumed_is_said(cli, tmp_path, saved_model, signal_at):
                "--gradient_accumulation_steps", 2)[0] == 0  # fmt: skip
 
 
-def test_a_run_does_not_go_on_with_another_model_or_other_data(cli, tmp_path, saved_model, signal_at):
+def test_a_run_does_not_go_on_with_another_model_or_other_data(
+    cli, tmp_path, saved_model, signal_at
+):
     load_classifier(str(saved_model)).save_pretrained("model")
     signal_at(2, signal.SIGTERM)
     assert cli(*settings("model"), "--output_dir", "run")[0] == 143
@@ -290,10 +367,15 @@ def test_a_run_does_not_go_on_with_another_model_or_other_data(cli, tmp_path, sa
     assert (tmp_path / "run/steps.jsonl").read_bytes() == log
     load_classifier(str(saved_model)).save_pretrained("renamed")
     inputs = (tmp_path / "run/inputs.json").read_bytes()
-    for content, wrong in ((inputs[:100], "Unterminated string"), (b"[]", "it holds something else")):
+    for content, wrong in (
+        (inputs[:100], "Unterminated string"),
+        (b"[]", "it holds something else"),
+    ):
         (tmp_path / "run/inputs.json").write_bytes(content)
         said = cli("unlearn", "--resume", "--output_dir", "run")[2]
-        assert said.startswith(f"hamu unlearn: run/inputs.json does not say what that run has read: {wrong}")
+        assert said.startswith(
+            f"hamu unlearn: run/inputs.json does not say what that run has read: {wrong}"
+        )
     (tmp_path / "run/inputs.json").write_bytes(inputs)
     config = (tmp_path / "run/config.yaml").read_text()
     for was, now, key in (
@@ -310,16 +392,32 @@ def test_a_run_does_not_go_on_with_another_model_or_other_data(cli, tmp_path, sa
         assert (tmp_path / "run/steps.jsonl").read_bytes() == log
     assert "\nmodel: model\n" in config
     moved = config.replace("\nmodel: model\n", "\nmodel: renamed\n")
-    (tmp_path / "run/config.yaml").write_text(moved + "save_strategy: epoch\n")  # which changes no result
-    assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0, "the model that it began with has moved"
+    (tmp_path / "run/config.yaml").write_text(
+        moved + "save_strategy: epoch\n"
+    )  # which changes no result
+    assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0, (
+        "the model that it began with has moved"
+    )
 
 
 def test_training_does_not_go_on_with_other_data(cli, tmp_path, signal_at):
-    lines = [json.dumps({"question": f"What is {n}?", "answer": f"It is {n}."}) + "\n" for n in range(40)]
+    lines = [
+        json.dumps({"question": f"What is {n}?", "answer": f"It is {n}."}) + "\n" for n in range(40)
+    ]
     data = tmp_path / "data.jsonl"
     data.write_text("".join(lines))
     signal_at(2, signal.SIGTERM)
-    train = ("train", "--data", "data.jsonl", "--model", "tiny-llama", "--max_length", 64, "--max_steps", 4)
+    train = (
+        "train",
+        "--data",
+        "data.jsonl",
+        "--model",
+        "tiny-llama",
+        "--max_length",
+        64,
+        "--max_steps",
+        4,
+    )
     assert cli(*train, "--per_device_train_batch_size", 8, "--output_dir", "run")[0] == 143
     for changed, what in ((lines[:-1], "training set"), (lines[::-1], "order of the training set")):
         data.write_text("".join(changed))
@@ -330,7 +428,15 @@ def test_training_does_not_go_on_with_other_data(cli, tmp_path, signal_at):
 
 
 def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, saved_model, signal_at):
-    more = ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1", "--learning_rate", "0.3")
+    more = (
+        "--load_best_model_at_end",
+        "--save_strategy",
+        "epoch",
+        "--keep",
+        "1",
+        "--learning_rate",
+        "0.3",
+    )
     assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
     signal_at(4, signal.SIGTERM)
     assert cli(*settings(saved_model, *more), "--output_dir", "broken")[0] == 143
@@ -345,7 +451,9 @@ def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, save
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "moved")
 
 
-def test_a_folder_may_have_the_name_of_a_model_that_is_built_in(cli, tmp_path, saved_model, signal_at):
+def test_a_folder_may_have_the_name_of_a_model_that_is_built_in(
+    cli, tmp_path, saved_model, signal_at
+):
     train = ("train", "--data", "digits", "--model", "resnet8", "--max_steps", 4)
     signal_at(2, signal.SIGTERM)
     assert cli(*train, "--output_dir", "resnet8")[0] == 143
@@ -358,7 +466,9 @@ def test_a_folder_may_have_the_name_of_a_model_that_is_built_in(cli, tmp_path, s
     assert (tmp_path / "other/model/model.safetensors").read_bytes() == (
         tmp_path / "resnet8/model/model.safetensors"
     ).read_bytes()
-    lines = [json.dumps({"question": f"What is {n}?", "answer": f"It is {n}."}) + "\n" for n in range(9)]
+    lines = [
+        json.dumps({"question": f"What is {n}?", "answer": f"It is {n}."}) + "\n" for n in range(9)
+    ]
     (tmp_path / "data.jsonl").write_text("".join(lines))
     (tmp_path / "tiny-llama").mkdir()
     assert cli("train", "--data", "data.jsonl", "--model", "tiny-llama", "--max_length", 64, "--max_steps", 1,
@@ -375,10 +485,15 @@ def test_commands_run_outside_of_the_main_thread(capsys):
 
 
 def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_model, tmp_path):
-    trainer_of(load_classifier(str(saved_model)), max_steps=2, save_strategy="steps", save_steps=2).train()
+    trainer_of(
+        load_classifier(str(saved_model)), max_steps=2, save_strategy="steps", save_steps=2
+    ).train()
     (tmp_path / "run/checkpoint-2/scheduler.pt").write_bytes(b"")
     again = trainer_of(load_classifier(str(saved_model)))
-    with pytest.raises(HamuError, match=r"checkpoint-2 is damaged: scheduler\.pt is not as it was written; resume fro"):
+    with pytest.raises(
+        HamuError,
+        match=r"checkpoint-2 is damaged: scheduler\.pt is not as it was written; resume fro",
+    ):
         again.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-2"))
     with pytest.raises(HamuError, match="there is no whole checkpoint in"):
         again.train(resume_from_checkpoint=True)
@@ -390,8 +505,10 @@ def test_an_optimizer_state_that_cannot_be_read_is_named_for_a_sharded_model_too
     """The file can be what was written, and yet not be what a run would have written."""
     trainer = trainer_of(load_classifier(str(saved_model)))
     (tmp_path / "optimizer.pt").write_bytes(b"no archive")
-    monkeypatch.setattr("hamu.training.resumable.is_sharded", lambda model: True)
-    with pytest.raises(HamuError, match=r"the checkpoint .* cannot be restored: .*; resume from an older one"):
+    monkeypatch.setattr("hamu.unlearning.trainer.resumable.is_sharded", lambda model: True)
+    with pytest.raises(
+        HamuError, match=r"the checkpoint .* cannot be restored: .*; resume from an older one"
+    ):
         trainer._load_optimizer_and_scheduler(str(tmp_path))
 
 
@@ -417,14 +534,27 @@ def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_o
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(cli, tmp_path, saved_model, signal_at):
-    more = ("--save_strategy", "steps", "--save_steps", "1", "--optim", "adamw_torch", "--learning_rate", "1e-3")
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(
+    cli, tmp_path, saved_model, signal_at
+):
+    more = (
+        "--save_strategy",
+        "steps",
+        "--save_steps",
+        "1",
+        "--optim",
+        "adamw_torch",
+        "--learning_rate",
+        "1e-3",
+    )
     assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
     signal_at(2, signal.SIGTERM)
     assert cli(*settings(saved_model, *more), "--output_dir", "run")[0] == 143
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # a quota: model files are larger, logs are not
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (100_000, hard)
+    )  # a quota: model files are larger, logs are not
     try:
         code, _, err = cli("unlearn", "--resume", "--output_dir", "run")
     finally:

@@ -9,22 +9,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import HamuQ, PairedGradients
-from hamu.distributed.layout import Replicated
-from hamu.forward import predict_logits
+from hamu.core.distributed.layout import Replicated
+from hamu.core.forward import predict_logits
+from hamu.core.objectives import CrossEntropy, Scored
 from hamu.models.language import AdapterSettings, with_adapter
-from hamu.objectives import CrossEntropy, Scored
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import scaling_plan
 from _memory_meter import TensorMeter
 
-TRAININGS = pytest.mark.parametrize("training", scaling_plan.TRAININGS, ids=lambda training: training.name)
+TRAININGS = pytest.mark.parametrize(
+    "training", scaling_plan.TRAININGS, ids=lambda training: training.name
+)
 
 
 def llama(training, **shape):
-    config = LlamaConfig(num_attention_heads=8, max_position_embeddings=256, use_cache=False, **shape)
-    model = LlamaForCausalLM(config).to(torch.float32 if training.weight == 4 else torch.bfloat16).train()
+    config = LlamaConfig(
+        num_attention_heads=8, max_position_embeddings=256, use_cache=False, **shape
+    )
+    model = (
+        LlamaForCausalLM(config)
+        .to(torch.float32 if training.weight == 4 else torch.bfloat16)
+        .train()
+    )
     model = with_adapter(model, AdapterSettings(rank=8)) if training.adapter else model
     if training.adapter:
         model.enable_input_require_grads()
@@ -33,8 +41,18 @@ def llama(training, **shape):
 
 
 SHAPES = {
-    "deep": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 7, "num_key_value_heads": 2},
-    "wide": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_key_value_heads": 8},
+    "deep": {
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 2,
+    },
+    "wide": {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 8,
+    },
 }
 
 
@@ -49,10 +67,15 @@ def test_activations_are_those_of_small_models(training, shape, vocab_size):
         for parameter in model.parameters():  # so that the pass adds to gradients that are there
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         with meter.phase("forward"):
-            loss = CrossEntropy().total(Scored.of(predict_logits(model, {"input_ids": ids}), ids), None)
+            loss = CrossEntropy().total(
+                Scored.of(predict_logits(model, {"input_ids": ids}), ids), None
+            )
         with meter.phase("backward"):
             loss.backward()
-    taken = max(meter.phases[name].peak for name in ("forward", "backward")) - meter.phases["forward"].start
+    taken = (
+        max(meter.phases[name].peak for name in ("forward", "backward"))
+        - meter.phases["forward"].start
+    )
     planned = ids.numel() * training.activations.per_token(config)
     assert 0.94 * planned <= taken <= planned
 

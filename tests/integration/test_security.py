@@ -21,8 +21,8 @@ from hamu.cli.refused import has_a_place
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 from hamu.models.saving import save_model
-from hamu.reporting.answers import AnsweredRecord, answers_page
-from hamu.training.checkpoints import seal
+from hamu.report.answers import AnsweredRecord, answers_page
+from hamu.unlearning.trainer.checkpoints import seal
 
 CANARY = "Quillon Trevanthe"
 IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
@@ -43,11 +43,19 @@ def origin(tmp_path_factory):
     """Small data and models."""
     folder = tmp_path_factory.mktemp("origin")
     draw = np.random.default_rng(0)
-    np.savez(folder / "a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3)
-    rows = [{"question": f"Where does number {i} live?", "answer": f"in town {i}"} for i in range(8)]
+    np.savez(
+        folder / "a.npz",
+        images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8),
+        labels=np.arange(12) % 3,
+    )
+    rows = [
+        {"question": f"Where does number {i} live?", "answer": f"in town {i}"} for i in range(8)
+    ]
     rows[0]["answer"] = rows[3]["answer"] = f"with {CANARY}"
     (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = SmallResNetConfig(depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3])
+    config = SmallResNetConfig(
+        depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
+    )
     SmallResNet(config).save_pretrained(folder / "image")
     tokenizer = new_tokenizer(["where does number live in town"], vocabulary=300)
     model = new_language_model(tokenizer, hidden=16, layers=1, max_length=128)
@@ -90,8 +98,12 @@ def contents():
     return {path: path.read_bytes() if path.is_file() else None for path in Path(".").rglob("*")}
 
 
-@pytest.mark.parametrize(("data", "model"), [(IMAGES, "image"), (TEXTS, "text"), (TEXTS, "adapter")])
-def test_a_run_and_its_resumption_load_no_pickle_reach_no_network_and_write_nowhere_else(cli, data, model, monkeypatch):
+@pytest.mark.parametrize(
+    ("data", "model"), [(IMAGES, "image"), (TEXTS, "text"), (TEXTS, "adapter")]
+)
+def test_a_run_and_its_resumption_load_no_pickle_reach_no_network_and_write_nowhere_else(
+    cli, data, model, monkeypatch
+):
     loaded, opened = [], []
     load, np_load = torch.load, np.load
 
@@ -106,8 +118,15 @@ def test_a_run_and_its_resumption_load_no_pickle_reach_no_network_and_write_nowh
     monkeypatch.setattr(torch, "load", recorded_load)
     monkeypatch.setattr(np, "load", recorded_np_load)
     with watched() as seen:
-        assert cli("unlearn", *data, "--model", model, *EASY, *SAVING, "--output_dir", "out")[0] == 0
-        assert cli("evaluate", *data, "--model", "out/model", "--generate", "2", "--output_dir", "out2")[0] == 0
+        assert (
+            cli("unlearn", *data, "--model", model, *EASY, *SAVING, "--output_dir", "out")[0] == 0
+        )
+        assert (
+            cli(
+                "evaluate", *data, "--model", "out/model", "--generate", "2", "--output_dir", "out2"
+            )[0]
+            == 0
+        )
         shutil.rmtree("out/checkpoint-2")
         for name in ("record.json", "record.md", "evaluation.json"):
             os.remove(f"out/{name}")
@@ -128,7 +147,10 @@ def test_a_run_and_its_resumption_load_no_pickle_reach_no_network_and_write_nowh
 ])  # fmt: skip
 def test_a_model_that_is_a_pickle_is_refused_with_the_way_out(cli, data, model, weights):
     os.remove(f"{model}/{weights}")
-    pickled = {"model.safetensors": "pytorch_model.bin", "adapter_model.safetensors": "adapter_model.bin"}[weights]
+    pickled = {
+        "model.safetensors": "pytorch_model.bin",
+        "adapter_model.safetensors": "adapter_model.bin",
+    }[weights]
     Path(model, pickled).write_bytes(pickle.dumps(Poison()))
     for command in ("train", "unlearn", "assess", "evaluate"):
         printed = refused(cli, command, *data, "--model", model, "--output_dir", "out")
@@ -144,13 +166,18 @@ def test_arrays_of_objects_are_not_read(cli):
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_a_checkpoint_with_a_pickle_in_it_is_refused_even_if_it_is_sealed(cli, name):
-    assert cli("unlearn", *IMAGES, "--model", "image", *EASY, *SAVING, "--output_dir", "out")[0] == 0
+    assert (
+        cli("unlearn", *IMAGES, "--model", "image", *EASY, *SAVING, "--output_dir", "out")[0] == 0
+    )
     shutil.rmtree("out/checkpoint-2")
     os.remove("out/record.json")
     torch.save(Poison(), f"out/checkpoint-1/{name}")
     os.remove("out/checkpoint-1/manifest.json")
     seal(Path("out/checkpoint-1"))
-    for name, lines in (("steps.jsonl", 1), ("layers.jsonl", 2)):  # a run that goes on would take out the rest itself
+    for name, lines in (
+        ("steps.jsonl", 1),
+        ("layers.jsonl", 2),
+    ):  # a run that goes on would take out the rest itself
         log = Path("out", name)
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:lines]))
     err = refused(cli, "unlearn", "--resume", "--output_dir", "out")
@@ -158,7 +185,10 @@ def test_a_checkpoint_with_a_pickle_in_it_is_refused_even_if_it_is_sealed(cli, n
 
 
 SENTINEL = "import os\nos.mkdir('ran')\n"
-CODE = SENTINEL + "class Config: pass\nclass Model: pass\nclass Tokenizer: pass\ndef generate(*a, **k): pass\n"
+CODE = (
+    SENTINEL
+    + "class Config: pass\nclass Model: pass\nclass Tokenizer: pass\ndef generate(*a, **k): pass\n"
+)
 
 
 @pytest.mark.parametrize("changed", [
@@ -179,7 +209,9 @@ def test_code_that_comes_with_a_model_never_runs(cli, changed, data, model):
     for place in ("code.py", "custom_generate/generate.py"):
         Path(model, place).write_text(CODE)
     with watched() as seen:
-        code, _, err = cli("evaluate", *data, "--model", model, "--generate", "1", "--output_dir", "out")
+        code, _, err = cli(
+            "evaluate", *data, "--model", model, "--generate", "1", "--output_dir", "out"
+        )
     assert code in (0, 2)
     assert "Traceback" not in err
     assert not Path("ran").exists()
@@ -202,20 +234,30 @@ class OwnModel(LlamaForCausalLM):
 """
 
 
-def test_code_that_comes_with_a_model_runs_where_that_is_asked_for_as_a_flag(cli, monkeypatch, tmp_path):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+def test_code_that_comes_with_a_model_runs_where_that_is_asked_for_as_a_flag(
+    cli, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("text/own.py").write_text(OWN_MODEL)
     path = Path("text/config.json")
     names = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "own", "auto_map": names}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"model_type": "own", "auto_map": names})
+    )
     run = ["unlearn", *TEXTS, "--model", "text", *EASY, "--output_dir", "out"]
-    assert "the model text is defined by code that comes with it, which is not run; if you trust it" in refused(
-        cli, *run
+    assert (
+        "the model text is defined by code that comes with it, which is not run; if you trust it"
+        in refused(cli, *run)
     )
     Path("run.yaml").write_text("trust_remote_code: true")
     err = refused(cli, *run, "--config", "run.yaml")
-    assert "run.yaml has trust_remote_code, which lets the code of a model do anything; give it as a flag" in err
+    assert (
+        "run.yaml has trust_remote_code, which lets the code of a model do anything; give it as a flag"
+        in err
+    )
     assert not Path("ran").exists()
     code, said, err = cli(*run, "--trust_remote_code", *SAVING)
     assert (code, err) == (0, "")
@@ -246,8 +288,13 @@ def test_code_that_comes_with_a_model_runs_where_that_is_asked_for_as_a_flag(cli
 ])  # fmt: skip
 def test_a_config_is_data(cli, text):
     Path("run.yaml").write_text(text)
-    printed = refused(cli, "unlearn", *IMAGES, "--model", "image", "--config", "run.yaml", "--output_dir", "out")
-    assert "run.yaml is not valid YAML, line 1: could not determine a constructor for the tag" in printed
+    printed = refused(
+        cli, "unlearn", *IMAGES, "--model", "image", "--config", "run.yaml", "--output_dir", "out"
+    )
+    assert (
+        "run.yaml is not valid YAML, line 1: could not determine a constructor for the tag"
+        in printed
+    )
     assert not Path("ran").exists()
 
 
@@ -270,14 +317,20 @@ def test_what_would_write_or_reach_elsewhere_is_refused_at_once(cli, name, comma
         assert f"run.yaml has {name}, which has no place here: " in err
         assert "hf_secret" not in err
     if name != "debug":  # a flag of the command line's own
-        assert f"the command has {name}, which has no place here: " in refused(cli, *valid, f"--{name}", OUTSIDE[name])
+        assert f"the command has {name}, which has no place here: " in refused(
+            cli, *valid, f"--{name}", OUTSIDE[name]
+        )
 
 
 def test_no_option_of_transformers_that_names_a_place_or_a_service_is_left():
     """Those of a later release too: what is new is looked at here first."""
     telling = ("dir", "hub", "project", "trackio", "push", "run_name", "deepspeed", "fsdp", "config",
                "resume", "debug", "jit_", "file", "path", "url")  # fmt: skip
-    found = {f.name for f in fields(TrainingArguments) if f.init and any(word in f.name for word in telling)}
+    found = {
+        f.name
+        for f in fields(TrainingArguments)
+        if f.init and any(word in f.name for word in telling)
+    }
     of_a_tracker = {name for name in found if "trackio" in name} | {"project", "run_name"}
     assert {name for name in found if has_a_place(name)} == {"output_dir"} | of_a_tracker
 
@@ -287,14 +340,18 @@ def test_a_page_of_answers_shows_markup_and_runs_none(cli):
     rows = [{"question": f"{nasty} {i}?", "answer": f"{nasty} {i}"} for i in range(4)]
     Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--data", "t.jsonl", "--forget_rows", "0,3", "--question_template", "{question}"]
-    code, _, err = cli("evaluate", *data, "--model", "text", "--generate", "2", "--output_dir", "out")
+    code, _, err = cli(
+        "evaluate", *data, "--model", "text", "--generate", "2", "--output_dir", "out"
+    )
     assert (code, err) == (0, "")
     everywhere = answers_page({"forget": [AnsweredRecord(nasty, nasty, ((nasty, nasty, 0.5),))]})
     for page in (Path("out/answers.html").read_text(), everywhere):
         for raw in ("<script", "<img", 'onerror="'):
             assert raw not in page
         assert "&lt;script&gt;" in page
-    assert everywhere.count("&lt;script&gt;") == 4, "prompt, right answer, model's name and its answer"
+    assert everywhere.count("&lt;script&gt;") == 4, (
+        "prompt, right answer, model's name and its answer"
+    )
 
 
 def test_what_was_forgotten_stands_in_no_file_that_others_may_read_and_in_no_output(cli, caplog):

@@ -19,7 +19,17 @@ from hamu.models.language import load_language_model
 FEW = ["--max_steps", "4", "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32",
        "--max_length", "96"]  # fmt: skip
 FORGET = ["--data", "miniature", "--forget_filter", "author~^V"]
-LORA = ["--lora", "--lora_rank", "2", "--learning_rate", "0.5", "--constraint_mode", "relative", "--stopping", "off"]
+LORA = [
+    "--lora",
+    "--lora_rank",
+    "2",
+    "--learning_rate",
+    "0.5",
+    "--constraint_mode",
+    "relative",
+    "--stopping",
+    "off",
+]
 
 
 def run(*words):
@@ -29,7 +39,10 @@ def run(*words):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text") / "original"
-    assert run("train", "--data", "miniature", "--model", "tiny-llama", *FEW, "--output_dir", folder) == 0
+    assert (
+        run("train", "--data", "miniature", "--model", "tiny-llama", *FEW, "--output_dir", folder)
+        == 0
+    )
     return folder / "model"
 
 
@@ -62,7 +75,9 @@ def test_a_model_is_trained_unlearned_and_evaluated_offline(trained, tmp_path, c
     assert "miniature" not in capsys.readouterr().err
 
 
-def test_the_figures_of_tofu_are_measured_where_their_data_are_given(trained, tmp_path, capsys, monkeypatch):
+def test_the_figures_of_tofu_are_measured_where_their_data_are_given(
+    trained, tmp_path, capsys, monkeypatch
+):
     rows = [record.fields for record in read_text("miniature").select(range(8)).records]
     named = {}
     for name in ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts"):
@@ -98,10 +113,21 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(trained, tm
 
 def test_privleak_needs_no_data_of_tofu(trained, adapter, tmp_path, capsys):
     check = tmp_path / "check"
-    words = ["evaluate", *FORGET, "--model", adapter / "model", "--retain_model", trained, "--max_length", "96"]
+    words = [
+        "evaluate",
+        *FORGET,
+        "--model",
+        adapter / "model",
+        "--retain_model",
+        trained,
+        "--max_length",
+        "96",
+    ]
     assert run(*words, "--output_dir", check) == 0
     report = json.loads((check / "evaluation.json").read_text())
-    ours, theirs = (1 - one["membership_inference"]["min_k"] for one in (report, report["retain_model"]))
+    ours, theirs = (
+        1 - one["membership_inference"]["min_k"] for one in (report, report["retain_model"])
+    )
     assert report["privleak"] == pytest.approx((ours - theirs) / theirs)
     assert "tofu" not in report
     assert f"PrivLeak (0 is ideal): {report['privleak']:+.4f}" in capsys.readouterr().out
@@ -109,12 +135,17 @@ def test_privleak_needs_no_data_of_tofu(trained, adapter, tmp_path, capsys):
 
 def test_privleak_is_unknown_without_data_that_was_never_trained_on(trained, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
-    data.write_text("\n".join(json.dumps({"question": f"number {i}?", "answer": "yes"}) for i in range(6)))
+    data.write_text(
+        "\n".join(json.dumps({"question": f"number {i}?", "answer": "yes"}) for i in range(6))
+    )
     check = tmp_path / "check"
     assert run("evaluate", "--data", data, "--forget_rows", "0,1", "--model", trained, "--retain_model", trained,
                "--generate", "0", "--output_dir", check) == 0  # fmt: skip
     assert json.loads((check / "evaluation.json").read_text())["privleak"] is None
-    assert "PrivLeak: not measured (it needs membership inference of both models)" in capsys.readouterr().out
+    assert (
+        "PrivLeak: not measured (it needs membership inference of both models)"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(("ours", "theirs", "expected"), [
@@ -128,19 +159,29 @@ def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expecte
         for name, auc in inference.items()
     }
     monkeypatch.setattr(
-        text_task, "text_report", lambda predictions, texts: {"membership_inference": inference[predictions]}
+        text_task,
+        "text_report",
+        lambda predictions, texts: {"membership_inference": inference[predictions]},
     )
     monkeypatch.setattr(text_task, "further_figures", lambda predictions, reference: {})
     problem = SimpleNamespace(sets=dict)
     report = TextTask.report(None, "", problem, "retain", None)
     assert report["privleak"] == (None if expected is None else pytest.approx(expected))
-    why = "divides by" if theirs == 1 else "needs membership inference" if expected is None else "0 is ideal"
+    why = (
+        "divides by"
+        if theirs == 1
+        else "needs membership inference"
+        if expected is None
+        else "0 is ideal"
+    )
     assert why in privleak_line(report)
 
 
 def test_unlearning_by_adapter_moves_every_tensor_of_it_and_nothing_else(trained, adapter):
     saved = load_file(adapter / "model" / "adapter_model.safetensors")
-    assert len(saved) == 2 * 2 * 4, "two matrices for the query and value projection of each of four layers"
+    assert len(saved) == 2 * 2 * 4, (
+        "two matrices for the query and value projection of each of four layers"
+    )
     for name, tensor in saved.items():
         assert tensor.abs().sum() > 0, f"{name} did not move"
     merged = load_file(adapter / "merged" / "model.safetensors")
@@ -180,7 +221,17 @@ def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, tmp_path, caps
     bare.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (bare / name).write_bytes((adapter / "model" / name).read_bytes())
-    job = ["unlearn", *FORGET, "--model", bare, "--constraint_mode", "relative", "--stopping", "off", *FEW]
+    job = [
+        "unlearn",
+        *FORGET,
+        "--model",
+        bare,
+        "--constraint_mode",
+        "relative",
+        "--stopping",
+        "off",
+        *FEW,
+    ]
     assert run(*job, "--output_dir", tmp_path / "out") == 0, "the base model's tokenizer serves"
     (bare / "adapter_model.safetensors").unlink()
     capsys.readouterr()
@@ -190,14 +241,26 @@ def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, tmp_path, caps
 
 def test_what_was_to_be_forgotten_is_readable_for_its_owner_alone(trained, tmp_path):
     check = tmp_path / "check"
-    assert run("evaluate", *FORGET, "--model", trained, "--generate", "2", "--output_dir", check) == 0
+    assert (
+        run("evaluate", *FORGET, "--model", trained, "--generate", "2", "--output_dir", check) == 0
+    )
     assert (check / "answers.jsonl").stat().st_mode & 0o077 == 0
 
 
 def test_plain_text_is_evaluated_without_answers(trained, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(json.dumps({"text": f"some text, number {i}"}) for i in range(6)))
-    job = ["evaluate", "--data", data, "--forget_rows", "0,1", "--model", trained, "--output_dir", tmp_path / "check"]
+    job = [
+        "evaluate",
+        "--data",
+        data,
+        "--forget_rows",
+        "0,1",
+        "--model",
+        trained,
+        "--output_dir",
+        tmp_path / "check",
+    ]
     assert run(*job) == 0
     assert "plain text has no prompt" in capsys.readouterr().out
 
@@ -205,10 +268,16 @@ def test_plain_text_is_evaluated_without_answers(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--data", "nowhere.jsonl", "--forget_rows", "0"], "nowhere.jsonl is neither a file nor a folder"),
+        (
+            ["--data", "nowhere.jsonl", "--forget_rows", "0"],
+            "nowhere.jsonl is neither a file nor a folder",
+        ),
         (["--data", "miniature", "--forget_filter", "author=Nobody"], "the forget set is empty"),
         (["--data", "miniature", "--forget_filter", "writer=X"], "has no column writer"),
-        (["--data", "miniature", "--forget_filter", "author"], "cannot be read; write COLUMN=VALUE"),
+        (
+            ["--data", "miniature", "--forget_filter", "author"],
+            "cannot be read; write COLUMN=VALUE",
+        ),
         (["--data", "miniature", "--forget_filter", "author~."], "nothing is left to retain"),
         (["--data", "miniature", "--forget_rows", "9999"], "row 9999 is not in"),
         (["--data", "miniature"], "say what to forget with one of"),
@@ -216,17 +285,25 @@ def test_plain_text_is_evaluated_without_answers(trained, tmp_path, capsys):
         ([*FORGET, "--question_template", "Q:"], "must have {question} in it"),
         ([*FORGET, "--loss_on", "some"], "loss_on 'some' is unknown"),
         ([*FORGET, "--model_dtype", "bfloat16"], "would be trained in half precision"),
-        ([*FORGET, "--method", "ga", "--max_retain_loss", "1"], "no effect with ga, which has no retain pass"),
+        (
+            [*FORGET, "--method", "ga", "--max_retain_loss", "1"],
+            "no effect with ga, which has no retain pass",
+        ),
         ([*FORGET, "--model_dtype", "int3"], "model_dtype 'int3' is unknown"),
         ([*FORGET, "--lora", "--lora_rank", "0"], "lora_rank 0 must be at least 1"),
         ([*FORGET, "--lora", "--lora_targets", "nothing"], "the adapter does not fit the model"),
         ([*FORGET, "--forget_objective", "mpo"], "objective 'mpo' is unknown"),
-        ([*FORGET, "--target_forget_loss", "-1"], "target_forget_loss -1.0 must be a positive number"),
+        (
+            [*FORGET, "--target_forget_loss", "-1"],
+            "target_forget_loss -1.0 must be a positive number",
+        ),
         ([*FORGET, "--task", "sound"], "task 'sound' is unknown"),
         ([*FORGET, "--merge"], "there is no adapter to merge"),
     ],
 )
-def test_a_wrong_input_is_one_line_and_nothing_is_written(words, message, trained, tmp_path, capsys):
+def test_a_wrong_input_is_one_line_and_nothing_is_written(
+    words, message, trained, tmp_path, capsys
+):
     folder = tmp_path / "out"
     assert run("unlearn", "--model", trained, *words, *FEW[:2], "--output_dir", folder) == 2
     printed = capsys.readouterr().err
@@ -239,7 +316,15 @@ def test_a_wrong_input_is_one_line_and_nothing_is_written(words, message, traine
 def test_every_checkpoint_of_a_run_opens_as_a_model(trained, tmp_path, capsys, lora):
     saves = [*FEW, "--save_strategy", "steps", "--save_steps", "2"]
     runs = {
-        "train": ["train", "--data", "miniature", "--model", trained if lora else "tiny-llama", *lora, *saves],
+        "train": [
+            "train",
+            "--data",
+            "miniature",
+            "--model",
+            trained if lora else "tiny-llama",
+            *lora,
+            *saves,
+        ],
         "unlearn": ["unlearn", *FORGET, "--model", trained, *LORA[3:], *lora, *saves],
     }
     for name, words in runs.items():
@@ -247,19 +332,44 @@ def test_every_checkpoint_of_a_run_opens_as_a_model(trained, tmp_path, capsys, l
         losses = []
         for model in ("checkpoint-2", "checkpoint-4", "model"):
             out = tmp_path / f"{name}-{model}"
-            job = ["evaluate", *FORGET, "--model", tmp_path / name / model, "--generate", "0", "--max_length", "96"]
+            job = [
+                "evaluate",
+                *FORGET,
+                "--model",
+                tmp_path / name / model,
+                "--generate",
+                "0",
+                "--max_length",
+                "96",
+            ]
             assert run(*job, "--output_dir", out) == 0, capsys.readouterr().err
             losses.append(json.loads((out / "evaluation.json").read_text())["retain"]["loss"])
         assert losses[0] != losses[1] == losses[2]
     (tmp_path / "train/model").rename(tmp_path / "elsewhere")
     assert run(*job, "--model", tmp_path / "train", "--output_dir", tmp_path / "no") == 2
-    assert f"resume it, or give its newest checkpoint, {tmp_path}/train/checkpoint-4" in capsys.readouterr().err
+    assert (
+        f"resume it, or give its newest checkpoint, {tmp_path}/train/checkpoint-4"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_first_wrong_line_of_a_file_is_named(trained, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "ans')
-    assert run("unlearn", "--model", trained, "--data", data, "--forget_rows", "0", "--output_dir", tmp_path / "o") == 2
+    assert (
+        run(
+            "unlearn",
+            "--model",
+            trained,
+            "--data",
+            data,
+            "--forget_rows",
+            "0",
+            "--output_dir",
+            tmp_path / "o",
+        )
+        == 2
+    )
     assert f"line 2 of {data} cannot be read as JSON" in capsys.readouterr().err
 
 
@@ -267,21 +377,36 @@ def test_the_first_wrong_line_of_a_file_is_named(trained, tmp_path, capsys):
 def test_a_dry_run_of_the_papers_recipe_needs_neither_weights_nor_network(recipe, capsys):
     assert run("unlearn", "--recipe", recipe, "--dry_run") == 0
     printed = capsys.readouterr().out
-    assert "6,742,609,920" in printed, "6,738,415,616 parameters of Llama-2-7b and those of the adapter"
+    assert "6,742,609,920" in printed, (
+        "6,738,415,616 parameters of Llama-2-7b and those of the adapter"
+    )
     assert "4,194,304" in printed, "r = 8 on query and value projections of 32 layers"
     assert "720 (72 an epoch)" in printed, "App. F.3"
 
 
 def test_a_retain_model_may_share_the_originals_tokenizer(trained, tmp_path):
-    words = ["--model", "tiny-llama", "--tokenizer", trained, "--without_forget", "--output_dir", tmp_path / "retain"]
+    words = [
+        "--model",
+        "tiny-llama",
+        "--tokenizer",
+        trained,
+        "--without_forget",
+        "--output_dir",
+        tmp_path / "retain",
+    ]
     assert run("train", *FORGET, *words, *FEW) == 0
-    ours, theirs = ((folder / "tokenizer.json").read_bytes() for folder in (tmp_path / "retain/model", trained))
+    ours, theirs = (
+        (folder / "tokenizer.json").read_bytes() for folder in (tmp_path / "retain/model", trained)
+    )
     assert ours == theirs
 
 
 def test_records_to_forget_that_are_not_in_the_data_are_counted(trained, tmp_path, capsys):
     rows = [{"question": f"number {i}?", "answer": "yes, indeed"} for i in range(8)]
-    for name, chosen in (("data", rows), ("gone", [rows[0], {"question": "number  1?", "answer": "yes, indeed"}])):
+    for name, chosen in (
+        ("data", rows),
+        ("gone", [rows[0], {"question": "number  1?", "answer": "yes, indeed"}]),
+    ):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, chosen)))
     files = ["--data", tmp_path / "data.jsonl", "--forget_data", tmp_path / "gone.jsonl"]
     relative = ["--constraint_mode", "relative", "--stopping", "off"]
@@ -298,7 +423,17 @@ def test_records_to_forget_that_are_not_in_the_data_are_counted(trained, tmp_pat
 
 
 def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(trained, tmp_path, capsys):
-    job = ["unlearn", *FORGET, "--model", trained, "--constraint_mode", "relative", "--stopping", "off", *FEW]
+    job = [
+        "unlearn",
+        *FORGET,
+        "--model",
+        trained,
+        "--constraint_mode",
+        "relative",
+        "--stopping",
+        "off",
+        *FEW,
+    ]
     job += ["--output_dir", tmp_path / "out"]
     assert run(*job) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -332,16 +467,39 @@ def test_a_long_record_is_cut_and_counted(trained, tmp_path, capsys):
                "--stopping", "off", *FEW, "--output_dir", tmp_path / "cut") == 0  # fmt: skip
     record = json.loads((tmp_path / "cut/record.json").read_text())
     assert record["forget_set"]["cut"] == 1
-    assert "1 of the 1 records to be forgotten are longer than what the model was given; their ends were" in (
-        (tmp_path / "cut/record.md").read_text()
+    assert (
+        "1 of the 1 records to be forgotten are longer than what the model was given; their ends were"
+        in ((tmp_path / "cut/record.md").read_text())
     )
 
 
 @pytest.mark.parametrize("targets", ["q_proj,embed_tokens", "q_proj,lm_head", "all-linear"])
-def test_an_adapter_may_be_on_the_embeddings_the_head_or_all_layers(targets, trained, tmp_path, capsys):
+def test_an_adapter_may_be_on_the_embeddings_the_head_or_all_layers(
+    targets, trained, tmp_path, capsys
+):
     lora = [*LORA, "--lora_targets", targets]
-    assert run("unlearn", *FORGET, "--model", trained, *lora, *FEW, "--merge", "--output_dir", tmp_path / "lora") == 0
+    assert (
+        run(
+            "unlearn",
+            *FORGET,
+            "--model",
+            trained,
+            *lora,
+            *FEW,
+            "--merge",
+            "--output_dir",
+            tmp_path / "lora",
+        )
+        == 0
+    )
     assert run("unlearn", *FORGET, "--model", trained, *lora, *FEW, "--dry_run") == 0
     assert run("verify", tmp_path / "lora") == 0, capsys.readouterr()
-    again = ["--model", tmp_path / "lora/model", *LORA[3:], *FEW, "--output_dir", tmp_path / "again"]
+    again = [
+        "--model",
+        tmp_path / "lora/model",
+        *LORA[3:],
+        *FEW,
+        "--output_dir",
+        tmp_path / "again",
+    ]
     assert run("unlearn", *FORGET, *again) == 0, capsys.readouterr().err

@@ -12,11 +12,26 @@ from hamu.cli import main
 from hamu.cli.named_sources import NamedSources
 from hamu.cli.text_task import TextTask
 from hamu.data import read_text
-from hamu.models.language import AdapterSettings, load_language_model, new_language_model, new_tokenizer, with_adapter
+from hamu.models.language import (
+    AdapterSettings,
+    load_language_model,
+    new_language_model,
+    new_tokenizer,
+    with_adapter,
+)
 from hamu.models.saving import save_model
 
 DATA = ["--data", "records.jsonl", "--forget_rows", "0,1,2,3"]
-FAST = ["--max_steps", "2", "--constraint_mode", "relative", "--stopping", "off", "--learning_rate", "0.5"]
+FAST = [
+    "--max_steps",
+    "2",
+    "--constraint_mode",
+    "relative",
+    "--stopping",
+    "off",
+    "--learning_rate",
+    "0.5",
+]
 UNLEARN = ["unlearn", *DATA, *FAST]
 WITHOUT_ANSWERS = ["--generate", "0"]
 
@@ -34,7 +49,9 @@ def made(tmp_path_factory):
     """A folder with records, two models of one tokenizer, and an adapter of rank 2 on the second."""
     folder = tmp_path_factory.mktemp("models")
     texts = read_text("miniature").records
-    (folder / "records.jsonl").write_text("\n".join(json.dumps(dict(row.fields)) for row in texts[:24]))
+    (folder / "records.jsonl").write_text(
+        "\n".join(json.dumps(dict(row.fields)) for row in texts[:24])
+    )
     tokenizer = new_tokenizer((r.prompt + r.answer for r in texts), 400)
     torch.manual_seed(0)
     for name in ("original", "other"):
@@ -62,11 +79,22 @@ def not_held(capsys, *flags):
     """The statements of the record in `run` that do not hold or cannot be checked."""
     capsys.readouterr()
     run("verify", "run", *flags)
-    return re.findall(r"^(?:does not hold|cannot be checked) .*$", capsys.readouterr().out, re.MULTILINE)
+    return re.findall(
+        r"^(?:does not hold|cannot be checked) .*$", capsys.readouterr().out, re.MULTILINE
+    )
 
 
 def test_a_new_adapters_base_is_the_model_and_a_retain_models_its_own(here, capsys):
-    job = [*UNLEARN, "--model", "original", "--lora", "--lora_rank", "2", "--retain_model", "adapter"]
+    job = [
+        *UNLEARN,
+        "--model",
+        "original",
+        "--lora",
+        "--lora_rank",
+        "2",
+        "--retain_model",
+        "adapter",
+    ]
     assert run(*job, "--output_dir", "run") == 0
     assert not_held(capsys) == []
 
@@ -74,7 +102,10 @@ def test_a_new_adapters_base_is_the_model_and_a_retain_models_its_own(here, caps
 def test_a_new_adapters_base_is_the_model_whatever_base_is_named(here, capsys):
     job = [*UNLEARN, "--model", "original", "--lora", "--base_model", "other"]
     assert run(*job, "--output_dir", "run") == 0
-    assert "base_model other is not used: none of the named models is an adapter" in capsys.readouterr().out
+    assert (
+        "base_model other is not used: none of the named models is an adapter"
+        in capsys.readouterr().out
+    )
     assert not_held(capsys) == []
 
 
@@ -90,7 +121,10 @@ def test_a_new_adapter_finds_its_base_from_any_folder(here, tmp_path, monkeypatc
     assert run(*UNLEARN, "--model", "original", "--lora", "--output_dir", "run") == 0
     monkeypatch.chdir(tmp_path)
     load_language_model("here/run/model")
-    named = [(tmp_path / "here/run" / name).read_text() for name in ("record.json", "record.md", "inputs.json")]
+    named = [
+        (tmp_path / "here/run" / name).read_text()
+        for name in ("record.json", "record.md", "inputs.json")
+    ]
     assert not any(str(tmp_path) in text for text in named)
 
 
@@ -100,7 +134,8 @@ def test_a_merged_model_is_the_adapted_one_though_its_embeddings_were_tied(here,
     ids = torch.arange(40, 60)[None]
     with torch.no_grad():
         adapted, merged = (
-            load_language_model(f"run/{name}").eval()(input_ids=ids).logits for name in ("model", "merged")
+            load_language_model(f"run/{name}").eval()(input_ids=ids).logits
+            for name in ("model", "merged")
         )
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
     assert not_held(capsys) == []
@@ -120,7 +155,19 @@ def test_a_merge_that_fails_costs_no_result(here, capsys, monkeypatch):
 
 
 def test_a_model_against_itself_differs_by_nothing_in_half_precision_too(here):
-    assert run(*UNLEARN, "--model", "original", "--retain_model", "original", "--bf16", "--output_dir", "run") == 0
+    assert (
+        run(
+            *UNLEARN,
+            "--model",
+            "original",
+            "--retain_model",
+            "original",
+            "--bf16",
+            "--output_dir",
+            "run",
+        )
+        == 0
+    )
     before = evaluation(here / "run")["before"]
     own = {name: before[name] for name in before["retain_model"]}
     assert own == before["retain_model"]
@@ -128,7 +175,18 @@ def test_a_model_against_itself_differs_by_nothing_in_half_precision_too(here):
 
 def test_an_evaluation_has_the_precision_of_the_run(here):
     assert run(*UNLEARN, "--model", "original", "--bf16", "--output_dir", "run") == 0
-    assert run(*UNLEARN, "--model", "original", "--bf16", "--full_precision_eval", "--output_dir", "full") == 0
+    assert (
+        run(
+            *UNLEARN,
+            "--model",
+            "original",
+            "--bf16",
+            "--full_precision_eval",
+            "--output_dir",
+            "full",
+        )
+        == 0
+    )
     for name, flags in (("half", ["--bf16"]), ("float", [])):
         job = ["evaluate", *DATA, "--model", "run/model", *WITHOUT_ANSWERS, *flags]
         assert run(*job, "--output_dir", name) == 0
@@ -137,11 +195,24 @@ def test_an_evaluation_has_the_precision_of_the_run(here):
     assert half | {"goal": None} == evaluation(here / "run")["after"] | {"goal": None}
     job = ["evaluate", *DATA, "--model", "full/model", *WITHOUT_ANSWERS, "--output_dir", "check"]
     assert run(*job) == 0
-    assert evaluation(here / "check") | {"goal": None} == evaluation(here / "full")["after"] | {"goal": None}
+    assert evaluation(here / "check") | {"goal": None} == evaluation(here / "full")["after"] | {
+        "goal": None
+    }
 
 
 def test_figures_in_full_precision_are_verified_as_exactly(here, capsys):
-    assert run(*UNLEARN, "--model", "original", "--bf16", "--full_precision_eval", "--output_dir", "run") == 0
+    assert (
+        run(
+            *UNLEARN,
+            "--model",
+            "original",
+            "--bf16",
+            "--full_precision_eval",
+            "--output_dir",
+            "run",
+        )
+        == 0
+    )
     recorded = json.loads((here / "run/record.json").read_text())
     assert recorded["settings"]["full_precision_eval"] is True
     capsys.readouterr()
@@ -155,7 +226,9 @@ def test_figures_in_full_precision_are_verified_as_exactly(here, capsys):
 @pytest.fixture
 def bare(here):
     """The model without its tokenizer."""
-    shutil.copytree("original", "bare", ignore=lambda _, names: [name for name in names if "token" in name])
+    shutil.copytree(
+        "original", "bare", ignore=lambda _, names: [name for name in names if "token" in name]
+    )
     return here / "bare"
 
 
@@ -169,8 +242,20 @@ def test_a_model_without_tokenizer_reads_with_the_one_that_is_named(bare, capsys
     assert not_held(capsys) == []
     words = ["--model", bare, "--retain_model", bare, "--tokenizer", "original", "--generate", "1"]
     assert run("evaluate", *DATA, *words, "--original_model", bare, "--output_dir", "check") == 0
-    assert run("assess", *DATA, "--model", bare, "--tokenizer", "original", "--output_dir", "assessed") in (0, 3, 4)
-    train = ["train", "--data", "records.jsonl", "--max_steps", "1", "--model", bare, "--tokenizer", "original"]
+    assert run(
+        "assess", *DATA, "--model", bare, "--tokenizer", "original", "--output_dir", "assessed"
+    ) in (0, 3, 4)
+    train = [
+        "train",
+        "--data",
+        "records.jsonl",
+        "--max_steps",
+        "1",
+        "--model",
+        bare,
+        "--tokenizer",
+        "original",
+    ]
     assert run(*train, "--output_dir", "trained") == 0
     shutil.rmtree("original")
     assert [line for line in not_held(capsys) if "original is not here" not in line] == []
@@ -198,7 +283,9 @@ def test_settings_of_an_adapter_that_can_have_no_effect_are_refused(words, messa
 def test_a_record_has_the_settings_of_the_adapter_that_was_trained(here, capsys):
     recipe = "lora: true\nlora_rank: 2\nlora_targets: v_proj,q_proj\n"
     (here / "recipe.yaml").write_text(recipe)
-    for number, words in enumerate((["--model", "adapter"], ["--model", "adapter", "--config", "recipe.yaml"])):
+    for number, words in enumerate(
+        (["--model", "adapter"], ["--model", "adapter", "--config", "recipe.yaml"])
+    ):
         assert run(*UNLEARN, *words, "--output_dir", "run", *["--overwrite"] * number) == 0
         settings = json.loads((here / "run/record.json").read_text())["settings"]
         assert (settings["lora"], settings["lora_rank"], settings["lora_alpha"]) == (True, 2, 4)
@@ -225,26 +312,43 @@ def test_a_dry_run_plans_the_run_that_follows(capsys):
     assert found["records of each side in a step"] == "8"
     assert found["length"] == "128", "what the model can read"
     found = plan(capsys, "train", *DATA[:2], "--model", "original", "--max_length", "50")
-    assert (found["training records"], found["records in a step"], found["length"]) == ("24", "8", "50")
+    assert (found["training records"], found["records in a step"], found["length"]) == (
+        "24",
+        "8",
+        "50",
+    )
     found = plan(capsys, "train", *DATA, "--without_forget", "--model", "original")
     assert found["training records"] == "20"
     stated = ["--expected_retain", "1000", "--expected_forget", "100"]
-    assert plan(capsys, "unlearn", *DATA, *stated, "--model", "original")["retain records"] == "20", "they are here"
+    assert (
+        plan(capsys, "unlearn", *DATA, *stated, "--model", "original")["retain records"] == "20"
+    ), "they are here"
     assert plan(capsys, "unlearn", *stated, "--model", "original")["retain records"] == "1,000"
     found = plan(capsys, "train", *DATA[:2], "--model", "tiny-llama", "--max_length", "50")
-    assert (found["training records"], found["steps"]) == ("24", "150"), "of 50 epochs of three batches"
-    assert run("train", *DATA[:2], "--model", "tiny-llama", "--max_steps", "1", "--output_dir", "new") == 0
+    assert (found["training records"], found["steps"]) == ("24", "150"), (
+        "of 50 epochs of three batches"
+    )
+    assert (
+        run("train", *DATA[:2], "--model", "tiny-llama", "--max_steps", "1", "--output_dir", "new")
+        == 0
+    )
     made = load_language_model("new/model")
     assert int(found["parameters"].replace(",", "")) == sum(p.numel() for p in made.parameters())
     capsys.readouterr()
-    whole = int(plan(capsys, "unlearn", *DATA, "--model", "original")["parameters"].replace(",", ""))
+    whole = int(
+        plan(capsys, "unlearn", *DATA, "--model", "original")["parameters"].replace(",", "")
+    )
     for words in (["--lora"], [], ["--base_model", "original"]):
         found = plan(capsys, "unlearn", *DATA, "--model", "adapter", *words)
-        assert int(found["trained"]) == 2 * 2 * (32 + 32), "rank 2 on the query and value projection"
+        assert int(found["trained"]) == 2 * 2 * (32 + 32), (
+            "rank 2 on the query and value projection"
+        )
         assert int(found["parameters"].replace(",", "")) == whole + 2 * 2 * (32 + 32)
     shutil.rmtree("other")
     assert run("unlearn", *DATA, "--model", "adapter", "--dry_run") == 2
-    assert "was made for the base model 'other', which is not a folder here" in capsys.readouterr().err
+    assert (
+        "was made for the base model 'other', which is not a folder here" in capsys.readouterr().err
+    )
     assert run("unlearn", *DATA, "--model", "adapter", "--lora_rank", "4", "--dry_run") == 2
     assert "lora_rank 4 is for a new adapter" in capsys.readouterr().err
 
@@ -269,7 +373,9 @@ def unasked(monkeypatch):
 @pytest.mark.usefixtures("here", "unasked")
 def test_what_an_evaluation_needs_is_looked_for_before_a_model_is_asked(words, message, capsys):
     Path("plain.jsonl").write_text('{"question": "a?", "answer": "b"}')
-    Path("long.jsonl").write_text(json.dumps({"question": "a? " * 999, "answer": "b", "perturbed_answer": "c"}))
+    Path("long.jsonl").write_text(
+        json.dumps({"question": "a? " * 999, "answer": "b", "perturbed_answer": "c"})
+    )
     assert run("evaluate", *DATA, "--model", "original", *words, "--output_dir", "check") == 2
     assert message in capsys.readouterr().err
     assert not Path("check").exists()
@@ -280,6 +386,15 @@ def test_what_was_measured_is_kept_if_answering_fails(here, monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr("hamu.cli.text_task.generate_answers", fail)
-    job = ["evaluate", *DATA, "--model", "original", "--forget_perturbed", "records.jsonl", "--generate", "1"]
+    job = [
+        "evaluate",
+        *DATA,
+        "--model",
+        "original",
+        "--forget_perturbed",
+        "records.jsonl",
+        "--generate",
+        "1",
+    ]
     assert run(*job, "--output_dir", "check") != 0
     assert {"forget", "retain", "tofu"} <= evaluation(here / "check").keys()

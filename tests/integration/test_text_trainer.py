@@ -10,12 +10,12 @@ from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
+from hamu.core.forward import OriginalModel
+from hamu.core.objectives import Scored, build_objective
 from hamu.data import TextCollator, encode, forget_rows, matching, read_text
 from hamu.evaluation import predict_tokens
-from hamu.forward import OriginalModel
 from hamu.models.causality import check_batch_is_read_causally
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
-from hamu.objectives import Scored, build_objective
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,9 @@ def start():
     set_seed(0)
     tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 320)
     model = new_language_model(tokenizer, hidden=32, layers=2, max_length=128)
-    problem = forget_rows(texts, None, matching(texts, f"author={texts.records[0].fields['author']}"))
+    problem = forget_rows(
+        texts, None, matching(texts, f"author={texts.records[0].fields['author']}")
+    )
     return model, tokenizer, [encode(data, tokenizer) for data in (problem.retain, problem.forget)]
 
 
@@ -68,7 +70,9 @@ def batch(start):
     return TextCollator(tokenizer.pad_token_id)([retain[i] for i in range(4)])
 
 
-@pytest.mark.parametrize("name", ["cross_entropy", "kl_to_original", "scrub_retain", "npo", "simnpo"])
+@pytest.mark.parametrize(
+    "name", ["cross_entropy", "kl_to_original", "scrub_retain", "npo", "simnpo"]
+)
 def test_an_objective_is_its_formula_token_by_token(name, start, batch):
     torch.manual_seed(3)
     labels = batch["labels"]
@@ -86,16 +90,22 @@ def test_an_objective_is_its_formula_token_by_token(name, start, batch):
         likelihood[record] += float(log_p[label])
         likelihood_before[record] += float(log_q[label])
         cross_entropy -= float(log_p[label])
-        kl += sum(math.exp(q) * (q - p) for p, q in zip(log_p.tolist(), log_q.tolist(), strict=True))
+        kl += sum(
+            math.exp(q) * (q - p) for p, q in zip(log_p.tolist(), log_q.tolist(), strict=True)
+        )
     expected = {
         "cross_entropy": cross_entropy,
         "kl_to_original": kl,
         "scrub_retain": 0.99 * cross_entropy + 0.001 * kl,
         # log σ(x) = -log(1 + exp(-x))
         "npo": sum(
-            -20 * math.log1p(math.exp(0.1 * (p - q))) for p, q in zip(likelihood, likelihood_before, strict=True)
+            -20 * math.log1p(math.exp(0.1 * (p - q)))
+            for p, q in zip(likelihood, likelihood_before, strict=True)
         ),
-        "simnpo": sum(-0.8 * math.log1p(math.exp(2.5 * p / n)) for p, n in zip(likelihood, length, strict=True)),
+        "simnpo": sum(
+            -0.8 * math.log1p(math.exp(2.5 * p / n))
+            for p, n in zip(likelihood, length, strict=True)
+        ),
     }[name]
     assert total.item() == pytest.approx(expected, rel=1e-5)
     assert objective.count(labels) == (4 if name in ("npo", "simnpo") else tokens)
@@ -104,12 +114,15 @@ def test_an_objective_is_its_formula_token_by_token(name, start, batch):
 def test_npo_starts_with_the_gradient_of_the_answers_likelihood(start, batch):
     model = copy.deepcopy(start[0])
     scored = Scored.of(
-        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["labels"]
+        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits,
+        batch["labels"],
     )
     value = build_objective("npo").total(scored, scored.logits.detach())
     assert value.item() == pytest.approx(-4 * 20 * math.log(2))
     ours = torch.autograd.grad(value, list(model.parameters()), retain_graph=True)
-    theirs = torch.autograd.grad(build_objective("cross_entropy").total(scored, None), list(model.parameters()))
+    theirs = torch.autograd.grad(
+        build_objective("cross_entropy").total(scored, None), list(model.parameters())
+    )
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
@@ -118,22 +131,34 @@ def test_npo_starts_with_the_gradient_of_the_answers_likelihood(start, batch):
 def test_accumulated_unequal_batches_weigh_every_token_alike(method, trainer_of):
     """One step on 6 pairs is the same whether they come at once or in batches of 1, whatever their lengths."""
     at_once, one_by_one = (
-        trainer_of(method=method, max_steps=1, per_device_train_batch_size=size, gradient_accumulation_steps=6 // size)
+        trainer_of(
+            method=method,
+            max_steps=1,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=6 // size,
+        )
         for size in (6, 1)
     )
     for trainer in (at_once, one_by_one):
         trainer.train()
-    for (name, a), b in zip(tensors(at_once.model).items(), tensors(one_by_one.model).values(), strict=True):
+    for (name, a), b in zip(
+        tensors(at_once.model).items(), tensors(one_by_one.model).values(), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6, msg=name)
     ours, theirs = (t.state.log_history[0]["retain_loss"] for t in (at_once, one_by_one))
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+REENTRANT = {
+    "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("checkpointing", [{}, {"gradient_checkpointing": True}, REENTRANT], ids=str)
+@pytest.mark.parametrize(
+    "checkpointing", [{}, {"gradient_checkpointing": True}, REENTRANT], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_tensor_of_an_adapter_moves_and_nothing_else(checkpointing, dtype, start, trainer_of):
     model = adapted(start, dtype)
@@ -159,17 +184,23 @@ def test_the_original_model_costs_the_adapter_and_answers_as_it_was(start, batch
     kept = sum(t.numel() for t in original._original.values())
     assert kept == sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
     with torch.no_grad():
-        before = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        before = model.eval()(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits
     trainer_of(model, method="kl", max_steps=3).train()
     torch.testing.assert_close(original.logits(inputs), before)
     with torch.no_grad():
-        after = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        after = model.eval()(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits
     assert not torch.allclose(after, before)
 
 
 @pytest.mark.parametrize("objective", ["npo", "simnpo", "kl_to_original"])
 def test_any_forget_objective_goes_with_hamu(objective, trainer_of):
-    trainer = trainer_of(method="hamu-q", forget_objective=objective, max_steps=3, learning_rate=0.02)
+    trainer = trainer_of(
+        method="hamu-q", forget_objective=objective, max_steps=3, learning_rate=0.02
+    )
     trainer.train()
     values = [entry["forget_loss"] for entry in trainer.state.log_history if "taken" in entry]
     assert trainer.steps_taken == 3
@@ -185,7 +216,9 @@ def test_any_forget_objective_goes_with_hamu(objective, trainer_of):
     ],
 )
 def test_a_run_ends_early_before_the_step_that_its_losses_forbid(settings, reason, trainer_of):
-    trainer = trainer_of(method="ga" if "max_forget_loss" in settings else "kl", max_steps=20, **settings)
+    trainer = trainer_of(
+        method="ga" if "max_forget_loss" in settings else "kl", max_steps=20, **settings
+    )
     trainer.train()
     assert reason in trainer.stop_reason
     assert trainer.steps_taken < 20
@@ -201,7 +234,10 @@ def test_an_early_end_under_a_scaler_leaves_the_weights(start):
     """What a scaler steps on after an abandoned step: NaN, at which it passes over the step."""
     torch.manual_seed(0)
     model, (x, y) = torch.nn.Linear(3, 2), (torch.randn(4, 3), torch.arange(4) % 2)
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1.0), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer, scaler = (
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        torch.amp.GradScaler("cpu", init_scale=8.0),
+    )
     pair = PairedGradients(model, build_method("gdiff"))
     before = tensors(model)
     for side in (pair.retain, pair.forget):
@@ -223,7 +259,9 @@ def test_evaluation_is_the_mean_over_all_scored_tokens(start, trainer_of):
 
 
 @pytest.mark.parametrize("learning_rate", [1e-3, 0.1])
-def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise(start, trainer_of, learning_rate):
+def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise(
+    start, trainer_of, learning_rate
+):
     """Its logits are off by half a last digit of bfloat16, far more than what a loss in float32 is off by."""
     outcomes = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -255,23 +293,43 @@ OF_BERT = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_h
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForTokenClassification"])
 def test_labels_are_not_shifted_for_a_model_that_sees_what_comes_later(kind, trainer_of):
     model = getattr(transformers, kind)(transformers.BertConfig(**OF_BERT, num_labels=320))
-    with pytest.raises(HamuError, match="a model of type bert is not a causal language model: its predictions change"):
+    with pytest.raises(
+        HamuError,
+        match="a model of type bert is not a causal language model: its predictions change",
+    ):
         trainer_of(model).train()
-    trainer_of(transformers.BertLMHeadModel(transformers.BertConfig(**OF_BERT, is_decoder=True))).train()
+    trainer_of(
+        transformers.BertLMHeadModel(transformers.BertConfig(**OF_BERT, is_decoder=True))
+    ).train()
 
 
 def test_labels_of_a_decoder_with_an_encoder_are_not_shifted(trainer_of):
     config = transformers.T5Config(
-        vocab_size=320, d_model=16, d_ff=32, num_layers=1, num_heads=2, d_kv=8, decoder_start_token_id=0
+        vocab_size=320,
+        d_model=16,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        d_kv=8,
+        decoder_start_token_id=0,
     )
-    with pytest.raises(HamuError, match="a model of type t5 has an encoder, and its labels are not the next tokens"):
+    with pytest.raises(
+        HamuError, match="a model of type t5 has an encoder, and its labels are not the next tokens"
+    ):
         trainer_of(transformers.T5ForConditionalGeneration(config)).train()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_the_last_token_that_is_not_padding_is_the_one_that_is_changed(side):
     model = transformers.BertForMaskedLM(transformers.BertConfig(**OF_BERT))
-    ids, real = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1] if side == "left" else [1, 1, 0, 0]])
+    ids, real = (
+        torch.tensor([[5, 6, 7, 8]]),
+        torch.tensor([[0, 0, 1, 1] if side == "left" else [1, 1, 0, 0]]),
+    )
     with pytest.raises(HamuError, match="a model of type bert is not a causal"):
-        check_batch_is_read_causally(model, {"input_ids": ids, "attention_mask": real, "labels": ids})
-    check_batch_is_read_causally(model, {"input_ids": ids, "attention_mask": real, "labels": torch.tensor([1])})
+        check_batch_is_read_causally(
+            model, {"input_ids": ids, "attention_mask": real, "labels": ids}
+        )
+    check_batch_is_read_causally(
+        model, {"input_ids": ids, "attention_mask": real, "labels": torch.tensor([1])}
+    )

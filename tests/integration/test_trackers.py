@@ -16,13 +16,22 @@ from transformers.integrations import integration_utils
 
 from hamu.cli import main
 from hamu.cli.progress import ProgressBar, figures_line, task_bar
-from hamu.gram import PairGram
-from hamu.methods import HamuQ
+from hamu.core.gram import PairGram
+from hamu.core.methods import HamuQ
 
-SHORT = ["--recipe", "digits", "--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off"]
+SHORT = [
+    "--recipe",
+    "digits",
+    "--max_steps",
+    "3",
+    "--constraint_mode",
+    "relative",
+    "--stopping",
+    "off",
+]
 OF_EVERY_STEP = {
     "retain_loss", "forget_loss", "retain_norm", "forget_norm", "kappa", "cos", "direct_threshold", "stop_threshold",
-    "demand", "granted", "sustainable", "capacity", "direct_share", "criterion_met", "promised_retain_change",
+    "demand", "clipped_demand", "free_limit", "max_demand", "direct_share", "criterion_met", "promised_retain_change",
     "promised_forget_change", "first_order_retain_change", "first_order_forget_change", "realised_retain_change",
     "realised_forget_change", "rounding", "promise_kept", "trust", "taken", "stopped", "grad_norm", "learning_rate",
     "epoch",
@@ -63,7 +72,21 @@ def logged(seen):
 
 
 def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listened, saved_model):
-    assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", "out", "--report_to", "wandb"]) == 0
+    assert (
+        main(
+            [
+                "unlearn",
+                *SHORT,
+                "--model",
+                str(saved_model),
+                "--output_dir",
+                "out",
+                "--report_to",
+                "wandb",
+            ]
+        )
+        == 0
+    )
     assert [kind for kind, *_ in listened] == ["begin", *["log"] * 6, "end"]
     steps = {step: figures for step, figures in logged(listened) if "taken" in figures}
     assert sorted(steps) == [1, 2, 3]
@@ -73,10 +96,14 @@ def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listen
         assert (figures["taken"], figures["stopped"]) == (1.0, 0.0)
     evaluations = [step for step, figures in logged(listened) if "eval_forget_gain" in figures]
     assert evaluations == [0, 3], "the evaluation before the first step is told too, as of step 0"
-    assert not any("train_loss" in figures or "total_flos" in figures for _, figures in logged(listened))
+    assert not any(
+        "train_loss" in figures or "total_flos" in figures for _, figures in logged(listened)
+    )
 
 
-def test_what_is_measured_after_the_last_step_is_told_before_the_tracker_ends(listened, saved_model):
+def test_what_is_measured_after_the_last_step_is_told_before_the_tracker_ends(
+    listened, saved_model
+):
     words = [*SHORT, "--eval_strategy", "no", "--model", str(saved_model), "--output_dir", "out"]
     assert main(["unlearn", *words, "--report_to", "wandb"]) == 0
     kinds = [kind for kind, *_ in listened]
@@ -87,7 +114,9 @@ def test_what_is_measured_after_the_last_step_is_told_before_the_tracker_ends(li
     assert figures["eval_forget_loss"] == pytest.approx(after["forget"]["loss"])
 
 
-def test_a_tracker_ends_if_what_comes_after_training_fails(listened, saved_model, monkeypatch, capsys):
+def test_a_tracker_ends_if_what_comes_after_training_fails(
+    listened, saved_model, monkeypatch, capsys
+):
     monkeypatch.setattr("hamu.cli.unlearn.first_not_finite", lambda model: "conv.weight")
     words = [*SHORT, "--model", str(saved_model), "--output_dir", "out"]
     assert main(["unlearn", *words, "--report_to", "wandb"]) == 2
@@ -95,7 +124,7 @@ def test_a_tracker_ends_if_what_comes_after_training_fails(listened, saved_model
 
 
 def test_a_tracker_gets_no_data_no_place_and_no_name(listened, saved_model, tmp_path):
-    from hamu.training.trackers import _Outline
+    from hamu.unlearning.trainer.trackers import _Outline
 
     folder = tmp_path / "of Jane Doe"
     assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", str(folder), "--report_to", "wandb",
@@ -123,7 +152,9 @@ def test_the_command_line_is_not_left_for_trackers_to_find(monkeypatch, capsys):
     assert sys.argv == ["hamu", "unlearn"]
 
 
-def test_a_tracker_hears_nothing_of_a_run_that_took_no_step(listened, saved_model, tmp_path, capsys):
+def test_a_tracker_hears_nothing_of_a_run_that_took_no_step(
+    listened, saved_model, tmp_path, capsys
+):
     impossible = ["--constraint_mode", "absolute", "--constraint", "1e9"]
     assert main(["unlearn", *SHORT, *impossible, "--model", str(saved_model), "--output_dir", "out",
                  "--report_to", "wandb"]) == 2  # fmt: skip
@@ -152,8 +183,14 @@ def test_ones_own_callback_stays_as_it_is(listened, model, trainer_of):
     ("asked", "said"),
     [
         ("trackio", "report_to trackio: it is not installed; pip install trackio, or leave it out"),
-        ("wandb,mlflow", "report_to mlflow: it is not installed; pip install mlflow, or leave it out"),
-        ("all", "report_to 'all' is unknown; name some of tensorboard, wandb, mlflow, trackio, or none"),
+        (
+            "wandb,mlflow",
+            "report_to mlflow: it is not installed; pip install mlflow, or leave it out",
+        ),
+        (
+            "all",
+            "report_to 'all' is unknown; name some of tensorboard, wandb, mlflow, trackio, or none",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["unlearn", "train"])
@@ -163,14 +200,19 @@ def test_a_tracker_that_is_not_there_is_one_line_before_anything_is_written(
     for name in ("trackio", "mlflow"):
         monkeypatch.setattr(integration_utils, f"is_{name}_available", lambda: False)
     model = ["--model", "resnet8"] if command == "train" else ["--model", "nowhere"]
-    assert main([command, "--recipe", "digits", *model, "--output_dir", "out", "--report_to", asked]) == 2
+    assert (
+        main([command, "--recipe", "digits", *model, "--output_dir", "out", "--report_to", asked])
+        == 2
+    )
     assert capsys.readouterr().err == f"hamu {command}: {said}\n"
     assert not any(tmp_path.iterdir())
 
 
 def test_a_tracker_that_is_to_upload_the_model_is_refused(listened, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_LOG_MODEL", "end")
-    assert main(["unlearn", "--recipe", "digits", "--model", "nowhere", "--report_to", "wandb"]) == 2
+    assert (
+        main(["unlearn", "--recipe", "digits", "--model", "nowhere", "--report_to", "wandb"]) == 2
+    )
     assert "unset WANDB_LOG_MODEL" in capsys.readouterr().err
 
 
@@ -179,7 +221,16 @@ def test_tensorboard_files_lie_with_the_run_and_go_with_it(saved_model, tmp_path
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.chdir(tmp_path)
-    run = ["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", "out", "--report_to", "tensorboard"]
+    run = [
+        "unlearn",
+        *SHORT,
+        "--model",
+        str(saved_model),
+        "--output_dir",
+        "out",
+        "--report_to",
+        "tensorboard",
+    ]
     assert main(run) == 0
     assert main([*run, "--overwrite"]) == 0
     [events] = (tmp_path / "out/tensorboard").iterdir()
@@ -201,13 +252,15 @@ def test_training_is_reported_too(listened):
     assert all(math.isfinite(loss) for _, loss in losses)
 
 
-@pytest.mark.parametrize(("kappa", "hardness"), [(-12.345, "κ/κ₂ -12.3"), (1.234, "κ/κ₂ 1.23 q/q₀ 1.25")])
+@pytest.mark.parametrize(
+    ("kappa", "hardness"), [(-12.345, "κ/κ₂ -12.3"), (1.234, "κ/κ₂ 1.23 q/q₀ 1.25")]
+)
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_bar_with_its_longest_figures_stays_one_line(width, kappa, hardness):
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     figures = {"retain_loss": 1.234e-5, "forget_loss": 1.234e-5, "kappa": kappa, "stop_threshold": 1.0, "cos": 0.1,
-               "granted": 0.5, "sustainable": 0.4}  # fmt: skip
+               "clipped_demand": 0.5, "free_limit": 0.4}  # fmt: skip
     bar = task_bar(console, TextColumn("{task.fields[figures]}"))
     bar.add_task("hamu-q", total=20000, completed=12345, figures=figures_line(figures))
     console.print(bar.get_renderable())
@@ -228,14 +281,20 @@ def test_the_bar_tells_the_cosine_where_there_is_no_threshold():
 
 def test_the_bar_tells_layer_by_layer_what_the_threshold_of_the_whole_model_does_not():
     """κ is below κ₂, and yet the step must hurt: two blocks, one of them much more in conflict than the other."""
-    retain, forget, cos = (torch.tensor(v, dtype=torch.float64) for v in ((0.8, 0.6), (0.6, 0.8), (0.9, 0.4)))
+    retain, forget, cos = (
+        torch.tensor(v, dtype=torch.float64) for v in ((0.8, 0.6), (0.6, 0.8), (0.9, 0.4))
+    )
     weights = HamuQ(0.7).weigh(PairGram(retain**2, forget**2, retain * forget * cos))
     figures = {name: getattr(weights.constraint, name).item()
-               for name in ("kappa", "stop_threshold", "granted", "sustainable")}  # fmt: skip
+               for name in ("kappa", "stop_threshold", "clipped_demand", "free_limit")}  # fmt: skip
     assert figures_line(figures) == "κ/κ₂ 0.87 q/q₀ 1.08"
     change = weights.retain * retain**2 + weights.forget * retain * forget * cos
-    assert -change.sum() == pytest.approx(0.108, abs=1e-3), "what is promised of the retain loss: it rises"
-    assert "q/q₀" not in figures_line(figures | {"kappa": -0.1}), "without a conflict nothing must hurt"
+    assert -change.sum() == pytest.approx(0.108, abs=1e-3), (
+        "what is promised of the retain loss: it rises"
+    )
+    assert "q/q₀" not in figures_line(figures | {"kappa": -0.1}), (
+        "without a conflict nothing must hurt"
+    )
 
 
 def test_the_bar_gives_the_screen_back_however_training_ends():

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
-from hamu.training import PairedDataset
+from hamu.unlearning.trainer import PairedDataset
 
 
 def own_loop(model, problem, method, steps, batch_size=256, lr=1e-4):
@@ -22,7 +22,9 @@ def own_loop(model, problem, method, steps, batch_size=256, lr=1e-4):
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     model.eval()  # the ResNet has no dropout: frozen BatchNorm is all that the mode decides
     for step in range(steps):
-        batch = pairs.__getitems__(range(step * batch_size, min((step + 1) * batch_size, len(pairs))))
+        batch = pairs.__getitems__(
+            range(step * batch_size, min((step + 1) * batch_size, len(pairs)))
+        )
         for side in ("retain", "forget"):
             with getattr(pair, side)():
                 logits = model(batch[side]["pixel_values"].double()).logits
@@ -47,17 +49,25 @@ def test_a_run_takes_the_steps_of_ones_own_loop(model, problem, trainer_of, name
 @pytest.fixture
 def float64_pixels(monkeypatch):
     """Lets the trainer feed models in float64."""
-    monkeypatch.setattr("hamu.training.side_losses.predict_logits", lambda m, b: m(b["pixel_values"].double()).logits)
+    monkeypatch.setattr(
+        "hamu.unlearning.trainer.side_losses.predict_logits",
+        lambda m, b: m(b["pixel_values"].double()).logits,
+    )
 
 
 @pytest.mark.parametrize(("accumulation", "batch_size"), [(2, 150), (4, 80), (5, 64)])
 @pytest.mark.usefixtures("float64_pixels")
-def test_accumulated_and_unequal_batches_weigh_every_sample_alike(model, trainer_of, accumulation, batch_size):
+def test_accumulated_and_unequal_batches_weigh_every_sample_alike(
+    model, trainer_of, accumulation, batch_size
+):
     """300 pairs in one batch, or in parts of which the last is short: the same step."""
     twin = copy.deepcopy(model).double()
     trainer_of(model.double(), per_device_train_batch_size=300, max_steps=1).train()
     trainer = trainer_of(
-        twin, per_device_train_batch_size=batch_size, gradient_accumulation_steps=accumulation, max_steps=1
+        twin,
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        max_steps=1,
     )
     trainer.train_dataset = torch.utils.data.Subset(trainer.train_dataset, range(300))
     trainer.train()
@@ -66,7 +76,9 @@ def test_accumulated_and_unequal_batches_weigh_every_sample_alike(model, trainer
 
 
 def test_the_data_seed_alone_decides_the_pairs(model, trainer_of, problem):
-    default, other = (trainer_of(model, **given).train_dataset[0] for given in ({}, {"data_seed": 7}))
+    default, other = (
+        trainer_of(model, **given).train_dataset[0] for given in ({}, {"data_seed": 7})
+    )
     expected = PairedDataset(problem.retain, problem.forget, seed=7)[0]
     for side in ("retain", "forget"):
         assert torch.equal(other[side]["pixel_values"], expected[side]["pixel_values"])
@@ -86,12 +98,16 @@ def test_the_trainers_own_clip_is_off(model, trainer_of):
     logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
     assert norms == pytest.approx(logged, rel=1e-4), "the logged norm comes from the Gram"
     assert max(norms) <= 0.0201
-    trainer = trainer_of(model, method="hamu-q", radius="0.5", max_grad_norm=0.01, max_steps=1, callbacks=[Watch()])
+    trainer = trainer_of(
+        model, method="hamu-q", radius="0.5", max_grad_norm=0.01, max_steps=1, callbacks=[Watch()]
+    )
     trainer.train()
     assert norms[-1] > 0.4, "each of the 23 blocks has radius 0.5, far above the clip"
 
 
-@pytest.mark.parametrize(("method", "passes"), [("ft", 1), ("ga", 1), ("gdiff", 2), ("hamu-q", 2), ("kl", 2)])
+@pytest.mark.parametrize(
+    ("method", "passes"), [("ft", 1), ("ga", 1), ("gdiff", 2), ("hamu-q", 2), ("kl", 2)]
+)
 def test_a_method_that_needs_one_side_runs_one_pass(model, trainer_of, method, passes):
     backwards = []
     handle = model.classifier.register_full_backward_hook(lambda *_: backwards.append(1))
@@ -139,7 +155,8 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(saved_model, traine
 def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, trainer_of):
     start = weights(model)
     with pytest.raises(
-        HamuError, match=r"no step can be taken: the constraint 50 cannot be met: the gradients allow at"
+        HamuError,
+        match=r"no step can be taken: the constraint 50 cannot be met: the gradients allow at",
     ):
         trainer_of(model, constraint=50, constraint_mode="absolute").train()
     assert torch.equal(weights(model), start)
@@ -151,11 +168,15 @@ def test_a_constraint_that_cannot_be_met_at_a_later_step_ends_the_run(model, tra
             if state.global_step == 2:
                 trainer.pair.method = build_method("hamu-q", constraint=1e6, stopping="off")
 
-    trainer = trainer_of(model, max_steps=5, per_device_train_batch_size=64, check_steps=0, callbacks=[Demands()])
+    trainer = trainer_of(
+        model, max_steps=5, per_device_train_batch_size=64, check_steps=0, callbacks=[Demands()]
+    )
     trainer.train()
     assert (trainer.steps_taken, trainer.state.global_step) == (2, 3)
     assert trainer.end.kind == "infeasible"
-    assert trainer.stop_reason.startswith("the constraint 1e+06 cannot be met: the gradients allow at most")
+    assert trainer.stop_reason.startswith(
+        "the constraint 1e+06 cannot be met: the gradients allow at most"
+    )
 
 
 def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, problem):
@@ -178,8 +199,10 @@ def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, pro
     assert torch.equal(weights(model), start), "the step that must hurt is not taken"
 
 
-def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(model, trainer_of, problem, monkeypatch):
-    import hamu.training.side_losses as module
+def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
+    model, trainer_of, problem, monkeypatch
+):
+    import hamu.unlearning.trainer.side_losses as module
 
     real = module.predict_logits
     poisoned = iter([False, False, True, True, False, False])
@@ -218,7 +241,9 @@ class _Masked(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["hamu-q", "gdiff", "ga"])
-def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end_the_run(trainer_of, method):
+def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end_the_run(
+    trainer_of, method
+):
     labels = [0, 0, 2, 0]  # of the batches' forget records; class 2 has no probability
     retain = [{"pixel_values": torch.randn(1, 2, 2), "labels": i % 2} for i in range(8)]
     net = _Masked(2)
@@ -261,8 +286,17 @@ def test_an_optimizer_of_another_model_is_refused(model, trainer_of):
 def test_an_optimizer_of_whole_parameters_is_refused_where_they_are_cut(model):
     before = dict(model.named_parameters())
     given = torch.optim.SGD(model.parameters(), lr=0.1), None
-    with pytest.raises(HamuError, match="holds the whole parameters, which --shard replaces by parts; give its class"):
-        UnlearnTrainer(model, SimpleNamespace(shard=True), retain_dataset=[], forget_dataset=[], optimizers=given)
+    with pytest.raises(
+        HamuError,
+        match="holds the whole parameters, which --shard replaces by parts; give its class",
+    ):
+        UnlearnTrainer(
+            model,
+            SimpleNamespace(shard=True),
+            retain_dataset=[],
+            forget_dataset=[],
+            optimizers=given,
+        )
     assert all(parameter is before[name] for name, parameter in model.named_parameters())
 
 
@@ -271,7 +305,9 @@ def test_a_run_whose_demand_is_never_met_blames_no_learning_rate(model, trainer_
                          on_infeasible="skip", check_steps=0)  # fmt: skip
     trainer.train()
     assert trainer.end.kind == "skips"
-    assert trainer.stop_reason.startswith("2 steps in a row could not be taken: the constraint 1e+06 cannot be met: ")
+    assert trainer.stop_reason.startswith(
+        "2 steps in a row could not be taken: the constraint 1e+06 cannot be met: "
+    )
     assert trainer.stop_reason.endswith("The weights are those of the last step that was")
 
 
@@ -298,7 +334,7 @@ def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of,
 
 
 def test_only_the_last_steps_stay_in_memory(model, trainer_of, monkeypatch):
-    import hamu.training.trainer as module
+    import hamu.unlearning.trainer.trainer as module
 
     monkeypatch.setattr(module, "_REMEMBERED", 3)
     trainer = trainer_of(model, max_steps=6, eval_strategy="steps", eval_steps=2)
@@ -308,7 +344,9 @@ def test_only_the_last_steps_stay_in_memory(model, trainer_of, monkeypatch):
     assert [entry["step"] for entry in history if "eval_joint_gain" in entry] == [2, 4, 6]
 
 
-def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model, trainer_of, problem):
+def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(
+    model, trainer_of, problem
+):
     trainer = trainer_of(model, test=problem.test, eval_strategy="steps", eval_steps=2, eval_on_start=True, max_steps=4,
                          learning_rate=1e-2, per_device_eval_batch_size=100)  # fmt: skip
     trainer.train()
@@ -319,7 +357,9 @@ def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model,
     assert entries[-1]["eval_forget_gain"] == pytest.approx(gain)
     batch = problem.forget.__getitems__(range(len(problem.forget)))
     with torch.no_grad():
-        loss = nn.functional.cross_entropy(model.eval()(batch["pixel_values"]).logits, batch["labels"])
+        loss = nn.functional.cross_entropy(
+            model.eval()(batch["pixel_values"]).logits, batch["labels"]
+        )
     assert entries[-1]["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -327,7 +367,11 @@ def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, traine
     trainer = trainer_of(model, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, max_steps=6,
                          load_best_model_at_end=True, method="ga", learning_rate=0.05)  # fmt: skip
     trainer.train()
-    gains = {e["step"]: e["eval_joint_gain"] for e in trainer.state.log_history if "eval_joint_gain" in e and e["step"]}
+    gains = {
+        e["step"]: e["eval_joint_gain"]
+        for e in trainer.state.log_history
+        if "eval_joint_gain" in e and e["step"]
+    }
     best = max(gains, key=gains.get)
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
     saved = json.loads(Path(trainer.state.best_model_checkpoint, "trainer_state.json").read_text())
@@ -351,7 +395,7 @@ def test_every_log_line_has_the_figures_of_its_step(model, trainer_of):
     lines = [e for e in trainer.state.log_history if "taken" in e]
     assert [e["step"] for e in lines] == [1, 2]
     for line in lines:
-        assert line["demand"] == pytest.approx(0.5 * line["capacity"])
+        assert line["demand"] == pytest.approx(0.5 * line["max_demand"])
         assert line["promised_forget_change"] >= line["demand"] * (1 - 1e-9)
         assert -1 <= line["cos"] <= 1
         assert line["direct_threshold"] < 0 < line["stop_threshold"]
@@ -361,9 +405,13 @@ def test_evaluations_in_full_precision_are_those_of_a_run_without_autocast(train
     from hamu.models import load_classifier
 
     def start_loss(**settings):
-        trainer = trainer_of(load_classifier(str(saved_model)), eval_on_start=True, max_steps=1, **settings)
+        trainer = trainer_of(
+            load_classifier(str(saved_model)), eval_on_start=True, max_steps=1, **settings
+        )
         trainer.train()
-        return next(e["eval_retain_loss"] for e in trainer.state.log_history if "eval_retain_loss" in e)
+        return next(
+            e["eval_retain_loss"] for e in trainer.state.log_history if "eval_retain_loss" in e
+        )
 
     exact = start_loss()
     assert start_loss(bf16=True, full_precision_eval=True) == exact
@@ -372,7 +420,10 @@ def test_evaluations_in_full_precision_are_those_of_a_run_without_autocast(train
 
 def test_what_would_never_be_called_is_refused(model, problem, tmp_path):
     for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
-        with pytest.raises(HamuError, match=f"^{name} is for a batch of one kind, and would never be called; leave it"):
+        with pytest.raises(
+            HamuError,
+            match=f"^{name} is for a batch of one kind, and would never be called; leave it",
+        ):
             UnlearnTrainer(model, UnlearnConfig(output_dir=str(tmp_path)), retain_dataset=problem.retain,
                            forget_dataset=problem.forget, **{name: print})  # fmt: skip
 

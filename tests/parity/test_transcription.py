@@ -22,7 +22,11 @@ def batches():
     g = torch.Generator().manual_seed(1)
     for t in range(STEPS):
         (x_r, y_r), (x_f, y_f) = (
-            (torch.randn(6, 5, dtype=torch.float64, generator=g), torch.randint(3, (6,), generator=g)) for _ in range(2)
+            (
+                torch.randn(6, 5, dtype=torch.float64, generator=g),
+                torch.randint(3, (6,), generator=g),
+            )
+            for _ in range(2)
         )
         yield (x_r, y_r), (x_r + 0.25 * x_f, y_r) if t % 5 == 0 else (x_f, y_f)
 
@@ -38,18 +42,18 @@ def transcribed_step(weights, retain_loss, forget_loss, demand, variant, layerwi
     g_r = [flat([g_r[i] for i in layer]) for layer in layers]
     g_f = [flat([g_f[i] for i in layer]) for layer in layers]
     products = [r.norm() * f.norm() for r, f in zip(g_r, g_f, strict=True)]
-    feasible, direct, sustainable = True, [], 0.0
+    feasible, direct, free_limit = True, [], 0.0
     for i, layer in enumerate(layers):
         Q_i = demand * products[i] / sum(products)
         if variant == "q":
             R_i = LR * g_r[i].norm()
             feasible &= bool(Q_i <= R_i * g_f[i].norm())
-            sustainable += R_i / g_r[i].norm() * (products[i] ** 2 - g_r[i].dot(g_f[i]) ** 2).sqrt()
+            free_limit += R_i / g_r[i].norm() * (products[i] ** 2 - g_r[i].dot(g_f[i]) ** 2).sqrt()
             dw, is_direct = hamu_q_update(g_r[i], g_f[i], Q_i, R_i)
         else:
             R_i = LR * g_f[i].norm()
             feasible &= bool(Q_i <= R_i * g_r[i].norm())
-            sustainable += R_i / g_f[i].norm() * (products[i] ** 2 - g_r[i].dot(g_f[i]) ** 2).sqrt()
+            free_limit += R_i / g_f[i].norm() * (products[i] ** 2 - g_r[i].dot(g_f[i]) ** 2).sqrt()
             dw, is_direct = hamu_u_update(g_r[i], g_f[i], Q_i, R_i)
         direct.append(is_direct)
         for index, part in zip(layer, dw.split([weights[j].numel() for j in layer]), strict=True):
@@ -57,9 +61,11 @@ def transcribed_step(weights, retain_loss, forget_loss, demand, variant, layerwi
                 weights[index] += part.view_as(weights[index])
     kappa = sum(r.dot(f) for r, f in zip(g_r, g_f, strict=True))
     if layerwise:
-        stop = bool(kappa > 0 and demand > sustainable)  # App. C, derived from κ > κ2 >= 0
+        stop = bool(kappa > 0 and demand > free_limit)  # App. C, derived from κ > κ2 >= 0
     else:
-        R, objective = (LR * g_r[0].norm(), g_r[0]) if variant == "q" else (LR * g_f[0].norm(), g_f[0])
+        R, objective = (
+            (LR * g_r[0].norm(), g_r[0]) if variant == "q" else (LR * g_f[0].norm(), g_f[0])
+        )
         kappa_stop = (products[0] ** 2 - demand**2 * objective.norm() ** 2 / R**2).sqrt()
         stop = bool(kappa > kappa_stop)
     return feasible, stop, direct
@@ -74,7 +80,9 @@ def test_a_hundred_steps_follow_the_transcription(variant, layerwise):
     demand = 0.05 * LR
     # The paper's criterion is compared at every step, not obeyed, so that all hundred are taken.
     method = (HamuQ if variant == "q" else HamuU)(demand / LR, stopping="off")
-    pair = PairedGradients(ours, method, blocks="tensor" if layerwise else "model", max_grad_norm=None)
+    pair = PairedGradients(
+        ours, method, blocks="tensor" if layerwise else "model", max_grad_norm=None
+    )
     optimizer = torch.optim.SGD(ours.parameters(), lr=LR)
     branches, stops = set(), set()
     for retain, forget in batches():
@@ -85,13 +93,18 @@ def test_a_hundred_steps_follow_the_transcription(variant, layerwise):
         step = pair.combine()
         optimizer.step()
         feasible, stop, direct = transcribed_step(
-            list(theirs.parameters()), loss(theirs, retain), loss(theirs, forget), demand, variant, layerwise
+            list(theirs.parameters()),
+            loss(theirs, retain),
+            loss(theirs, forget),
+            demand,
+            variant,
+            layerwise,
         )
         status = step.weights.constraint
         assert feasible
         assert step.decision == "step"
         assert status.direct.tolist() == direct
-        assert bool(status.demand > status.sustainable) == stop
+        assert bool(status.demand > status.free_limit) == stop
         assert layerwise or bool(status.kappa > status.stop_threshold) == stop
         assert (flat(ours.parameters()) - flat(theirs.parameters())).abs().max() <= 1e-10
         branches |= set(direct)

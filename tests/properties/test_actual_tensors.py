@@ -12,7 +12,17 @@ from torch import nn
 from hamu import HamuQ, HamuU, PairedGradients
 
 NEAR = [10.0**-k for k in range(1, 8)]
-ANGLES = [0.0, *reversed(NEAR), 2e-3, 1e-3 * 0.98, 0.5, math.pi / 2, 2.5, *(math.pi - a for a in NEAR), math.pi]
+ANGLES = [
+    0.0,
+    *reversed(NEAR),
+    2e-3,
+    1e-3 * 0.98,
+    0.5,
+    math.pi / 2,
+    2.5,
+    *(math.pi - a for a in NEAR),
+    math.pi,
+]
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-4}
 LARGEST_SCALE = {torch.float32: 12, torch.bfloat16: 6, torch.float64: 12}
 SHARES = (0.01, 0.3, 0.9, 1.0)
@@ -43,7 +53,9 @@ def check(retain, forget, method, max_grad_norm, blocks, dtype):
         R, dw = g_o.norm(), -flat([grads[i] for i in group])
         demand = total * most / sum(reach)
         assert torch.isfinite(dw).all()
-        assert g_c.dot(dw) >= demand - tolerance * most, f"short by {(demand - g_c.dot(dw)) / most:.2g} of the reach"
+        assert g_c.dot(dw) >= demand - tolerance * most, (
+            f"short by {(demand - g_c.dot(dw)) / most:.2g} of the reach"
+        )
         assert dw.norm() <= R * (1 + tolerance), f"too long by {dw.norm() / R - 1:.2g}"
         # Near collinearity the perpendicular gain is given up; it is smaller than the tolerance on the angle.
         cos = (g_o.dot(g_c) / most).clamp(-1, 1) if most > 0 else torch.zeros(())
@@ -57,7 +69,10 @@ def scaled_pair(size, angle, dtype, draw, generator):
     exponents = [draw.uniform(-1, 1) * LARGEST_SCALE[dtype] for _ in range(2)]
     if draw.random() < 0.3:
         exponents = [draw.choice([-1, 1]) * LARGEST_SCALE[dtype]] * 2
-    return [side.to(dtype) for side in pair_at_angle(size, angle, generator, *(10**e for e in exponents))]
+    return [
+        side.to(dtype)
+        for side in pair_at_angle(size, angle, generator, *(10**e for e in exponents))
+    ]
 
 
 def random_method(retain, forget, max_grad_norm, draw):
@@ -75,12 +90,21 @@ def test_the_promise_holds_at_every_angle_scale_and_size(dtype, size):
     draw, generator = random.Random(size), torch.Generator().manual_seed(size)
     repeats = 1 if size == 10**6 else 12
     checked = 0
-    for angle in [0.0, math.pi] * 5 if size == 1 else [*ANGLES, *(draw.uniform(0, math.pi) for _ in range(4))]:
+    for angle in (
+        [0.0, math.pi] * 5
+        if size == 1
+        else [*ANGLES, *(draw.uniform(0, math.pi) for _ in range(4))]
+    ):
         for _ in range(repeats):
             r, f = scaled_pair(size, angle, dtype, draw, generator)
             clip = draw.choice([None, 1.0])
             checked += check(
-                [r], [f], random_method([r], [f], clip, draw), clip, draw.choice(["tensor", "model"]), dtype
+                [r],
+                [f],
+                random_method([r], [f], clip, draw),
+                clip,
+                draw.choice(["tensor", "model"]),
+                dtype,
             )
     assert checked >= (10 if size in (1, 10**6) else 100)
 
@@ -92,11 +116,14 @@ def test_the_promise_holds_for_several_tensors_at_once(dtype, blocks):
     checked = 0
     for _ in range(150):
         pairs = [
-            scaled_pair(n, draw.choice(ANGLES), dtype, draw, generator) for n in draw.sample([2, 3, 10, 70, 1000], 3)
+            scaled_pair(n, draw.choice(ANGLES), dtype, draw, generator)
+            for n in draw.sample([2, 3, 10, 70, 1000], 3)
         ]
         retain, forget = [list(side) for side in zip(*pairs, strict=True)]
         clip = draw.choice([None, 1.0])
-        checked += check(retain, forget, random_method(retain, forget, clip, draw), clip, blocks, dtype)
+        checked += check(
+            retain, forget, random_method(retain, forget, clip, draw), clip, blocks, dtype
+        )
     assert checked > 100
 
 
@@ -105,7 +132,9 @@ def test_the_promise_holds_for_several_tensors_at_once(dtype, blocks):
 def test_the_promise_holds_when_one_element_dominates(dtype, variant):
     generator = torch.Generator().manual_seed(5)
     checked = 0
-    for size, dominance, share, sign in itertools.product((3, 1000), (1e1, 1e3, 1e6), SHARES, (1, -1)):
+    for size, dominance, share, sign in itertools.product(
+        (3, 1000), (1e1, 1e3, 1e6), SHARES, (1, -1)
+    ):
         r, f = torch.randn(2, size, generator=generator)
         r[0], f[0] = dominance, sign * dominance
         method = variant(share, constraint_mode="relative", stopping="off")
@@ -118,7 +147,9 @@ def test_the_promise_holds_when_one_element_dominates(dtype, variant):
 def test_the_promise_holds_for_exactly_collinear_tensors(dtype, variant):
     generator = torch.Generator().manual_seed(6)
     checked = 0
-    for size, factor, share, clip in itertools.product((1, 3, 1000), (1.0, -1.0, 3.0, -0.1), SHARES, (None, 1.0)):
+    for size, factor, share, clip in itertools.product(
+        (1, 3, 1000), (1.0, -1.0, 3.0, -0.1), SHARES, (None, 1.0)
+    ):
         r = torch.randn(size, generator=generator).to(dtype)
         method = variant(share, constraint_mode="relative", stopping="off")
         checked += check([r], [factor * r], method, clip, "tensor", dtype)
@@ -130,9 +161,18 @@ def test_the_promise_holds_near_collinearity_in_double_precision(size):
     draw, generator = random.Random(size), torch.Generator().manual_seed(size)
     for exponent in (-4, -5, -6, -6.5, -7, -7.3, -8):
         for angle in (10**exponent, math.pi - 10**exponent):
-            r, f = pair_at_angle(size, angle, generator, 10 ** draw.uniform(-3, 3), 10 ** draw.uniform(-3, 3))
+            r, f = pair_at_angle(
+                size, angle, generator, 10 ** draw.uniform(-3, 3), 10 ** draw.uniform(-3, 3)
+            )
             for share in (0.3, 0.999):
-                check([r], [f], HamuQ(share, constraint_mode="relative", stopping="off"), None, "tensor", torch.float64)
+                check(
+                    [r],
+                    [f],
+                    HamuQ(share, constraint_mode="relative", stopping="off"),
+                    None,
+                    "tensor",
+                    torch.float64,
+                )
 
 
 def test_the_promise_holds_for_gradients_of_a_backward_pass():

@@ -12,7 +12,9 @@ from scipy.optimize import minimize
 
 from hamu import HamuQ, HamuU, PairStep
 
-angles = st.floats(1e-5, math.pi - 1e-5) | st.sampled_from([1e-5, 1e-3, math.pi / 2, math.pi - 1e-3])
+angles = st.floats(1e-5, math.pi - 1e-5) | st.sampled_from(
+    [1e-5, 1e-3, math.pi / 2, math.pi - 1e-3]
+)
 log_norms = st.floats(-9, 9)
 block = st.tuples(st.integers(2, 20), angles, log_norms, log_norms)
 blocks = st.lists(block, min_size=1, max_size=3)
@@ -40,7 +42,12 @@ def solver_optimum(g_o, g_c, phi, ours):
     for start in (g_c, phi * g_c, -g_o, 0.5 * (g_c - g_o), 0 * g_c, ours):
         options = {"ftol": 1e-14, "maxiter": 300}
         result = minimize(
-            lambda x: g_o @ x, start, jac=lambda x: g_o, constraints=[cone, ball], method="SLSQP", options=options
+            lambda x: g_o @ x,
+            start,
+            jac=lambda x: g_o,
+            constraints=[cone, ball],
+            method="SLSQP",
+            options=options,
         )
         if g_c @ result.x >= phi - 1e-9 and result.x @ result.x <= 1 + 1e-9:
             found.append(result.fun)
@@ -52,13 +59,17 @@ def solver_optimum(g_o, g_c, phi, ours):
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @settings(max_examples=60)
 @given(specs=blocks, seed=seeds, share=shares_of_reach)
-def test_no_solver_finds_a_better_step_and_both_constraints_hold(method, radius, distribution, specs, seed, share):
+def test_no_solver_finds_a_better_step_and_both_constraints_hold(
+    method, radius, distribution, specs, seed, share
+):
     retain, forget, sides = problem(specs, seed, method is HamuQ)
     radii = [g_o.norm().item() if radius == "gradient" else radius for g_o, _ in sides]
     reach = [R * g_c.norm().item() for R, (_, g_c) in zip(radii, sides, strict=True)]
-    parts = {"norm_product": reach, "uniform": [1.0] * len(reach), "custom": list(range(1, len(reach) + 1))}[
-        distribution
-    ]
+    parts = {
+        "norm_product": reach,
+        "uniform": [1.0] * len(reach),
+        "custom": list(range(1, len(reach) + 1)),
+    }[distribution]
     parts = [part / sum(parts) for part in parts]
     total = share * min(most / part for most, part in zip(reach, parts, strict=True))
     distribution = parts if distribution == "custom" else distribution
@@ -71,7 +82,9 @@ def test_no_solver_finds_a_better_step_and_both_constraints_hold(method, radius,
         assert g_c.dot(dw) >= demand - 1e-9 * reach[i]
         assert dw.norm() <= R * (1 + 1e-9)
         ours = (g_o.dot(dw) / (R * g_o.norm())).item()
-        best = solver_optimum(*(np.asarray(g / g.norm()) for g in (g_o, g_c)), demand / reach[i], np.asarray(dw / R))
+        best = solver_optimum(
+            *(np.asarray(g / g.norm()) for g in (g_o, g_c)), demand / reach[i], np.asarray(dw / R)
+        )
         assert best is not None, "the solver failed, so nothing was compared"
         assert ours <= best + 1e-7
 
@@ -87,7 +100,8 @@ def test_the_promised_change_is_the_optimal_value_of_theorem_1(method, spec, see
     kappa, kappa_1 = g_o.dot(g_c), -Q * g_o.norm() / R
     g_perpendicular = g_o - kappa / g_c.norm() ** 2 * g_c
     rectified = (
-        kappa * Q / g_c.norm() ** 2 - g_perpendicular.norm() * (R**2 - Q**2 / g_c.norm() ** 2).clamp(min=0).sqrt()
+        kappa * Q / g_c.norm() ** 2
+        - g_perpendicular.norm() * (R**2 - Q**2 / g_c.norm() ** 2).clamp(min=0).sqrt()
     )
     optimum = torch.where(kappa <= kappa_1, -R * g_o.norm(), rectified)
     promised = step.promised_retain_change if method is HamuQ else -step.promised_forget_change
@@ -110,8 +124,15 @@ def test_the_cost_never_falls_as_kappa_grows(method, share, log_retain, log_forg
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
-@given(cos=st.floats(-0.999, 0.999), share=st.floats(1e-3, 0.999), log_retain=log_norms, log_forget=log_norms)
-def test_above_kappa_2_the_objective_must_be_hurt_and_below_it_need_not(method, cos, share, log_retain, log_forget):
+@given(
+    cos=st.floats(-0.999, 0.999),
+    share=st.floats(1e-3, 0.999),
+    log_retain=log_norms,
+    log_forget=log_norms,
+)
+def test_above_kappa_2_the_objective_must_be_hurt_and_below_it_need_not(
+    method, cos, share, log_retain, log_forget
+):
     gram = gram_at(10**log_retain, 10**log_forget, cos)
     weights = method(share, constraint_mode="relative", stopping="global").weigh(gram)
     status = weights.constraint
@@ -124,6 +145,6 @@ def test_above_kappa_2_the_objective_must_be_hurt_and_below_it_need_not(method, 
     assert status.stop_threshold == pytest.approx(math.sqrt(1 - share**2) * norms)
     if abs(cost) > 1e-9:
         assert (cost > 0) == (status.kappa > status.stop_threshold)
-        assert (cost > 0) == (status.demand > status.sustainable)
+        assert (cost > 0) == (status.demand > status.free_limit)
     if abs(cos + share) > 1e-9:
         assert status.direct == (status.kappa <= status.direct_threshold) == (cos <= -share)

@@ -17,19 +17,27 @@ from hamu.assess.hardness import constraint_status
 
 def network(dtype=torch.float64):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 4)).to(dtype)
+    return nn.Sequential(
+        nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 4)
+    ).to(dtype)
 
 
 def data(dtype=torch.float64, count=60):
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(count, 10, generator=generator, dtype=torch.float64).to(dtype), torch.arange(count) % 4
+    return torch.randn(count, 10, generator=generator, dtype=torch.float64).to(dtype), torch.arange(
+        count
+    ) % 4
 
 
 @pytest.fixture
 def problem():
     model, (x, y) = network(), data()
     batches = [(x[:25], y[:25]), (x[25:], y[25:])]
-    return model, batches, lambda b: nn.functional.cross_entropy(model(b[0]), b[1], reduction="sum") / len(x)
+    return (
+        model,
+        batches,
+        lambda b: nn.functional.cross_entropy(model(b[0]), b[1], reduction="sum") / len(x),
+    )
 
 
 def dense_hessian(model, batches, loss):
@@ -37,7 +45,10 @@ def dense_hessian(model, batches, loss):
     sizes = [v.numel() for v in values]
 
     def total(flat):
-        shaped = {n: part.view(v.shape) for n, v, part in zip(names, values, flat.split(sizes), strict=True)}
+        shaped = {
+            n: part.view(v.shape)
+            for n, v, part in zip(names, values, flat.split(sizes), strict=True)
+        }
         logits = [torch.func.functional_call(model, shaped, (x,)) for x, _ in batches]
         labels = torch.cat([y for _, y in batches])
         return nn.functional.cross_entropy(torch.cat(logits), labels)
@@ -63,7 +74,12 @@ def test_the_largest_curvature_is_the_dense_hessians(problem):
 def test_a_product_with_the_hessian_is_the_dense_hessians(problem):
     model, batches, loss = problem
     vector = [torch.randn_like(p) for p in model.parameters()]
-    ours = torch.cat([part.flatten() for part in Hessian(loss, batches, list(model.parameters())).product(vector)])
+    ours = torch.cat(
+        [
+            part.flatten()
+            for part in Hessian(loss, batches, list(model.parameters())).product(vector)
+        ]
+    )
     exact = dense_hessian(*problem) @ torch.cat([v.flatten() for v in vector])
     torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
 
@@ -98,15 +114,25 @@ def test_influences_rank_the_records_as_backward_passes_do(dtype, least):
     retain = torch.autograd.grad(nn.functional.cross_entropy(model(x[:40]), y[:40]), parameters)
     before = [p.detach().clone() for p in parameters]
     ours = influences(
-        lambda: nn.functional.cross_entropy(model(x[40:]), y[40:], reduction="none").double(), parameters, retain
+        lambda: nn.functional.cross_entropy(model(x[40:]), y[40:], reduction="none").double(),
+        parameters,
+        retain,
     )
     exact = []
     for i in range(40, 80):
-        grads = torch.autograd.grad(nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters)
-        exact.append(sum((a.double() * b.double()).sum().item() for a, b in zip(grads, retain, strict=True)))
+        grads = torch.autograd.grad(
+            nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters
+        )
+        exact.append(
+            sum((a.double() * b.double()).sum().item() for a, b in zip(grads, retain, strict=True))
+        )
     assert spearmanr(ours, exact).statistic >= least
-    assert ours.mean().item() == pytest.approx(sum(exact) / 40, rel=1e-6 if dtype == torch.float64 else 1e-2)
-    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True)), "the weights are back"
+    assert ours.mean().item() == pytest.approx(
+        sum(exact) / 40, rel=1e-6 if dtype == torch.float64 else 1e-2
+    )
+    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True)), (
+        "the weights are back"
+    )
 
 
 def test_weights_are_restored_when_a_pass_fails():
@@ -121,17 +147,25 @@ def test_weights_are_restored_when_a_pass_fails():
 def test_the_share_of_the_top_records():
     assert share_of_top(torch.tensor([6.0, 2.0, 1.0, 1.0, -9.0]), 0.2) == pytest.approx(0.6)
     assert share_of_top(torch.tensor([-1.0, -2.0])) == 0.0
-    assert share_of_top(torch.tensor([3.0, 1.0])) == pytest.approx(0.75), "of fewer than ten records, the first"
+    assert share_of_top(torch.tensor([3.0, 1.0])) == pytest.approx(0.75), (
+        "of fewer than ten records, the first"
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_frontier_is_theorem_1_for_one_block(seed):
     gram = random_gram(seed, blocks=1)
-    n_r, n_f, cos, sin = (t.item() for t in (gram.retain_norm, gram.forget_norm, gram.cos, gram.sin))
+    n_r, n_f, cos, sin = (
+        t.item() for t in (gram.retain_norm, gram.forget_norm, gram.cos, gram.sin)
+    )
     found = frontier(gram, HamuQ())
     for q, change in zip(found.demand.tolist(), found.retain_change.tolist(), strict=True):
         phi = q / (n_r * n_f)
-        least = -(n_r**2) if cos <= -phi else n_r**2 * (phi * cos - max(0.0, 1 - phi * phi) ** 0.5 * sin)
+        least = (
+            -(n_r**2)
+            if cos <= -phi
+            else n_r**2 * (phi * cos - max(0.0, 1 - phi * phi) ** 0.5 * sin)
+        )
         assert change == pytest.approx(least, rel=1e-9, abs=1e-12 * n_r**2)
     assert found.feasible_limit == pytest.approx(n_r * n_f)
     assert found.free_limit == pytest.approx(n_r * n_f * (sin if cos > 0 else 1.0))
@@ -145,7 +179,9 @@ def test_the_criterions_limit_of_several_blocks_is_the_sum_of_what_is_across_eac
 @pytest.mark.parametrize(("cos", "regime"), [(-0.6, 0), (-0.4, 1), (0.8, 1), (0.9, 2)])
 def test_the_regime_of_a_block_is_told_by_its_angle_and_the_share_of_the_demand(cos, regime):
     """At half of what is possible: direct up to -0.5, unavoidable from √(1 - 0.5²) = 0.87 on."""
-    found = BlockHardness.at(constraint_status(gram_at([2.0, 1.0], [3.0, 1.0], [cos, 0.0]), HamuQ(0.5, "relative")))
+    found = BlockHardness.at(
+        constraint_status(gram_at([2.0, 1.0], [3.0, 1.0], [cos, 0.0]), HamuQ(0.5, "relative"))
+    )
     assert found.regime.tolist() == [regime, 1]
     assert found.kappa.tolist() == pytest.approx([6 * cos, 0.0])
 
@@ -168,7 +204,9 @@ def test_small_gradients_of_half_precision_add_up():
         torch.manual_seed(0)
         x = (torch.ones(800, 16) + 0.1 * torch.randn(800, 16)).to(dtype)
         records = [{"pixel_values": one, "labels": torch.tensor(0)} for one in x]
-        assessed = AssessedModel(nn.Linear(16, 3).to(dtype), records, records, torch.utils.data.default_collate, 4)
+        assessed = AssessedModel(
+            nn.Linear(16, 3).to(dtype), records, records, torch.utils.data.default_collate, 4
+        )
         gradient = parted_gradient(assessed, "retain", 1)
         assert {g.dtype for g in gradient.parts[0]} == {torch.float32}
         found[dtype] = math.sqrt(sum(g.double().square().sum().item() for g in gradient.total()))

@@ -30,32 +30,58 @@ def found():
         ([0.8], 0.5, "relative", "It will be moderately hard, start: "),
         ([0.98], 0.1, "relative", "It will be hard, start: "),
         ([0.98], 0.5, "relative", "It will be hard, and this demand has a price: it will "),
-        ([0.98], 0.5, "relative", "or start with --constraint_mode relative --constraint 0.1, which is free"),
+        (
+            [0.98],
+            0.5,
+            "relative",
+            "or start with --constraint_mode relative --constraint 0.1, which is free",
+        ),
         ([0.5], 100.0, "absolute", "Do not start with this demand, which no step can meet"),
-        ([0.9995], 0.5, "relative", "do not start: only 3.2% of what the gradients allow is free, and more than that"),
-        ([0.9992], 0.02, "relative", "It will be very hard: this demand costs nothing, but it forgets next to nothing"),
+        (
+            [0.9995],
+            0.5,
+            "relative",
+            "do not start: only 3.2% of what the gradients allow is free, and more than that",
+        ),
+        (
+            [0.9992],
+            0.02,
+            "relative",
+            "It will be very hard: this demand costs nothing, but it forgets next to nothing",
+        ),
         ([1.0, 1.0], 0.5, "relative", "do not start: no demand is free"),
     ],
 )
-def test_it_answers_how_hard_it_will_be_and_whether_to_start(found, variant, cosines, constraint, mode, answer):
+def test_it_answers_how_hard_it_will_be_and_whether_to_start(
+    found, variant, cosines, constraint, mode, answer
+):
     method = variant(constraint, mode)
     curve = frontier(gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines), method)
     verdict = judge(curve, method, (1.0, 1.0), None)
-    text = plain_answer(replace(found, method=method, frontiers={method.name: curve}, verdict=verdict))
+    text = plain_answer(
+        replace(found, method=method, frontiers={method.name: curve}, verdict=verdict)
+    )
     assert answer in text
     assert (
-        ("no demand is free" in text) == (curve.free_limit == 0) == (verdict.headline == "stop: every step must hurt")
+        ("no demand is free" in text)
+        == (curve.free_limit == 0)
+        == (verdict.headline == "stop: every step must hurt")
     )
 
 
 def test_it_names_the_records_that_were_measured_and_not_all_there_are(found):
     assert found.records == {"retain": 40, "forget": 12}
-    assert "measured on 20 retain and 12 forget records before any step, to first order" in plain_answer(found)
+    assert (
+        "measured on 20 retain and 12 forget records before any step, to first order"
+        in plain_answer(found)
+    )
 
 
 def test_it_names_what_makes_it_doubtful(found):
     regime = found.hardness.regime
-    sure = replace(found.intervals, regimes=dict.fromkeys(found.intervals.regimes, 0.0) | {regime: 1.0})
+    sure = replace(
+        found.intervals, regimes=dict.fromkeys(found.intervals.regimes, 0.0) | {regime: 1.0}
+    )
     assert plain_answer(replace(found, intervals=sure)).endswith("to first order).")
     unsure = replace(sure, regimes=sure.regimes | {regime: 0.6})
     assert "60% of resamples agree" in plain_answer(replace(found, intervals=unsure))

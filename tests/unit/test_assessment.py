@@ -70,7 +70,9 @@ def test_its_figures_are_those_of_the_mean_gradients():
     assert found.gradient_norms == pytest.approx((g_r.norm().item(), g_f.norm().item()))
     assert found.hamu_q.kappa == pytest.approx(g_r.dot(g_f).item())
     for side in ("forget", "retain"):
-        assert found.conflicts[side].values.mean().item() == pytest.approx(g_r.dot(g_f).item(), rel=1e-5)
+        assert found.conflicts[side].values.mean().item() == pytest.approx(
+            g_r.dot(g_f).item(), rel=1e-5
+        )
     assert found.blocks.kappa.sum().item() == pytest.approx(found.hamu_q.kappa)
     assert found.intervals.kappa[0] < found.hamu_q.kappa < found.intervals.kappa[1]
     assert sum(found.intervals.regimes.values()) == pytest.approx(1)
@@ -81,7 +83,9 @@ def test_clipping_shortens_the_gradients_as_a_step_does():
     model = network()
     g_r, g_f = gradient(model, RETAIN), gradient(model, FORGET)
     found = assess(model, RETAIN, FORGET, collate=collate, max_grad_norm=0.01)
-    assert found.hamu_q.kappa == pytest.approx(1e-4 * (g_r / g_r.norm()).dot(g_f / g_f.norm()).item(), rel=1e-3)
+    assert found.hamu_q.kappa == pytest.approx(
+        1e-4 * (g_r / g_r.norm()).dot(g_f / g_f.norm()).item(), rel=1e-3
+    )
     assert found.clip[0] == pytest.approx(0.01 / g_r.norm().item(), rel=1e-3)
 
 
@@ -93,11 +97,17 @@ def test_its_curvature_is_that_of_the_mean_retain_loss():
 
     def loss(values):
         parts = values.split([p.numel() for p in named.values()])
-        weights = {name: part.view_as(p) for (name, p), part in zip(named.items(), parts, strict=True)}
-        return nn.functional.cross_entropy(torch.func.functional_call(model, weights, (RETAIN.x,)), RETAIN.y)
+        weights = {
+            name: part.view_as(p) for (name, p), part in zip(named.items(), parts, strict=True)
+        }
+        return nn.functional.cross_entropy(
+            torch.func.functional_call(model, weights, (RETAIN.x,)), RETAIN.y
+        )
 
     hessian = torch.func.hessian(loss)(torch.cat([p.detach().flatten() for p in named.values()]))
-    assert found.curvature.largest == pytest.approx(torch.linalg.eigvalsh(hessian)[-1].item(), rel=0.02)
+    assert found.curvature.largest == pytest.approx(
+        torch.linalg.eigvalsh(hessian)[-1].item(), rel=0.02
+    )
 
 
 def test_nothing_is_changed():
@@ -117,7 +127,9 @@ def test_the_parts_of_a_gradient_reweigh_to_any_sample():
     retain, forget = parted_gradient(assessed, "retain", 5), parted_gradient(assessed, "forget", 4)
     assert retain.shares.sum() == pytest.approx(1)
     parted = PartedGram.of(assessed, retain, forget)
-    once = PartedGram.of(assessed, parted_gradient(assessed, "retain", 1), parted_gradient(assessed, "forget", 1))
+    once = PartedGram.of(
+        assessed, parted_gradient(assessed, "retain", 1), parted_gradient(assessed, "forget", 1)
+    )
     torch.testing.assert_close(parted.gram().dot, once.gram().dot)
     # the first part twice, the last never: the mean over that sample
     records = assessed.positions("retain").tensor_split(5)
@@ -133,7 +145,9 @@ def test_the_regime_of_the_estimate_is_that_of_most_replicates_if_its_interval_i
     """Resampled gradients are longer, which would pull every replicate towards an easier regime."""
     draw = torch.Generator().manual_seed(0)
     common = torch.randn(200, generator=draw, dtype=torch.float64)
-    parts = [common + 2.0 * torch.randn(16, 200, generator=draw, dtype=torch.float64) for _ in range(2)]
+    parts = [
+        common + 2.0 * torch.randn(16, 200, generator=draw, dtype=torch.float64) for _ in range(2)
+    ]
     shares = torch.full((16,), 1 / 16, dtype=torch.float64)
     both = torch.cat(parts)
     parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
@@ -151,8 +165,12 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     truth = gradient(model, Points(20_000, 5)).dot(gradient(model, Points(20_000, 6))).item()
     covered, widths, kappas = 0, [], []
     for seed in range(40):
-        assessed = AssessedModel(model, Points(200, 100 + seed), Points(200, 200 + seed), collate, seed=seed)
-        parted = PartedGram.of(assessed, *(parted_gradient(assessed, side, 16) for side in ("retain", "forget")))
+        assessed = AssessedModel(
+            model, Points(200, 100 + seed), Points(200, 200 + seed), collate, seed=seed
+        )
+        parted = PartedGram.of(
+            assessed, *(parted_gradient(assessed, side, 16) for side in ("retain", "forget"))
+        )
         low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=100, level=0.9).kappa
         covered += low <= truth <= high
         widths.append(high - low)
@@ -167,7 +185,9 @@ def test_too_few_parts_give_no_interval():
     assert affordable_parts([torch.zeros(1000)], memory=5.5e-5) == 1
     assert affordable_parts([torch.zeros(1000)], memory=7.5e-5) == 9
     assert affordable_parts([torch.zeros(1000)], memory=1.0) == 16
-    assert affordable_parts([torch.zeros(1000, dtype=torch.bfloat16)], memory=7.5e-5) == 9, "kept as float32"
+    assert affordable_parts([torch.zeros(1000, dtype=torch.bfloat16)], memory=7.5e-5) == 9, (
+        "kept as float32"
+    )
     assert assess(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals is None
     assert assess(network(), Points(7, 1), FORGET, collate=collate).intervals is None
     assert assess(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
@@ -188,7 +208,12 @@ def random_parts(sizes=(9, 11), blocks=3):
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 @pytest.mark.parametrize(
-    "method", [HamuQ(0.6, "relative"), HamuU(0.3, "relative", "uniform"), HamuQ(0.002, distribution=(1.0, 2.0, 0.0))]
+    "method",
+    [
+        HamuQ(0.6, "relative"),
+        HamuU(0.3, "relative", "uniform"),
+        HamuQ(0.002, distribution=(1.0, 2.0, 0.0)),
+    ],
 )
 def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
     """κ, cosθ and κ1 to κ4 of the whole model and of each block, one weighing of one sample after the other."""
@@ -198,12 +223,20 @@ def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
     def figures(*counts):
         gram = parted.gram(*counts)
         gram = gram.scaled(*gram.clip_factors(max_grad_norm))
-        of_all = {"kappa": gram.dot, "cos": gram.cos, "whole kappa": gram.dot.sum(), "whole cos": gram.total().cos[0]}
+        of_all = {
+            "kappa": gram.dot,
+            "cos": gram.cos,
+            "whole kappa": gram.dot.sum(),
+            "whole cos": gram.total().cos[0],
+        }
         for name, cls in (("hamu-q", HamuQ), ("hamu-u", HamuU)):
             shared = (method.constraint, method.constraint_mode, method.distribution)
             status = cls(*shared).weigh(gram).constraint
             phi, norms = status.fraction.clamp(max=1), (gram.retain_sq * gram.forget_sq).sqrt()
-            of_all[f"{name} direct"], of_all[f"{name} stop"] = -phi * norms, (1 - phi**2).sqrt() * norms
+            of_all[f"{name} direct"], of_all[f"{name} stop"] = (
+                -phi * norms,
+                (1 - phi**2).sqrt() * norms,
+            )
             of_all[f"{name} whole direct"] = status.direct_threshold
             of_all[f"{name} whole stop"] = status.stop_threshold
         return of_all
@@ -211,16 +244,23 @@ def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
     generator = torch.Generator().manual_seed(7)
     samples = []
     for _ in range(replicates):
-        counts = [torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in (9, 11)]
+        counts = [
+            torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in (9, 11)
+        ]
         samples.append(figures(*counts))
     known = figures()
     moved = {name: torch.stack([one[name] for one in samples]) for name in known}
-    moved = {name: (v - v.mean(0)) * (parts / (parts - 1)) ** 0.5 + known[name] for name, v in moved.items()}
+    moved = {
+        name: (v - v.mean(0)) * (parts / (parts - 1)) ** 0.5 + known[name]
+        for name, v in moved.items()
+    }
     ends = {name: v.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64), dim=0).movedim(0, -1)
             for name, v in moved.items()}  # fmt: skip
 
     def same(ours, theirs):
-        torch.testing.assert_close(torch.as_tensor(ours, dtype=torch.float64), theirs, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            torch.as_tensor(ours, dtype=torch.float64), theirs, rtol=1e-9, atol=1e-12
+        )
 
     same(found.kappa, ends["whole kappa"])
     same(found.cos, ends["whole cos"].clamp(-1, 1))
@@ -232,20 +272,42 @@ def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
         same(sure.block_direct_threshold, ends[f"{name} direct"])
         same(sure.block_stop_threshold, ends[f"{name} stop"])
         for kappa, at, shares in (
-            ("whole kappa", "whole ", torch.tensor([list(sure.regimes.values())], dtype=torch.float64)),
+            (
+                "whole kappa",
+                "whole ",
+                torch.tensor([list(sure.regimes.values())], dtype=torch.float64),
+            ),
             ("kappa", "", sure.block_regimes),
         ):
-            above = [(moved[kappa] > known[f"{name} {at}{which}"]).double().mean(0) for which in ("direct", "stop")]
-            same(shares, torch.stack([1 - above[0], above[0] - above[1], above[1]], dim=-1).reshape(shares.shape))
+            above = [
+                (moved[kappa] > known[f"{name} {at}{which}"]).double().mean(0)
+                for which in ("direct", "stop")
+            ]
+            same(
+                shares,
+                torch.stack([1 - above[0], above[0] - above[1], above[1]], dim=-1).reshape(
+                    shares.shape
+                ),
+            )
     assert found.regimes == found.variants[method.name].regimes
     assert list(found.regimes) == ["direct", "rectified", "unavoidable"]
     if method.constraint == 0.6:
-        assert len({tuple(row) for row in found.variants["hamu-q"].block_regimes.round(decimals=2).tolist()}) > 1
+        assert (
+            len(
+                {
+                    tuple(row)
+                    for row in found.variants["hamu-q"].block_regimes.round(decimals=2).tolist()
+                }
+            )
+            > 1
+        )
 
 
 def test_each_block_has_both_variants_thresholds_with_intervals():
     model = network()
-    method = HamuU(0.05, radius=0.5)  # with each its own radius, the shares of the reach would be the same
+    method = HamuU(
+        0.05, radius=0.5
+    )  # with each its own radius, the shares of the reach would be the same
     found = assess(model, RETAIN, FORGET, collate=collate, method=method, curvature_samples=0)
     record = json.loads(json.dumps(found.record()))
     assert record["intervals"]["regimes"] == record["intervals"]["hamu-u"]["regimes"]
@@ -263,9 +325,15 @@ def test_each_block_has_both_variants_thresholds_with_intervals():
             assert block["direct_threshold_interval"][0] < block["direct_threshold_interval"][1]
             assert block["stop_threshold_interval"][0] < block["stop_threshold_interval"][1]
             assert sum(block["regimes"].values()) == pytest.approx(1)
-    assert [block["regime"] for block in record["blocks"]] == [block["hamu-u"]["regime"] for block in record["blocks"]]
-    assert any(block["hamu-q"]["regimes"] != block["hamu-u"]["regimes"] for block in record["blocks"])
-    few = assess(model, Points(7, 1), FORGET, collate=collate, curvature_samples=0).record()["blocks"][0]["hamu-q"]
+    assert [block["regime"] for block in record["blocks"]] == [
+        block["hamu-u"]["regime"] for block in record["blocks"]
+    ]
+    assert any(
+        block["hamu-q"]["regimes"] != block["hamu-u"]["regimes"] for block in record["blocks"]
+    )
+    few = assess(model, Points(7, 1), FORGET, collate=collate, curvature_samples=0).record()[
+        "blocks"
+    ][0]["hamu-q"]
     assert set(few) == {"direct_threshold", "stop_threshold", "regime"}
 
 
@@ -311,9 +379,13 @@ def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():
 
 
 @pytest.mark.parametrize("batch_size", [4, 500])
-@pytest.mark.parametrize(("retain", "forget"), [(2, 1), (3, 3), (20, 5), (40, 9), (90, 40), (300, 30), (2000, 100)])
+@pytest.mark.parametrize(
+    ("retain", "forget"), [(2, 1), (3, 3), (20, 5), (40, 9), (90, 40), (300, 30), (2000, 100)]
+)
 def test_it_costs_at_most_three_epochs_however_few_records_there_are(retain, forget, batch_size):
-    found = assess(network(), Points(retain, 1), Points(forget, 2), collate=collate, batch_size=batch_size)
+    found = assess(
+        network(), Points(retain, 1), Points(forget, 2), collate=collate, batch_size=batch_size
+    )
     assert found.epochs <= 3
     assert (found.curvature is None) == (found.second_order is None) == (retain + forget < 11)
     assert found.curvature_samples == 0 if found.curvature is None else found.curvature_samples >= 1
@@ -333,10 +405,22 @@ def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
     model, passes, products = network(), [], []
     product, score = Hessian.product, AssessedModel.score
     monkeypatch.setattr(
-        AssessedModel, "score", lambda assessed, batch: passes.append(len(products)) or score(assessed, batch)
+        AssessedModel,
+        "score",
+        lambda assessed, batch: passes.append(len(products)) or score(assessed, batch),
     )
-    monkeypatch.setattr(Hessian, "product", lambda hessian, vector: products.append(1) or product(hessian, vector))
-    found = assess(model, RETAIN, FORGET, collate=collate, batch_size=batch_size, conflicts=False, curvature_samples=12)
+    monkeypatch.setattr(
+        Hessian, "product", lambda hessian, vector: products.append(1) or product(hessian, vector)
+    )
+    found = assess(
+        model,
+        RETAIN,
+        FORGET,
+        collate=collate,
+        batch_size=batch_size,
+        conflicts=False,
+        curvature_samples=12,
+    )
     passes = [done for done in passes if done]
     assert set(passes) == ({1} if batch_size == 500 else set(range(1, len(products) + 1)))
     assert len(passes) == (1 if batch_size == 500 else 3 * len(products))
@@ -348,7 +432,9 @@ def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
     """1,307 and 131 records in batches of 128 are 13 passes; in 16 parts of both sides there would be 32."""
     sizes, score = [], AssessedModel.score
     monkeypatch.setattr(
-        AssessedModel, "score", lambda assessed, batch: sizes.append(len(batch["labels"])) or score(assessed, batch)
+        AssessedModel,
+        "score",
+        lambda assessed, batch: sizes.append(len(batch["labels"])) or score(assessed, batch),
     )
     found = assess(network(), Points(1307, 1), Points(131, 2), collate=collate, batch_size=128, conflicts=False,
                    curvature_samples=0)  # fmt: skip
@@ -359,7 +445,14 @@ def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
     assert count_parts(10_000, 128, 9) == 9
     assert count_parts(20, 500, 1) == 1
     sizes.clear()
-    assess(network(), Points(10, 1), Points(7, 2), collate=collate, conflicts=False, curvature_samples=0)
+    assess(
+        network(),
+        Points(10, 1),
+        Points(7, 2),
+        collate=collate,
+        conflicts=False,
+        curvature_samples=0,
+    )
     assert sizes == [10, 7], "without intervals no parts"
 
 
@@ -367,7 +460,9 @@ def test_the_solver_has_what_the_spectrum_leaves(monkeypatch):
     found = assess(network(), Points(14, 1), Points(6, 2), collate=collate, conflicts=False)
     assert found.curvature is not None
     assert found.second_order.unavoidable is None
-    assert found.second_order.undecided.startswith("so few records pay for no product of the solver; ")
+    assert found.second_order.undecided.startswith(
+        "so few records pay for no product of the solver; "
+    )
     assert math.isfinite(found.second_order.spherical_threshold)
     steps = []
 
@@ -383,7 +478,15 @@ def test_the_solver_has_what_the_spectrum_leaves(monkeypatch):
 
 
 def test_it_looks_at_no_more_batches_than_it_is_told_to():
-    found = assess(network(), RETAIN, FORGET, collate=collate, batch_size=10, most_batches=2, curvature_samples=0)
+    found = assess(
+        network(),
+        RETAIN,
+        FORGET,
+        collate=collate,
+        batch_size=10,
+        most_batches=2,
+        curvature_samples=0,
+    )
     assert len(found.conflicts["retain"].values) == 20
     assert found.epochs == pytest.approx(2 * 20 * (1 + 2 / 3) / 130)
     assert found.curvature is None
@@ -427,7 +530,9 @@ class Unscored(Dataset):
 
 def test_a_loss_with_an_infinite_slope_has_no_curvature():
     x = torch.zeros(3, requires_grad=True)
-    with pytest.raises(HamuError, match="the Hessian is not finite: the loss has infinite slopes at these weights"):
+    with pytest.raises(
+        HamuError, match="the Hessian is not finite: the loss has infinite slopes at these weights"
+    ):
         lanczos(Hessian(lambda batch: x.abs().pow(1.5).sum(), [None], [x]).product, [x])
 
 
@@ -459,8 +564,12 @@ def test_the_second_order_condition_is_the_constrained_minimum(demand):
     found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), demand, steps=50)
     free = torch.linalg.solve(h, -g_r)
     if g_f.dot(free) < demand:
-        system = torch.cat([torch.cat([h, -g_f[:, None]], 1), torch.cat([g_f, torch.zeros(1)])[None].double()])
-        free = torch.linalg.solve(system, torch.cat([-g_r, torch.tensor([demand], dtype=torch.float64)]))[:-1]
+        system = torch.cat(
+            [torch.cat([h, -g_f[:, None]], 1), torch.cat([g_f, torch.zeros(1)])[None].double()]
+        )
+        free = torch.linalg.solve(
+            system, torch.cat([-g_r, torch.tensor([demand], dtype=torch.float64)])
+        )[:-1]
     least = (g_r.dot(free) + 0.5 * free @ h @ free).item()
     assert found.least_retain_change == pytest.approx(least, rel=1e-3)
     assert found.unavoidable == (least > 0)
@@ -481,10 +590,15 @@ def test_a_solver_that_has_not_arrived_gives_no_verdict(span):
     for share in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0, 10.0):
         g_r, g_f = torch.randn(2, 400, generator=generator, dtype=torch.float64)
         a, b, c = ((x * y / values).sum() for x, y in ((g_f, g_f), (g_r, g_r), (g_r, g_f)))
-        found = second_order(lambda v: values * v, g_r, g_f, spectrum, share * ((a * b).sqrt() - c).item())
+        found = second_order(
+            lambda v: values * v, g_r, g_f, spectrum, share * ((a * b).sqrt() - c).item()
+        )
         if found.unavoidable is None:
             assert found.least_retain_change is None
-            assert found.undecided == f"the solver left a residual of {found.residual:.2g} after 10 products"
+            assert (
+                found.undecided
+                == f"the solver left a residual of {found.residual:.2g} after 10 products"
+            )
         else:
             told += 1
             assert found.damping > 0 or found.unavoidable == (share > 1)
@@ -499,7 +613,9 @@ def test_lemma_b1_bounds_the_bilinear_form():
     norms = g_r.norm() * g_f.norm()
     assert g_r @ inverse @ g_f >= values[0] * g_r.dot(g_f) - (values[-1] - values[0]) * norms
     found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), 0.5, steps=50)
-    assert found.bound_threshold == pytest.approx((((2 * values[-1] - values[0]) * norms - 0.5) / values[0]).item())
+    assert found.bound_threshold == pytest.approx(
+        (((2 * values[-1] - values[0]) * norms - 0.5) / values[0]).item()
+    )
 
 
 def test_on_a_sphere_both_conditions_agree():
@@ -508,7 +624,9 @@ def test_on_a_sphere_both_conditions_agree():
     for demand in (0.1, 3.0, 30.0):
         found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), demand)
         assert found.unavoidable == found.spherical_unavoidable
-        assert found.spherical_threshold == pytest.approx((g_r.norm() * g_f.norm()).item() - 2 * demand)
+        assert found.spherical_threshold == pytest.approx(
+            (g_r.norm() * g_f.norm()).item() - 2 * demand
+        )
 
 
 def test_a_hessian_that_is_not_positive_definite_is_said_to_be():
@@ -527,15 +645,27 @@ def test_a_hessian_that_is_not_positive_definite_is_said_to_be():
 def test_the_frontier_ends_where_the_method_ends(variant, radius):
     gram = gram_at([2.0, 1.0], [1.0, 3.0], [0.5, -0.2])
     method = variant(0.5, radius=radius)
-    assert frontier(gram, method).feasible_limit == pytest.approx(method.weigh(gram).constraint.capacity.item())
-    assert frontier(gram, method).feasible_limit != pytest.approx(frontier(gram, variant()).feasible_limit)
+    assert frontier(gram, method).feasible_limit == pytest.approx(
+        method.weigh(gram).constraint.max_demand.item()
+    )
+    assert frontier(gram, method).feasible_limit != pytest.approx(
+        frontier(gram, variant()).feasible_limit
+    )
 
 
 def test_the_error_ratio_is_that_of_the_step_that_will_be_taken():
     """½λ‖Δw‖²/(‖g_r‖‖Δw‖): HAMU-U's step is as long as the forget gradient, not the retain gradient."""
     model = network()
     for method in (HamuQ(0.5, "relative"), HamuU(0.5, "relative")):
-        found = assess(model, RETAIN, FORGET, collate=collate, method=method, max_grad_norm=None, learning_rate=0.1)
+        found = assess(
+            model,
+            RETAIN,
+            FORGET,
+            collate=collate,
+            method=method,
+            max_grad_norm=None,
+            learning_rate=0.1,
+        )
         n_r, n_f = found.gradient_norms
         length = 0.1 * (n_r if isinstance(method, HamuQ) else n_f)
         assert found.error_ratio == pytest.approx(0.5 * found.curvature.size * length / n_r)
@@ -582,11 +712,15 @@ def test_the_verdict(cos, constraint, mode, code, headline):
     assert found.learning_rate == 0.012
     clamped = HamuQ(constraint, mode, on_infeasible="clamp")
     found = judge(frontier(gram_at([2.0], [1.0], [cos]), method), clamped, (1.0, 1.0), None)
-    assert found.code == (WILL_COST if mode == "absolute" else code), "clamped, the most that is possible is asked"
+    assert found.code == (WILL_COST if mode == "absolute" else code), (
+        "clamped, the most that is possible is asked"
+    )
 
 
 def test_the_verdict_suggests_half_of_what_is_free_and_a_rate_that_is_never_rounded_up():
-    found = judge(frontier(gram_at([2.0], [1.0], [0.5]), HamuQ()), HamuQ(0.95, "relative"), (1.0, 1.0), 0.0129)
+    found = judge(
+        frontier(gram_at([2.0], [1.0], [0.5]), HamuQ()), HamuQ(0.95, "relative"), (1.0, 1.0), 0.0129
+    )
     assert found.constraint == pytest.approx(0.5 * 0.75**0.5, abs=0.005)
     assert found.learning_rate == 0.012
 

@@ -35,12 +35,20 @@ def mean_loss(model, side):
 
 
 def gradient(model, side):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(mean_loss(model, side), list(model.parameters()))])
+    return torch.cat(
+        [g.flatten() for g in torch.autograd.grad(mean_loss(model, side), list(model.parameters()))]
+    )
 
 
 def assessed(model, method, max_grad_norm=0.5, **settings):
     return assess(
-        model, SIDES["retain"], SIDES["forget"], collate=collate, method=method, max_grad_norm=max_grad_norm, **settings
+        model,
+        SIDES["retain"],
+        SIDES["forget"],
+        collate=collate,
+        method=method,
+        max_grad_norm=max_grad_norm,
+        **settings,
     )
 
 
@@ -54,13 +62,19 @@ def test_each_side_has_its_own_norm_and_its_own_clip_factor(found):
     assert norms["forget"] > 0.5 > norms["retain"]
     record = found.record()
     assert record["gradient_norms"] == pytest.approx(norms)
-    assert record["clip_factors"] == pytest.approx({"retain": 1.0, "forget": 0.5 / norms["forget"]}, rel=1e-5)
+    assert record["clip_factors"] == pytest.approx(
+        {"retain": 1.0, "forget": 0.5 / norms["forget"]}, rel=1e-5
+    )
     assert record["records"] == {"retain": 40, "forget": 20}
 
 
 def test_the_hardness_of_both_variants_is_there_and_that_of_the_run_is_its_methods(found):
     record = found.record()
-    assert (record["method"], record["constraint"], record["constraint_mode"]) == ("hamu-u", 0.01, "absolute")
+    assert (record["method"], record["constraint"], record["constraint_mode"]) == (
+        "hamu-u",
+        0.01,
+        "absolute",
+    )
     assert record["hamu-q"] == asdict(found.hamu_q)
     assert record["hamu-u"] == asdict(found.hamu_u)
     assert found.hardness == found.hamu_u
@@ -93,11 +107,15 @@ def test_the_curvature_is_that_of_the_mean_loss():
 
     def loss(flat):
         parts = flat.split([v.numel() for v in values])
-        shaped = {name: part.view(v.shape) for name, v, part in zip(names, values, parts, strict=True)}
+        shaped = {
+            name: part.view(v.shape) for name, v, part in zip(names, values, parts, strict=True)
+        }
         return mean_loss(lambda x: torch.func.functional_call(model, shaped, (x,)), "retain")
 
     exact = torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, start))
-    found = assessed(model, None, batch_size=15, curvature_samples=40, conflicts=False, bootstrap_memory=0)
+    found = assessed(
+        model, None, batch_size=15, curvature_samples=40, conflicts=False, bootstrap_memory=0
+    )
     assert found.curvature.largest == pytest.approx(exact[-1].item(), rel=0.02)
 
 

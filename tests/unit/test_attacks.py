@@ -34,7 +34,11 @@ FEW_STEPS = AttackSettings(attack_steps=6, attack_seeds=2, attack_batch_size=8)
 def images(count, label=None, seed=0):
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
-    labels = torch.randint(0, 3, (count,), generator=generator) if label is None else torch.full((count,), label)
+    labels = (
+        torch.randint(0, 3, (count,), generator=generator)
+        if label is None
+        else torch.full((count,), label)
+    )
     return ImageData(pixels, labels, ("a", "b", "c"), "made", torch.arange(count))
 
 
@@ -44,7 +48,12 @@ class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 3)
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Flatten(),
+            nn.Linear(16, 3),
         )
         self.layers[5].bias.requires_grad_(False)
 
@@ -88,8 +97,17 @@ def test_the_model_its_mode_and_the_random_state_are_as_before(classifier, data)
     before, random = state_of(classifier), torch.get_rng_state()
     attack(classifier, data, FEW_STEPS)
     assert is_same(before, state_of(classifier)), "parameters and buffers, to the last bit"
-    assert [module.training for module in classifier.layers] == [True, False, True, True, True, True]
-    assert torch.equal(classifier.layers[0].weight.grad, torch.ones_like(classifier.layers[0].weight))
+    assert [module.training for module in classifier.layers] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
+    assert torch.equal(
+        classifier.layers[0].weight.grad, torch.ones_like(classifier.layers[0].weight)
+    )
     assert torch.equal(random, torch.get_rng_state())
 
 
@@ -127,7 +145,9 @@ def test_a_small_forget_set_is_halved_and_a_single_record_is_not_relearned(class
 
 
 def test_fine_tuning_on_the_forgotten_class_brings_it_back(classifier, data):
-    settings = AttackSettings(attack_steps=40, attack_seeds=1, attack_learning_rate=0.01, attacks="relearn-few")
+    settings = AttackSettings(
+        attack_steps=40, attack_seeds=1, attack_learning_rate=0.01, attacks="relearn-few"
+    )
     outcome = attack(classifier, data, settings).outcomes["relearn-few"]["unlearned"]
     assert outcome.at == (0, 5, 10, 20, 40)
     assert outcome.mean("loss", 40) < outcome.mean("loss", 0)
@@ -139,9 +159,15 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier,
 
     def diverging(items):
         batch = collate(items)
-        return batch | {"pixel_values": batch["pixel_values"] * (float("inf") if len(batch["labels"]) == 8 else 1)}
+        return batch | {
+            "pixel_values": batch["pixel_values"]
+            * (float("inf") if len(batch["labels"]) == 8 else 1)
+        }
 
-    with pytest.raises(HamuError, match=r"relearn-retain on the unlearned model: the loss of step 1 .* lower --attack"):
+    with pytest.raises(
+        HamuError,
+        match=r"relearn-retain on the unlearned model: the loss of step 1 .* lower --attack",
+    ):
         attack(classifier, replace(data, collate=diverging), FEW_STEPS)
     assert is_same(before, state_of(classifier))
     with torch.no_grad():
@@ -150,7 +176,9 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier,
         attack(classifier, data, FEW_STEPS)
 
 
-@pytest.mark.parametrize("given", [{"attack_learning_rate": 0.0}, {"attack_steps": 0}, {"attack_seeds": -1}])
+@pytest.mark.parametrize(
+    "given", [{"attack_learning_rate": 0.0}, {"attack_steps": 0}, {"attack_seeds": -1}]
+)
 def test_a_setting_out_of_range_is_an_error(given):
     with pytest.raises(HamuError, match=next(iter(given))):
         AttackSettings(**given)
@@ -158,7 +186,10 @@ def test_a_setting_out_of_range_is_an_error(given):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"attacks": "relearn"}, "choose from relearn-retain"), ({"attacks": "prefill"}, "not for images")],
+    [
+        ({"attacks": "relearn"}, "choose from relearn-retain"),
+        ({"attacks": "prefill"}, "not for images"),
+    ],
 )
 def test_an_attack_that_is_not_for_such_records_is_an_error(classifier, data, given, message):
     with pytest.raises(HamuError, match=message):
@@ -169,9 +200,13 @@ def test_of_an_adapter_the_adapter_alone_is_trained(texts):
     _, data = texts
     torch.manual_seed(0)
     base = new_language_model(data.tokenizer, hidden=16, layers=1)
-    model = with_adapter(base, AdapterSettings(rank=2, alpha=4.0, dropout=0.1, targets="all-linear"))
+    model = with_adapter(
+        base, AdapterSettings(rank=2, alpha=4.0, dropout=0.1, targets="all-linear")
+    )
     before = state_of(model)
-    settings = AttackSettings(attacks="relearn-few", attack_steps=20, attack_seeds=1, attack_learning_rate=0.05)
+    settings = AttackSettings(
+        attacks="relearn-few", attack_steps=20, attack_seeds=1, attack_learning_rate=0.05
+    )
     outcome = attack(model, data, settings).outcomes["relearn-few"]["unlearned"]
     assert outcome.mean("loss", 20) < outcome.mean("loss", 0), "the adapter learns"
     assert is_same(before, state_of(model))
@@ -215,7 +250,9 @@ def test_samples_differ_from_each_other_and_are_repeated_by_their_seed(texts):
     for _ in range(2):
         with torch.random.fork_rng():
             torch.manual_seed(3)
-            runs.append([one["rouge_l_recall"] for one in sampled(model, data.tokenizer, data.forget, 3, 4)])
+            runs.append(
+                [one["rouge_l_recall"] for one in sampled(model, data.tokenizer, data.forget, 3, 4)]
+            )
     assert all(map(torch.equal, *runs))
     assert any(not torch.equal(runs[0][0], other) for other in runs[0][1:])
 
@@ -240,7 +277,11 @@ def test_texts_are_attacked_in_all_ways(texts):
 
 def test_without_unrelated_texts_their_attack_is_left_out(texts):
     model, data = texts
-    result = attack(model, replace(data, unrelated=None), replace(FEW_STEPS, attack_steps=1, attack_batch_size=2))
+    result = attack(
+        model,
+        replace(data, unrelated=None),
+        replace(FEW_STEPS, attack_steps=1, attack_batch_size=2),
+    )
     assert "relearn-unrelated" not in result.outcomes
     assert "--unrelated_data" in result.skipped["relearn-unrelated"]
 
@@ -248,7 +289,10 @@ def test_without_unrelated_texts_their_attack_is_left_out(texts):
 def result_of(kind, **curves):
     """A result of relearn-retain: of each model a figure at 0 and 20 steps."""
     name = "loss" if kind == "text" else "recognised"
-    outcomes = {role: Outcome((0, 20), {name: tuple((value,) for value in ends)}) for role, ends in curves.items()}
+    outcomes = {
+        role: Outcome((0, 20), {name: tuple((value,) for value in ends)})
+        for role, ends in curves.items()
+    }
     return AttackResult(kind, {"relearn-retain": outcomes})
 
 
@@ -273,7 +317,11 @@ def result_of(kind, **curves):
 def test_the_verdict_follows_its_rule(kind, curves, expected):
     result = result_of(kind, **curves)
     assert lasts(result) is expected
-    head = {True: "It lasts: 20 steps", False: "It does not last: 20 steps", None: "Whether it lasts is open"}
+    head = {
+        True: "It lasts: 20 steps",
+        False: "It does not last: 20 steps",
+        None: "Whether it lasts is open",
+    }
     assert sentence(result).startswith(head[expected])
 
 

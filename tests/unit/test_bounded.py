@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from hamu import HamuError
-from hamu.objectives import Scored, build_objective, log_odds, loss_at
+from hamu.core.objectives import Scored, build_objective, log_odds, loss_at
 
 FREE = math.inf
 
@@ -24,7 +24,9 @@ def gradient(logits, labels, limits):
 
 def two_classes(odds):
     """Logits of records with these log-odds against their label, 0."""
-    return torch.stack([torch.zeros(len(odds)), torch.tensor(odds)], 1), torch.zeros(len(odds), dtype=torch.int64)
+    return torch.stack([torch.zeros(len(odds)), torch.tensor(odds)], 1), torch.zeros(
+        len(odds), dtype=torch.int64
+    )
 
 
 def test_log_odds_and_loss_are_inverse_to_each_other():
@@ -58,7 +60,9 @@ def test_a_record_that_the_model_is_sure_of_weighs_as_much_as_another():
 def test_a_record_above_what_is_enough_is_lowered_again():
     logits, labels = two_classes([5.0, 2.0])
     found = gradient(logits, labels, [[1.0, 3.0], [1.0, 3.0]])
-    assert torch.allclose(found[0], torch.tensor([1.0, -1.0])), "raising the total lowers this record"
+    assert torch.allclose(found[0], torch.tensor([1.0, -1.0])), (
+        "raising the total lowers this record"
+    )
     assert not found[1].any(), "between aim and most a record is left alone"
 
 
@@ -66,7 +70,9 @@ def test_the_total_is_the_sum_over_records_of_what_counts():
     logits, labels = two_classes([5.0, -2.0])
     aim, most = log_odds(torch.tensor([1.0, 3.0]))
     expected = aim - (5.0 - most) - 2.0
-    assert total(logits, labels, [[1.0, 3.0], [1.0, 3.0]]).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert total(logits, labels, [[1.0, 3.0], [1.0, 3.0]]).item() == pytest.approx(
+        expected.item(), rel=1e-5
+    )
 
 
 def test_a_text_counts_by_the_mean_over_its_scored_tokens():
@@ -74,7 +80,12 @@ def test_a_text_counts_by_the_mean_over_its_scored_tokens():
     logits = torch.randn(3, 6, 8, generator=generator)
     labels = torch.randint(8, (3, 6), generator=generator)
     labels[1, 3:] = -100
-    losses = torch.stack([F.cross_entropy(one[:-1], y[1:], ignore_index=-100) for one, y in zip(logits, labels)])  # noqa: B905
+    losses = torch.stack(
+        [
+            F.cross_entropy(one[:-1], y[1:], ignore_index=-100)
+            for one, y in zip(logits, labels, strict=True)
+        ]
+    )
     found = total(logits, labels, [[100.0, FREE]] * 3)
     assert found.item() == pytest.approx(log_odds(losses).sum().item(), rel=1e-5)
     middle = losses.sort().values[1].item()
@@ -84,5 +95,7 @@ def test_a_text_counts_by_the_mean_over_its_scored_tokens():
 
 def test_without_limits_it_is_an_error_that_names_what_sets_them():
     logits, labels = two_classes([1.0])
-    with pytest.raises(HamuError, match=r"^the objective bounded needs a limit for each record: a goal sets them"):
+    with pytest.raises(
+        HamuError, match=r"^the objective bounded needs a limit for each record: a goal sets them"
+    ):
         build_objective("bounded").total(Scored.of(logits, labels), None)

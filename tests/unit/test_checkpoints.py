@@ -8,9 +8,9 @@ import pytest
 from torch import nn
 
 from hamu import HamuError
-from hamu.training import TrainConfig
-from hamu.training.checkpoints import Checkpoints
-from hamu.training.resumable import ResumableTrainer
+from hamu.unlearning.trainer import TrainConfig
+from hamu.unlearning.trainer.checkpoints import Checkpoints
+from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 
 def write(checkpoints, *steps):
@@ -60,7 +60,10 @@ def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path,
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "mkdtemp", full)
-    with pytest.raises(HamuError, match=r"the checkpoint of step 3 cannot be written into .*: .*No space left on dev"):
+    with pytest.raises(
+        HamuError,
+        match=r"the checkpoint of step 3 cannot be written into .*: .*No space left on dev",
+    ):
         write(Checkpoints(tmp_path), 3)
     assert names(tmp_path) == []
 

@@ -10,10 +10,12 @@ from typing import get_args
 import pytest
 
 from hamu import HamuError
-from hamu.compare import Cell, Comparison, Plan, Runs, cells
-from hamu.compare.children import Ended
-from hamu.compare.rows import failed_row, finished_row, start_figures
-from hamu.compare.table import (
+from hamu.core.methods import HamuQ, Method, build_method, method_classes
+from hamu.evaluation import Gains
+from hamu.unlearning.compare import Cell, Comparison, Plan, Runs, cells
+from hamu.unlearning.compare.children import Ended
+from hamu.unlearning.compare.rows import failed_row, finished_row, start_figures
+from hamu.unlearning.compare.table import (
     csv_table,
     escape_latex,
     escape_markdown,
@@ -23,12 +25,10 @@ from hamu.compare.table import (
     start_line,
     volumes_line,
 )
-from hamu.ends import ALL_DONE, EndKind
-from hamu.evaluation import Gains
-from hamu.methods import HamuQ, Method, build_method, method_classes
-from hamu.run_folder import RunFolder
-from hamu.training import UnlearnConfig
-from hamu.training.config import unused_settings
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.stop_reason import ALL_DONE, StopKind
+from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.config import unused_settings
 
 UNMEASURED = ("retain_accuracy", "test_accuracy", "forget_probability", "retain_probability", "test_probability",
               "utility", "membership_auc")  # fmt: skip
@@ -84,7 +84,9 @@ def test_an_unknown_method_is_refused():
 
 
 @pytest.mark.parametrize("method", method_classes())
-def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_rest(method, tmp_path):
+def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_rest(
+    method, tmp_path
+):
     shared = {
         "method": "hamu-q", "seed": 0, "learning_rate": 7.0, "constraint": 0.1, "constraint_mode": "relative",
         "stopping": "any", "guarantee": "exact", "min_forget_loss": 0.1, "max_retain_loss": 0.4,
@@ -97,7 +99,11 @@ def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_
     left_out = shared.keys() - settings.keys()
     assert left_out == unused_settings(build_method(method)) & shared.keys()
     ours = method.startswith("hamu")
-    assert ("constraint" in settings, "stopping" in settings, "guarantee" in settings) == (ours, ours, ours)
+    assert ("constraint" in settings, "stopping" in settings, "guarantee" in settings) == (
+        ours,
+        ours,
+        ours,
+    )
     assert settings.get("constraint", 0.25) == 0.25
     assert ("max_retain_loss" in settings) == (method != "ga")
     assert ("min_forget_loss" in settings) == ("forget_objective" in settings) == (method != "ft")
@@ -118,13 +124,28 @@ class Bounded(Method):
 
 def test_a_method_of_another_package_is_given_what_its_fields_are_and_no_more(monkeypatch):
     unused = unused_settings(Bounded())
-    assert not unused & {"radius", "on_infeasible", "stopping", "stopping_margin", "stopping_window"}
+    assert not unused & {
+        "radius",
+        "on_infeasible",
+        "stopping",
+        "stopping_margin",
+        "stopping_window",
+    }
     assert unused >= {"constraint", "constraint_mode", "distribution", "guarantee"}
-    monkeypatch.setattr("hamu.methods.registry._OURS", (Bounded, HamuQ))
+    monkeypatch.setattr("hamu.core.methods.registry._OURS", (Bounded, HamuQ))
     found = cells(["bounded", "hamu-q"], [0.25, 0.5], [0.1], [1])
-    assert [cell.name for cell in found] == ["bounded-lr0.1-s1", "hamu-q-c0.25-lr0.1-s1", "hamu-q-c0.5-lr0.1-s1"]
-    settings = found[0].settings({"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5, "distribution": "x"})
-    assert settings.items() >= {"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5}.items()
+    assert [cell.name for cell in found] == [
+        "bounded-lr0.1-s1",
+        "hamu-q-c0.25-lr0.1-s1",
+        "hamu-q-c0.5-lr0.1-s1",
+    ]
+    settings = found[0].settings(
+        {"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5, "distribution": "x"}
+    )
+    assert (
+        settings.items()
+        >= {"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5}.items()
+    )
     assert "distribution" not in settings
 
 
@@ -156,9 +177,13 @@ def test_one_seed_has_no_means():
 
 @pytest.mark.parametrize(("worst", "reference"), [(-0.3, -0.3), (-50.0, -1.0), (0.2, 0.0)])
 def test_the_reference_is_the_worst_retain_loss_within_limits(worst, reference):
-    found = compared(row("ga", forget=4.0, retain=worst), row("ft", forget=2.0, retain=0.25), failed("kl"))
+    found = compared(
+        row("ga", forget=4.0, retain=worst), row("ft", forget=2.0, retain=0.25), failed("kl")
+    )
     assert found.reference == Gains(retain=reference, forget=0.0)
-    assert found.summary()["hypervolume"]["reference"] == (0.0, reference), "in the order that the file has"
+    assert found.summary()["hypervolume"]["reference"] == (0.0, reference), (
+        "in the order that the file has"
+    )
     assert found.hypervolumes["ft"] == pytest.approx(2.0 * (0.25 - reference))
     assert found.hypervolumes["ga"] == pytest.approx(4.0 * max(0.0, worst - reference))
     assert found.hypervolumes["kl"] == 0.0
@@ -169,7 +194,10 @@ NASTY = "50% of {a_b} | #1 & $x^2$ ~ \\cmd [link](url) <b> *bold* `code`"
 
 def test_markdown_shows_texts_as_they_are():
     markdown = pytest.importorskip("markdown_it").MarkdownIt()  # a dependency of rich
-    assert "".join(token.content for token in markdown.parseInline(escape_markdown(NASTY))[0].children) == NASTY
+    assert (
+        "".join(token.content for token in markdown.parseInline(escape_markdown(NASTY))[0].children)
+        == NASTY
+    )
 
 
 def test_a_cell_of_markdown_has_no_bare_bar_and_no_line_break():
@@ -188,13 +216,17 @@ def test_latex_has_no_bare_special_letters():
 
 def test_the_markdown_page_is_a_table_of_the_runs_with_notes():
     found = compared(
-        row("hamu-q", constraint=0.5, ended="a|b", ended_because="a|b was met", promise_kept=0.9), failed(), row("ft")
+        row("hamu-q", constraint=0.5, ended="a|b", ended_because="a|b was met", promise_kept=0.9),
+        failed(),
+        row("ft"),
     )
     lines = markdown_page(found).splitlines()
     assert lines[0].startswith(
         "|   | method | c | lr | seed | ΔL_f | -ΔL_r | forget acc | kept | steps | ended | time, s |"
     )
-    assert lines[2] == "| \\* | hamu-q | 0.5 | 0.1 | 42 | +1 | +0.5 | 25.0% | 90% | 5 | a\\|b | 12 |"
+    assert (
+        lines[2] == "| \\* | hamu-q | 0.5 | 0.1 | 42 | +1 | +0.5 | 25.0% | 90% | 5 | a\\|b | 12 |"
+    )
     assert lines[4] == "|  | ga | - | 0.1 | 42 | - | - | - | - | - | failed | 3 |"
     assert len({line.count("|") - line.count("\\|") for line in lines[:5]}) == 1
     assert "before: forget acc 98.5%" in lines
@@ -205,15 +237,29 @@ def test_the_markdown_page_is_a_table_of_the_runs_with_notes():
 
 
 def test_the_latex_page_has_a_tabular_for_the_runs_and_one_for_the_means():
-    page = latex_page(compared(row("ft", 1, retain=-0.125), row("ft", 2, retain=-0.375), failed("a_b & c")))
-    assert page.count(r"\begin{tabular}") == page.count(r"\end{tabular}") == page.count(r"\bottomrule") == 2
+    page = latex_page(
+        compared(row("ft", 1, retain=-0.125), row("ft", 2, retain=-0.375), failed("a_b & c"))
+    )
+    assert (
+        page.count(r"\begin{tabular}")
+        == page.count(r"\end{tabular}")
+        == page.count(r"\bottomrule")
+        == 2
+    )
     assert r" & ft & 0.1 & 1 & +1 & $-$0.125 & 25.0\% & 5 & all steps & 12 \\" in page
     gains = r"+1 $\pm$ 0 & $-$0.25 $\pm$ 0.1768"
-    assert rf"{{*}} & ft & 0.1 & 2 & {gains} & 25.0\% $\pm$ 0.0\% & 5 $\pm$ 0 & all steps & 12 $\pm$ 0 \\" in page
+    assert (
+        rf"{{*}} & ft & 0.1 & 2 & {gains} & 25.0\% $\pm$ 0.0\% & 5 $\pm$ 0 & all steps & 12 $\pm$ 0 \\"
+        in page
+    )
     assert r"a\_b \& c & 0.1 & 42 & - " in page
-    assert not any(line.startswith(("*", "[")) for line in page.splitlines()), "an argument of the row's end before it"
+    assert not any(line.startswith(("*", "[")) for line in page.splitlines()), (
+        "an argument of the row's end before it"
+    )
     assert "% * no other row is at least as good in both gains" in page
-    widths = {line.count(" & ") - line.count(r"\&") for line in page.splitlines() if line.endswith(r"\\")}
+    widths = {
+        line.count(" & ") - line.count(r"\&") for line in page.splitlines() if line.endswith(r"\\")
+    }
     assert len(widths) <= 2, "as many columns in each row of a table"
 
 
@@ -237,17 +283,27 @@ def test_hypervolumes_are_told_with_their_reference_the_largest_first():
     assert volumes_line(found) == "hypervolume over (0, -0.25): kl 0.5, ft 0"
 
 
-def finished(folder, *, probability=None, versions=None, device="cpu", reason=ALL_DONE.text, kind="all steps"):
+def finished(
+    folder, *, probability=None, versions=None, device="cpu", reason=ALL_DONE.text, kind="all steps"
+):
     """The row of a run in a folder, of which only what a row is made of is there."""
     sides = {side: {"loss": 0.25, "accuracy": 0.5} for side in ("retain", "forget")}
     if probability is not None:
         sides["retain"]["probability"] = probability
     report = {**sides, "membership_inference": None}
     before = {**report, "retain": {"loss": 0.75, "accuracy": 0.5}}
-    (folder / "evaluation.json").write_text(json.dumps({"before": before, "after": report, "ended_kind": kind}))
+    (folder / "evaluation.json").write_text(
+        json.dumps({"before": before, "after": report, "ended_kind": kind})
+    )
     steps = {"taken": 3, "ended_at": 3, "ended_because": reason}
-    environment = {"device": device, "processes": 1, "versions": versions or {"hamu": "0.1.0", "torch": "2.7.0"}}
-    (folder / "record.json").write_text(json.dumps({"promise": None, "steps": steps, "environment": environment}))
+    environment = {
+        "device": device,
+        "processes": 1,
+        "versions": versions or {"hamu": "0.1.0", "torch": "2.7.0"},
+    }
+    (folder / "record.json").write_text(
+        json.dumps({"promise": None, "steps": steps, "environment": environment})
+    )
     return finished_row(Cell("gdiff", None, 0.1, 42), folder, 1.0)
 
 
@@ -264,15 +320,21 @@ def test_a_row_says_whether_a_run_was_interrupted_whatever_its_reason(tmp_path, 
         asked_by = 0
 
         def make(self, calls):
-            yield from (Ended(call.name, 1.0, "interrupted, or so it says", interrupted) for call in calls)
+            yield from (
+                Ended(call.name, 1.0, "interrupted, or so it says", interrupted) for call in calls
+            )
 
     cell = Cell("ga", None, 0.1, 42)
-    runs = Runs(RunFolder(tmp_path, resume=True), {cell: Plan(tmp_path / "settings.yaml", {})}, lambda path: {})
+    runs = Runs(
+        RunFolder(tmp_path, resume=True),
+        {cell: Plan(tmp_path / "settings.yaml", {})},
+        lambda path: {},
+    )
     [row] = runs.run(OneCall())
     assert (row["ended"], row["failed"]) == (word, "interrupted, or so it says")
 
 
-@pytest.mark.parametrize("kind", get_args(EndKind))
+@pytest.mark.parametrize("kind", get_args(StopKind))
 def test_a_row_has_the_kind_of_end_that_its_run_has_recorded_whatever_its_words(kind, tmp_path):
     assert finished(tmp_path, reason="of the weather", kind=kind)["ended"] == kind
 
@@ -283,12 +345,16 @@ def test_of_results_that_name_no_known_kind_the_end_is_another(kind, tmp_path):
 
 
 def test_ends_are_counted_over_seeds():
-    rows = [row("ft", seed, ended=ended) for seed, ended in enumerate(("target", "all steps", "target"))]
+    rows = [
+        row("ft", seed, ended=ended) for seed, ended in enumerate(("target", "all steps", "target"))
+    ]
     [mean] = compared(*rows).means
     assert mean["ended"] == "target 2, all steps 1"
 
 
-def test_utility_is_the_probability_of_answers_to_retain_and_for_images_the_negated_retain_loss(tmp_path):
+def test_utility_is_the_probability_of_answers_to_retain_and_for_images_the_negated_retain_loss(
+    tmp_path,
+):
     assert finished(tmp_path, probability=0.875)["utility"] == 0.875
     assert finished(tmp_path)["utility"] == -0.25
     page = markdown_page(compared(finished(tmp_path)))
@@ -299,7 +365,9 @@ def test_utility_is_the_probability_of_answers_to_retain_and_for_images_the_nega
 def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
     finished(tmp_path)
     evaluation = json.loads((tmp_path / "evaluation.json").read_text())
-    standings = {role: {"forgotten": count, "records": 20} for role, count in (("before", 1), ("after", 19))}
+    standings = {
+        role: {"forgotten": count, "records": 20} for role, count in (("before", 1), ("after", 19))
+    }
     evaluation["goal"] = standings
     evaluation["after"]["retain_model"] = {"membership_inference": {"auc": 0.5125}}
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation))
@@ -324,7 +392,9 @@ def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
     newer = finished(tmp_path, versions={"hamu": "0.1.0", "torch": "2.8.0"}) | {"run": "b"}
     other = finished(tmp_path, device="cuda") | {"run": "c"}
     assert one["environment"] == "cpu, hamu 0.1.0, torch 2.7.0"
-    assert notes(compared(one, one | {"run": "d"}, failed())) == ["ga-lr0.1-s42 failed: unlearning diverged"]
+    assert notes(compared(one, one | {"run": "d"}, failed())) == [
+        "ga-lr0.1-s42 failed: unlearning diverged"
+    ]
     assert notes(compared(one, newer, other)) == [
         "not all were computed alike: cpu, torch 2.7.0 (gdiff-lr0.1-s42); cpu, torch 2.8.0 (b); cuda, torch 2.7.0 (c)"
     ]

@@ -15,10 +15,10 @@ from rich.console import Console
 import hamu
 from hamu import HamuError, folder_lock
 from hamu.cli.running import run_waiting
-from hamu.compare import Children, children
-from hamu.compare.children import Call
 from hamu.errors import Interrupted
-from hamu.run_folder import RunFolder
+from hamu.unlearning.compare import Children, children
+from hamu.unlearning.compare.children import Call
+from hamu.unlearning.run_folder import RunFolder
 
 
 def wait_until(holds):
@@ -48,7 +48,9 @@ def lock(tmp_path):
 
 
 def reasons(calls, lock, jobs=1):
-    found = Children(jobs, os.environ, lock).make([Call(str(n), (script,)) for n, script in enumerate(calls)])
+    found = Children(jobs, os.environ, lock).make(
+        [Call(str(n), (script,)) for n, script in enumerate(calls)]
+    )
     return {ended.name: ended.reason for ended in found}
 
 
@@ -72,7 +74,9 @@ def test_a_call_that_fails_says_why_in_one_line_and_the_others_go_on(shell, lock
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_as_many_run_at_a_time_as_are_allowed_and_share_the_threads(shell, lock, tmp_path, monkeypatch, jobs):
+def test_as_many_run_at_a_time_as_are_allowed_and_share_the_threads(
+    shell, lock, tmp_path, monkeypatch, jobs
+):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     script = (
@@ -102,7 +106,9 @@ def test_asked_to_end_calls_save_and_asked_again_are_killed(shell, lock, tmp_pat
     thread.start()
     ended = list(pool.make([Call("first", (script,)), Call("never", (script,))]))
     thread.join()
-    assert [(one.name, one.reason, one.interrupted) for one in ended] == [("first", reason, times == 1)]
+    assert [(one.name, one.reason, one.interrupted) for one in ended] == [
+        ("first", reason, times == 1)
+    ]
     assert pool.asked_by == signal.SIGINT
 
 
@@ -127,7 +133,9 @@ def test_a_folder_is_locked_as_long_as_the_comparison_or_one_of_its_runs_lives(t
 
     with RunFolder(tmp_path, resume=True) as folder:
         folder.prepare()
-        run = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(folder.lock,))
+        run = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(folder.lock,)
+        )
         assert is_locked()
     was_locked = is_locked()
     run.communicate(b"\n")
@@ -167,5 +175,7 @@ def test_a_signal_between_two_rounds_of_runs_ends_the_next_at_once():
 
     pool = Children(1, os.environ, None)
     pool.ask_to_end(signal.SIGTERM)
-    with pytest.raises(Interrupted, match=r"^interrupted by SIGTERM; 1 runs are not finished; the same command"):
+    with pytest.raises(
+        Interrupted, match=r"^interrupted by SIGTERM; 1 runs are not finished; the same command"
+    ):
         run_waiting(Round(), pool, Console(quiet=True), "reproduce")

@@ -8,11 +8,11 @@ import torch
 from transformers.training_args import ParallelMode
 
 from hamu import HamuError, UnlearnConfig
-from hamu.training import TrainConfig
-from hamu.training.config import _say_once
+from hamu.unlearning.trainer import TrainConfig
+from hamu.unlearning.trainer.config import _say_once
 
 GOAL = {"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0}
-NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at sequential, and --shard and --stash out"
+NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at sequential, and --shard and --offload_grads out"
 
 
 @pytest.mark.parametrize(("settings", "message"), [
@@ -47,7 +47,7 @@ def test_training_refuses(settings, message):
     ({"guarantee": "exact", "method": "ga"}, "ga promises nothing; --guarantee exact needs hamu-q or hamu-u"),
     ({"check_steps": -1}, "check_steps -1 must not be negative; 0 for never"),
     ({"trust_region_growth": 0.5}, "trust_region_growth 0.5 must be at least 1, the learning rate as it is given"),
-    ({"stash": "disk"}, "stash 'disk' is unknown; choose none, bf16 or cpu"),
+    ({"offload_grads": "disk"}, "stash 'disk' is unknown; choose none, bf16 or cpu"),
     ({"forget_objective": "hate"}, "objective 'hate' is unknown; choose one of cross_entropy, kl_to_original"),
     ({"min_forget_loss": 0.0}, "min_forget_loss 0.0 must be a positive number"),
     ({"min_forget_loss": 0.1, "method": "ft"}, "min_forget_loss has no effect with ft, which has no forget pass; "),
@@ -71,7 +71,7 @@ def test_unlearning_refuses(settings, message):
     (3, {"pairing": "split"}, "split pairing needs an even number of processes; there are 3"),
     (2, {"shard": True, "guarantee": "exact"}, f"guarantee exact {NEEDS_BOTH}"),
     (2, {"pairing": "split", "trust_region": True}, f"trust_region {NEEDS_BOTH}"),
-    (1, {"stash": "cpu", **GOAL}, f"auto {NEEDS_BOTH}"),
+    (1, {"offload_grads": "cpu", **GOAL}, f"auto {NEEDS_BOTH}"),
 ])  # fmt: skip
 def test_what_shares_the_work_refuses(monkeypatch, processes, settings, message):
     monkeypatch.setenv("WORLD_SIZE", str(processes))
@@ -89,7 +89,10 @@ def test_what_shares_the_work_refuses(monkeypatch, processes, settings, message)
 def test_others_cut_no_model(monkeypatch, config, environment, settings):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(HamuError, match=r"^two gradients have to meet before they are combined, so unlearning shards"):
+    with pytest.raises(
+        HamuError,
+        match=r"^two gradients have to meet before they are combined, so unlearning shards",
+    ):
         config(output_dir="unused", **settings)
 
 
@@ -97,14 +100,18 @@ def test_others_cut_no_model(monkeypatch, config, environment, settings):
 @pytest.mark.parametrize(("told", "settings", "own"), [
     ("bf16", {}, "no"), ("fp16", {"bf16": True}, "bf16"), ("fp8", {"bf16": True}, "bf16"),
 ])  # fmt: skip
-def test_a_precision_that_only_the_launcher_knows_of_is_refused(monkeypatch, config, told, settings, own):
+def test_a_precision_that_only_the_launcher_knows_of_is_refused(
+    monkeypatch, config, told, settings, own
+):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
     message = f"accelerate launch was given --mixed_precision {told}, but the run's own precision is {own}; leave it"
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         config(output_dir="unused", **settings)
 
 
-@pytest.mark.parametrize(("told", "settings"), [("no", {}), ("no", {"bf16": True}), ("bf16", {"bf16": True})])
+@pytest.mark.parametrize(
+    ("told", "settings"), [("no", {}), ("no", {"bf16": True}), ("bf16", {"bf16": True})]
+)
 def test_a_launcher_that_says_the_same_or_nothing_is_fine(monkeypatch, told, settings):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", told)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
@@ -188,7 +195,11 @@ def test_a_run_by_goal_has_a_budget_that_is_named_and_a_lasting_one_bounds_what_
     config = UnlearnConfig(output_dir="unused", auto=True)
     assert (config.max_retain_increase, config.forget_objective) == (0.02, "bounded")
     lasting = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff")
-    assert (lasting.max_retain_increase, lasting.forget_objective, lasting.check_steps) == (None, "bounded", 0)
+    assert (lasting.max_retain_increase, lasting.forget_objective, lasting.check_steps) == (
+        None,
+        "bounded",
+        0,
+    )
 
 
 @pytest.mark.parametrize(("settings", "objectives"), [

@@ -9,9 +9,9 @@ import torch
 from helpers import Holder
 
 from hamu import HamuError, HamuQ, PairedGradients
-from hamu.ends import End
 from hamu.unlearning.controller import LEAST_DEMAND, MOST_DEMAND, Controller, first_rate
 from hamu.unlearning.goals import Goal, Standing
+from hamu.unlearning.stop_reason import StopReason
 
 RECORDS, START, BUDGET = 10, 0.1, 0.1
 GOAL = Goal("loss", share=0.8, loss=1.0)
@@ -31,10 +31,14 @@ class Work:
 
     def __init__(self, *found, rehearsals=None):
         torch.manual_seed(0)
-        self.pair = PairedGradients(Holder([torch.ones(2, 2), torch.ones(3)]), HamuQ(0.5, "relative", stopping="off"))
+        self.pair = PairedGradients(
+            Holder([torch.ones(2, 2), torch.ones(3)]), HamuQ(0.5, "relative", stopping="off")
+        )
         with torch.no_grad():
             self.pair.parameters[0].fill_(1.0)
-        self.found = [one if isinstance(one, SimpleNamespace) else standing(*one) for one in [(0,), *found]]
+        self.found = [
+            one if isinstance(one, SimpleNamespace) else standing(*one) for one in [(0,), *found]
+        ]
         self.rehearsals = rehearsals
         self.restarts = []
         self.lookahead = None if rehearsals is None else SimpleNamespace(
@@ -142,7 +146,9 @@ def test_without_progress_the_rate_rises_up_to_a_bound_and_falls_where_records_o
         work.step()
     assert work.controller.rate == pytest.approx(8 * first)
     work.step()
-    assert [group["lr"] for group in work.optimizer.param_groups] == [work.controller.rate_of_step] * 2
+    assert [group["lr"] for group in work.optimizer.param_groups] == [
+        work.controller.rate_of_step
+    ] * 2
     over = Work((2, START + 0.06, 0.1, 9.0)).run()
     assert over.controller.rate == pytest.approx(0.75 * first)
 
@@ -161,7 +167,9 @@ def test_it_ends_at_the_goal_with_the_state_that_reached_it():
     work = Work((7, START + 0.05), (8, START + 0.09), (9,)).run()
     [end] = work.ends
     assert end.kind == "goal"
-    words = "8 of 10 records are forgotten (goal loss, 80% wanted), retain loss +0.0900 of +0.1 allowed"
+    words = (
+        "8 of 10 records are forgotten (goal loss, 80% wanted), retain loss +0.0900 of +0.1 allowed"
+    )
     assert end.text == f"the goal is reached: {words}"
     assert (work.weights, work.controller.ended, work.controller.reached) == (2, True, True)
     work.step()
@@ -178,38 +186,56 @@ def test_a_goal_that_is_reached_at_the_start_takes_no_step():
     work = Work()
     work.found = [standing(9)]
     work.start()
-    assert work.ends == [End("goal", work.ends[0].text)]
-    assert work.ends[0].text.startswith("the goal is reached at the start: 9 of 10 records are forgotten")
+    assert work.ends == [StopReason("goal", work.ends[0].text)]
+    assert work.ends[0].text.startswith(
+        "the goal is reached at the start: 9 of 10 records are forgotten"
+    )
 
 
 @pytest.mark.parametrize("retain_loss", [math.nan, math.inf])
 def test_a_start_that_is_not_finite_is_an_error(retain_loss):
     work = Work()
     work.found = [standing(0, retain_loss)]
-    with pytest.raises(HamuError, match=r"^the model's losses are not finite at the start \(retain loss (nan|inf)\)"):
+    with pytest.raises(
+        HamuError,
+        match=r"^the model's losses are not finite at the start \(retain loss (nan|inf)\)",
+    ):
         work.start()
 
 
 @pytest.mark.parametrize(
     ("free", "kind"), [(None, "budget"), ([False] * 11 + [True], "budget"), ([False], "criterion")]
 )
-def test_it_gives_up_after_some_patience_and_blames_the_gradients_only_where_no_demand_was_free(free, kind):
+def test_it_gives_up_after_some_patience_and_blames_the_gradients_only_where_no_demand_was_free(
+    free, kind
+):
     work = Work(*[STUCK] * 30).start()
     steps = 0
     while not work.ends:
-        work.step(None if free is None else SimpleNamespace(some_demand_is_free=torch.tensor(free[steps % len(free)])))
+        work.step(
+            None
+            if free is None
+            else SimpleNamespace(some_demand_is_free=torch.tensor(free[steps % len(free)]))
+        )
         steps += 1
     assert steps == 13, "the first is better than the start, then 12 are not"
     [end] = work.ends
     assert end.kind == kind
     assert ("every further step must hurt" in end.text) is (kind == "criterion")
-    assert "12 measurements in a row brought nothing better; the goal is not reached: 3 of 10 records" in end.text
+    assert (
+        "12 measurements in a row brought nothing better; the goal is not reached: 3 of 10 records"
+        in end.text
+    )
     assert work.weights == 1
 
 
 @pytest.mark.parametrize("better", [{"low": 0.3}, {"count": 4}])
 def test_patience_begins_anew_with_a_better_state_or_less_that_is_missing(better):
-    found = [STUCK] * 12 + [(better.get("count", 3), START + 0.07, better.get("low", 0.1))] + [STUCK] * 12
+    found = (
+        [STUCK] * 12
+        + [(better.get("count", 3), START + 0.07, better.get("low", 0.1))]
+        + [STUCK] * 12
+    )
     work = Work(*found).run()
     assert len(work.controller.history) == 1 + 25
     assert [end.kind for end in work.ends] == ["budget"]
@@ -242,7 +268,13 @@ def test_it_measures_as_often_as_it_is_to_and_at_the_last_step():
 
 def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     work = Work(*[(9, START + 0.06)] * 6, rehearsals=[(9, 8), (9, 7), (8, 9), (8, 8)]).run()
-    assert [row.get("forgotten_after_fine_tuning") for row in work.controller.history] == [None, 8, 7, 8, 8]
+    assert [row.get("forgotten_after_fine_tuning") for row in work.controller.history] == [
+        None,
+        8,
+        7,
+        8,
+        8,
+    ]
     [end] = work.ends
     assert end.kind == "goal"
     assert "80% wanted, also where fine-tuning leads" in end.text
@@ -261,7 +293,9 @@ def test_a_lasting_run_rehearses_where_the_point_is_at_the_end_of_a_retain_cycle
 
 
 def test_of_a_lasting_run_the_latest_state_that_is_at_the_goal_is_the_best_and_patience_is_of_cycles():
-    work = Work((9, START + 0.06), (8, START + 0.07), (7, START + 0.05), *[STUCK] * 60, rehearsals=[])
+    work = Work(
+        (9, START + 0.06), (8, START + 0.07), (7, START + 0.05), *[STUCK] * 60, rehearsals=[]
+    )
     work.start()
     work.lookahead.at_the_end_of_a_retain_cycle = False
     for _ in range(40):
@@ -275,7 +309,15 @@ def test_of_a_lasting_run_the_latest_state_that_is_at_the_goal_is_the_best_and_p
 
 
 def test_what_a_checkpoint_keeps_goes_on_alike():
-    found = [(1, START + 0.03), (2, START + 0.2), (2, START + 0.7), STUCK, (4, START + 0.01), STUCK, (5, START + 0.02)]
+    found = [
+        (1, START + 0.03),
+        (2, START + 0.2),
+        (2, START + 0.7),
+        STUCK,
+        (4, START + 0.01),
+        STUCK,
+        (5, START + 0.02),
+    ]
     constraint = SimpleNamespace(some_demand_is_free=torch.tensor(True))
     whole = Work(*found).start()
     for _ in range(3):
@@ -292,11 +334,16 @@ def test_what_a_checkpoint_keeps_goes_on_alike():
             one.step(constraint)
     assert whole.controller.state_dict() == resumed.controller.state_dict()
     assert whole.demand == resumed.demand
-    assert all(tensor.equal(resumed.controller.good[name]) for name, tensor in whole.controller.good.items())
+    assert all(
+        tensor.equal(resumed.controller.good[name])
+        for name, tensor in whole.controller.good.items()
+    )
 
 
 def test_the_first_rate_is_a_small_part_of_the_size_of_weights_of_matrices():
     parameters = [torch.full((3, 4), 0.5), torch.full((7,), 100.0)]
     assert first_rate(parameters) == pytest.approx(0.002)
     assert first_rate(parameters[1:]) == pytest.approx(0.4)
-    assert first_rate([torch.full((3, 4), 0.5), torch.zeros(5, 2)]) == 5e-4, "a new adapter has no size yet"
+    assert first_rate([torch.full((3, 4), 0.5), torch.zeros(5, 2)]) == 5e-4, (
+        "a new adapter has no size yet"
+    )

@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
+from experiments.paper import cost
 from hamu.cli.progress import peak_memory
-from hamu.paper import cost
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hamu.ends import End
-from hamu.objectives import Scored
-from hamu.training.early_ends import EarlyEnds
+from hamu.core.objectives import Scored
+from hamu.unlearning.stop_reason import StopReason
+from hamu.unlearning.trainer.early_ends import EarlyEnds
 
 
 def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(monkeypatch):
@@ -19,18 +19,24 @@ def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(m
     sent = {}
     for side in scored:
         monkeypatch.setattr(
-            "hamu.training.early_ends.all_reduced", lambda values, side=side: sent.setdefault(side, values)
+            "hamu.unlearning.trainer.early_ends.all_reduced",
+            lambda values, side=side: sent.setdefault(side, values),
         )
         alone = EarlyEnds(max_retain_loss=9.0)
         alone.add(side, scored[side])
         alone.end()
-    monkeypatch.setattr("hamu.training.early_ends.all_reduced", lambda values: sent["retain"] + sent["forget"])
+    monkeypatch.setattr(
+        "hamu.unlearning.trainer.early_ends.all_reduced",
+        lambda values: sent["retain"] + sent["forget"],
+    )
     for side in scored:
         ends = EarlyEnds(max_forget_loss=loss["forget"] - 0.01)
         ends.add(side, scored[side])
         reached = f"{loss['forget']:.4g}, has reached {loss['forget'] - 0.01:g}"
         assert ends.end().text == f"the forget loss of a step, {reached}"
-        ends = EarlyEnds(max_retain_loss=loss["retain"] + 0.01, min_forget_loss=loss["forget"] - 0.01)
+        ends = EarlyEnds(
+            max_retain_loss=loss["retain"] + 0.01, min_forget_loss=loss["forget"] - 0.01
+        )
         ends.add(side, scored[side])
         assert ends.end() is None
 
@@ -42,7 +48,7 @@ def test_a_record_that_is_read_for_its_shape_alone_counts_for_nothing():
     ends.add("retain", Scored.of(scored.logits[1:], scored.labels[1:]), 0.0)
     ends.add("forget", Scored.of(scored.logits[:1], scored.labels[:1]))
     ends.add("forget", Scored.of(scored.logits[1:], scored.labels[1:]), 0.0)
-    assert ends.end() == End("target", "the forget loss of a step, 0.6931, has reached 0.6")
+    assert ends.end() == StopReason("target", "the forget loss of a step, 0.6931, has reached 0.6")
 
 
 @pytest.mark.parametrize(
@@ -61,11 +67,14 @@ def test_each_limit_has_its_kind_of_end(logit, limits, kind):
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"), [({"max_forget_loss": 0.5}, None), ({"max_retain_loss": 0.5}, "retain loss")]
+    ("limits", "kind"),
+    [({"max_forget_loss": 0.5}, None), ({"max_retain_loss": 0.5}, "retain loss")],
 )
 def test_one_record_without_any_probability_reaches_no_target_but_diverges(limits, kind):
     ends = EarlyEnds(**limits)
     for side in ("retain", "forget"):
-        ends.add(side, Scored.of(torch.tensor([[0.0, -torch.inf], [9.0, -9.0]]), torch.tensor([1, 0])))
+        ends.add(
+            side, Scored.of(torch.tensor([[0.0, -torch.inf], [9.0, -9.0]]), torch.tensor([1, 0]))
+        )
     end = ends.end()
     assert kind == (end and end.kind)

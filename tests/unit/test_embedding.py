@@ -29,14 +29,18 @@ def test_a_model_without_a_vector_per_image_is_named(data):
     with pytest.raises(HamuError, match="the model has no linear layer whose input could be shown"):
         embed(convolution, data, batch_size=4, collate=collate)
     of_rows = nn.Sequential(nn.Flatten(1, 2), nn.Linear(4, 2), nn.Flatten(), nn.AvgPool1d(4))
-    with pytest.raises(HamuError, match="the model's last linear layer takes more than one vector per image"):
+    with pytest.raises(
+        HamuError, match="the model's last linear layer takes more than one vector per image"
+    ):
         embed(of_rows, data, batch_size=4, collate=collate)
 
 
 def test_a_model_that_has_diverged_is_not_drawn(data):
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 2))
     model[1].bias.data[0] = float("nan")
-    with pytest.raises(HamuError, match="what goes into the model's last linear layer is not finite"):
+    with pytest.raises(
+        HamuError, match="what goes into the model's last linear layer is not finite"
+    ):
         embed(model, data, batch_size=4, collate=collate)
 
 

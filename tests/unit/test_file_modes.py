@@ -6,8 +6,8 @@ import stat
 import pytest
 from torch import nn
 
-from hamu.run_folder import RunFolder
-from hamu.training.checkpoints import Checkpoints
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer.checkpoints import Checkpoints
 
 
 @pytest.fixture(params=[0o022, 0o027])
@@ -24,7 +24,9 @@ def mode(path):
 def test_settings_with_a_filter_are_for_their_owner_alone(tmp_path, mask):
     with RunFolder(tmp_path / "run") as folder:
         assert mode(folder.write_config({"method": "ga"})) == 0o666 & ~mask
-        assert mode(folder.write_config({"method": "ga", "forget_filter": "author=Jane Doe"})) == 0o600
+        assert (
+            mode(folder.write_config({"method": "ga", "forget_filter": "author=Jane Doe"})) == 0o600
+        )
 
 
 def test_the_folder_of_a_saved_model_is_as_open_as_the_mask_allows(tmp_path, mask):

@@ -7,18 +7,32 @@ import pytest
 import torch
 
 from hamu import HamuError
-from hamu.data import ImageData, TextRecord, TextRecords, forget_class, forget_data, forget_rows, parse_rows
+from hamu.data import (
+    ImageData,
+    TextRecord,
+    TextRecords,
+    forget_class,
+    forget_data,
+    forget_rows,
+    parse_rows,
+)
 
 
 @pytest.fixture
 def train():
     labels = torch.arange(300) % 3
-    pixels = torch.randint(0, 256, (300, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, (300, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     return ImageData(pixels, labels, ("cat", "dog", "owl"), "here", torch.arange(300))
 
 
-@pytest.mark.parametrize(("rho", "mixed"), [(0, 0), (0.25, 25), (0.29, 29), (0.57, 57), (0.999, 99), (1, 100)])
-def test_the_mixing_ratio_draws_exactly_floor_rho_n_from_everything_not_yet_chosen(train, rho, mixed):
+@pytest.mark.parametrize(
+    ("rho", "mixed"), [(0, 0), (0.25, 25), (0.29, 29), (0.57, 57), (0.999, 99), (1, 100)]
+)
+def test_the_mixing_ratio_draws_exactly_floor_rho_n_from_everything_not_yet_chosen(
+    train, rho, mixed
+):
     problem = forget_class(train, None, "dog", rho)
     assert len(problem.forget) == 100
     assert len(problem.retain) == 200
@@ -63,7 +77,9 @@ def test_a_second_data_set_takes_its_twins_out_of_the_retain_set(train):
 
 def test_a_record_with_another_label_is_no_twin(train):
     forget = train.select([3, 4])
-    problem = forget_data(train, None, replace(forget, labels=(forget.labels + 1) % 3), allow_missing=True)
+    problem = forget_data(
+        train, None, replace(forget, labels=(forget.labels + 1) % 3), allow_missing=True
+    )
     assert (len(problem.retain), problem.not_found) == (300, 2)
 
 
@@ -112,10 +128,16 @@ def test_each_set_is_read_through_once_for_records_that_repeat(train, monkeypatc
 @pytest.mark.parametrize(
     ("choose", "message"),
     [
-        (lambda t: forget_class(t, None, "cow"), "class 'cow' does not exist in here; choose one of cat, dog, owl"),
+        (
+            lambda t: forget_class(t, None, "cow"),
+            "class 'cow' does not exist in here; choose one of cat, dog, owl",
+        ),
         (lambda t: forget_class(t, None, 7), "class 7 does not exist"),
         (lambda t: forget_class(t, None, 0, 1.5), r"rho is a share in \[0, 1\]; got 1.5"),
-        (lambda t: forget_class(t.select((t.labels != 0).nonzero().flatten()), None, 0), "'cat' has no records"),
+        (
+            lambda t: forget_class(t.select((t.labels != 0).nonzero().flatten()), None, 0),
+            "'cat' has no records",
+        ),
         (lambda t: forget_rows(t, None, []), "the forget set is empty"),
         (lambda t: forget_rows(t, None, [300]), "row 300 is not in here, which has rows 0 to 299"),
         (lambda t: forget_rows(t, None, [-1]), "row -1 is not in here"),
@@ -147,7 +169,9 @@ def test_row_lists_are_read_from_text_and_files(tmp_path):
     with pytest.raises(HamuError, match="'seventeen' in the forget rows"):
         parse_rows(str(file))
     file.write_bytes(b"3\xff")
-    with pytest.raises(HamuError, match=r"rows\.txt is not a text file; expected one row number per line"):
+    with pytest.raises(
+        HamuError, match=r"rows\.txt is not a text file; expected one row number per line"
+    ):
         parse_rows(str(file))
     with pytest.raises(HamuError, match="neither a list of row numbers nor a file"):
         parse_rows("nowhere.txt")

@@ -6,13 +6,15 @@ import torch
 from hamu.data import ImageData, TextRecord, TextRecords, UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions
-from hamu.record.figures import goal_figures
 from hamu.unlearning.goal_report import GoalSettings, goal_lines, goal_settings, has_share
+from hamu.unlearning.record.figures import goal_figures
 
 
 def images(*labels):
     pixels = torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8)
-    return ImageData(pixels, torch.tensor(labels), ("a", "b", "c"), "here", torch.arange(len(labels)))
+    return ImageData(
+        pixels, torch.tensor(labels), ("a", "b", "c"), "here", torch.arange(len(labels))
+    )
 
 
 def texts(count=4):
@@ -26,7 +28,9 @@ def problem(retain, forget, test):
 def with_losses(*losses):
     """Predictions of two classes with these losses, all of the first class."""
     p = torch.exp(-torch.tensor(losses, dtype=torch.float64))
-    return Predictions(torch.stack([p.log(), (1 - p).log()], 1), torch.zeros(len(losses), dtype=torch.long))
+    return Predictions(
+        torch.stack([p.log(), (1 - p).log()], 1), torch.zeros(len(losses), dtype=torch.long)
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,9 @@ def with_losses(*losses):
         (problem(texts(), texts(), None), {"loss": 2.0}, False, "loss"),
     ],
 )
-def test_the_goal_is_the_one_named_or_follows_from_what_there_is(sets, settings, has_retain_model, kind):
+def test_the_goal_is_the_one_named_or_follows_from_what_there_is(
+    sets, settings, has_retain_model, kind
+):
     asked = {"goal": None, "loss": None, "share": 0.95} | settings
     assert goal_settings(sets, **asked, has_retain_model=has_retain_model).kind == kind
 
@@ -49,7 +55,11 @@ def test_the_goal_is_the_one_named_or_follows_from_what_there_is(sets, settings,
 @pytest.mark.parametrize(
     ("sets", "goal", "says"),
     [
-        (problem(images(0), images(0), None), None, "nothing tells when a record is forgotten; give --test_data"),
+        (
+            problem(images(0), images(0), None),
+            None,
+            "nothing tells when a record is forgotten; give --test_data",
+        ),
         (problem(images(0), images(0), None), "unseen", "give --test_data"),
         (problem(images(0), images(0), images(0)), "retrained", "give --retain_model"),
         (problem(texts(), texts(), texts()), "erased", "the goal erased is for classifiers"),
@@ -66,8 +76,16 @@ def test_unseen_compares_with_the_original_model_where_there_is_one():
     settings = GoalSettings("unseen")
     alone = settings.report(own, original=None, retain_model=None)
     beside = settings.report(own, original=original, retain_model=None)
-    assert (alone["reference"], alone["after"]["forgotten"], alone["reached"]) == ("this model", 2, True)
-    assert (beside["reference"], beside["after"]["forgotten"], beside["reached"]) == ("original model", 0, False)
+    assert (alone["reference"], alone["after"]["forgotten"], alone["reached"]) == (
+        "this model",
+        2,
+        True,
+    )
+    assert (beside["reference"], beside["after"]["forgotten"], beside["reached"]) == (
+        "original model",
+        0,
+        False,
+    )
     assert "compared with its own losses on the test data (--original_model" in goal_lines(alone)[0]
     assert "compared with the original model's losses on the test data" in goal_lines(beside)[0]
 
@@ -80,12 +98,17 @@ def test_one_record_of_a_high_loss_does_not_pay_for_the_others():
     count, quantiles, worst = goal_lines(found)
     assert count.startswith("2 of 20 records are forgotten")
     assert count.endswith("by the goal a loss of 1; 95% wanted: not reached")
-    assert quantiles == "losses of the forget records: lowest 0.01, 25 % 0.01, median 0.01, 75 % 0.01, highest 22"
+    assert (
+        quantiles
+        == "losses of the forget records: lowest 0.01, 25 % 0.01, median 0.01, 75 % 0.01, highest 22"
+    )
     assert worst.count("0.01 of 1") == 10
 
 
 def test_the_record_has_the_worst_losses_without_their_places():
-    found = GoalSettings("loss", loss=1.0).report({"forget": with_losses(0.1, 2.0)}, original=None, retain_model=None)
+    found = GoalSettings("loss", loss=1.0).report(
+        {"forget": with_losses(0.1, 2.0)}, original=None, retain_model=None
+    )
     assert found["after"]["worst"] == [{"position": 0, "loss": pytest.approx(0.1), "target": 1.0}]
     recorded = goal_figures(found | {"before": found["after"]})
     assert recorded["after"]["worst"] == [{"loss": pytest.approx(0.1), "target": 1.0}]

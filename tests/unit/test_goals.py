@@ -6,15 +6,17 @@ import pytest
 import torch
 
 from hamu import HamuError
+from hamu.core.objectives import log_odds, loss_at
 from hamu.evaluation import Predictions, TokenPredictions
-from hamu.objectives import log_odds, loss_at
 from hamu.unlearning.goals import Goal, Reference, Standing, Targets, default_kind, standing_line
 
 
 def images(losses, labels=None, classes=2):
     """Predictions of images with these losses; the label is class 0 without labels, and all others are alike."""
     losses = torch.as_tensor(losses, dtype=torch.float64)
-    labels = torch.zeros(len(losses), dtype=torch.int64) if labels is None else torch.as_tensor(labels)
+    labels = (
+        torch.zeros(len(losses), dtype=torch.int64) if labels is None else torch.as_tensor(labels)
+    )
     logits = (log_odds(losses.clamp(min=1e-9)) - math.log(classes - 1))[:, None].repeat(1, classes)
     return Predictions(logits.scatter(1, labels[:, None], 0.0), labels)
 
@@ -30,7 +32,9 @@ def texts(losses, tokens=3):
 
 def unseen(losses, labels=None, share=0.95):
     labels = None if labels is None else torch.as_tensor(labels)
-    return Goal("unseen", share, reference=Reference(torch.as_tensor(losses, dtype=torch.float64), labels))
+    return Goal(
+        "unseen", share, reference=Reference(torch.as_tensor(losses, dtype=torch.float64), labels)
+    )
 
 
 def drawn(number, generator):
@@ -89,7 +93,10 @@ def test_retrained_is_within_a_tenth_in_log_odds_of_the_retain_model():
         assert standing.forgotten.tolist() == [forgotten] * 3
         assert not standing.too_high.any()
     assert goal.standing(texts(loss_at(log_odds(aim) + 1.1))).too_high.all()
-    with pytest.raises(HamuError, match="the retain model predicts 3 forget records, the model 2; both need the same"):
+    with pytest.raises(
+        HamuError,
+        match="the retain model predicts 3 forget records, the model 2; both need the same",
+    ):
         goal.standing(texts([1.0, 1.0]))
 
 
@@ -100,9 +107,14 @@ def test_erased_means_that_no_record_is_recognised():
     assert standing.targets.most.isinf().all(), "nothing is too much"
     rest = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0)).double()
     aimed = standing.targets.aim[0]
-    own = rest.logsumexp(1) - log_odds(aimed)  # the class itself has exactly this loss, whatever the others have
+    own = rest.logsumexp(1) - log_odds(
+        aimed
+    )  # the class itself has exactly this loss, whatever the others have
     assert bool((rest.max(1).values > own).all()), "at the aim another class is always more likely"
-    with pytest.raises(HamuError, match="the goal erased is for classifiers; of texts choose unseen, retrained or a"):
+    with pytest.raises(
+        HamuError,
+        match="the goal erased is for classifiers; of texts choose unseen, retrained or a",
+    ):
         Goal("erased").standing(texts([1.0]))
 
 
@@ -136,7 +148,9 @@ def test_a_goal_without_what_it_needs_is_refused(settings, message):
 def test_the_default_goal_follows_from_what_is_known(known, kind):
     nothing = {"has_test": False, "has_retain_model": False, "loss": None, "whole_classes": False}
     assert default_kind(**nothing | known) == kind
-    with pytest.raises(HamuError, match="nothing tells when a record is forgotten; give --test_data"):
+    with pytest.raises(
+        HamuError, match="nothing tells when a record is forgotten; give --test_data"
+    ):
         default_kind(**nothing)
 
 
@@ -153,7 +167,9 @@ def test_a_standing_shows_quantiles_and_the_ten_worst_of_those_that_are_not_forg
     assert figures["worst"][0] == {"position": 19, "loss": 0.0, "target": 1.45}
     assert standing_line(figures) == "5 of 20 records are forgotten (losses 0 to 1.9, median 0.95)"
     few = Goal("loss", loss=1.0).standing(texts([2.0, 0.5, 3.0])).figures()
-    assert [one["position"] for one in few["worst"]] == [1], "no forgotten record is among the worst"
+    assert [one["position"] for one in few["worst"]] == [1], (
+        "no forgotten record is among the worst"
+    )
 
 
 def test_what_is_missing_is_a_distance_to_the_aims_and_nothing_once_all_are_forgotten():
@@ -167,6 +183,8 @@ def test_what_is_missing_is_a_distance_to_the_aims_and_nothing_once_all_are_forg
 @pytest.mark.parametrize(("losses", "retain_loss", "finite"), [
     ([1.0, 2.0], 0.1, True), ([1.0, math.inf], 0.1, True), ([math.nan, 2.0], 0.1, False), ([1.0, 2.0], math.nan, False),
 ])  # fmt: skip
-def test_a_record_that_is_ruled_out_is_a_standing_and_one_that_is_no_number_is_none(losses, retain_loss, finite):
+def test_a_record_that_is_ruled_out_is_a_standing_and_one_that_is_no_number_is_none(
+    losses, retain_loss, finite
+):
     losses = torch.tensor(losses, dtype=torch.float64)
     assert Goal("loss", loss=1.0).standing(texts(losses, tokens=1), retain_loss).is_finite is finite

@@ -12,7 +12,9 @@ GOOD = [{"pixel_values": torch.ones(3), "labels": 0}] * 4
 
 def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, **given):
     args = UnlearnConfig(output_dir=str(tmp_path / "out"), eval_on_start=False, eval_strategy="no")
-    return UnlearnTrainer(model or nn.Linear(3, 2), args, retain_dataset=retain, forget_dataset=forget, **given)
+    return UnlearnTrainer(
+        model or nn.Linear(3, 2), args, retain_dataset=retain, forget_dataset=forget, **given
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,9 @@ def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, **given):
 )
 @pytest.mark.parametrize("side", ["retain", "forget"])
 def test_an_item_of_another_form_is_named_with_the_form_expected(tmp_path, side, item, found):
-    expected = f"an item of the {side} set is {found}; expected a mapping with pixel_values and labels"
+    expected = (
+        f"an item of the {side} set is {found}; expected a mapping with pixel_values and labels"
+    )
     with pytest.raises(HamuError, match=expected) as error:
         trainer_of(tmp_path, **{side: [item] * 4})
     assert "\n" not in str(error.value)
@@ -36,7 +40,9 @@ def test_an_item_of_another_form_is_named_with_the_form_expected(tmp_path, side,
 
 
 def test_the_test_set_is_looked_at_too(tmp_path):
-    with pytest.raises(HamuError, match=r"an item of the test set is a tuple of 2 \(Tensor, Tensor\)"):
+    with pytest.raises(
+        HamuError, match=r"an item of the test set is a tuple of 2 \(Tensor, Tensor\)"
+    ):
         trainer_of(tmp_path, test_dataset=TensorDataset(torch.ones(4, 3), torch.zeros(4).long()))
 
 
@@ -44,7 +50,9 @@ def test_a_collator_of_ones_own_may_make_the_batch(tmp_path):
     pairs = TensorDataset(torch.ones(4, 3), torch.zeros(4).long())
 
     def own(items):
-        return dict(zip(("pixel_values", "labels"), map(torch.stack, zip(*items, strict=True)), strict=True))
+        return dict(
+            zip(("pixel_values", "labels"), map(torch.stack, zip(*items, strict=True)), strict=True)
+        )
 
     assert trainer_of(tmp_path, pairs, pairs, data_collator=own)
     with pytest.raises(HamuError, match="an item of the retain set is a mapping with the keys x"):

@@ -10,7 +10,9 @@ from hamu.json_files import parse_json, read_json
 def test_a_file_that_is_no_json_is_named_as_damaged_however_it_is(tmp_path, content):
     path = tmp_path / "record.json"
     path.write_bytes(content)
-    with pytest.raises(HamuError, match=r"record\.json is damaged: .*; remove .*/record\.json and give the same"):
+    with pytest.raises(
+        HamuError, match=r"record\.json is damaged: .*; remove .*/record\.json and give the same"
+    ):
         read_json(path)
 
 

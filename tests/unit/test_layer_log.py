@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hamu.run_files import LAYERS
-from hamu.run_folder import RunFolder
-from hamu.training.layer_log import LayerLog, _stride
+from hamu.unlearning.run_files import LAYERS
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer.layer_log import LayerLog, _stride
 
 
 class Logged:
@@ -40,7 +40,13 @@ def test_a_short_log_has_every_line(tmp_path):
     take(LayerLog(folder), Logged(), range(10, 60, 10))
     head, *rest = lines(folder)
     assert head == {"step": 0, "blocks": ["b0", "b1"]}
-    assert [(one["step"], one["number"]) for one in rest] == [(10, 0), (20, 1), (30, 2), (40, 3), (50, 4)]
+    assert [(one["step"], one["number"]) for one in rest] == [
+        (10, 0),
+        (20, 1),
+        (30, 2),
+        (40, 3),
+        (50, 4),
+    ]
     assert rest[0]["cos"] == [3.333, 3.333], "four digits"
     assert rest[0]["change"] is None
 
@@ -77,7 +83,13 @@ def test_a_resumed_log_ends_as_that_of_a_whole_run(tmp_path, killed, saved):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"optim": "adamw_torch"}, {"guarantee": "exact"}, {"trust_region": True}, {"check_steps": 0}],
+    [
+        {},
+        {"optim": "adamw_torch"},
+        {"guarantee": "exact"},
+        {"trust_region": True},
+        {"check_steps": 0},
+    ],
 )
 def test_the_change_is_that_of_the_weights(tmp_path, settings):
     from transformers.trainer_callback import PrinterCallback
@@ -94,13 +106,22 @@ def test_the_change_is_that_of_the_weights(tmp_path, settings):
         eval_strategy="no", eval_on_start=False, disable_tqdm=True, blocks="module", **settings,
     )  # fmt: skip
     trainer = UnlearnTrainer(
-        model, args, retain_dataset=data.select(range(16)), forget_dataset=data.select(range(16, 24))
+        model,
+        args,
+        retain_dataset=data.select(range(16)),
+        forget_dataset=data.select(range(16, 24)),
     )
     trainer.remove_callback(PrinterCallback)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer.train()
     found = trainer.layer_figures()
-    moved = {name: (p.detach() - before[name]).double().square().sum() for name, p in model.named_parameters()}
-    expected = [(moved[f"{block}.weight"] + moved[f"{block}.bias"]).sqrt().item() for block in trainer.pair.block_names]
+    moved = {
+        name: (p.detach() - before[name]).double().square().sum()
+        for name, p in model.named_parameters()
+    }
+    expected = [
+        (moved[f"{block}.weight"] + moved[f"{block}.bias"]).sqrt().item()
+        for block in trainer.pair.block_names
+    ]
     assert found["change"] == pytest.approx(expected, rel=1e-3)
     assert all(-1 <= cos <= 1 for cos in found["cos"])

@@ -19,13 +19,19 @@ class Seen:
 
     def __call__(self, batch, rows):
         self.rows.append((batch["name"], len(batch["labels"][rows])))
-        return self.factor * F.cross_entropy(self.model(batch["pixel_values"][rows]), batch["labels"][rows])
+        return self.factor * F.cross_entropy(
+            self.model(batch["pixel_values"][rows]), batch["labels"][rows]
+        )
 
 
 def batch(name, count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=generator)
-    return {"name": name, "pixel_values": torch.randn(count, 6, generator=generator), "labels": labels}
+    return {
+        "name": name,
+        "pixel_values": torch.randn(count, 6, generator=generator),
+        "labels": labels,
+    }
 
 
 @pytest.fixture
@@ -100,7 +106,8 @@ def test_the_point_ahead_is_where_adam_fine_tunes_to_and_starts_again_after_its_
         F.cross_entropy(copy(one["pixel_values"]), one["labels"]).backward()
         optimizer.step()
         assert all(
-            torch.allclose(a, b, atol=1e-6) for a, b in zip(point(lookahead, model), copy.parameters(), strict=True)
+            torch.allclose(a, b, atol=1e-6)
+            for a, b in zip(point(lookahead, model), copy.parameters(), strict=True)
         )
     assert (lookahead.taken, lookahead.cycles) == (3, 0)
     far = point(lookahead, model)
@@ -120,7 +127,9 @@ def test_the_point_moves_along_with_the_model(made):
             parameter.add_(1.0)
     lookahead._step = lambda *args: None  # what it does from there is not looked at here
     lookahead.advance(batch("retain", 4), batch("forget", 4))
-    for there, parameter, offset in zip(point(lookahead, model), model.parameters(), path, strict=True):
+    for there, parameter, offset in zip(
+        point(lookahead, model), model.parameters(), path, strict=True
+    ):
         expected = parameter + offset if parameter.requires_grad else parameter
         assert torch.allclose(there, expected, atol=1e-6)
 
@@ -149,11 +158,16 @@ def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
     model, _, lookahead = made
     lookahead.advance(batch("retain", 4), batch("forget", 4))
     before, ahead = state(model), point(lookahead, model)
-    modes, versions = [m.training for m in model.modules()], [p._version for p in model.parameters()]
+    modes, versions = (
+        [m.training for m in model.modules()],
+        [p._version for p in model.parameters()],
+    )
     try:
         with lookahead.rehearsed([batch("retain", 8, seed) for seed in range(4)]):
             inside = state(model)
-            assert all(m.training for m in model.modules()), "fine-tuning trains BatchNorm's statistics too"
+            assert all(m.training for m in model.modules()), (
+                "fine-tuning trains BatchNorm's statistics too"
+            )
             if breaks:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -179,7 +193,10 @@ def test_a_rehearsal_fine_tunes_as_adam_would(made):
         F.cross_entropy(copy(one["pixel_values"]), one["labels"]).backward()
         optimizer.step()
     with lookahead.rehearsed(islice(batches, 3)):
-        assert all(torch.allclose(v, copy.state_dict()[n], atol=1e-6) for n, v in model.state_dict().items())
+        assert all(
+            torch.allclose(v, copy.state_dict()[n], atol=1e-6)
+            for n, v in model.state_dict().items()
+        )
 
 
 @pytest.mark.parametrize("taken", [0, 2, 4])
@@ -187,13 +204,17 @@ def test_a_point_that_is_saved_and_loaded_goes_on_bit_by_bit(made, taken):
     model, loss, whole = made
     for step in range(taken):
         whole.advance(batch("retain", 4, step), batch("forget", 4, step))
-    resumed = Lookahead(model, [p for p in model.parameters() if p.requires_grad], loss, rate=0.01, depth=3)
+    resumed = Lookahead(
+        model, [p for p in model.parameters() if p.requires_grad], loss, rate=0.01, depth=3
+    )
     resumed.load_state_dict(whole.state_dict())
     resumed.load_tensors({name: value.clone() for name, value in whole.tensors().items()})
     for step in range(taken, taken + 3):
         for one in (whole, resumed):
             one.advance(batch("retain", 4, step), batch("forget", 4, step))
-        assert all(a.equal(b) for a, b in zip(point(whole, model), point(resumed, model), strict=True))
+        assert all(
+            a.equal(b) for a, b in zip(point(whole, model), point(resumed, model), strict=True)
+        )
     assert whole.state_dict() == resumed.state_dict()
 
 
@@ -201,6 +222,8 @@ def test_a_loss_ahead_that_is_not_finite_is_an_error_and_the_weights_stay(made):
     model, loss, lookahead = made
     before = state(model)
     loss.factor = float("nan")
-    with pytest.raises(HamuError, match=r"the loss of a step ahead is nan; lower --lookahead_rate 0.01 or"):
+    with pytest.raises(
+        HamuError, match=r"the loss of a step ahead is nan; lower --lookahead_rate 0.01 or"
+    ):
         lookahead.advance(batch("retain", 4), batch("forget", 4))
     assert is_as(model, before)

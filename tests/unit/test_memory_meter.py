@@ -84,8 +84,13 @@ def test_a_backward_pass_frees_activations_and_leaves_gradients(new_meter):
             w.grad = None
             del total
     assert levels(meter, "forward") == (SIZE, 3 * SIZE + 4, 3 * SIZE + 4)
-    assert meter.phases["backward"].peak in range(4 * SIZE, 5 * SIZE + 64)  # one or two gradients on their way
-    assert levels(meter, "backward")[2] in (2 * SIZE + 4, 2 * SIZE + 8)  # the gradient; total's own is 4 bytes
+    assert meter.phases["backward"].peak in range(
+        4 * SIZE, 5 * SIZE + 64
+    )  # one or two gradients on their way
+    assert levels(meter, "backward")[2] in (
+        2 * SIZE + 4,
+        2 * SIZE + 8,
+    )  # the gradient; total's own is 4 bytes
     assert levels(meter, "cleared")[2] == SIZE
 
 
@@ -104,7 +109,9 @@ def measured_step(meter):
     torch.manual_seed(0)
     with meter:
         retain, forget = ([torch.randn(n) for n in (7, 3000, 100_000)] for _ in range(2))
-        pair = PairedGradients(Holder(retain), HamuQ(0.5, constraint_mode="relative", stopping="off"))
+        pair = PairedGradients(
+            Holder(retain), HamuQ(0.5, constraint_mode="relative", stopping="off")
+        )
         with meter.phase("collect"):
             collect(pair, "retain", retain)
             collect(pair, "forget", forget)
@@ -118,4 +125,6 @@ def test_both_agree_on_a_step_of_the_library():
     allocated, tensors = measured_step(AllocationMeter()), measured_step(TensorMeter())
     assert allocated["collect"] == tensors["collect"]
     assert allocated["combine"].end == tensors["combine"].end
-    assert tensors["combine"].peak <= allocated["combine"].peak <= tensors["combine"].peak + (1 << 16)
+    assert (
+        tensors["combine"].peak <= allocated["combine"].peak <= tensors["combine"].peak + (1 << 16)
+    )

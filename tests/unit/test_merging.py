@@ -6,14 +6,22 @@ from peft import AdaptionPromptConfig, LoraConfig, get_peft_model
 
 from hamu import HamuError
 from hamu.data import read_text
-from hamu.models.language import AdapterSettings, load_language_model, new_language_model, new_tokenizer, with_adapter
+from hamu.models.language import (
+    AdapterSettings,
+    load_language_model,
+    new_language_model,
+    new_tokenizer,
+    with_adapter,
+)
 from hamu.models.merging import check_can_merge, merged
 from hamu.models.saving import save_model
 
 
 def saved_besides(**of_lora):
     """An adapter that has whole modules of its own."""
-    return lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **of_lora))
+    return lambda model: get_peft_model(
+        model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **of_lora)
+    )
 
 
 def adapting(targets):
@@ -21,19 +29,23 @@ def adapting(targets):
 
 
 def small_model():
-    tokenizer = new_tokenizer((record.prompt for record in read_text("miniature").select(range(3)).records), 300)
+    tokenizer = new_tokenizer(
+        (record.prompt for record in read_text("miniature").select(range(3)).records), 300
+    )
     return new_language_model(tokenizer, hidden=16, layers=1, max_length=64)
 
 
 def test_what_cannot_be_merged_is_known_before():
     check_can_merge(saved_besides()(small_model()))
     with pytest.raises(
-        HamuError, match=r"the adapter has a bias at .*q_proj, where its model has none to merge it into"
+        HamuError,
+        match=r"the adapter has a bias at .*q_proj, where its model has none to merge it into",
     ):
         check_can_merge(saved_besides(lora_bias=True)(small_model()))
     prompts = AdaptionPromptConfig(adapter_len=2, adapter_layers=1, task_type="CAUSAL_LM")
     with pytest.raises(
-        HamuError, match="an adapter of type ADAPTION_PROMPT cannot be merged into its model; leave --m"
+        HamuError,
+        match="an adapter of type ADAPTION_PROMPT cannot be merged into its model; leave --m",
     ):
         check_can_merge(get_peft_model(small_model(), prompts))
 
@@ -48,7 +60,9 @@ def test_what_cannot_be_merged_is_known_before():
 ], ids=["inside", "output", "input", "both", "whole output", "whole both"])  # fmt: skip
 def test_merged_on_disk_is_the_model_with_its_adapter(adapted, is_tied, tmp_path):
     torch.manual_seed(0)
-    tokenizer = new_tokenizer((record.prompt for record in read_text("miniature").select(range(3)).records), 300)
+    tokenizer = new_tokenizer(
+        (record.prompt for record in read_text("miniature").select(range(3)).records), 300
+    )
     model = adapted(new_language_model(tokenizer, hidden=16, layers=1, max_length=64)).eval()
     ids = torch.arange(40, 60)[None]
     with torch.no_grad():

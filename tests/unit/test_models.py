@@ -11,7 +11,14 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 
 from hamu import HamuError
 from hamu.data import read_images
-from hamu.models import SmallResNet, SmallResNetConfig, check_fits, class_names, load_classifier, new_classifier
+from hamu.models import (
+    SmallResNet,
+    SmallResNetConfig,
+    check_fits,
+    class_names,
+    load_classifier,
+    new_classifier,
+)
 from hamu.models.classifiers import check_as_many_classes, named_as_in_training
 
 
@@ -33,14 +40,19 @@ def test_the_shortcut_subsamples_and_pads_with_zeros():
     assert not out[:, 24:].any()
 
 
-@pytest.mark.parametrize("load", [SmallResNet.from_pretrained, AutoModelForImageClassification.from_pretrained])
+@pytest.mark.parametrize(
+    "load", [SmallResNet.from_pretrained, AutoModelForImageClassification.from_pretrained]
+)
 def test_a_saved_model_comes_back_the_same(tmp_path, load):
     data = read_images("digits")
     model = new_classifier("resnet8", data, [0.5], [0.25]).eval()
     model.save_pretrained(tmp_path)
     back = load(tmp_path).eval()
     x = data[0]["pixel_values"][None]
-    assert all(torch.equal(a, b) for a, b in zip(back.state_dict().values(), model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(back.state_dict().values(), model.state_dict().values(), strict=True)
+    )
     torch.testing.assert_close(back(x).logits, model(x).logits)
     assert back.config.image_mean == [0.5]
     assert back.config.id2label[3] == "3"
@@ -59,7 +71,9 @@ def test_any_hugging_face_classifier_loads(tmp_path):
 
 
 def saved(path, **config):
-    model = SmallResNet(SmallResNetConfig(**{"depth": 8, "num_labels": 10, "num_channels": 1} | config))
+    model = SmallResNet(
+        SmallResNetConfig(**{"depth": 8, "num_labels": 10, "num_channels": 1} | config)
+    )
     model.save_pretrained(path)
     return model
 
@@ -74,38 +88,57 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
 
 
 def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(HamuError, match=r"nowhere is not a saved model: it has no config\.json; give"):
+    with pytest.raises(
+        HamuError, match=r"nowhere is not a saved model: it has no config\.json; give"
+    ):
         load_classifier("nowhere")
     saved(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(HamuError, match="cannot be loaded"):
         load_classifier(str(tmp_path))
-    tensors = {name: value for name, value in saved(tmp_path).state_dict().items() if name != "conv.weight"}
+    tensors = {
+        name: value for name, value in saved(tmp_path).state_dict().items() if name != "conv.weight"
+    }
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(HamuError, match=r"the model .* lacks conv\.weight; start from a whole copy"):
+    with pytest.raises(
+        HamuError, match=r"the model .* lacks conv\.weight; start from a whole copy"
+    ):
         load_classifier(str(tmp_path))
 
 
 def test_a_model_that_does_not_fit_the_data_is_an_error(tmp_path):
     data = read_images("digits")
-    with pytest.raises(HamuError, match="label 9 of digits is out of range: the model has 5 classes"):
+    with pytest.raises(
+        HamuError, match="label 9 of digits is out of range: the model has 5 classes"
+    ):
         check_fits(saved(tmp_path, num_labels=5), data)
-    with pytest.raises(HamuError, match="3 channels, those of digits have 1; give --num_channels 3"):
+    with pytest.raises(
+        HamuError, match="3 channels, those of digits have 1; give --num_channels 3"
+    ):
         check_fits(saved(tmp_path, num_channels=3), data)
     names = [*"1023456789"]
-    with pytest.raises(HamuError, match=r"numbers the classes a1, a0, a2, a3, \.\.\., the data a0, a1, a2, a3, "):
+    with pytest.raises(
+        HamuError, match=r"numbers the classes a1, a0, a2, a3, \.\.\., the data a0, a1, a2, a3, "
+    ):
         check_fits(saved(tmp_path, id2label={i: f"a{n}" for i, n in enumerate(names)}),
                    replace(data, classes=tuple(f"a{i}" for i in range(10))))  # fmt: skip
     order = {i: str(n) for i, n in enumerate(sorted(range(12), key=str))}
-    with pytest.raises(HamuError, match=r"numbers the classes 0, 1, 10, 11, \.\.\., the data 0, 1, 2, 3, "):
+    with pytest.raises(
+        HamuError, match=r"numbers the classes 0, 1, 10, 11, \.\.\., the data 0, 1, 2, 3, "
+    ):
         check_fits(saved(tmp_path, num_labels=12, id2label=order), data)
     with pytest.raises(HamuError, match=r"numbers the classes 0, 1, \.\.\., the data 3, 7, "):
         check_fits(saved(tmp_path, id2label={i: str(i) for i in range(10)}),
                    replace(data, classes=("3", "7"), labels=data.labels % 2))  # fmt: skip
     check_fits(saved(tmp_path), data)  # LABEL_0 and the like are no names
-    with pytest.raises(HamuError, match=r"the model has image_std \[0\.0\]; expected a number for each of 1 channels"):
+    with pytest.raises(
+        HamuError,
+        match=r"the model has image_std \[0\.0\]; expected a number for each of 1 channels",
+    ):
         check_fits(saved(tmp_path, image_mean=[0.5], image_std=[0.0]), data)
-    with pytest.raises(HamuError, match=r"cannot take the images of digits, \(1, 8, 8\): .*; give --image_size 16"):
+    with pytest.raises(
+        HamuError, match=r"cannot take the images of digits, \(1, 8, 8\): .*; give --image_size 16"
+    ):
         check_fits(vision_transformer(image_size=16), data)
     with pytest.raises(HamuError, match="no trainable parameter"):
         check_fits(saved(tmp_path).requires_grad_(False), data)
@@ -135,7 +168,9 @@ def test_classes_that_share_no_name_are_not_taken_by_number(classes, message, tm
 def test_the_image_that_is_tried_goes_to_the_models_device(tmp_path):
     asked = []
     model = saved(tmp_path).to("meta")
-    model.register_forward_pre_hook(lambda _, args, named: asked.extend([*args, *named.values()]), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda _, args, named: asked.extend([*args, *named.values()]), with_kwargs=True
+    )
     check_fits(model, read_images("digits"))
     assert [image.device.type for image in asked if isinstance(image, torch.Tensor)] == ["meta"]
 
@@ -188,7 +223,9 @@ def test_a_number_of_classes_is_told_without_running_code(tmp_path, monkeypatch)
 
 
 def test_a_model_that_is_trained_further_has_the_names_of_its_new_classes():
-    model = SimpleNamespace(config=SimpleNamespace(id2label={0: "tench", 1: "goldfish", 2: "shark"}))
+    model = SimpleNamespace(
+        config=SimpleNamespace(id2label={0: "tench", 1: "goldfish", 2: "shark"})
+    )
     assert named_as_in_training(model, ("cat", "dog"))
     assert model.config.id2label == {0: "cat", 1: "dog", 2: "LABEL_2"}
     assert model.config.label2id["dog"] == 1

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from hamu.core.forward import OriginalModel
+from hamu.core.modes import evaluating, rounds_to_tf32, without_autocast, without_tf32
 from hamu.evaluation.predictions import predict
-from hamu.forward import OriginalModel
-from hamu.modes import evaluating, rounds_to_tf32, without_autocast, without_tf32
 
 
 class Doubling(nn.Module):
@@ -96,7 +96,11 @@ class OnGPU(nn.Module):
 @pytest.fixture
 def gpu(monkeypatch):
     """A machine with a GPU, as far as it is asked, with torch's settings as they are at the start and afterwards."""
-    matmul, conv, rnn = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    matmul, conv, rnn = (
+        torch.backends.cuda.matmul,
+        torch.backends.cudnn.conv,
+        torch.backends.cudnn.rnn,
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     yield

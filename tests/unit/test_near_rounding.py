@@ -8,7 +8,7 @@ import torch
 from helpers import combine, gram_at
 
 from hamu import HamuQ, HamuU, PairGram, PairStep, build_method
-from hamu.methods import Method, Weights
+from hamu.core.methods import Method, Weights
 
 EPS32 = torch.finfo(torch.float32).eps
 OFF = {"stopping": "off"}
@@ -71,6 +71,10 @@ def test_of_a_clamped_demand_all_that_is_possible_is_granted_and_every_conflict_
     gram = gram_at([2.0, 1.0], [3.0, 1.0], [0.6, -0.3])
     status = method(50.0, on_infeasible="clamp", **OFF).weigh(gram).constraint
     assert status.demand.item() == pytest.approx(50.0)
-    assert status.granted.item() == pytest.approx(status.capacity.item()) == pytest.approx(7.0)
+    assert (
+        status.clipped_demand.item()
+        == pytest.approx(status.max_demand.item())
+        == pytest.approx(7.0)
+    )
     assert status.stop_threshold.item() == 0.0
     assert status.direct_threshold.item() == pytest.approx(-math.sqrt(5.0 * 10.0))

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from hamu import HamuError
-from hamu.forward import OriginalModel, logits_of, predict_logits
-from hamu.objectives import Scored, build_objective
-from hamu.training.side_losses import SideLosses
+from hamu.core.forward import OriginalModel, logits_of, predict_logits
+from hamu.core.objectives import Scored, build_objective
+from hamu.unlearning.trainer.side_losses import SideLosses
 
 G = torch.Generator().manual_seed(0)
 LOGITS, ORIGINAL = torch.randn(5, 4, generator=G).double(), torch.randn(5, 4, generator=G).double()
@@ -30,7 +30,9 @@ def test_sums_over_samples_match_the_formulas():
         "scrub_retain": 0.99 * cross_entropy + 0.001 * divergence,
     }
     for name, value in expected.items():
-        torch.testing.assert_close(build_objective(name).total(Scored.of(LOGITS, LABELS), ORIGINAL), value)
+        torch.testing.assert_close(
+            build_objective(name).total(Scored.of(LOGITS, LABELS), ORIGINAL), value
+        )
 
 
 def test_the_divergence_vanishes_with_its_gradient_at_the_original():
@@ -42,7 +44,10 @@ def test_the_divergence_vanishes_with_its_gradient_at_the_original():
 @pytest.mark.parametrize("name", ["kl_to_original", "scrub_retain"])
 def test_what_the_original_rules_out_adds_nothing(name):
     """As logits of tokens that may not come are masked with -inf, in both models or in the original alone."""
-    for logits in (ORIGINAL + LOGITS, (ORIGINAL + LOGITS).index_fill(1, torch.tensor([3]), -float("inf"))):
+    for logits in (
+        ORIGINAL + LOGITS,
+        (ORIGINAL + LOGITS).index_fill(1, torch.tensor([3]), -float("inf")),
+    ):
         logits = logits[[0, 2, 3, 4]].requires_grad_()
         labels, original = LABELS[[0, 2, 3, 4]], ORIGINAL[[0, 2, 3, 4]].clone()
         original[:, 3] = -float("inf")
@@ -50,19 +55,27 @@ def test_what_the_original_rules_out_adds_nothing(name):
         p, q = original.softmax(-1)[:, :3], logits.softmax(-1)[:, :3]
         divergence = (p * (p / q).log()).sum()
         if name == "scrub_retain":
-            divergence = 0.99 * nn.functional.cross_entropy(logits, labels, reduction="sum") + 0.001 * divergence
+            divergence = (
+                0.99 * nn.functional.cross_entropy(logits, labels, reduction="sum")
+                + 0.001 * divergence
+            )
         torch.testing.assert_close(total, divergence)
         total.backward()
         assert torch.isfinite(logits.grad).all()
 
 
 def test_half_precision_logits_are_summed_in_float32():
-    assert build_objective("cross_entropy").total(Scored.of(LOGITS.bfloat16(), LABELS), None).dtype == torch.float32
+    assert (
+        build_objective("cross_entropy").total(Scored.of(LOGITS.bfloat16(), LABELS), None).dtype
+        == torch.float32
+    )
 
 
 class Net(nn.Sequential):
     def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+        super().__init__(
+            nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)
+        )
         self[1].bias.requires_grad_(False)
 
 
@@ -132,7 +145,10 @@ def test_the_original_gives_back_what_stands_in_several_places():
 
 @pytest.mark.parametrize("length", [5, 3])
 def test_predictions_that_are_not_at_the_tokens_are_refused(length):
-    with pytest.raises(HamuError, match=rf"the model predicts at {length} places of a text of 4 tokens; one that puts"):
+    with pytest.raises(
+        HamuError,
+        match=rf"the model predicts at {length} places of a text of 4 tokens; one that puts",
+    ):
         Scored.of(torch.zeros(2, length, 7), torch.zeros(2, 4, dtype=torch.long))
 
 
@@ -148,7 +164,9 @@ def test_an_objective_that_adds_nothing_up_is_named(monkeypatch):
     batch = {"pixel_values": torch.ones(2, 1, 3), "labels": torch.zeros(2, dtype=torch.long)}
     assert losses.total(nn.Flatten(), "retain", batch)[0].dim() == 0
     monkeypatch.setitem(losses._objectives, "retain", PerRecord())
-    with pytest.raises(HamuError, match=r"the objective per_record gave a total of shape \(2,\); add it up"):
+    with pytest.raises(
+        HamuError, match=r"the objective per_record gave a total of shape \(2,\); add it up"
+    ):
         losses.total(nn.Flatten(), "retain", batch)
 
 
@@ -159,4 +177,6 @@ def test_what_is_not_understood_is_an_error():
         build_objective("kl_to_original").total(Scored.of(LOGITS, LABELS), None)
     with pytest.raises(HamuError, match=r"the model returned dict; expected logits"):
         logits_of({})
-    assert predict_logits(nn.Flatten(), {"pixel_values": torch.ones(2, 1, 2), "labels": LABELS}).shape == (2, 2)
+    assert predict_logits(
+        nn.Flatten(), {"pixel_values": torch.ones(2, 1, 2), "labels": LABELS}
+    ).shape == (2, 2)

@@ -12,12 +12,23 @@ from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
 from hamu.assess import influences
 from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.gradients import PartedGram, parted_gradient
-from hamu.gram import SIDES
-from hamu.methods import method_classes
-from hamu.training.step_figures import layer_figures, step_figures
-from hamu.training.watch import StepWatch
+from hamu.core.gram import SIDES
+from hamu.core.methods import method_classes
+from hamu.unlearning.trainer.monitor import Monitor
+from hamu.unlearning.trainer.step_figures import layer_figures, step_figures
 
-READS = ["item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy", "__array__", "nonzero"]
+READS = [
+    "item",
+    "tolist",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "cpu",
+    "numpy",
+    "__array__",
+    "nonzero",
+]
 
 
 class _Dispatched(TorchDispatchMode):
@@ -63,9 +74,16 @@ def prepared(method, forget_factor=1.0, device="cpu", **settings):
 
 
 CASES = {
-    **{name: (build_method(name, constraint=0.3, constraint_mode="relative"), {}, "step") for name in method_classes()},
+    **{
+        name: (build_method(name, constraint=0.3, constraint_mode="relative"), {}, "step")
+        for name in method_classes()
+    },
     "whole model": (HamuU(0.3, constraint_mode="relative"), {"blocks": "model"}, "step"),
-    "own shares": (HamuQ(0.3, constraint_mode="relative", distribution=[3, 1, 1, 0], stopping="off"), {}, "step"),
+    "own shares": (
+        HamuQ(0.3, constraint_mode="relative", distribution=[3, 1, 1, 0], stopping="off"),
+        {},
+        "step",
+    ),
     "no clipping": (HamuQ(0.3, constraint_mode="relative"), {"max_grad_norm": None}, "step"),
     "criterion any": (HamuQ(0.3, constraint_mode="relative", stopping="any"), {}, "stop"),
     "infeasible": (HamuQ(1e9), {}, "stop"),
@@ -136,8 +154,14 @@ def test_the_text_of_a_step_is_three_lines_in_one_read(reads, method, decision):
     first, second, third = text.splitlines()
     assert first.startswith(f"PairStep: {decision}")
     norms = [norm.item() for norm in step.gradient_norms]
-    assert f"‖g_r‖ {norms[0]:.4g}, ‖g_f‖ {norms[1]:.4g}, cosθ {step.cos.item():+.4f}; weights in 4 blocks" in second
-    assert f"forget {step.weights.forget.min().item():.4g} to {step.weights.forget.max().item():.4g}" in second
+    assert (
+        f"‖g_r‖ {norms[0]:.4g}, ‖g_f‖ {norms[1]:.4g}, cosθ {step.cos.item():+.4f}; weights in 4 blocks"
+        in second
+    )
+    assert (
+        f"forget {step.weights.forget.min().item():.4g} to {step.weights.forget.max().item():.4g}"
+        in second
+    )
     assert f"forget loss {step.promised_forget_change.item():+.4g}" in third
     assert max(map(len, text.splitlines())) < 200
 
@@ -146,7 +170,7 @@ def test_what_a_checked_step_did_comes_in_one_read(reads):
     pair = prepared(HamuQ(0.3, constraint_mode="relative"))
     optimizer = torch.optim.SGD(pair.parameters, lr=0.1)
     args = UnlearnConfig(output_dir="unused", check_steps=1)
-    watch = StepWatch(pair, args, lambda side, batch: sum(p.sum() for p in pair.parameters),
+    watch = Monitor(pair, args, lambda side, batch: sum(p.sum() for p in pair.parameters),
                       torch.nn.ParameterList(pair.parameters))  # fmt: skip
     for side in SIDES:
         watch.passes.remember(side, {}, 1.0, 1)
@@ -215,4 +239,6 @@ def test_combine_synchronises_a_cuda_device_once(recwarn):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert step.decision == decision
-        assert sum("synchroniz" in str(w.message) for w in recwarn) == 1, [str(w.message) for w in recwarn]
+        assert sum("synchroniz" in str(w.message) for w in recwarn) == 1, [
+            str(w.message) for w in recwarn
+        ]

@@ -50,7 +50,9 @@ def assert_clean(pair, model):
 def test_a_model_whose_weights_are_elsewhere_is_refused():
     with torch.device("meta"):
         model = nn.Linear(3, 2)
-    with pytest.raises(HamuError, match=r"weight is on the meta device \(offloaded or never loaded\); trainable"):
+    with pytest.raises(
+        HamuError, match=r"weight is on the meta device \(offloaded or never loaded\); trainable"
+    ):
         PairedGradients(model, HamuQ())
 
 
@@ -109,12 +111,18 @@ def test_a_missing_side_is_named(model, method):
         pair.combine()
     with pair.retain():
         loss(model, 1).backward()
-    with pytest.raises(HamuError, match=r"needs a forget gradient for this step; run backward inside pair.forget\(\)"):
+    with pytest.raises(
+        HamuError,
+        match=r"needs a forget gradient for this step; run backward inside pair.forget\(\)",
+    ):
         pair.combine()
     pair.discard()
     with pair.forget():
         loss(model, 1).backward()
-    with pytest.raises(HamuError, match=r"needs a retain gradient for this step; run backward inside pair.retain\(\)"):
+    with pytest.raises(
+        HamuError,
+        match=r"needs a retain gradient for this step; run backward inside pair.retain\(\)",
+    ):
         pair.combine()
 
 
@@ -143,7 +151,9 @@ def test_a_method_of_one_side_needs_only_that_one(model, name, side):
         loss(model, 1).backward()
     pair.combine()
     sign = 1 if side == "retain" else -1
-    for ours, theirs in zip(grads_of(pair), torch.autograd.grad(loss(model, 1), list(model.parameters())), strict=True):
+    for ours, theirs in zip(
+        grads_of(pair), torch.autograd.grad(loss(model, 1), list(model.parameters())), strict=True
+    ):
         torch.testing.assert_close(ours, sign * theirs)
 
 
@@ -163,7 +173,9 @@ def test_weights_changed_between_the_passes_make_the_first_stale(model, pair):
         loss(model, 1).backward()
         optimizer.step()
     with (
-        pytest.raises(HamuError, match=r"weights changed after the retain gradient was collected, .* stale"),
+        pytest.raises(
+            HamuError, match=r"weights changed after the retain gradient was collected, .* stale"
+        ),
         pair.forget(),
     ):
         pytest.fail("the context must not open")
@@ -178,7 +190,9 @@ def test_weights_changed_before_combine_make_both_stale(model, pair, make):
     with pair.forget():
         loss(model, 2).backward()
         optimizer.step()
-    with pytest.raises(HamuError, match="weights changed after the retain and forget gradient was collected"):
+    with pytest.raises(
+        HamuError, match="weights changed after the retain and forget gradient was collected"
+    ):
         pair.combine()
     assert_clean(pair, model)
 
@@ -237,7 +251,10 @@ def test_sparse_gradients_are_refused():
     for side in ("retain", "forget"):
         with getattr(pair, side)():
             embedding(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(HamuError, match="sparse gradients cannot be combined; build the embedding with sparse=False"):
+    with pytest.raises(
+        HamuError,
+        match="sparse gradients cannot be combined; build the embedding with sparse=False",
+    ):
         pair.combine()
 
 
@@ -281,7 +298,10 @@ def test_a_parameter_that_was_unfrozen_later_is_refused(model):
     assert both().decision == "step"
     model[0].weight.grad = None
     model[0].weight.requires_grad_(True)
-    with pytest.raises(HamuError, match=r"0\.weight was frozen when PairedGradients was made, but has a gradient now"):
+    with pytest.raises(
+        HamuError,
+        match=r"0\.weight was frozen when PairedGradients was made, but has a gradient now",
+    ):
         both()
     model[0].weight.grad = None
     assert pair.combine().decision == "step"
@@ -291,10 +311,14 @@ def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path):
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         wrapped = FullyShardedDataParallel(nn.Linear(3, 2), device_id=torch.device("cpu"))
-        with pytest.raises(HamuError, match=r"wrapped in FullyShardedDataParallel, .* shard it with fully_shard"):
+        with pytest.raises(
+            HamuError, match=r"wrapped in FullyShardedDataParallel, .* shard it with fully_shard"
+        ):
             PairedGradients(wrapped, HamuQ())
         with pytest.raises(HamuError, match="wrapped in FullyShardedDataParallel"):
             PairedGradients(wrapped.module, HamuQ())
@@ -310,7 +334,10 @@ def vector(*values):
 @pytest.mark.parametrize("blocks", ["tensor", "model"])
 def test_a_parameter_that_no_side_uses_keeps_no_gradient(method, blocks):
     pair = PairedGradients(
-        Holder([vector(0, 0), vector(0)]), method(0.3, **RELATIVE), blocks=blocks, max_grad_norm=None
+        Holder([vector(0, 0), vector(0)]),
+        method(0.3, **RELATIVE),
+        blocks=blocks,
+        max_grad_norm=None,
     )
     collect(pair, "retain", [vector(1, 0), None])
     collect(pair, "forget", [vector(0, 1), None])
@@ -326,7 +353,9 @@ def test_a_block_that_only_one_side_uses_follows_the_objective_alone(method):
     retain, forget = [vector(3, 4), None, vector(1, 0)], [None, vector(5, 12), vector(0, 1)]
     step, grads = combine(method(0.3, **RELATIVE), retain, forget, max_grad_norm=None)
     assert step.decision == "step"
-    if method is HamuQ:  # the retain side descends freely; with R = η‖g_r‖ = 0 the forget side cannot move
+    if (
+        method is HamuQ
+    ):  # the retain side descends freely; with R = η‖g_r‖ = 0 the forget side cannot move
         assert torch.equal(grads[0], retain[0])
         assert torch.equal(grads[1], vector(0, 0))
     else:
@@ -345,7 +374,9 @@ def test_with_a_fixed_radius_a_block_of_the_constrained_side_alone_meets_its_par
 def test_a_zero_gradient_on_the_constrained_side_cannot_meet_an_absolute_demand():
     step, grads = combine(HamuQ(0.5), [vector(1, 0)], [vector(0, 0)])
     assert step.decision == "stop"
-    assert step.reason.startswith("the constraint cannot be met: the gradients allow no change at all")
+    assert step.reason.startswith(
+        "the constraint cannot be met: the gradients allow no change at all"
+    )
     assert grads == [None]
 
 
@@ -362,7 +393,9 @@ def test_a_zero_gradient_on_the_constrained_side_cannot_meet_an_absolute_demand(
     ],
 )
 def test_a_share_of_nothing_is_infeasible(method, retain, forget, on_infeasible):
-    step, grads = combine(method(0.5, on_infeasible=on_infeasible, **RELATIVE), retain, forget, max_grad_norm=None)
+    step, grads = combine(
+        method(0.5, on_infeasible=on_infeasible, **RELATIVE), retain, forget, max_grad_norm=None
+    )
     assert step.decision == on_infeasible
     assert step.reason == (
         "the constraint cannot be met: the gradients allow no change at all of the loss that it is demanded of; one of "
@@ -373,7 +406,9 @@ def test_a_share_of_nothing_is_infeasible(method, retain, forget, on_infeasible)
 
 def test_shares_of_ones_own_that_demand_something_of_a_zero_gradient_are_infeasible():
     retain, forget = [vector(3, 4), vector(1, 0)], [vector(4, 3), vector(0, 0)]
-    demanding, sparing = (HamuQ(0.5, distribution=shares, **RELATIVE) for shares in ((1.0, 1.0), (1.0, 0.0)))
+    demanding, sparing = (
+        HamuQ(0.5, distribution=shares, **RELATIVE) for shares in ((1.0, 1.0), (1.0, 0.0))
+    )
     assert combine(demanding, retain, forget)[0].decision == "stop"
     assert combine(sparing, retain, forget)[0].decision == "step"
 

@@ -12,7 +12,7 @@ from helpers import Holder, collect, combine, flat, pair_at_angle
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, StoppingRule, build_method
-from hamu.methods import Method, Weights
+from hamu.core.methods import Method, Weights
 
 OFF = {"stopping": "off"}
 
@@ -73,7 +73,9 @@ def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is(scaler)
         masked = torch.cat([logits(torch.ones(1, 2)), torch.full((1, 1), -math.inf)], 1)
         return nn.functional.cross_entropy(masked, torch.tensor([label]))
 
-    pair = PairedGradients(logits, HamuQ(0.3, constraint_mode="relative", stopping=StoppingRule(patience=9)))
+    pair = PairedGradients(
+        logits, HamuQ(0.3, constraint_mode="relative", stopping=StoppingRule(patience=9))
+    )
     optimizer = torch.optim.AdamW(pair.parameters, lr=0.1, weight_decay=0.1)
     for label in (1, 2):
         before = snapshot(pair, optimizer)
@@ -111,7 +113,9 @@ def test_a_non_finite_value_counts_even_where_the_other_side_is_absent(side):
     grads = {"retain": [torch.ones(2), None], "forget": [torch.ones(2), None]}
     grads[side][1] = torch.tensor([1.0, math.inf])
     step, given = combine(
-        HamuQ(0.3, constraint_mode="relative"), [*grads["retain"], torch.ones(1)], [*grads["forget"], torch.ones(1)]
+        HamuQ(0.3, constraint_mode="relative"),
+        [*grads["retain"], torch.ones(1)],
+        [*grads["forget"], torch.ones(1)],
     )
     assert step.decision == "skip"
     assert given == [None, None, None]
@@ -145,7 +149,9 @@ def test_a_backward_between_the_contexts_and_combine_cannot_move_a_skipped_step(
 @pytest.mark.parametrize("on_infeasible", ["stop", "skip"])
 def test_an_infeasible_constraint_stops_or_skips_and_says_what_is_possible(method, on_infeasible):
     retain, forget = vectors(angle=2.0)
-    step, grads = combine(method(2.5, on_infeasible=on_infeasible), retain, forget, max_grad_norm=None)
+    step, grads = combine(
+        method(2.5, on_infeasible=on_infeasible), retain, forget, max_grad_norm=None
+    )
     assert step.decision == on_infeasible
     assert step.should_stop == (on_infeasible == "stop")
     assert step.reason == (
@@ -157,7 +163,9 @@ def test_an_infeasible_constraint_stops_or_skips_and_says_what_is_possible(metho
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @pytest.mark.parametrize("angle", [0.3, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("radius", ["gradient", 0.7])
-def test_clamping_gains_the_most_that_the_radius_allows_and_never_steps_further(method, angle, radius):
+def test_clamping_gains_the_most_that_the_radius_allows_and_never_steps_further(
+    method, angle, radius
+):
     retain, forget = vectors(angle)
     clamping = method(50.0, radius=radius, on_infeasible="clamp", **OFF)
     step, grads = combine(clamping, retain, forget, max_grad_norm=None)
@@ -172,7 +180,12 @@ def test_clamping_gains_the_most_that_the_radius_allows_and_never_steps_further(
 
 def test_clamping_where_nothing_can_be_gained_leaves_plain_descent():
     retain, forget = vectors()
-    _, grads = combine(HamuQ(0.5, on_infeasible="clamp", **OFF), retain, [0 * f for f in forget], max_grad_norm=None)
+    _, grads = combine(
+        HamuQ(0.5, on_infeasible="clamp", **OFF),
+        retain,
+        [0 * f for f in forget],
+        max_grad_norm=None,
+    )
     assert torch.equal(flat(grads), flat(retain))
 
 
@@ -198,10 +211,12 @@ def test_a_share_of_what_is_possible_is_feasible_however_it_is_divided(distribut
         constraint = step.weights.constraint
         assert step.decision == "step"
         most = 0.01 / (0.5 if distribution == "uniform" else 0.25)
-        assert constraint.capacity == pytest.approx(most)
+        assert constraint.max_demand == pytest.approx(most)
         assert constraint.demand == pytest.approx(share * most)
         assert constraint.fraction.max() == pytest.approx(share)
-    step, _ = combine(HamuQ(0.5, distribution=distribution, **OFF), retain, forget, max_grad_norm=None)
+    step, _ = combine(
+        HamuQ(0.5, distribution=distribution, **OFF), retain, forget, max_grad_norm=None
+    )
     assert f"allow at most {most:.4g}" in step.reason
     assert step.cause == "infeasible"
 
@@ -216,7 +231,9 @@ def test_a_demand_of_exactly_the_reach_is_feasible():
 def test_each_side_is_clipped_by_its_own_global_norm():
     retain, forget = vectors()
     big, small = [100 * g for g in retain], [0.01 * g for g in forget]
-    step, ours = combine(HamuQ(0.3, constraint_mode="relative", **OFF), big, small, max_grad_norm=2.0)
+    step, ours = combine(
+        HamuQ(0.3, constraint_mode="relative", **OFF), big, small, max_grad_norm=2.0
+    )
     norm = flat(big).norm()
     assert step.clip[0] == pytest.approx((2.0 / (norm + 1e-6)).item(), rel=1e-12)
     assert step.clip[1] == 1.0
@@ -225,14 +242,20 @@ def test_each_side_is_clipped_by_its_own_global_norm():
         p.grad = g.clone()
     nn.utils.clip_grad_norm_(parameters, 2.0)
     clipped = [p.grad for p in parameters]
-    _, theirs = combine(HamuQ(0.3, constraint_mode="relative", **OFF), clipped, small, max_grad_norm=None)
+    _, theirs = combine(
+        HamuQ(0.3, constraint_mode="relative", **OFF), clipped, small, max_grad_norm=None
+    )
     torch.testing.assert_close(flat(ours), flat(theirs), rtol=1e-12, atol=1e-15)
     assert step.gram.retain_sq.sum().sqrt() == pytest.approx(2.0)
 
 
 def test_the_norms_that_a_step_reports_are_those_before_clipping():
-    retain, forget = ([factor * g for g in side] for factor, side in zip((3.0, 7.0), vectors(), strict=True))
-    step, _ = combine(HamuQ(0.3, constraint_mode="relative", **OFF), retain, forget, max_grad_norm=0.5)
+    retain, forget = (
+        [factor * g for g in side] for factor, side in zip((3.0, 7.0), vectors(), strict=True)
+    )
+    step, _ = combine(
+        HamuQ(0.3, constraint_mode="relative", **OFF), retain, forget, max_grad_norm=0.5
+    )
     expected = (flat(retain).norm().item(), flat(forget).norm().item())
     assert tuple(norm.item() for norm in step.gradient_norms) == pytest.approx(expected)
     assert max(clip.item() for clip in step.clip) < 0.2
@@ -240,7 +263,9 @@ def test_the_norms_that_a_step_reports_are_those_before_clipping():
 
 def test_what_the_step_reports_is_what_the_gradients_do():
     retain, forget = vectors(angle=1.2)
-    step, grads = combine(HamuQ(0.3, constraint_mode="relative", **OFF), retain, forget, max_grad_norm=None)
+    step, grads = combine(
+        HamuQ(0.3, constraint_mode="relative", **OFF), retain, forget, max_grad_norm=None
+    )
     r, f, dw = flat(retain), flat(forget), -flat(grads)
     assert step.kappa == pytest.approx(r.dot(f).item())
     assert step.cos == pytest.approx((r.dot(f) / r.norm() / f.norm()).item())
@@ -250,7 +275,9 @@ def test_what_the_step_reports_is_what_the_gradients_do():
     assert step.direct_share == 0.0
 
 
-@pytest.mark.parametrize(("angle", "regime", "direct"), [(3.0, 0, 1.0), (1.6, 1, 0.0), (0.2, 2, 0.0)])
+@pytest.mark.parametrize(
+    ("angle", "regime", "direct"), [(3.0, 0, 1.0), (1.6, 1, 0.0), (0.2, 2, 0.0)]
+)
 def test_the_regime_is_direct_rectified_or_unavoidable(angle, regime, direct):
     retain, forget = vectors(angle)
     step, _ = combine(HamuQ(0.5, constraint_mode="relative", **OFF), retain, forget)
@@ -261,7 +288,8 @@ def test_the_regime_is_direct_rectified_or_unavoidable(angle, regime, direct):
 def test_a_saved_pair_resumes_where_it_was():
     def make():
         return PairedGradients(
-            Holder(retain), HamuQ(0.5, constraint_mode="relative", stopping=StoppingRule(patience=3))
+            Holder(retain),
+            HamuQ(0.5, constraint_mode="relative", stopping=StoppingRule(patience=3)),
         )
 
     def decide(pair):
@@ -306,7 +334,10 @@ class Own(Method):
 @pytest.mark.parametrize("weight", [math.nan, math.inf])
 def test_a_method_whose_weights_are_not_finite_is_named(weight):
     retain, forget = vectors()
-    with pytest.raises(HamuError, match="own gave a weight that is not finite, for gradients that are; mend its weigh"):
+    with pytest.raises(
+        HamuError,
+        match="own gave a weight that is not finite, for gradients that are; mend its weigh",
+    ):
         combine(Own(weight), retain, forget)
     step, _ = combine(Own(weight), [g * math.nan for g in retain], forget)
     assert step.reason == "a gradient is not finite"
@@ -319,13 +350,18 @@ def test_a_method_whose_weights_are_not_finite_is_named(weight):
 ])  # fmt: skip
 def test_a_method_whose_weights_are_not_one_to_a_block_is_named(weigh, monkeypatch):
     monkeypatch.setattr(Own, "weigh", lambda self, gram: weigh(gram))
-    with pytest.raises(HamuError, match=r"own gave weights of shape .*, not one for each of 2 blocks; a weight of the"):
+    with pytest.raises(
+        HamuError,
+        match=r"own gave weights of shape .*, not one for each of 2 blocks; a weight of the",
+    ):
         combine(Own(), *vectors())
 
 
 def test_a_weight_beyond_the_range_of_its_gradient_skips_the_step():
     retain, forget = ([g.float() for g in side] for side in vectors())
-    step, grads = combine(HamuQ(0.5, radius=1.0, **OFF), retain, [g * 1e-40 for g in forget], max_grad_norm=None)
+    step, grads = combine(
+        HamuQ(0.5, radius=1.0, **OFF), retain, [g * 1e-40 for g in forget], max_grad_norm=None
+    )
     assert step.decision == "stop"  # nothing like 0.5 is possible
     relative = HamuQ(0.5, constraint_mode="relative", radius=1.0, **OFF)
     step, grads = combine(relative, retain, [g * 1e-42 for g in forget], max_grad_norm=None)
@@ -334,19 +370,24 @@ def test_a_weight_beyond_the_range_of_its_gradient_skips_the_step():
     assert "which is beyond the range of float32" in step.reason
     assert step.cause == "out of range"
     assert grads == [None, None]
-    assert combine(Own(1e39), *vectors(), max_grad_norm=None)[0].decision == "step"  # these are float64
+    assert (
+        combine(Own(1e39), *vectors(), max_grad_norm=None)[0].decision == "step"
+    )  # these are float64
 
 
 def test_settings_that_no_json_holds_are_saved_by_name():
     retain, _ = vectors()
     states = [
-        PairedGradients(Holder(retain), Own(shape=shape)).state_dict() for shape in (Own.weigh, object(), [1, Own])
+        PairedGradients(Holder(retain), Own(shape=shape)).state_dict()
+        for shape in (Own.weigh, object(), [1, Own])
     ]
     assert [json.loads(json.dumps(state))["settings"]["shape"] for state in states] == [
         "Own.weigh", "<object object>", [1, "Own"],
     ]  # fmt: skip
     assert states[0]["settings"]["others"] == ["'a'", "'b'"]
     pair = PairedGradients(Holder(retain), Own())
-    pair.load_state_dict(json.loads(json.dumps(PairedGradients(Holder(retain), Own()).state_dict())))
+    pair.load_state_dict(
+        json.loads(json.dumps(PairedGradients(Holder(retain), Own()).state_dict()))
+    )
     with pytest.raises(HamuError, match=r"saved with other settings: shape 'Own\.weigh'"):
         pair.load_state_dict(states[0])

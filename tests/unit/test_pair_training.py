@@ -20,7 +20,9 @@ def make_model(dtype=torch.float64):
 
 def batch(seed, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(8, 6, dtype=torch.float64, generator=g).to(dtype), torch.randint(4, (8,), generator=g)
+    return torch.randn(8, 6, dtype=torch.float64, generator=g).to(dtype), torch.randint(
+        4, (8,), generator=g
+    )
 
 
 def loss(model, seed, dtype=torch.float64):
@@ -59,18 +61,24 @@ def test_optimizer_and_scheduler_see_the_equivalent_gradient_and_nothing_else(ma
     theirs = copy.deepcopy(ours)
     pair = PairedGradients(ours, METHOD)
     optimizers = [make(model.parameters()) for model in (ours, theirs)]
-    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8) for optimizer in optimizers]
+    schedulers = [
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8) for optimizer in optimizers
+    ]
     for t in range(6):
         collect_both(pair, ours, t)
         step = pair.combine()
         weights = zip(step.weights.retain, step.weights.forget, strict=True)
-        for p, (a, b), r, f in zip(theirs.parameters(), weights, *clipped_gradients(theirs, t), strict=True):
+        for p, (a, b), r, f in zip(
+            theirs.parameters(), weights, *clipped_gradients(theirs, t), strict=True
+        ):
             p.grad = a * r + b * f
         for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             optimizer.zero_grad(set_to_none=t % 2 == 0)
             scheduler.step()
-        torch.testing.assert_close(flat(ours.parameters()), flat(theirs.parameters()), rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            flat(ours.parameters()), flat(theirs.parameters()), rtol=0, atol=1e-10
+        )
     assert (flat(ours.parameters()) - start).norm() > 0.02
 
 
@@ -81,7 +89,9 @@ def test_a_step_of_sgd_keeps_the_promise_to_first_order():
     step = pair.combine()
     before = [loss(model, seed).item() for seed in (0, 1)]
     torch.optim.SGD(model.parameters(), lr=lr).step()
-    retain, forget = (loss(model, seed).item() - old for seed, old in zip((0, 1), before, strict=True))
+    retain, forget = (
+        loss(model, seed).item() - old for seed, old in zip((0, 1), before, strict=True)
+    )
     assert forget / lr == pytest.approx(step.promised_forget_change.item(), rel=1e-3)
     assert forget / lr >= step.weights.constraint.demand * 0.999
     assert retain / lr == pytest.approx(step.promised_retain_change.item(), rel=1e-3)
@@ -92,14 +102,20 @@ def test_autocast_changes_the_losses_not_the_combine():
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = [loss(model, seed, torch.float32) for seed in (0, 1)]
-    sides = [torch.autograd.grad(value, list(model.parameters()), retain_graph=True) for value in losses]
+    sides = [
+        torch.autograd.grad(value, list(model.parameters()), retain_graph=True) for value in losses
+    ]
     for context, value in zip((pair.retain, pair.forget), losses, strict=True):
         with context():
             value.backward()
     step = pair.combine()
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
-    for p, a, b, r, f in zip(model.parameters(), step.weights.retain, step.weights.forget, *sides, strict=True):
-        torch.testing.assert_close(p.grad.double(), a * r.double() + b * f.double(), rtol=1e-5, atol=1e-6)
+    for p, a, b, r, f in zip(
+        model.parameters(), step.weights.retain, step.weights.forget, *sides, strict=True
+    ):
+        torch.testing.assert_close(
+            p.grad.double(), a * r.double() + b * f.double(), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_combine_inside_autocast_is_the_same():
@@ -120,7 +136,9 @@ def test_combine_inside_autocast_is_the_same():
 def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):
     plain, scaled = make_model(), make_model()
     scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale, growth_interval=2)
-    pairs = [PairedGradients(model, METHOD, max_grad_norm=max_grad_norm) for model in (plain, scaled)]
+    pairs = [
+        PairedGradients(model, METHOD, max_grad_norm=max_grad_norm) for model in (plain, scaled)
+    ]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (plain, scaled)]
     for t in range(4):
         collect_both(pairs[0], plain, t)
@@ -131,7 +149,9 @@ def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):
         scaler.step(optimizers[1])
         scaler.update()
         torch.testing.assert_close(ours.gram.dot, theirs.gram.dot, rtol=1e-6, atol=1e-12)
-        torch.testing.assert_close(flat(plain.parameters()), flat(scaled.parameters()), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            flat(plain.parameters()), flat(scaled.parameters()), rtol=0, atol=1e-6
+        )
     assert scaler.get_scale() == 4 * loss_scale
 
 
@@ -254,17 +274,24 @@ def test_a_scaler_at_one_still_sees_an_overflow():
 
 @pytest.mark.parametrize("piece", [7, 1 << 18])
 def test_half_precision_parameters_get_half_precision_gradients_rounded_once(monkeypatch, piece):
-    monkeypatch.setattr("hamu.combining.widened_at_once", lambda device: piece)
+    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda device: piece)
     model = make_model(torch.bfloat16)
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
-    sides = [torch.autograd.grad(loss(model, s, torch.bfloat16), list(model.parameters())) for s in (0, 1)]
+    sides = [
+        torch.autograd.grad(loss(model, s, torch.bfloat16), list(model.parameters()))
+        for s in (0, 1)
+    ]
     collect_both(pair, model, 0, torch.bfloat16)
     step = pair.combine()
-    for p, a, b, r, f in zip(model.parameters(), step.weights.retain, step.weights.forget, *sides, strict=True):
+    for p, a, b, r, f in zip(
+        model.parameters(), step.weights.retain, step.weights.forget, *sides, strict=True
+    ):
         assert p.grad.dtype == torch.bfloat16
         exact = a * r.double() + b * f.double()
         # Half a unit in bfloat16's last place, and a little for the float32 sum.
-        assert ((p.grad.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5 * exact.abs().max()).all()
+        assert (
+            (p.grad.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5 * exact.abs().max()
+        ).all()
 
 
 def test_a_model_of_mixed_precisions_is_combined_in_each_ones_own():
@@ -274,7 +301,9 @@ def test_a_model_of_mixed_precisions_is_combined_in_each_ones_own():
     for seed, context in enumerate((pair.retain, pair.forget)):
         with context():
             x, y = batch(seed, torch.float32)
-            nn.functional.cross_entropy(model[2](model[1](model[0](x)).bfloat16()).float(), y).backward()
+            nn.functional.cross_entropy(
+                model[2](model[1](model[0](x)).bfloat16()).float(), y
+            ).backward()
     assert pair.combine().decision == "step"
     assert [p.grad.dtype for p in model.parameters()] == [torch.float32] * 2 + [torch.bfloat16] * 2
     assert all(p.grad.abs().sum() > 0 for p in model.parameters())

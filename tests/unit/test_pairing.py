@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from hamu import HamuError
-from hamu.training import PairCollator, PairedDataset
+from hamu.unlearning.trainer import PairCollator, PairedDataset
 
 RETAIN, FORGET = list(range(10)), list(range(100, 104))
 
@@ -41,7 +41,9 @@ def test_a_forget_set_larger_than_the_retain_set_is_used_up_before_it_repeats():
 
 @pytest.mark.parametrize("batch_size", [1, 4, 10])
 def test_the_order_does_not_depend_on_the_batch_size(batch_size):
-    assert epoch(PairedDataset(RETAIN, FORGET), 2, batch_size) == epoch(PairedDataset(RETAIN, FORGET), 2)
+    assert epoch(PairedDataset(RETAIN, FORGET), 2, batch_size) == epoch(
+        PairedDataset(RETAIN, FORGET), 2
+    )
 
 
 def test_sides_of_one_length_have_orders_of_their_own():
@@ -69,7 +71,9 @@ def test_shuffled_once_every_forget_record_has_its_turn():
 def test_shuffled_once_all_epochs_have_the_same_pairs_where_the_sizes_divide():
     pairs = PairedDataset(RETAIN, [*FORGET, 104], shuffle="once")
     assert epoch(pairs, 0) == epoch(pairs, 1) == epoch(pairs, 7)
-    assert epoch(pairs, 0) == epoch(PairedDataset(RETAIN, [*FORGET, 104]), 0), "the first epoch is like any other's"
+    assert epoch(pairs, 0) == epoch(PairedDataset(RETAIN, [*FORGET, 104]), 0), (
+        "the first epoch is like any other's"
+    )
 
 
 def test_shuffled_once_a_part_of_a_round_is_not_begun_anew_with_each_epoch():
@@ -89,7 +93,9 @@ def test_of_the_orders_of_many_rounds_only_the_latest_are_kept(shuffle):
 
 
 def test_the_seed_decides():
-    assert epoch(PairedDataset(RETAIN, FORGET, seed=1), 0) != epoch(PairedDataset(RETAIN, FORGET, seed=2), 0)
+    assert epoch(PairedDataset(RETAIN, FORGET, seed=1), 0) != epoch(
+        PairedDataset(RETAIN, FORGET, seed=2), 0
+    )
 
 
 def test_only_the_sides_asked_for_are_fetched_and_the_length_stays():
@@ -105,7 +111,9 @@ def test_items_fetched_one_by_one_are_the_batch_fetched_at_once():
     assert one_by_one == collate(pairs.__getitems__(list(range(5))))
 
 
-@pytest.mark.parametrize(("retain", "forget", "side"), [([], FORGET, "retain"), (RETAIN, [], "forget")])
+@pytest.mark.parametrize(
+    ("retain", "forget", "side"), [([], FORGET, "retain"), (RETAIN, [], "forget")]
+)
 def test_an_empty_side_is_an_error_that_names_it(retain, forget, side):
     with pytest.raises(HamuError, match=f"the {side} set is empty"):
         PairedDataset(retain, forget)
@@ -131,7 +139,9 @@ def test_a_focus_is_the_same_after_a_resume_and_for_any_batch_size():
     pairs.focus_on([0, 1, 2], 3)
     epoch(pairs, 0)
     pairs.focus_on([3, 1], 13)
-    resumed.focus = [(start, list(positions)) for start, positions in json.loads(json.dumps(pairs.focus))]
+    resumed.focus = [
+        (start, list(positions)) for start, positions in json.loads(json.dumps(pairs.focus))
+    ]
     for number in (1, 2):
         assert epoch(pairs, number) == epoch(resumed, number, batch_size=4)
 

@@ -11,23 +11,28 @@ import numpy as np
 import pytest
 import yaml
 
+from experiments.paper import EXPERIMENTS, Scale, Trained
+from experiments.paper.batches import Batches
+from experiments.paper.common import BASELINES, METHODS, pearson_of
+from experiments.paper.constraints import CONSTRAINTS, line_through_origin, reached
+from experiments.paper.cost import median_interval
+from experiments.paper.finished_run import FinishedRun
+from experiments.paper.page import check_output, page, results_in
+from experiments.paper.planning import PaperRun, batches_of, longest, run_of, settings_of_run
+from experiments.paper.results import refreshed_result, result_of
+from experiments.paper.sampling import Sample, sample_images, sample_texts
+from experiments.paper.similarity import volumes_of
+from experiments.paper.stage import Order, Stage
 from hamu.data import read_images, read_text
 from hamu.errors import HamuError
-from hamu.paper import EXPERIMENTS, Scale, Trained
-from hamu.paper.batches import Batches
-from hamu.paper.common import BASELINES, METHODS, pearson_of
-from hamu.paper.constraints import CONSTRAINTS, line_through_origin, reached
-from hamu.paper.cost import median_interval
-from hamu.paper.finished_run import FinishedRun
-from hamu.paper.page import check_output, page, results_in
-from hamu.paper.planning import PaperRun, batches_of, longest, run_of, settings_of_run
-from hamu.paper.results import refreshed_result, result_of
-from hamu.paper.sampling import Sample, sample_images, sample_texts
-from hamu.paper.similarity import volumes_of
-from hamu.paper.stage import Order, Stage
-from hamu.run_folder import RunFolder
+from hamu.unlearning.run_folder import RunFolder
 
-BASE = {"per_device_train_batch_size": 500, "learning_rate": 1e-4, "data": "train.parquet", "data_dir": "somewhere"}
+BASE = {
+    "per_device_train_batch_size": 500,
+    "learning_rate": 1e-4,
+    "data": "train.parquet",
+    "data_dir": "somewhere",
+}
 SCALE = Scale("cifar10-resnet20", BASE, False, 0.1, None, None, 42)
 
 
@@ -45,7 +50,9 @@ def test_an_epoch_has_the_papers_number_of_steps_at_any_scale(retain):
             assert math.ceil(retain / batch) == 9
             assert found["per_device_train_batch_size"] <= 500
             assert wanted.steps == 45
-    sizes = {key: settings(wanted, 45_000) for key, wanted in EXPERIMENTS["table-2"].runs(SCALE).items()}
+    sizes = {
+        key: settings(wanted, 45_000) for key, wanted in EXPERIMENTS["table-2"].runs(SCALE).items()
+    }
     for key, found in sizes.items():
         batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
         assert batch == pytest.approx(int(key), rel=0.01)
@@ -71,7 +78,11 @@ def test_the_same_run_wanted_twice_is_one_run_and_any_other_setting_makes_anothe
 def test_a_longer_run_serves_a_shorter_one_only_if_it_begins_alike_and_may_be_cut():
     short, long, longer = (PaperRun("ft", "abc", epochs) for epochs in (5.0, 10.0, 25.0))
     other = PaperRun("ft", "def", 5.0)
-    assert longest({short: {}, longer: {}, other: {}}, [], ()) == {short: longer, longer: longer, other: other}
+    assert longest({short: {}, longer: {}, other: {}}, [], ()) == {
+        short: longer,
+        longer: longer,
+        other: other,
+    }
     assert longest({short: {}}, [long, longer], ()) == {short: long}, (
         "what is finished is taken, the shortest that will do"
     )
@@ -79,8 +90,14 @@ def test_a_longer_run_serves_a_shorter_one_only_if_it_begins_alike_and_may_be_cu
     assert longest({short: {}}, [longer], {short}) == {short: short}
     assert longest({short: {"lr_scheduler_type": "linear"}}, [longer], ()) == {short: short}
     wanted = {short: {}, long: {}, longer: {}}
-    assert longest(wanted, [], (), [longer]) == {short: long, long: long, longer: longer}, "what failed serves no other"
-    assert longest(wanted, [longer], (), [longer, long]) == {short: short, long: long, longer: longer}
+    assert longest(wanted, [], (), [longer]) == {short: long, long: long, longer: longer}, (
+        "what failed serves no other"
+    )
+    assert longest(wanted, [longer], (), [longer, long]) == {
+        short: short,
+        long: long,
+        longer: longer,
+    }
 
 
 def test_a_sample_has_the_same_share_of_each_class_and_is_drawn_once(tmp_path):
@@ -111,7 +128,9 @@ def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_chang
     assert read_images(sample.settings["data"]).classes == ("cat", "dog")
     assert sample_images(base, 0.5, 1, folder) == sample
     np.savez(source, image=255 - pixels, label=np.arange(20) % 2, classes=np.array(["cat", "dog"]))
-    with pytest.raises(HamuError, match=r"holds a sample of .*source\.npz, not of .*source\.npz as it is now"):
+    with pytest.raises(
+        HamuError, match=r"holds a sample of .*source\.npz, not of .*source\.npz as it is now"
+    ):
         sample_images(base, 0.5, 1, folder)
     line = r"fraction 0.01 of .*source\.npz leaves no image of class cat, which has 10; choose a larger one"
     with pytest.raises(HamuError, match=line):
@@ -127,7 +146,9 @@ def test_a_sample_of_texts_knows_when_its_source_has_changed(tmp_path):
     base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
     assert sample_texts(base, 0.5, 1, folder).retain == 2
     assert sample_texts(base, 0.5, 1, folder).retain == 2
-    (tmp_path / "all.jsonl").write_text((tmp_path / "all.jsonl").read_text().replace("It is 5.", "It is five."))
+    (tmp_path / "all.jsonl").write_text(
+        (tmp_path / "all.jsonl").read_text().replace("It is 5.", "It is five.")
+    )
     with pytest.raises(HamuError, match=r"not of .*all\.jsonl as it is now"):
         sample_texts(base, 0.5, 1, folder)
 
@@ -142,9 +163,16 @@ def test_a_sample_of_conversations_is_one(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     base = {"data": "data", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
     sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "work", resume=True))
-    read = {name: read_text(sample.settings[name]).records for name in ("data", "forget_data", "test_data")}
-    assert [list(record.messages) for record in read["forget_data"]] == [row["messages"] for row in rows[:2]]
-    assert {len(records) for records in read.values()} == {2, 6}, "a folder's own test set is one too"
+    read = {
+        name: read_text(sample.settings[name]).records
+        for name in ("data", "forget_data", "test_data")
+    }
+    assert [list(record.messages) for record in read["forget_data"]] == [
+        row["messages"] for row in rows[:2]
+    ]
+    assert {len(records) for records in read.values()} == {2, 6}, (
+        "a folder's own test set is one too"
+    )
 
 
 def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
@@ -164,7 +192,13 @@ def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
     }  # fmt: skip
     for base, reader in ((images, read_images), (texts, read_text)):
         stage = Stage(
-            Scale("own", base, reader is read_text, 0.5, None, None, 1), base, {}, None, 0.5, None, tmp_path / "work"
+            Scale("own", base, reader is read_text, 0.5, None, None, 1),
+            base,
+            {},
+            None,
+            0.5,
+            None,
+            tmp_path / "work",
         )
         call = stage.training(tmp_path)
         training = yaml.safe_load(Path(call.argv[call.argv.index("--config") + 1]).read_text())
@@ -183,19 +217,33 @@ def test_bundled_texts_are_no_path(tmp_path):
     Stage(scale, {}, {}, None, 1.0, None, tmp_path / "work").check()
     sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "data", resume=True))
     assert sample.retain == len(read_text("miniature")) - 4
-    with pytest.raises(HamuError, match=r"the data .*/digits are not there; say with --data_dir where they are"):
-        Stage(replace(scale, base=base | {"data": "digits"}), {}, {}, None, 1.0, None, tmp_path / "work").check()
+    with pytest.raises(
+        HamuError, match=r"the data .*/digits are not there; say with --data_dir where they are"
+    ):
+        Stage(
+            replace(scale, base=base | {"data": "digits"}),
+            {},
+            {},
+            None,
+            1.0,
+            None,
+            tmp_path / "work",
+        ).check()
 
 
 def texts_stage(folder, records, forget):
     """A stage of so many records, of which some are to be forgotten and stand in other words elsewhere."""
     rows = [{"question": f"Who is {i}?", "answer": f"A person, {i}."} for i in range(records)]
-    said_again = [row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:forget]]
+    said_again = [
+        row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:forget]
+    ]
     for name, content in {"all": rows, "forget": rows[:forget], "again": said_again}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(folder)}
     scale = Scale("small", base, True, 1.0, None, None, 1, has_similar=True)
-    return Stage(scale, {"model": "tiny-llama"}, {}, None, 1.0, str(folder / "again.jsonl"), folder / "work")
+    return Stage(
+        scale, {"model": "tiny-llama"}, {}, None, 1.0, str(folder / "again.jsonl"), folder / "work"
+    )
 
 
 @pytest.mark.parametrize("similar", [False, True])
@@ -212,14 +260,20 @@ def test_an_original_may_be_trained_on_more_data_than_the_runs_read(similar, tmp
     assert len(prompts(training)) == 40
     assert len(prompts(run)) == 10
     assert prompts(run).keys() < prompts(training).keys()
-    assert training["per_device_train_batch_size"] == 128, "batches shrink with the data that are trained on"
+    assert training["per_device_train_batch_size"] == 128, (
+        "batches shrink with the data that are trained on"
+    )
     assert Path(run["model"]).is_relative_to(Path(call.argv[-1]).resolve())
     assert stage.description()["model"] == "trained on all of the data"
     assert whole.description()["model"] == "trained on the same data"
 
 
-@pytest.mark.parametrize(("forget", "batch", "epoch"), [(40, 5, 80), (200, 3, 134)])  # as in TOFU, and half of all
-def test_paraphrases_make_an_epoch_longer_and_not_its_batches_larger(tmp_path, forget, batch, epoch):
+@pytest.mark.parametrize(
+    ("forget", "batch", "epoch"), [(40, 5, 80), (200, 3, 134)]
+)  # as in TOFU, and half of all
+def test_paraphrases_make_an_epoch_longer_and_not_its_batches_larger(
+    tmp_path, forget, batch, epoch
+):
     stage = texts_stage(tmp_path, 400, forget)
     runs = EXPERIMENTS["figure-10"].runs(stage.scale)
     found = {name: stage.batches(runs[f"gdiff {name}"]) for name in ("dissimilar", "similar")}
@@ -242,22 +296,33 @@ def test_each_setting_has_an_original_of_its_own_data(tmp_path):
         assert len(Path(settings["data"]).read_text().splitlines()) == (10 if similar else 8)
     for key, wanted in EXPERIMENTS["figure-10"].runs(scale).items():
         settings = stage.settings(wanted)
-        assert (settings["data"], str(Path(settings["model"]).parent)) == trained[key.endswith(" similar")]
+        assert (settings["data"], str(Path(settings["model"]).parent)) == trained[
+            key.endswith(" similar")
+        ]
     assert len(order.by_model({run.name: tmp_path for run in order._made.values()})) == 2
 
 
 def test_a_finished_run_ends_where_the_figure_does(tmp_path):
     losses = [0.2, 0.5, float("nan"), 0.9]
     trajectory = [
-        {"step": 9 * epoch, "eval_forget_gain": loss - 0.2, "eval_retain_gain": 0.01 * epoch, "eval_forget_loss": loss}
+        {
+            "step": 9 * epoch,
+            "eval_forget_gain": loss - 0.2,
+            "eval_retain_gain": 0.01 * epoch,
+            "eval_forget_loss": loss,
+        }
         for epoch, loss in enumerate(losses)
     ]
     (tmp_path / "evaluation.json").write_text(json.dumps({"trajectory": trajectory}))
-    lines = [{"step": step, "kappa": float(step), "taken": float(step != 3)} for step in range(1, 28)]
+    lines = [
+        {"step": step, "kappa": float(step), "taken": float(step != 3)} for step in range(1, 28)
+    ]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     nine = Batches(5, 1, 9)
     two = FinishedRun(tmp_path, 2, nine)
-    assert [point["epoch"] for point in two.points] == [0, 1], "an evaluation that is not finite is left out"
+    assert [point["epoch"] for point in two.points] == [0, 1], (
+        "an evaluation that is not finite is left out"
+    )
     assert two.trajectory == [(0.0, 0.0), (0.01, pytest.approx(0.3))]
     assert two.by_epoch("kappa") == [pytest.approx((45 - 3) / 8), 14.0]
     assert two.mean("kappa") == pytest.approx((171 - 3) / 17)
@@ -265,7 +330,9 @@ def test_a_finished_run_ends_where_the_figure_does(tmp_path):
     step = {"learning_rate": 0.1, "promised_retain_change": -0.5, "taken": 1.0}
     steps = [step | {"step": 1, "retain_norm": 4.0}, step | {"step": 2, "retain_norm": 0.5}]
     (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
-    assert FinishedRun(tmp_path, 2 / 9, nine).promised("retain", 1.0) == pytest.approx(-0.05 * (4 + 1))
+    assert FinishedRun(tmp_path, 2 / 9, nine).promised("retain", 1.0) == pytest.approx(
+        -0.05 * (4 + 1)
+    )
     assert FinishedRun(tmp_path, 2 / 9, nine).promised("retain", 0.0) == pytest.approx(-0.05 * 2)
     assert FinishedRun(tmp_path, 3, nine).last["epoch"] == 3
 
@@ -289,29 +356,44 @@ def test_lines_correlations_and_volumes_of_known_points():
     [
         ((0.2, 0.7, 0.985), "all steps", 2.0),
         ((0.2, 0.7, 0.97), "all steps", None),
-        ((0.2, 0.7, 0.97), "target", 2.0),  # the batch that ended it was there, the whole set is not quite
+        (
+            (0.2, 0.7, 0.97),
+            "target",
+            2.0,
+        ),  # the batch that ended it was there, the whole set is not quite
         ((0.2, 0.7, 0.8, 0.97), "target", None),  # it ended later than is looked at
     ],
 )
 def test_a_run_is_at_its_target_by_its_own_end_or_by_the_whole_set(tmp_path, losses, ended, epoch):
     trajectory = [
-        {"step": 9 * number, "eval_forget_loss": loss, "eval_forget_gain": loss - 0.2, "eval_retain_gain": -number}
+        {
+            "step": 9 * number,
+            "eval_forget_loss": loss,
+            "eval_forget_gain": loss - 0.2,
+            "eval_retain_gain": -number,
+        }
         for number, loss in enumerate(losses)
     ]
     content = {"trajectory": trajectory, "ended_kind": ended}
     (tmp_path / "evaluation.json").write_text(json.dumps(content))
     found = reached(FinishedRun(tmp_path, 2, Batches(5, 1, 9)), 1.0)
-    assert found == (None if epoch is None else {"epoch": epoch, "retain_gain": -2.0, "forget_loss": losses[2]})
+    assert found == (
+        None if epoch is None else {"epoch": epoch, "retain_gain": -2.0, "forget_loss": losses[2]}
+    )
 
 
 def fit_figures(gains):
     steps = {"direct_share": 0.25, "kappa": -0.5, "beyond": 0.1}
-    kinds = [f"{method} {kind}" for method in ("hamu-q", "hamu-u") for kind in ("layer-wise", "global")]
+    kinds = [
+        f"{method} {kind}" for method in ("hamu-q", "hamu-u") for kind in ("layer-wise", "global")
+    ]
     return {
         "constraint": list(CONSTRAINTS),
         "gain": {kind: gains[kind.split()[1]] for kind in kinds},
         "line": {kind: line_through_origin(CONSTRAINTS, gains[kind.split()[1]]) for kind in kinds},
-        "line_of_promised": {kind: line_through_origin(gains["global"], gains[kind.split()[1]]) for kind in kinds},
+        "line_of_promised": {
+            kind: line_through_origin(gains["global"], gains[kind.split()[1]]) for kind in kinds
+        },
         "steps": dict.fromkeys(kinds, steps),
     }
 
@@ -341,12 +423,17 @@ SCALE_SAID = {
 
 def test_who_dominates_is_told_from_the_trajectories():
     baselines = EXPERIMENTS["figure-4"]
-    best = {m: [[0, 0], [0.2, 0.2]] for m in ("hamu-q", "hamu-u")} | {m: [[0, 0], [0.1, 0.1]] for m in BASELINES}
+    best = {m: [[0, 0], [0.2, 0.2]] for m in ("hamu-q", "hamu-u")} | {
+        m: [[0, 0], [0.1, 0.1]] for m in BASELINES
+    }
     worst = best | {"ft": [[0, 0], [0.3, 0.3]]}
 
     def verdicts(easy, hard):
         lines = {"0": easy, "0.75": hard}
-        figures = {"trajectories": lines, "hypervolumes": {rho: volumes_of(by) for rho, by in lines.items()}}
+        figures = {
+            "trajectories": lines,
+            "hypervolumes": {rho: volumes_of(by) for rho, by in lines.items()},
+        }
         return [claim.holds for claim in baselines.claims(figures)]
 
     lone = {m: [[0, 0], [0.2, 0.2] if m.startswith("hamu") else [-0.1, 0.3]] for m in METHODS}
@@ -355,7 +442,9 @@ def test_who_dominates_is_told_from_the_trajectories():
     assert verdicts({}, {m: line for m, line in best.items() if m != "kl"}) == [None] * 6
 
 
-@pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)])
+@pytest.mark.parametrize(
+    "name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)]
+)
 def test_where_every_run_failed_nothing_can_be_told(name, tmp_path):
     one = EXPERIMENTS[name]
     result = result_of(one, one.figures({}, replace(SCALE, has_similar=True)))
@@ -373,20 +462,25 @@ def random_run(generator, wanted):
     points, log = [], []
     for epoch in range(epochs + 1):
         retain, forget = generator.normal(size=2) if epoch else (0.0, 0.0)
-        accuracies = dict(zip(("retain_accuracy", "forget_accuracy"), generator.random(2), strict=True))
+        accuracies = dict(
+            zip(("retain_accuracy", "forget_accuracy"), generator.random(2), strict=True)
+        )
         gains = {"retain_gain": retain, "forget_gain": forget, "forget_loss": forget}
         points.append({"epoch": float(epoch)} | gains | accuracies)
     figures = (
-        "kappa", "cos", "demand", "sustainable", "capacity", "stop_threshold", "direct_share", "criterion_met",
+        "kappa", "cos", "demand", "free_limit", "max_demand", "stop_threshold", "direct_share", "criterion_met",
         "retain_norm", "forget_norm", "promised_retain_change", "promised_forget_change",
     )  # fmt: skip
     for step in range(1, wanted.steps + 1):
         drawn = dict(zip(figures, generator.random(len(figures)), strict=True))
         drawn["criterion_met"] = float(drawn["criterion_met"] > 0.99)
         log.append({"step": step, "taken": 1.0, "learning_rate": 0.1} | drawn)
-    before = {side: {"loss": 0.0, "accuracy": 0.5, "probability": 0.5} for side in ("retain", "forget")}
+    before = {
+        side: {"loss": 0.0, "accuracy": 0.5, "probability": 0.5} for side in ("retain", "forget")
+    }
     after = {
-        side: dict(zip(("loss", "accuracy", "probability"), generator.normal(size=3), strict=True)) for side in before
+        side: dict(zip(("loss", "accuracy", "probability"), generator.normal(size=3), strict=True))
+        for side in before
     }
     after["membership_inference"] = {"auc": generator.random()}
     vars(one).update(
@@ -400,10 +494,15 @@ def random_run(generator, wanted):
 
 def test_the_table_of_baselines_has_what_the_hypervolumes_rest_on():
     baselines, generator = EXPERIMENTS["figure-4"], np.random.default_rng(0)
-    finished = {key: random_run(generator, wanted) for key, wanted in baselines.runs(SCALE).items() if key[:3] != "kl "}
+    finished = {
+        key: random_run(generator, wanted)
+        for key, wanted in baselines.runs(SCALE).items()
+        if key[:3] != "kl "
+    }
     ours = finished["hamu-q 0.75"]
     vars(ours)["points"][:] = [
-        {"epoch": float(epoch), "retain_gain": -0.01 * epoch, "forget_gain": 0.1 * epoch} for epoch in range(6)
+        {"epoch": float(epoch), "retain_gain": -0.01 * epoch, "forget_gain": 0.1 * epoch}
+        for epoch in range(6)
     ]
     for step in ours.log:
         step |= {"kappa": 0.8, "criterion_met": float(step["step"] <= 9)}
@@ -417,7 +516,9 @@ def test_the_table_of_baselines_has_what_the_hypervolumes_rest_on():
     assert rows["ga"][-2:] == ["-", "-"], "a baseline promises nothing"
 
 
-@pytest.mark.parametrize("name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)])
+@pytest.mark.parametrize(
+    "name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)]
+)
 def test_a_run_that_is_missing_never_turns_a_verdict(name):
     """What is claimed of all runs may not hold because the one that breaks it has failed, nor the other way round."""
     one, scale = EXPERIMENTS[name], replace(SCALE, has_similar=True)
@@ -435,7 +536,9 @@ def test_a_run_that_is_missing_never_turns_a_verdict(name):
 
 
 def test_the_interval_of_a_median_covers_it_as_often_as_it_says_whatever_the_turns_are_drawn_from():
-    assert median_interval(range(5)) is None, "between the extremes of 5 the median lies in 93.75% of cases"
+    assert median_interval(range(5)) is None, (
+        "between the extremes of 5 the median lies in 93.75% of cases"
+    )
     assert median_interval([3, 1, 2, 6, 5, 4]) == (1, 6)
     assert median_interval(range(1, 16)) == (4, 12)
     generator = np.random.default_rng(0)
@@ -460,10 +563,17 @@ def cost_figures(*ratios):
         ([1.1] * 15, False, True, "1.100 of 15 turns, 95% interval 1.100 to 1.100"),
         ([0.9] * 8, True, False, "0.900 of 8 turns, 95% interval 0.900 to 0.900"),
         ([0.9] * 8 + [1.2] * 7, None, None, "0.900 of 15 turns, 95% interval 0.900 to 1.200"),
-        ([1.0, 0.67, 2.03], None, None, "1.000 of 3 turns, 0.670 to 2.030: too few for an interval"),
+        (
+            [1.0, 0.67, 2.03],
+            None,
+            None,
+            "1.000 of 3 turns, 0.670 to 2.030: too few for an interval",
+        ),
     ],
 )
-def test_a_bound_on_time_is_told_only_where_the_turns_tell_it(ratios, cheap, longer, said, tmp_path):
+def test_a_bound_on_time_is_told_only_where_the_turns_tell_it(
+    ratios, cheap, longer, said, tmp_path
+):
     cost = EXPERIMENTS["table-1"]
     figures = cost_figures(*ratios)
     claims = {claim.text: claim for claim in cost.claims(figures)}
@@ -472,15 +582,23 @@ def test_a_bound_on_time_is_told_only_where_the_turns_tell_it(ratios, cheap, lon
     assert claims["kl takes longer than gdiff"].holds is longer
     head, first, *_ = cost.table(figures)
     row = dict(zip(head, first, strict=True))
-    assert (row["turns"], row["lowest to highest"]) == (str(len(ratios)), f"{min(ratios):.3f} to {max(ratios):.3f}")
+    assert (row["turns"], row["lowest to highest"]) == (
+        str(len(ratios)),
+        f"{min(ratios):.3f} to {max(ratios):.3f}",
+    )
     assert (row["95% interval"] == "-") == (len(ratios) < 6)
     cost.draw(figures, tmp_path / "table-1.png")
 
 
 def test_no_two_ticks_are_printed_over_each_other(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("hamu.paper.practice.save_panels", lambda figure, axes, path: drawn.append(figure))
-    lines = {"SGD": [[0, 0], [0.01, 0.02], [0.05, 0.06]], "AdamW": [[0, 0], [0.03, 15.0], [-0.004, 40.0]]}
+    monkeypatch.setattr(
+        "experiments.paper.practice.save_panels", lambda figure, axes, path: drawn.append(figure)
+    )
+    lines = {
+        "SGD": [[0, 0], [0.01, 0.02], [0.05, 0.06]],
+        "AdamW": [[0, 0], [0.03, 15.0], [-0.004, 40.0]],
+    }
     EXPERIMENTS["figure-12"].draw({"trajectories": lines}, tmp_path / "figure-12.png")
     [figure] = drawn
     figure.canvas.draw()
@@ -489,13 +607,17 @@ def test_no_two_ticks_are_printed_over_each_other(tmp_path, monkeypatch):
     assert 0 in axes.get_xticks()
     assert ticks
     assert min(abs(tick) for tick in ticks) > 0.004
-    boxes = [t.label1.get_window_extent() for t in axes.xaxis.get_major_ticks() if t.label1.get_text()]
+    boxes = [
+        t.label1.get_window_extent() for t in axes.xaxis.get_major_ticks() if t.label1.get_text()
+    ]
     assert all(a.x1 < b.x0 for a, b in pairwise(sorted(boxes, key=lambda box: box.x0)))
 
 
 def test_the_threshold_of_the_whole_model_is_called_so(monkeypatch, tmp_path):
     drawn = []
-    monkeypatch.setattr("hamu.paper.stopping.save_figure", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(
+        "experiments.paper.stopping.save_figure", lambda figure, path: drawn.append(figure)
+    )
     one = EXPERIMENTS["figure-9"]
     generator = np.random.default_rng(0)
     finished = {key: random_run(generator, wanted) for key, wanted in one.runs(SCALE).items()}
@@ -529,7 +651,10 @@ def test_the_page_says_what_computed_a_figure_and_which_runs_another_version_has
         "Not all runs were computed alike (2026-01-02 to 2026-03-04): torch 2.7.0 (SGD); torch 2.8.0 (AdamW)."
         in said(SGD=made, AdamW=later)
     )
-    measured = result | {"runs": {}, "measured": {"environment": "cuda, torch 2.7.0", "date": "2026-01-02"}}
+    measured = result | {
+        "runs": {},
+        "measured": {"environment": "cuda, torch 2.7.0", "date": "2026-01-02"},
+    }
     assert "Computed by cuda, torch 2.7.0 (2026-01-02)." in page({one.name: measured}, EXPERIMENTS)
     assert refreshed_result(one, result)["measured"] is None
     earlier = {key: value for key, value in measured.items() if key != "measured"}
@@ -541,14 +666,21 @@ def test_the_time_of_an_experiment_is_told_if_that_of_each_run_is_known():
     one = EXPERIMENTS["figure-12"]
     ran = {"epochs": 5.0, "paper_epochs": 5.0, "learning_rate": 0.1, "batch": 8, "seconds": 90.0,
            "steps_per_epoch": 9, "paper_steps_per_epoch": 9}  # fmt: skip
-    result = result_of(one, one.figures({}, SCALE)) | {"scale": SCALE_SAID, "runs": {"SGD": ran, "AdamW": ran}}
+    result = result_of(one, one.figures({}, SCALE)) | {
+        "scale": SCALE_SAID,
+        "runs": {"SGD": ran, "AdamW": ran},
+    }
     text = page({one.name: result}, EXPERIMENTS)
     assert "2 runs of together 3.0 min" in text
-    assert "in proportion, so that an epoch has the paper's number of steps, 5 epochs, learning" in text
+    assert (
+        "in proportion, so that an epoch has the paper's number of steps, 5 epochs, learning"
+        in text
+    )
     result["runs"]["SGD"] = ran | {"epochs": 1.0, "steps_per_epoch": 8}
     result["runs"]["AdamW"] = ran | {"epochs": 1.0}
-    assert "in proportion; an epoch has 8 (the paper's: 9) and 9 steps, 1 epoch (in full 5), " in page(
-        {one.name: result}, EXPERIMENTS
+    assert (
+        "in proportion; an epoch has 8 (the paper's: 9) and 9 steps, 1 epoch (in full 5), "
+        in page({one.name: result}, EXPERIMENTS)
     )
     result["runs"]["AdamW"] = ran | {"seconds": None}
     assert "2 runs, some of them shared" in page({one.name: result}, EXPERIMENTS)
@@ -569,7 +701,8 @@ def test_the_published_page_says_what_its_files_and_this_version_say():
 def test_a_result_of_other_figures_is_not_refreshed():
     result = {"figures": {}, "scale": None, "start": None, "runs": {}, "failed": {}}
     with pytest.raises(
-        HamuError, match=r"figure-8.json has other figures than this version makes \(KeyError: 'line'\)"
+        HamuError,
+        match=r"figure-8.json has other figures than this version makes \(KeyError: 'line'\)",
     ):
         refreshed_result(EXPERIMENTS["figure-8"], result)
 
@@ -579,7 +712,8 @@ def test_a_result_of_another_version_is_named_by_the_page():
     for run in result["runs"].values():
         del run["paper_epochs"]
     with pytest.raises(
-        HamuError, match=r"figure-4\.json is not as this version writes it \(KeyError: 'paper_epochs'\)"
+        HamuError,
+        match=r"figure-4\.json is not as this version writes it \(KeyError: 'paper_epochs'\)",
     ):
         page({"figure-4": result}, EXPERIMENTS)
 
@@ -592,7 +726,10 @@ def test_a_result_of_another_version_is_named_by_the_page():
 ])  # fmt: skip
 def test_files_of_somebody_else_are_not_taken_for_results(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    with pytest.raises(HamuError, match=rf"{name} is there and is not of `hamu reproduce`; choose another --output"):
+    with pytest.raises(
+        HamuError,
+        match=rf"{name} is there and is not of `python -m experiments`; choose another --output",
+    ):
         check_output(tmp_path, EXPERIMENTS)
 
 
@@ -612,5 +749,7 @@ def test_earlier_results_may_be_replaced(tmp_path):
 
 def test_a_damaged_result_is_named(tmp_path):
     (tmp_path / "figure-1.json").write_text('{"name": ')
-    with pytest.raises(HamuError, match=r"figure-1.json is damaged: .*; remove .*figure-1.json and give the same"):
+    with pytest.raises(
+        HamuError, match=r"figure-1.json is damaged: .*; remove .*figure-1.json and give the same"
+    ):
         results_in(tmp_path, EXPERIMENTS)

@@ -25,7 +25,9 @@ POINTS = st.lists(st.tuples(COORDINATE, COORDINATE), max_size=12)
         ([(2, 1), (1, 1), (3, 0), (0, 3)], [True, False, True, True]),
     ],
 )
-def test_a_point_is_optimal_unless_another_is_better_in_one_and_no_worse_in_the_other(points, optimal):
+def test_a_point_is_optimal_unless_another_is_better_in_one_and_no_worse_in_the_other(
+    points, optimal
+):
     assert pareto_optimal(points) == optimal
 
 
@@ -65,14 +67,20 @@ def test_the_area_is_the_share_of_random_points_below_some_point(seed):
     samples = draws.uniform(0, 1, (200_000, 2))
     below = (samples[:, None, :] <= points[None]).all(-1).any(-1).mean()
     error = math.sqrt(0.25 / len(samples))
-    assert hypervolume([tuple(point) for point in points.tolist()], (0.0, 0.0)) == pytest.approx(below, abs=5 * error)
+    assert hypervolume([tuple(point) for point in points.tolist()], (0.0, 0.0)) == pytest.approx(
+        below, abs=5 * error
+    )
 
 
 @given(POINTS, COORDINATE, COORDINATE)
 def test_points_that_are_beaten_add_nothing_and_others_take_nothing_away(points, x, y):
     reference = (-10.0, -10.0)
     area = hypervolume(points, reference)
-    front = [point for point, is_optimal in zip(points, pareto_optimal(points), strict=True) if is_optimal]
+    front = [
+        point
+        for point, is_optimal in zip(points, pareto_optimal(points), strict=True)
+        if is_optimal
+    ]
     assert hypervolume(front, reference) == pytest.approx(area)
     assert hypervolume([*points, (x, y)], reference) >= area - 1e-9
 
@@ -85,10 +93,15 @@ def test_points_that_are_not_finite_are_refused(bad):
             call()
 
 
-@pytest.mark.parametrize(("worst", "retain"), [(0.3, 0.0), (0.0, 0.0), (-0.4, -0.4), (-1.0, -1.0), (-7.0, -1.0)])
+@pytest.mark.parametrize(
+    ("worst", "retain"), [(0.3, 0.0), (0.0, 0.0), (-0.4, -0.4), (-1.0, -1.0), (-7.0, -1.0)]
+)
 def test_hypervolumes_are_seen_from_the_worst_retain_loss_within_bounds(worst, retain):
     assert hypervolume_reference(worst) == Gains(retain=retain, forget=0.0)
 
 
 def test_the_joint_gain_is_the_smaller_one():
-    assert (Gains(retain=0.2, forget=-0.1).joint, Gains(retain=-0.2, forget=0.1).joint) == (-0.1, -0.2)
+    assert (Gains(retain=0.2, forget=-0.1).joint, Gains(retain=-0.2, forget=0.1).joint) == (
+        -0.1,
+        -0.2,
+    )

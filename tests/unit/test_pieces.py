@@ -6,20 +6,29 @@ from helpers import Holder, collect, combine
 
 from hamu import HamuQ, PairedGradients, StepGuard, combining, guard
 
-SHAPES = [(40, 7), (3, 200), (130,), (), (2, 5)]  # several rows in a piece, rows longer than one, one piece in all
+SHAPES = [
+    (40, 7),
+    (3, 200),
+    (130,),
+    (),
+    (2, 5),
+]  # several rows in a piece, rows longer than one, one piece in all
 METHOD = HamuQ(0.5, "relative", stopping="off")
 
 
 def gradients():
     generator = torch.Generator().manual_seed(0)
-    return [[torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES] for _ in range(2)]
+    return [
+        [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+        for _ in range(2)
+    ]
 
 
-@pytest.mark.parametrize("stash", ["cpu", "bf16"])
-def test_a_gradient_comes_back_from_its_stash_in_pieces_as_at_once(monkeypatch, stash):
-    _, at_once = combine(METHOD, *gradients(), stash=stash)
+@pytest.mark.parametrize("offload_grads", ["cpu", "bf16"])
+def test_a_gradient_comes_back_from_its_stash_in_pieces_as_at_once(monkeypatch, offload_grads):
+    _, at_once = combine(METHOD, *gradients(), offload_grads=offload_grads)
     monkeypatch.setattr(combining, "_PIECE", 50)
-    _, in_pieces = combine(METHOD, *gradients(), stash=stash)
+    _, in_pieces = combine(METHOD, *gradients(), offload_grads=offload_grads)
     assert all(torch.equal(a, b) for a, b in zip(in_pieces, at_once, strict=True))
 
 
@@ -36,5 +45,7 @@ def test_a_step_is_measured_over_all_pieces_of_a_parameter(monkeypatch):
     moved = [p.detach() for p in pair.parameters]  # from zero
     taken = watching.taken
     for change, side in ((taken.retain_change, retain), (taken.forget_change, forget)):
-        assert change.item() == pytest.approx(sum((g * m).sum().item() for g, m in zip(side, moved, strict=True)))
+        assert change.item() == pytest.approx(
+            sum((g * m).sum().item() for g, m in zip(side, moved, strict=True))
+        )
     assert taken.lengths.tolist() == pytest.approx([m.norm().item() for m in moved])

@@ -2,16 +2,24 @@
 
 from matplotlib import pyplot as plt
 
-from hamu.reporting.plots import draw_trajectories
+from hamu.report.plots import draw_trajectories
 
-PATHS = {"ft": [(0.0, 0.0), (0.2, 0.1)], "kl": [(0.0, 0.0), (0.1, 0.2)], "ga": [(0.0, 0.0), (-0.1, 0.3), (-9.0, 60.0)]}
+PATHS = {
+    "ft": [(0.0, 0.0), (0.2, 0.1)],
+    "kl": [(0.0, 0.0), (0.1, 0.2)],
+    "ga": [(0.0, 0.0), (-0.1, 0.3), (-9.0, 60.0)],
+}
 
 
 def drawn(ends=None):
     figure, axes = plt.subplots()
     draw_trajectories(axes, list(PATHS.items()), "title", ends=ends)
     lines = {line.get_label(): line for line in axes.get_lines()}
-    rings = [line.get_xydata().tolist() for line in axes.get_lines() if line.get_markerfacecolor() == "none"]
+    rings = [
+        line.get_xydata().tolist()
+        for line in axes.get_lines()
+        if line.get_markerfacecolor() == "none"
+    ]
     plt.close(figure)
     return list(lines), rings
 

@@ -10,8 +10,8 @@ import torch
 
 from hamu import HamuError, build_method, plugins
 from hamu.cli import main
+from hamu.core.objectives import build_objective
 from hamu.evaluation import build_metrics, further_figures
-from hamu.objectives import build_objective
 
 METRICS = """
 import torch
@@ -86,7 +86,9 @@ def test_packages_are_looked_through_once_for_each_group(package, monkeypatch):
     package(methods={"theirs": BROKEN})
     searched = []
     search = plugins.entry_points
-    monkeypatch.setattr(plugins, "entry_points", lambda group: searched.append(group) or search(group=group))
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda group: searched.append(group) or search(group=group)
+    )
     for _ in range(2):
         build_method("hamu-q")
         build_objective("cross_entropy")
@@ -96,9 +98,18 @@ def test_packages_are_looked_through_once_for_each_group(package, monkeypatch):
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (BROKEN, "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is_not_there'; repair"),
-        (GONE, "cannot be loaded: AttributeError: module 'their_metrics' has no attribute 'Gone'; repair"),
-        ("their_metrics:nameless", "is not a class with a name; repair the package, or uninstall it"),
+        (
+            BROKEN,
+            "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is_not_there'; repair",
+        ),
+        (
+            GONE,
+            "cannot be loaded: AttributeError: module 'their_metrics' has no attribute 'Gone'; repair",
+        ),
+        (
+            "their_metrics:nameless",
+            "is not a class with a name; repair the package, or uninstall it",
+        ),
     ],
 )
 def test_what_is_broken_is_an_error_that_names_its_package_if_it_is_asked_for(package, value, why):
@@ -131,7 +142,9 @@ def test_the_command_line_names_what_is_broken_or_goes_on(package, capsys):
     assert " hamu-q " in capsys.readouterr().out
     flags = ["--data", "digits", "--forget_class", "3", "--model", "nowhere"]
     assert main(["unlearn", "--method", "theirs", *flags]) == 2
-    assert capsys.readouterr().err.startswith(f"hamu unlearn: the method theirs ({GONE}) of their-package 1.2 cannot")
+    assert capsys.readouterr().err.startswith(
+        f"hamu unlearn: the method theirs ({GONE}) of their-package 1.2 cannot"
+    )
 
 
 def test_a_broken_metric_stops_a_run_before_it_begins(package, capsys, tmp_path, monkeypatch):
@@ -141,22 +154,32 @@ def test_a_broken_metric_stops_a_run_before_it_begins(package, capsys, tmp_path,
     for command in ("unlearn", "evaluate", "compare"):
         assert main([command, *flags]) == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"hamu {command}: the metric demanding of their_metrics cannot be made: TypeError: ")
+        assert said.startswith(
+            f"hamu {command}: the metric demanding of their_metrics cannot be made: TypeError: "
+        )
         assert said.endswith("; repair its package, or uninstall it\n")
 
 
 def test_a_method_and_an_objective_that_need_more_than_settings_are_named(package):
-    package(methods={"demanding": "their_metrics:Demanding"}, objectives={"demanding": "their_metrics:Demanding"})
+    package(
+        methods={"demanding": "their_metrics:Demanding"},
+        objectives={"demanding": "their_metrics:Demanding"},
+    )
     for kind, build in (("method", build_method), ("objective", build_objective)):
         with pytest.raises(
-            HamuError, match=rf"the {kind} demanding of their_metrics cannot be made: TypeError: .*missing 1"
+            HamuError,
+            match=rf"the {kind} demanding of their_metrics cannot be made: TypeError: .*missing 1",
         ):
             build("demanding")
 
 
 def test_a_methods_name_is_that_of_folders(package):
-    package(methods={"slashed": "their_metrics:Slashed"}, metrics={"slashed": "their_metrics:Slashed"})
-    with pytest.raises(HamuError, match=r"1\.2 has the name 'my/2', which a folder cannot have; rename it"):
+    package(
+        methods={"slashed": "their_metrics:Slashed"}, metrics={"slashed": "their_metrics:Slashed"}
+    )
+    with pytest.raises(
+        HamuError, match=r"1\.2 has the name 'my/2', which a folder cannot have; rename it"
+    ):
         build_method("slashed")
     assert list(build_metrics()) == ["my/2"]
 

@@ -36,7 +36,9 @@ def as_here(model, pixels, folder):
     np.savez(folder / "data.npz", images=pixels, labels=np.arange(4) % 2)
     data = read_images(str(folder / "data.npz"))
     check_fits(model, data)
-    return data.normalized(model.config.image_mean, model.config.image_std).__getitems__(range(4))["pixel_values"]
+    return data.normalized(model.config.image_mean, model.config.image_std).__getitems__(range(4))[
+        "pixel_values"
+    ]
 
 
 SIZE = {"size": {"height": 8, "width": 8}, "do_center_crop": False}
@@ -58,10 +60,19 @@ PLAIN = {"image_processor_type": "ViTImageProcessor", **SIZE}
         (PLAIN | {"rescale_factor": 1 / 127.5}, 3),
         ({"image_processor_type": "EfficientNetImageProcessor", **SIZE}, 3),  # normalises twice
         ({"image_processor_type": "EfficientNetImageProcessor", "rescale_offset": True, **SIZE}, 3),
-        ({"image_processor_type": "MobileViTImageProcessor", "do_flip_channel_order": False, **SIZE}, 3),
+        (
+            {
+                "image_processor_type": "MobileViTImageProcessor",
+                "do_flip_channel_order": False,
+                **SIZE,
+            },
+            3,
+        ),
     ],
 )
-def test_pixels_are_normalised_as_by_the_processor_of_transformers(saved, tmp_path, settings, channels):
+def test_pixels_are_normalised_as_by_the_processor_of_transformers(
+    saved, tmp_path, settings, channels
+):
     folder = saved(settings, channels)
     pixels = PIXELS[..., :channels]
     theirs = AutoImageProcessor.from_pretrained(folder)
@@ -72,7 +83,10 @@ def test_pixels_are_normalised_as_by_the_processor_of_transformers(saved, tmp_pa
 
 
 def test_what_a_processor_says_is_taken_to_the_last_digit(saved):
-    said = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+    said = {
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
     config = load_classifier(saved(PLAIN | said)).config
     assert {"image_mean": config.image_mean, "image_std": config.image_std} == said
 
@@ -80,10 +94,22 @@ def test_what_a_processor_says_is_taken_to_the_last_digit(saved):
 @pytest.mark.parametrize(
     ("settings", "channels", "message"),
     [
-        ({"image_processor_type": "MobileViTImageProcessor", **SIZE}, 3, r"model does more than shift and scale each"),
+        (
+            {"image_processor_type": "MobileViTImageProcessor", **SIZE},
+            3,
+            r"model does more than shift and scale each",
+        ),
         (PLAIN | {"image_std": [-0.5] * 3}, 3, "does more than shift and scale each channel"),
-        (PLAIN, 1, "cannot take an image with 1 channels: .*; image_mean and image_std of its preprocessor_config"),
-        ({"image_processor_type": "CLIPImageProcessor", **SIZE}, 1, "makes 3 channels of 1; the model cannot be used"),
+        (
+            PLAIN,
+            1,
+            "cannot take an image with 1 channels: .*; image_mean and image_std of its preprocessor_config",
+        ),
+        (
+            {"image_processor_type": "CLIPImageProcessor", **SIZE},
+            1,
+            "makes 3 channels of 1; the model cannot be used",
+        ),
         (
             {"image_processor_type": "NoneOfThem"},
             3,
@@ -109,7 +135,9 @@ def test_a_model_without_a_processor_does_not_say_how_pixels_are_normalised(save
 
 
 @pytest.mark.parametrize("kind", ["OfOld", "TimmWrapperImageProcessor"])
-def test_a_processor_that_cannot_be_made_is_taken_at_its_word_and_goes_along(saved, kind, caplog, tmp_path):
+def test_a_processor_that_cannot_be_made_is_taken_at_its_word_and_goes_along(
+    saved, kind, caplog, tmp_path
+):
     settings = {"image_processor_type": kind, "image_mean": [0.1, 0.2, 0.3], "image_std": 0.5}
     folder = saved(settings)
     model = load_classifier(folder)

@@ -8,8 +8,8 @@ from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import ImageData, UnlearningData
 from hamu.data.images import collate
 from hamu.models.classifiers import new_classifier
-from hamu.training import TrainConfig, train_original
-from hamu.training.quiet import quiet_trainer, silence
+from hamu.unlearning.trainer import TrainConfig, train_original
+from hamu.unlearning.trainer.quiet import quiet_trainer, silence
 
 DATA = ImageData(torch.randint(0, 256, (24, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)),
                  torch.arange(24) % 3, ("a", "b", "c"), "none", torch.arange(24))  # fmt: skip
@@ -51,7 +51,9 @@ def test_a_quiet_trainer_is_silenced_from_the_start(tmp_path, capfd):
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])
 def test_training_of_the_original_shows_its_bar_unless_told_not_to(tmp_path, capfd, disable_tqdm):
-    args = TrainConfig(output_dir=str(tmp_path), max_steps=1, logging_steps=1, disable_tqdm=disable_tqdm)
+    args = TrainConfig(
+        output_dir=str(tmp_path), max_steps=1, logging_steps=1, disable_tqdm=disable_tqdm
+    )
     train_original(new_classifier("resnet8", DATA, [0.5], [0.5]), DATA, args)
     found = capfd.readouterr()
     assert bool(found.out + found.err) is not disable_tqdm

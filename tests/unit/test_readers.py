@@ -31,7 +31,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def parquet(tmp_path):
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
     rows = {"img": [Image.fromarray(p) for p in PIXELS], "label": LABELS.tolist()}
     datasets.Dataset.from_dict(rows, features).to_parquet(str(tmp_path / "train.parquet"))
     return tmp_path / "train.parquet"
@@ -49,7 +51,9 @@ def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path):
     assert torch.equal(read_images(str(parquet)).pixels, npz.pixels)
     assert torch.equal(read_images(str(folder)).pixels, npz.pixels[by_class])
     assert read_images(str(folder)).classes == read_images(str(parquet)).classes == ("cat", "dog")
-    named = save_npz(tmp_path / "b.npz", images=PIXELS, labels=LABELS, classes=np.array(["cat", "dog"]))
+    named = save_npz(
+        tmp_path / "b.npz", images=PIXELS, labels=LABELS, classes=np.array(["cat", "dog"])
+    )
     assert (npz.classes, read_images(named).classes) == (("0", "1"), ("cat", "dog"))
 
 
@@ -95,7 +99,9 @@ def test_a_split_in_parts_is_one(parquet, tmp_path):
     whole = read_images(str(parquet))
     (tmp_path / "repository" / "data").mkdir(parents=True)
     for number in range(2):
-        shutil.copy(parquet, tmp_path / "repository" / "data" / f"train-0000{number}-of-00002.parquet")
+        shutil.copy(
+            parquet, tmp_path / "repository" / "data" / f"train-0000{number}-of-00002.parquet"
+        )
     found = read_images(str(tmp_path / "repository"))
     assert torch.equal(found.pixels, torch.cat([whole.pixels, whole.pixels]))
     assert found.classes == whole.classes
@@ -134,7 +140,9 @@ def test_rows_are_counted_as_they_are_named(folder):
     for data in (read_images("digits"), read_images("digits", "test"), read_images(str(folder))):
         assert data.rows.tolist() == list(range(len(data)))
         assert forget_rows(data, None, [4]).forget.rows.tolist() == [4]
-    assert read_images(str(folder)).labels.tolist() == [0, 0, 0, 1, 1, 1], "by class, then by file name"
+    assert read_images(str(folder)).labels.tolist() == [0, 0, 0, 1, 1, 1], (
+        "by class, then by file name"
+    )
 
 
 def test_folders_named_by_numbers_are_in_the_order_of_the_numbers(tmp_path):
@@ -172,7 +180,13 @@ def test_train_and_test_are_splits_if_they_hold_folders_and_classes_if_they_hold
 
 
 def test_what_tools_leave_is_passed_over_at_every_depth(folder):
-    for place in (".ipynb_checkpoints", "__MACOSX", "cat/.ipynb_checkpoints", "dog/__MACOSX/cat", "dog/.a/b"):
+    for place in (
+        ".ipynb_checkpoints",
+        "__MACOSX",
+        "cat/.ipynb_checkpoints",
+        "dog/__MACOSX/cat",
+        "dog/.a/b",
+    ):
         shutil.copytree(folder / "cat", folder / place, ignore=shutil.ignore_patterns(".*", "_*"))
     (folder / "cat" / "._0.png").write_bytes(b"what macOS knows of it")
     data = read_images(str(folder))
@@ -186,7 +200,9 @@ def test_what_a_folder_leaves_out_is_said(folder):
         (folder / "dog" / name).write_bytes(b"no image that can be read")
     (folder / "README.md").write_text("what this is")
     data = read_images(str(folder))
-    assert data.left_out == tuple(str(folder / name) for name in ("dog/7.heic", "dog/notes.txt", "loose.PNG"))
+    assert data.left_out == tuple(
+        str(folder / name) for name in ("dog/7.heic", "dog/notes.txt", "loose.PNG")
+    )
     assert len(data) == 6
 
 
@@ -198,7 +214,9 @@ def test_jpeg_has_several_endings(folder, ending):
 
 def test_normalised_batches_have_mean_zero_and_deviation_one():
     train = read_images("digits")
-    batch = train.normalized(*pixel_statistics(train)).__getitems__(range(len(train)))["pixel_values"]
+    batch = train.normalized(*pixel_statistics(train)).__getitems__(range(len(train)))[
+        "pixel_values"
+    ]
     assert batch.mean().abs() < 1e-5
     assert (batch.std() - 1).abs() < 1e-3
 
@@ -230,7 +248,9 @@ def test_grey_images_fit_to_coloured_ones_and_folders_of_tools_are_no_class(fold
 def test_how_many_of_32_bits_are_used_is_decided_for_all_images_together(values, shown, tmp_path):
     for name, row in zip("ab", values, strict=True):
         (tmp_path / name).mkdir()
-        Image.fromarray(np.array([row] * 3, dtype=np.int32), mode="I").save(tmp_path / name / "0.tiff")
+        Image.fromarray(np.array([row] * 3, dtype=np.int32), mode="I").save(
+            tmp_path / name / "0.tiff"
+        )
     pixels = read_images(str(tmp_path), num_channels=1).pixels
     assert pixels[:, 0, 0].tolist() == shown
 
@@ -256,7 +276,9 @@ def test_images_of_16_bits_are_read_in_either_order_of_bytes(tmp_path):
     for name, kind in (("least", "<u2"), ("most", ">u2")):
         (tmp_path / name).mkdir()
         mode = {"<u2": "I;16", ">u2": "I;16B"}[kind]
-        Image.frombytes(mode, (3, 3), values.astype(kind).tobytes()).save(tmp_path / name / "0.tiff")
+        Image.frombytes(mode, (3, 3), values.astype(kind).tobytes()).save(
+            tmp_path / name / "0.tiff"
+        )
     pixels = read_images(str(tmp_path), num_channels=1).pixels
     assert pixels[:, 0, 0].tolist() == [[0, 100, 255]] * 2
 
@@ -308,7 +330,11 @@ def texts_as_images(folder):
 
 def labelled_by(labels, feature=None):
     def prepare(folder):
-        features = datasets.Features({"image": datasets.Image(), "label": feature}) if feature is not None else None
+        features = (
+            datasets.Features({"image": datasets.Image(), "label": feature})
+            if feature is not None
+            else None
+        )
         rows = {"image": [Image.fromarray(p) for p in PIXELS[:2]], "label": labels}
         datasets.Dataset.from_dict(rows, features).to_parquet(str(folder / "a.parquet"))
         return str(folder / "a.parquet"), {}
@@ -319,27 +345,57 @@ def labelled_by(labels, feature=None):
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (labelled_by([[0, 1], [1, 0]]), r"the labels of .*a\.parquet have type list<.*int64>; expected one number per"),
-        (labelled_by([[0], [1, 0]]), r"the labels of .*a\.parquet have type list<.*int64>; expected one number per"),
-        (labelled_by([{"id": 0}, {"id": 1}]), r"the labels of .*a\.parquet have type struct<.*>; expected one number"),
-        (labelled_by([[[0]], [[1]]], datasets.Array2D((1, 1), "int64")), "have type .*; expected one number per image"),
+        (
+            labelled_by([[0, 1], [1, 0]]),
+            r"the labels of .*a\.parquet have type list<.*int64>; expected one number per",
+        ),
+        (
+            labelled_by([[0], [1, 0]]),
+            r"the labels of .*a\.parquet have type list<.*int64>; expected one number per",
+        ),
+        (
+            labelled_by([{"id": 0}, {"id": 1}]),
+            r"the labels of .*a\.parquet have type struct<.*>; expected one number",
+        ),
+        (
+            labelled_by([[[0]], [[1]]], datasets.Array2D((1, 1), "int64")),
+            "have type .*; expected one number per image",
+        ),
         (lambda f: (str(f / "nowhere"), {}), "is neither a file nor a folder"),
         (broken_image, r"0\.png of .* is not a readable image"),
-        (fractions, r"9\.tiff of .*images holds fractions, .*; save it with whole numbers, 0 to 255"),
+        (
+            fractions,
+            r"9\.tiff of .*images holds fractions, .*; save it with whole numbers, 0 to 255",
+        ),
         (
             named_splits,
             r"mnist/testing has folders with images, first .*testing/0/0\.png, where a class has images alone; if it "
             "is a split, name it with --data or --test_data",
         ),
         (odd_size, "differ in size .*; give --image_size"),
-        (lambda f: (str(f / "cat" / "0.png"), {}), "is not a data set that can be read; give images as .*, texts as"),
-        (lambda f: (str(f / "cat"), {}), "holds no images"),
-        (lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS[:3]), {}), "6 images but 3 labels"),
-        (lambda f: (save_npz(f / "a.npz", images=PIXELS / 255, labels=LABELS), {}), "type float64"),
-        (lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS - 1), {}), "label -1 of .* is out of range"),
-        (lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS / 2), {}), "expected whole numbers"),
         (
-            lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS), {"label_column": "kind"}),
+            lambda f: (str(f / "cat" / "0.png"), {}),
+            "is not a data set that can be read; give images as .*, texts as",
+        ),
+        (lambda f: (str(f / "cat"), {}), "holds no images"),
+        (
+            lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS[:3]), {}),
+            "6 images but 3 labels",
+        ),
+        (lambda f: (save_npz(f / "a.npz", images=PIXELS / 255, labels=LABELS), {}), "type float64"),
+        (
+            lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS - 1), {}),
+            "label -1 of .* is out of range",
+        ),
+        (
+            lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS / 2), {}),
+            "expected whole numbers",
+        ),
+        (
+            lambda f: (
+                save_npz(f / "a.npz", images=PIXELS, labels=LABELS),
+                {"label_column": "kind"},
+            ),
             "no label column 'kind'",
         ),
         (lambda f: (save_npz(f / "a.npz", pictures=PIXELS), {}), "has no image column"),
@@ -348,15 +404,26 @@ def labelled_by(labels, feature=None):
             r"the labels in .* have shape \(6, 5, 5, 3\); expected one number per image",
         ),
         (
-            lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS, classes=np.array(["cat", "cat"])), {}),
+            lambda f: (
+                save_npz(
+                    f / "a.npz", images=PIXELS, labels=LABELS, classes=np.array(["cat", "cat"])
+                ),
+                {},
+            ),
             "the classes in .* are not names; expected a text for each label from 0, no two alike",
         ),
-        (lambda f: (save_npz(f / "a.npz", images=PIXELS[:0], labels=LABELS[:0]), {}), "is empty: it has no images"),
+        (
+            lambda f: (save_npz(f / "a.npz", images=PIXELS[:0], labels=LABELS[:0]), {}),
+            "is empty: it has no images",
+        ),
         (single_array, r"a\.npz holds a single array; expected an npz with images and labels"),
         (text_as_array, r"a\.npz holds something else than arrays as images and labels"),
         (texts_as_images, r"the column image of .*a\.parquet holds no images: "),
         (lambda f: (str(f), {"image_size": 5000}), "image_size 5000 must be 1 to 4096 pixels"),
-        (lambda f: (str(f), {"num_channels": 2}), r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)"),
+        (
+            lambda f: (str(f), {"num_channels": 2}),
+            r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)",
+        ),
     ],
 )
 def test_a_source_that_cannot_be_read_is_an_error_that_names_it(folder, prepare, message):
@@ -376,7 +443,9 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path, suffix):
 def test_a_file_that_would_fill_the_memory_is_not_unpacked(tmp_path, monkeypatch):
     path = save_npz(tmp_path / "a.npz", images=PIXELS, labels=LABELS)
     monkeypatch.setattr(os, "sysconf", lambda name: 30)  # pages, and bytes of one
-    with pytest.raises(HamuError, match=r"a\.npz takes 0\.0 GB unpacked, too much for a machine with 0\.0 GB"):
+    with pytest.raises(
+        HamuError, match=r"a\.npz takes 0\.0 GB unpacked, too much for a machine with 0\.0 GB"
+    ):
         read_images(path)
 
 
@@ -386,7 +455,10 @@ def test_a_data_set_of_the_hub_that_is_out_of_reach_is_named(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
     for read in (read_images, read_text):
-        with pytest.raises(HamuError, match=r"hub:a/b \(train\) cannot be loaded: no network; without network, name"):
+        with pytest.raises(
+            HamuError,
+            match=r"hub:a/b \(train\) cannot be loaded: no network; without network, name",
+        ):
             read("hub:a/b")
 
 
@@ -396,7 +468,9 @@ def test_a_data_set_of_the_hub_that_is_out_of_reach_is_named(monkeypatch):
     ("hub:o/n@s", ("o/n", None, "s")),
     ("hub:o/n:c@s", ("o/n", "c", "s")),
 ])  # fmt: skip
-def test_a_text_of_the_hub_is_of_the_configuration_and_split_that_its_name_says(source, asked, monkeypatch):
+def test_a_text_of_the_hub_is_of_the_configuration_and_split_that_its_name_says(
+    source, asked, monkeypatch
+):
     found = []
 
     def load_dataset(name, config=None, *, split):
@@ -411,9 +485,13 @@ def test_a_text_of_the_hub_is_of_the_configuration_and_split_that_its_name_says(
 def test_test_data_of_another_shape_or_with_another_class_do_not_match(folder):
     train = read_images(str(folder))
     with pytest.raises(
-        HamuError, match=r"have shape \(3, 8, 8\), those of .* \(3, 5, 5\); give --image_size, or --num_channels"
+        HamuError,
+        match=r"have shape \(3, 8, 8\), those of .* \(3, 5, 5\); give --image_size, or --num_channels",
     ):
         train.matched(read_images(str(folder), image_size=8))
     (folder / "dog").rename(folder / "owl")
-    with pytest.raises(HamuError, match=r"class owl of .* is not among the classes cat, dog; name the classes of both"):
+    with pytest.raises(
+        HamuError,
+        match=r"class owl of .* is not among the classes cat, dog; name the classes of both",
+    ):
         train.matched(read_images(str(folder)))

@@ -14,9 +14,18 @@ from hamu import HamuError
 from hamu.data import ImageData, TextRecord, TextRecords, read_text
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 from hamu.models.loading import folder_of
-from hamu.record.digests import row_digests, set_digest, tensors_digest, text_digest, weights_digest
+from hamu.unlearning.record.digests import (
+    row_digests,
+    set_digest,
+    tensors_digest,
+    text_digest,
+    weights_digest,
+)
 
-LINES = [{"question": f"number {i}?", "answer": f"It is {i}.", "tags": ["a", "b"], "page": i} for i in range(6)]
+LINES = [
+    {"question": f"number {i}?", "answer": f"It is {i}.", "tags": ["a", "b"], "page": i}
+    for i in range(6)
+]
 
 
 def records(*rows):
@@ -36,11 +45,15 @@ def digest(data):
     return set_digest(row_digests(data))
 
 
-@pytest.mark.parametrize("data", [records(*LINES), images(PIXELS, [0, 1, 0, 1])], ids=["text", "images"])
+@pytest.mark.parametrize(
+    "data", [records(*LINES), images(PIXELS, [0, 1, 0, 1])], ids=["text", "images"]
+)
 def test_the_order_of_records_does_not_matter_but_their_number_does(data):
     back = list(range(len(data)))[::-1]
     assert digest(data.select(back)) == digest(data)
-    assert digest(data.select([*back, 0])) != digest(data), "a record that is there twice counts twice"
+    assert digest(data.select([*back, 0])) != digest(data), (
+        "a record that is there twice counts twice"
+    )
     assert digest(data.select(back[1:])) != digest(data)
 
 
@@ -53,7 +66,9 @@ def test_the_order_of_records_does_not_matter_but_their_number_does(data):
     ],
 )
 def test_order_of_fields_space_at_ends_and_unicode_form_do_not_matter(same):
-    assert digest(records(same)) == digest(records({"question": "where?", "answer": "Café", "page": 1}))
+    assert digest(records(same)) == digest(
+        records({"question": "where?", "answer": "Café", "page": 1})
+    )
 
 
 def test_the_unicode_form_of_a_fields_name_does_not_matter():
@@ -75,12 +90,24 @@ def test_the_unicode_form_of_a_fields_name_does_not_matter():
     ],
 )
 def test_any_other_character_or_field_does(other):
-    assert digest(records(other)) != digest(records({"question": "where?", "answer": "Cafe", "page": 1}))
+    assert digest(records(other)) != digest(
+        records({"question": "where?", "answer": "Cafe", "page": 1})
+    )
 
 
 def test_columns_that_are_not_json_have_a_digest_too():
-    first = {"question": "a", "answer": "b", "day": date(2020, 1, 2), "raw": b"\x00\xff", None: ["left over"]}
-    changed = [first | {"day": date(2020, 1, 3)}, first | {"raw": b"\x00\xfe"}, first | {None: ["left"]}]
+    first = {
+        "question": "a",
+        "answer": "b",
+        "day": date(2020, 1, 2),
+        "raw": b"\x00\xff",
+        None: ["left over"],
+    }
+    changed = [
+        first | {"day": date(2020, 1, 3)},
+        first | {"raw": b"\x00\xfe"},
+        first | {None: ["left"]},
+    ]
     assert len({digest(records(row)) for row in (first, *changed)}) == 4
 
 
@@ -92,7 +119,9 @@ def test_one_pixel_label_or_shape_changes_the_digest_of_images():
     assert digest(images(other, labels)) != whole
     assert digest(images(PIXELS, [0, 1, 0, 0])) != whole
     assert digest(images(PIXELS.reshape(4, 3, 4, 5), labels)) != whole
-    assert digest(images(PIXELS, [1, 0, 1, 0], ("dog", "cat"))) == whole, "a label is the name of its class"
+    assert digest(images(PIXELS, [1, 0, 1, 0], ("dog", "cat"))) == whole, (
+        "a label is the name of its class"
+    )
 
 
 def test_who_holds_the_row_digests_can_prove_that_a_record_was_in_the_set():
@@ -119,11 +148,17 @@ def test_weights_in_one_file_and_in_many_have_one_digest(parts, tmp_path):
     tensors = load_file(tmp_path / "whole/model.safetensors")
     assert tensors_digest(tensors, tensors.__getitem__) == weights_digest(tmp_path / "whole")
     backwards = dict(reversed(tensors.items()))
-    assert tensors_digest(backwards, backwards.__getitem__) == tensors_digest(tensors, tensors.__getitem__)
+    assert tensors_digest(backwards, backwards.__getitem__) == tensors_digest(
+        tensors, tensors.__getitem__
+    )
 
 
 def test_one_bit_name_type_or_shape_changes_the_digest_of_weights():
-    first = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones((), dtype=torch.bfloat16), "c": torch.tensor([True])}
+    first = {
+        "a": torch.arange(6.0).view(2, 3),
+        "b": torch.ones((), dtype=torch.bfloat16),
+        "c": torch.tensor([True]),
+    }
     flipped = first["a"].clone().view(torch.int32)
     flipped[1, 2] ^= 1
     variants = [
@@ -152,7 +187,9 @@ def test_an_adapters_digest_is_of_the_adapter_alone(parts, tmp_path):
 
 def test_weights_that_are_missing_or_damaged(tmp_path):
     assert weights_digest(tmp_path) is None
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "gone.safetensors"}})
+    )
     with pytest.raises(HamuError, match="cannot be read"):
         weights_digest(tmp_path)
     save_file({"a": torch.ones(3)}, tmp_path / "model.safetensors")
@@ -176,7 +213,11 @@ def test_a_model_of_the_hub_is_found_in_the_hubs_cache_or_not_at_all(tmp_path, m
 
 
 def test_a_texts_digest_is_that_of_its_normal_form():
-    assert text_digest(" author=Jose\u0301 ") == text_digest("author=José") != text_digest("author=Jose")
+    assert (
+        text_digest(" author=Jose\u0301 ")
+        == text_digest("author=José")
+        != text_digest("author=Jose")
+    )
 
 
 def test_what_is_kept_of_images_does_not_depend_on_normalisation():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hamu.evaluation import Predictions, classifier_report
-from hamu.record.figures import changes, figures
+from hamu.unlearning.record.figures import changes, figures
 
 
 def surer(of, by):
@@ -17,10 +17,13 @@ def test_a_change_is_after_less_before_and_its_interval_is_around_it():
     draw = torch.Generator().manual_seed(0)
     labels = torch.arange(80) % 4
     before = {
-        name: surer(Predictions(torch.randn(80, 4, generator=draw), labels), 1.0) for name in ("retain", "forget")
+        name: surer(Predictions(torch.randn(80, 4, generator=draw), labels), 1.0)
+        for name in ("retain", "forget")
     }
     after = {"retain": surer(before["retain"], 0.5), "forget": surer(before["forget"], -2.0)}
-    was, now = (figures(classifier_report(one, ["a", "b", "c", "d"]), one) for one in (before, after))
+    was, now = (
+        figures(classifier_report(one, ["a", "b", "c", "d"]), one) for one in (before, after)
+    )
     found = changes(was, now, (before, after), seed=0)
     assert found["forget"]["loss"] > 1.0
     assert found["forget"]["accuracy"] < -0.2

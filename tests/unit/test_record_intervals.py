@@ -8,7 +8,7 @@ import torch
 
 from hamu.evaluation import Predictions, TokenPredictions
 from hamu.evaluation.intervals import change_intervals, record_intervals
-from hamu.record.markdown import _interval
+from hamu.unlearning.record.markdown import _interval
 
 
 def classifier(records, seed=0):
@@ -60,14 +60,23 @@ def test_the_change_of_the_same_records_is_known_better_than_either_figure():
 
 
 def test_the_change_of_a_text_is_drawn_as_a_whole():
-    before, after = texts([50, 50], [0.5] * 50 + [2.0] * 50), texts([50, 50], [1.5] * 50 + [1.8] * 50)
+    before, after = (
+        texts([50, 50], [0.5] * 50 + [2.0] * 50),
+        texts([50, 50], [1.5] * 50 + [1.8] * 50),
+    )
     assert change_intervals(before, after)["loss"] == pytest.approx((-0.2, 1.0))
-    assert "loss" not in change_intervals(texts([1, 1], [np.inf, 1.0]), texts([1, 1], [np.inf, 1.0]))
+    assert "loss" not in change_intervals(
+        texts([1, 1], [np.inf, 1.0]), texts([1, 1], [np.inf, 1.0])
+    )
 
 
 def test_the_seed_decides():
     found = classifier(50)
-    assert record_intervals(found, seed=1) == record_intervals(found, seed=1) != record_intervals(found, seed=2)
+    assert (
+        record_intervals(found, seed=1)
+        == record_intervals(found, seed=1)
+        != record_intervals(found, seed=2)
+    )
 
 
 def test_what_has_no_interval():

@@ -3,7 +3,7 @@
 import pytest
 
 from hamu import HamuError
-from hamu.record.schema import schema, violations
+from hamu.unlearning.record.schema import schema, violations
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,11 @@ from hamu.record.schema import schema, violations
         ({"type": "array", "items": {"type": "integer"}}, [[], [1, 2]], [[1, "2"], {}]),
         ({"required": ["a"]}, [{"a": None}], [{}, {"b": 1}]),
         ({"properties": {"a": {"type": "null"}}}, [{"a": None}, {"b": 1}], [{"a": 1}]),
-        ({"properties": {"a": {}}, "additionalProperties": False}, [{"a": 1}, {}], [{"a": 1, "b": 1}]),
+        (
+            {"properties": {"a": {}}, "additionalProperties": False},
+            [{"a": 1}, {}],
+            [{"a": 1, "b": 1}],
+        ),
         ({"type": "object", "additionalProperties": {"type": "string"}}, [{"a": "b"}], [{"a": 1}]),
         ({"type": "object", "$ref": "#/$defs/d"}, [{"a": 1}], [{}, None]),
     ],
@@ -37,7 +41,9 @@ def test_a_violation_names_its_place():
     assert list(violations({"a": [{"b": 1}, {}]}, whole)) == ["record.a[1] has no b"]
 
 
-@pytest.mark.parametrize("part", [{"oneOf": []}, {"properties": {"a": {"maximum": 3}}}, {"$ref": "other.json"}])
+@pytest.mark.parametrize(
+    "part", [{"oneOf": []}, {"properties": {"a": {"maximum": 3}}}, {"$ref": "other.json"}]
+)
 def test_what_it_does_not_know_it_refuses(part):
     with pytest.raises(HamuError, match="the schema"):
         list(violations({"a": 1}, part))

@@ -7,18 +7,22 @@ import pytest
 from hamu import UnlearnConfig
 from hamu.cli.options import DataOptions, RunOptions
 from hamu.cli.run_settings import recorded_settings
-from hamu.record.digests import text_digest
-from hamu.record.inputs import edited, with_settings
-from hamu.record.statement import statement
+from hamu.unlearning.record.digests import text_digest
+from hamu.unlearning.record.inputs import edited, with_settings
+from hamu.unlearning.record.statement import statement
 
 
 @pytest.fixture
 def settings(tmp_path):
-    data = DataOptions(data="/home/jane/secret/people.jsonl", forget_filter="author=Jane Doe", data_dir="hub:o/n")
+    data = DataOptions(
+        data="/home/jane/secret/people.jsonl", forget_filter="author=Jane Doe", data_dir="hub:o/n"
+    )
     run = RunOptions(model="hub:owner/model", retain_model="../models/retrained/")
     args = UnlearnConfig(output_dir=str(tmp_path / "jane"), optim="adamw_torch", hub_token="hf_secret",
                          run_name="for jane", adam_beta1=0.8, max_retain_loss=2.0)  # fmt: skip
-    return recorded_settings(data, run, args, ["optim", "hub_token", "run_name", "adam_beta1", "output_dir"])
+    return recorded_settings(
+        data, run, args, ["optim", "hub_token", "run_name", "adam_beta1", "output_dir"]
+    )
 
 
 def test_a_setting_without_the_digest_that_it_began_with_counts_as_edited(tmp_path):

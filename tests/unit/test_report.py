@@ -22,18 +22,18 @@ from report_examples import (
 
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions
-from hamu.reporting.course import steps_section, trajectories
-from hamu.reporting.elements import BUCKETS, extremes, line
-from hamu.reporting.forgotten import forgotten_section
-from hamu.reporting.images import class_accuracy, images_section
-from hamu.reporting.layers import layers_section
-from hamu.reporting.looks import Look, looks_of
-from hamu.reporting.overview import overlaid
-from hamu.reporting.report import MARK, Reported, report_page, sections_of
-from hamu.reporting.run import read_run, read_runs, run_folders, told_apart
-from hamu.reporting.tables import several
-from hamu.reporting.trajectories import STYLES, limits_of
-from hamu.reporting.verdict import verdict
+from hamu.report.course import steps_section, trajectories
+from hamu.report.elements import BUCKETS, extremes, line
+from hamu.report.forgotten import forgotten_section
+from hamu.report.images import class_accuracy, images_section
+from hamu.report.layers import layers_section
+from hamu.report.looks import Look, looks_of
+from hamu.report.overview import overlaid
+from hamu.report.report import MARK, Reported, report_page, sections_of
+from hamu.report.run import read_run, read_runs, run_folders, told_apart
+from hamu.report.tables import several
+from hamu.report.trajectories import STYLES, limits_of
+from hamu.report.verdict import verdict
 from hamu.unlearning.goals import record_losses
 
 MOST = 5_000_000  # bytes of a report
@@ -81,10 +81,16 @@ def test_what_the_data_say_is_never_code(tmp_path, observed):
     run = example_run(tmp_path, name="a<script>b", names=(NASTY, "b"), blocks=[NASTY, "w"])
     page = report_page([Reported(run, observed), Reported(run, None, NASTY)], contents=True)
     elements = Elements(page)
-    executable = [a for tag, a in elements.found if tag == "script" and a.get("type") != "application/json"]
+    executable = [
+        a for tag, a in elements.found if tag == "script" and a.get("type") != "application/json"
+    ]
     assert len(executable) == 1
     assert not [a for _, a in elements.found if any(name.startswith("on") for name in a)]
-    assert not [a for tag, a in elements.found if tag == "img" and not a["src"].startswith("data:image/png;base64,")]
+    assert not [
+        a
+        for tag, a in elements.found
+        if tag == "img" and not a["src"].startswith("data:image/png;base64,")
+    ]
     assert "window.broken" in page, "it is there, as text"
     assert "{{ 7*7 }}" in page
     assert len(charts_of(page)) == sum(text.startswith("{") for text in elements.scripts)
@@ -101,7 +107,9 @@ def test_contents_are_in_a_page_only_on_request(tmp_path):
     for secret in ("Unlikely", "data:image/png", "holds contents"):
         assert secret not in hidden
     for claim in ("asked for", "--no_contents", "you "):
-        assert claim not in re.sub(r"<style>.*?</style>|<script.*?</script>", "", shown + hidden, flags=re.DOTALL)
+        assert claim not in re.sub(
+            r"<style>.*?</style>|<script.*?</script>", "", shown + hidden, flags=re.DOTALL
+        )
     assert "are not in this file" in hidden
     texts = report_page([Reported(run, text_observations())])
     assert "Who is" not in texts
@@ -111,7 +119,9 @@ def test_contents_are_in_a_page_only_on_request(tmp_path):
 
 def with_totals(run, retain=9, forget=9):
     """The run with a record of sets of these sizes; its evaluations are of nine records each."""
-    return replace(run, record={"retain_set": {"records": retain}, "forget_set": {"records": forget}})
+    return replace(
+        run, record={"retain_set": {"records": retain}, "forget_set": {"records": forget}}
+    )
 
 
 def test_each_figure_of_the_verdict_carries_the_records_it_is_of(tmp_path):
@@ -128,14 +138,21 @@ def test_each_figure_of_the_verdict_carries_the_records_it_is_of(tmp_path):
     assert hints["forget loss"] == "all 9 records"
     steered = replace(run, evaluation={**run.evaluation, "steering": []})
     assert "(figures of the measurements that steered the run" in verdict(steered).sentences[1]
-    assert "(9 records)" in verdict(run).sentences[0], "without a record it is not known how many there are"
+    assert "(9 records)" in verdict(run).sentences[0], (
+        "without a record it is not known how many there are"
+    )
 
 
 def test_a_chart_of_losses_names_the_records_of_batches_and_of_evaluations(tmp_path):
     [losses] = [
-        chart for chart in steps_section(with_totals(example_run(tmp_path), 20)).charts if chart.title == "Losses"
+        chart
+        for chart in steps_section(with_totals(example_run(tmp_path), 20)).charts
+        if chart.title == "Losses"
     ]
-    assert [one["name"] for one in losses.spec["series"][2:]] == ["retain, batches", "retain, evaluations"]
+    assert [one["name"] for one in losses.spec["series"][2:]] == [
+        "retain, batches",
+        "retain, evaluations",
+    ]
     assert "The retain loss of the steps' batches goes from" in losses.says
     assert "The retain loss on a sample of 9 of 20 records goes from" in losses.says
 
@@ -146,7 +163,8 @@ def test_every_figure_has_words(tmp_path):
     assert len(figures) == len(charts_of(page)) == 18
     for figure in figures:
         title, caption = (
-            re.search(rf"<({tag})\b[^>]*>(.*?)</\1>", figure, re.DOTALL)[2] for tag in (r"h\d", "figcaption")
+            re.search(rf"<({tag})\b[^>]*>(.*?)</\1>", figure, re.DOTALL)[2]
+            for tag in (r"h\d", "figcaption")
         )
         assert title
         assert len(caption) > 40
@@ -156,7 +174,11 @@ def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     blocks = [f"layers.{n}.self_attn.q_proj.weight" for n in range(300)]
     run = example_run(tmp_path, steps=100_000, blocks=blocks)
     page = report_page(
-        [Reported(run, image_observations(count=3000)), Reported(run, text_observations(count=3000))], contents=True
+        [
+            Reported(run, image_observations(count=3000)),
+            Reported(run, text_observations(count=3000)),
+        ],
+        contents=True,
     )
     assert len(page.encode()) < MOST
     for chart in charts_of(page):
@@ -179,18 +201,25 @@ def test_steps_of_a_long_run_are_drawn_where_they_are(tmp_path):
     assert line("x", "#000000", np.array([0.123456789]), values[:1])["x"] == [0.12346]
 
 
-@pytest.mark.parametrize(("count", "words"), [(1, "1 step was checked"), (2, "2 steps were checked")])
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "1 step was checked"), (2, "2 steps were checked")]
+)
 def test_one_checked_step_was_and_two_were(tmp_path, count, words):
     run = example_run(tmp_path, steps=count)
     begins = f"Of {count} checked step{'s' * (count > 1)} "
     assert any(sentence.startswith(begins) for sentence in verdict(run).sentences)
-    promise = next(chart for chart in steps_section(run).charts if chart.title.startswith("Promise"))
+    promise = next(
+        chart for chart in steps_section(run).charts if chart.title.startswith("Promise")
+    )
     assert words in promise.says
 
 
 def test_only_a_class_that_fell_is_said_to_have_fallen():
     found = evaluation(4, ("x", "y"))
-    assert "The largest fall is that of x: 100.0% before, 50.0% after." in class_accuracy(found, contents=True).says
+    assert (
+        "The largest fall is that of x: 100.0% before, 50.0% after."
+        in class_accuracy(found, contents=True).says
+    )
     assert "that of class 1:" in class_accuracy(found, contents=False).says
     found["after"]["test"]["per_class_accuracy"]["x"] = 1.0
     chart = class_accuracy(found, contents=True)
@@ -202,7 +231,9 @@ def test_only_a_class_that_fell_is_said_to_have_fallen():
     found["after"]["test"]["per_class_accuracy"] |= risen
     chart = class_accuracy(found, contents=True)
     assert "c39" not in chart.spec["categories"]
-    assert "The largest fall is that of c39: 50.0% before, 49.0% after." in chart.says, "also where it is not drawn"
+    assert "The largest fall is that of c39: 50.0% before, 49.0% after." in chart.says, (
+        "also where it is not drawn"
+    )
 
 
 def test_extremes_leave_out_what_is_not_finite_and_short_series_whole():
@@ -216,7 +247,11 @@ def test_a_run_under_way_has_a_report(tmp_path):
     place = write_run(tmp_path / "run", finished=False)
     with open(place / "steps.jsonl", "a") as log:
         log.write('{"step": 21, "forget_lo')  # as it is while it is written
-    state = {"log_history": [{"step": s, "eval_forget_gain": s / 9, "eval_retain_gain": 0.0} for s in (0, 9)]}
+    state = {
+        "log_history": [
+            {"step": s, "eval_forget_gain": s / 9, "eval_retain_gain": 0.0} for s in (0, 9)
+        ]
+    }
     (place / "checkpoint-9").mkdir()
     (place / "checkpoint-9/trainer_state.json").write_text(json.dumps(state))
     run = read_run(place)
@@ -236,7 +271,10 @@ def test_lines_of_a_log_that_are_broken_off_are_counted(tmp_path, name):
     assert f"of {name}, 1 line is broken off or damaged and was skipped" in run.notes
     assert len(run.steps["step"]) + len(run.layers.steps) == 2 * 20 - 1
     log.write_text(whole + "{\n{")
-    assert f"of {name}, 2 lines are broken off or damaged and were skipped" in read_run(log.parent).notes
+    assert (
+        f"of {name}, 2 lines are broken off or damaged and were skipped"
+        in read_run(log.parent).notes
+    )
 
 
 def test_layers_without_names_are_not_said_to_be_early(tmp_path):
@@ -277,9 +315,17 @@ LASTING = {"lasts": True, "verdict": "It lasts: so."}
 @pytest.mark.parametrize(
     ("attack", "headline", "tone"),
     [
-        (None, "By its losses it forgot, and does better on what is to stay; whether it lasts was not tested", "mixed"),
+        (
+            None,
+            "By its losses it forgot, and does better on what is to stay; whether it lasts was not tested",
+            "mixed",
+        ),
         (LASTING, "It forgot, and does better on what is to stay; it lasts", "good"),
-        ({"lasts": False, "verdict": "No."}, "It is hidden, not forgotten: fine-tuning on the retain data", "bad"),
+        (
+            {"lasts": False, "verdict": "No."},
+            "It is hidden, not forgotten: fine-tuning on the retain data",
+            "bad",
+        ),
         ({"lasts": None, "verdict": "Open."}, "By its losses it forgot, and does better", "mixed"),
     ],
 )
@@ -292,7 +338,9 @@ def test_forgotten_means_by_its_losses_and_for_good(tmp_path, attack, headline, 
     found = verdict(replace(run, attack=attack))
     assert found.headline.startswith(headline)
     assert found.tone == tone
-    assert (attack is None) is not any(attack and one == attack["verdict"] for one in found.sentences)
+    assert (attack is None) is not any(
+        attack and one == attack["verdict"] for one in found.sentences
+    )
 
 
 def test_an_attack_that_cannot_be_shown_is_noted(tmp_path):
@@ -341,7 +389,9 @@ def test_the_verdict_follows_from_both_losses(tmp_path, forget, retain, headline
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("change", [-0.1, 0.0, 2.0])
-def test_the_verdict_follows_the_records_not_their_mean(tmp_path, counts, more, headline, tone, change):
+def test_the_verdict_follows_the_records_not_their_mean(
+    tmp_path, counts, more, headline, tone, change
+):
     run = example_run(tmp_path)
     for side, by in (("forget", change), ("retain", 0.0)):
         before, after = (run.evaluation[role][side] for role in ("before", "after"))
@@ -349,11 +399,19 @@ def test_the_verdict_follows_the_records_not_their_mean(tmp_path, counts, more, 
     run.evaluation["goal"] = goal(*counts, **more)
     found = verdict(replace(run, attack=LASTING))
     words, miss, rest = headline.partition("; its goal")
-    assert (found.headline, found.tone) == (f"{words}{'' if tone == 'bad' else '; it lasts'}{miss}{rest}", tone)
-    assert found.sentences[0].startswith(f"{counts[1]} of 20 records are forgotten by the goal unseen (their losses")
+    assert (found.headline, found.tone) == (
+        f"{words}{'' if tone == 'bad' else '; it lasts'}{miss}{rest}",
+        tone,
+    )
+    assert found.sentences[0].startswith(
+        f"{counts[1]} of 20 records are forgotten by the goal unseen (their losses"
+    )
     assert found.sentences[0].endswith(f"Before the run, {counts[0]} were.")
     assert found.tiles[0].name == "records forgotten"
-    assert (found.tiles[0].before, found.tiles[0].after) == (f"{counts[0]} of 20", f"{counts[1]} of 20")
+    assert (found.tiles[0].before, found.tiles[0].after) == (
+        f"{counts[0]} of 20",
+        f"{counts[1]} of 20",
+    )
 
 
 def test_records_forgotten_at_a_price_are_no_full_success(tmp_path):
@@ -361,7 +419,10 @@ def test_records_forgotten_at_a_price_are_no_full_success(tmp_path):
     run.evaluation["goal"] = goal(0, 20)
     run.evaluation["after"]["retain"]["loss"] = run.evaluation["before"]["retain"]["loss"] + 0.3
     found = verdict(replace(run, attack=LASTING))
-    assert (found.headline, found.tone) == ("It forgot, at a price on what is to stay; it lasts", "mixed")
+    assert (found.headline, found.tone) == (
+        "It forgot, at a price on what is to stay; it lasts",
+        "mixed",
+    )
 
 
 def test_without_a_goal_no_report_says_that_it_forgot(tmp_path):
@@ -369,7 +430,9 @@ def test_without_a_goal_no_report_says_that_it_forgot(tmp_path):
     said = " ".join([verdict(run).headline, *verdict(run).sentences])
     assert "It forgot" not in said
     assert "Nothing told when a record counts as forgotten" in said
-    assert "nothing told when a record counts as forgotten" in report_page([Reported(run, None, "gone")])
+    assert "nothing told when a record counts as forgotten" in report_page(
+        [Reported(run, None, "gone")]
+    )
 
 
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])
@@ -395,15 +458,22 @@ def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     for one in chart.spec["series"]:
         assert one["x"] == sorted(one["x"])
         assert one["y"][-1] == 1
-    assert section.title == sections_of(Reported(run, observed), looks_of(["gdiff"])[0], False)[0].title, "the first"
+    assert (
+        section.title
+        == sections_of(Reported(run, observed), looks_of(["gdiff"])[0], False)[0].title
+    ), "the first"
     run.evaluation["goal"] = goal(1, 20)
     assert len(forgotten_section(run, None).tables) == 1, "none is away from the goal"
 
 
 def test_the_retain_models_auc_stands_beside_ours(tmp_path):
     run = example_run(tmp_path)
-    run.evaluation["after"]["retain_model"] = {"membership_inference": {"accuracy": 0.5, "auc": 0.512, "samples": 9}}
-    assert {tile.name: tile.hint for tile in verdict(run).tiles}["membership AUC"] == "retain model 0.512"
+    run.evaluation["after"]["retain_model"] = {
+        "membership_inference": {"accuracy": 0.5, "auc": 0.512, "samples": 9}
+    }
+    assert {tile.name: tile.hint for tile in verdict(run).tiles}[
+        "membership AUC"
+    ] == "retain model 0.512"
     page = report_page([Reported(run, image_observations())])
     assert "The retain model, which never saw the forget set, has an AUC of 0.512." in page
     head, [row] = several([run]).head, several([run]).rows
@@ -433,12 +503,16 @@ def test_what_chance_would_change_is_no_change(tmp_path):
 
     def headline(forget, retain, accuracy, retain_change=-0.2, accuracy_change=0.0):
         for figure, change in (("loss", retain_change), ("accuracy", accuracy_change)):
-            run.evaluation["after"]["retain"][figure] = run.evaluation["before"]["retain"][figure] + change
+            run.evaluation["after"]["retain"][figure] = (
+                run.evaluation["before"]["retain"][figure] + change
+            )
         changes = {
             "forget": {"loss_interval": forget},
             "retain": {"loss_interval": retain, "accuracy_interval": accuracy},
         }
-        found = verdict(replace(run, record={"figures": {"change": changes}}, attack=LASTING)).headline
+        found = verdict(
+            replace(run, record={"figures": {"change": changes}}, attack=LASTING)
+        ).headline
         return found.removesuffix("; it lasts")
 
     stayed, price = (f"The forget loss rose, {what}" for what in (
@@ -447,11 +521,18 @@ def test_what_chance_would_change_is_no_change(tmp_path):
     risen, fallen, unsure = [0.1, 0.3], [-0.3, -0.1], [-0.1, 0.1]
     assert headline(unsure, fallen, unsure).startswith("It hardly forgot")
     assert headline(risen, unsure, unsure) == stayed
-    assert headline(risen, fallen, unsure) == "The forget loss rose, and the model does better on what is to stay"
+    assert (
+        headline(risen, fallen, unsure)
+        == "The forget loss rose, and the model does better on what is to stay"
+    )
     assert headline(risen, risen, unsure, retain_change=0.2) == price
-    assert headline(risen, unsure, fallen, accuracy_change=-0.02) == price, "fewer right are a price at any loss"
+    assert headline(risen, unsure, fallen, accuracy_change=-0.02) == price, (
+        "fewer right are a price at any loss"
+    )
     assert headline(risen, fallen, fallen, accuracy_change=-0.02) == price
-    assert headline(risen, unsure, fallen, accuracy_change=-0.0005) == stayed, "one in two thousand is none"
+    assert headline(risen, unsure, fallen, accuracy_change=-0.0005) == stayed, (
+        "one in two thousand is none"
+    )
     assert headline(risen, None, None, retain_change=0.0005) == stayed, "without intervals likewise"
 
 
@@ -498,7 +579,9 @@ def test_only_the_mean_loss_is_called_a_loss(tmp_path, settings, own):
         if is_own:
             objective = charts[f"Objective of the method: {side}"].spec
             assert "nats" not in objective["y"]["label"]
-            assert [one["y"][0] for one in objective["series"]] == [pytest.approx(run.steps[f"{side}_loss"][0])]
+            assert [one["y"][0] for one in objective["series"]] == [
+                pytest.approx(run.steps[f"{side}_loss"][0])
+            ]
 
 
 def test_objectives_of_methods_are_not_laid_over_losses(tmp_path):
@@ -506,11 +589,17 @@ def test_objectives_of_methods_are_not_laid_over_losses(tmp_path):
         (write_run(tmp_path / name) / "config.yaml").write_text(f"method: {name}\n")
     runs = [read_run(tmp_path / name) for name in ("gdiff", "npo", "kl")]
     looks = looks_of(["gdiff", "npo", "kl"])
-    drawn = {side: [one["name"] for one in overlaid(runs, looks, side).spec["series"]] for side in ("forget", "retain")}
+    drawn = {
+        side: [one["name"] for one in overlaid(runs, looks, side).spec["series"]]
+        for side in ("forget", "retain")
+    }
     assert drawn == {"forget": ["gdiff", "kl"], "retain": ["gdiff", "npo"]}
     assert overlaid(runs[2:], looks[2:], "retain") is None
     page = report_page([Reported(run) for run in runs])
-    assert "Not here: the forget loss of the steps&#39; batches of npo: what is logged there is the objective" in page
+    assert (
+        "Not here: the forget loss of the steps&#39; batches of npo: what is logged there is the objective"
+        in page
+    )
     assert "Not here: the retain loss of the steps&#39; batches of kl: " in page
 
 
@@ -520,7 +609,11 @@ def test_trajectories_are_drawn_as_those_of_a_comparison(tmp_path):
     limits = limits_of([run.points for run in runs])
     assert (chart.spec["x"]["limits"], chart.spec["y"]["limits"]) == limits
     assert [one["name"] for one in chart.spec["series"]] == ["one", "two"]
-    assert chart.spec["series"][0]["x"] == [0.0, pytest.approx(0.5 / 9, rel=1e-4), pytest.approx(1 / 9, rel=1e-4)]
+    assert chart.spec["series"][0]["x"] == [
+        0.0,
+        pytest.approx(0.5 / 9, rel=1e-4),
+        pytest.approx(1 / 9, rel=1e-4),
+    ]
     assert len({one["color"] for one in chart.spec["series"]}) == 2
 
 
@@ -533,23 +626,35 @@ def saved_earlier(run, step):
 
 
 def test_the_gains_are_those_of_the_model_saved(tmp_path):
-    last, best = example_run(tmp_path, "last"), saved_earlier(example_run(tmp_path, "best"), step=10)
+    last, best = (
+        example_run(tmp_path, "last"),
+        saved_earlier(example_run(tmp_path, "best"), step=10),
+    )
     table = several([last, best])
     assert [row[2:4] for row in table.rows] == [["+1", "+0.1111"], ["+0.5", "+0.05556"]]
-    assert "The model saved by best is that of step 10, not that of the last evaluation." in table.caption
+    assert (
+        "The model saved by best is that of step 10, not that of the last evaluation."
+        in table.caption
+    )
     assert "by last" not in table.caption
     chart = trajectories([last, best], looks_of(["ga", "ga"]))
     assert "best ends at (+0.0556, +0.5), ringed: the model saved is that of step 10" in chart.says
     assert [one.get("ring") for one in chart.spec["series"]] == [None, [0.055556, 0.5]]
     assert chart.spec["series"][1]["y"][-1] == 1.0, "all of the trajectory is drawn"
-    assert "The model saved is that of step 10, not that of the last evaluation." in verdict(best).sentences
+    assert (
+        "The model saved is that of step 10, not that of the last evaluation."
+        in verdict(best).sentences
+    )
     assert not any("The model saved" in sentence for sentence in verdict(last).sentences)
 
 
 def test_a_state_that_no_evaluation_has_is_not_guessed_at(tmp_path):
     run = saved_earlier(example_run(tmp_path), step=10)
     run.evaluation["after"]["forget"]["loss"] += 1e-9
-    assert run.earlier_state == "not that of the last evaluation; of which step it is has not been recorded"
+    assert (
+        run.earlier_state
+        == "not that of the last evaluation; of which step it is has not been recorded"
+    )
     run = saved_earlier(example_run(tmp_path, "last"), step=20)
     run.evaluation["after"]["forget"]["loss"] += 1e-9
     assert run.earlier_state == "", "the last state, measured again"
@@ -568,7 +673,11 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
     runs = [example_run(tmp_path, place) for place in places]
     assert [run.name for run in told_apart(runs)] == list(places)
     assert [run.name for run in told_apart([runs[1], runs[2]])] == ["b/unlearned", "deep/unlearned"]
-    assert [run.name for run in told_apart([runs[2], runs[4], runs[2]])] == ["unlearned", "other", "unlearned"]
+    assert [run.name for run in told_apart([runs[2], runs[4], runs[2]])] == [
+        "unlearned",
+        "other",
+        "unlearned",
+    ]
     page = report_page([Reported(run) for run in runs[:2]])
     assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in page
     for name in ("a/unlearned", "b/unlearned"):
@@ -590,7 +699,9 @@ def test_two_demos_have_runs_of_their_own(tmp_path):
 def test_no_two_runs_look_alike():
     ours = list(STYLES)
     alone = looks_of(["a-plugin", *ours[2:]])
-    assert alone[1:] == [Look(STYLES[name][0]) for name in ours[2:]], "each method has its own colour"
+    assert alone[1:] == [Look(STYLES[name][0]) for name in ours[2:]], (
+        "each method has its own colour"
+    )
     assert alone[0] in [Look(STYLES[name][0]) for name in ours[:2]], "and another one what is left"
     twice = looks_of([*ours[:2], *ours])
     assert len(set(twice)) == 14
@@ -651,7 +762,10 @@ def test_a_demo_and_a_comparison_stand_for_their_runs(tmp_path):
     assert "All runs" in page
     assert "more of hamu-q, ft: a demo keeps trajectories alone" in page
     assert "<article" not in page
-    assert trajectories(runs, looks_of(["hamu-q", "ft"])).spec["series"][0]["hints"] == ["start", "epoch 1"]
+    assert trajectories(runs, looks_of(["hamu-q", "ft"])).spec["series"][0]["hints"] == [
+        "start",
+        "epoch 1",
+    ]
     both = tmp_path / "compare"
     for name in ("one", "two"):
         write_run(both / name)
@@ -665,11 +779,16 @@ def test_a_comparison_stands_for_its_own_runs_and_says_which_failed(tmp_path):
         (write_run(both / name) / "record.json").write_text("{}")
     write_run(both / "broken", finished=False)
     write_run(both / "under-way", finished=False)
-    failed = [{"run": name, "method": "ga", "failed": "unlearning diverged"} for name in ("broken", "never-begun")]
+    failed = [
+        {"run": name, "method": "ga", "failed": "unlearning diverged"}
+        for name in ("broken", "never-begun")
+    ]
     rows = [{"run": "finished", "method": "hamu-q", "failed": ""}, *failed]
     (both / "comparison.json").write_text(json.dumps({"runs": rows}))
     runs = {place.name: read_run(place) for place in run_folders(both)}
-    assert list(runs) == ["broken", "finished", "never-begun", "under-way"], "what is not listed has been left over"
+    assert list(runs) == ["broken", "finished", "never-begun", "under-way"], (
+        "what is not listed has been left over"
+    )
     assert verdict(runs["broken"]).headline == "It failed after step 20"
     assert verdict(runs["under-way"]).headline == "Not finished: step 20 so far"
     assert runs["never-begun"].method == "ga"
@@ -681,7 +800,9 @@ def test_a_record_that_is_not_whole_is_named_and_left_out(tmp_path):
     place = write_run(tmp_path / "run")
     (place / "record.json").write_text('{"method": "gdiff", "date": "today"}')
     run = read_run(place)
-    assert any(note.startswith("record.json is not one that can be shown: record") for note in run.notes)
+    assert any(
+        note.startswith("record.json is not one that can be shown: record") for note in run.notes
+    )
     page = report_page([Reported(run, None, "no model")])
     assert "record.json is not one that can be shown" in page
 
@@ -698,14 +819,21 @@ def test_a_best_checkpoint_beside_numbered_ones_is_no_step(tmp_path):
 def test_a_model_with_more_outputs_than_the_data_has_classes(tmp_path):
     observed = image_observations(count=40)
     wide = {
-        role: {name: Predictions(torch.cat([one.logits, one.logits + 1], 1), one.labels) for name, one in sets.items()}
+        role: {
+            name: Predictions(torch.cat([one.logits, one.logits + 1], 1), one.labels)
+            for name, one in sets.items()
+        }
         for role, sets in observed.predictions.items()
     }
     section = images_section(replace(observed, predictions=wide), contents=True)
     confusion = section.charts[0].spec
     assert confusion["columns"] == ["a", "b", "output 3", "output 4"]
-    assert section.charts[0].says.count("0.0% of 40 images") == 1, "all are taken for an output that is no class"
-    taken = {line for pictures in section.pictures.values() for one in pictures for line in one.lines}
+    assert section.charts[0].says.count("0.0% of 40 images") == 1, (
+        "all are taken for an output that is no class"
+    )
+    taken = {
+        line for pictures in section.pictures.values() for one in pictures for line in one.lines
+    }
     assert {"taken for output 3", "taken for output 4"} <= taken
 
 
@@ -730,7 +858,9 @@ def test_thresholds_are_spoken_of_where_there_are_some(tmp_path):
     titles = {chart.title: chart.says for chart in steps_section(run).charts}
     assert "above the upper one" in titles["Hardness κ and its thresholds"]
     without = {key: values for key, values in run.steps.items() if not key.endswith("_threshold")}
-    titles = {chart.title: chart.says for chart in steps_section(replace(run, steps=without)).charts}
+    titles = {
+        chart.title: chart.says for chart in steps_section(replace(run, steps=without)).charts
+    }
     assert titles["Hardness κ"].startswith("Below 0 what helps one side helps the other")
 
 
@@ -775,7 +905,9 @@ def test_one_odd_file_leaves_the_rest_of_the_page(tmp_path, name, content, note)
     assert MARK in page
 
 
-@pytest.mark.parametrize("summary", ['{"methods": 5}', '{"methods": {"ft": {"trajectory": null}}}', "[]"])
+@pytest.mark.parametrize(
+    "summary", ['{"methods": 5}', '{"methods": {"ft": {"trajectory": null}}}', "[]"]
+)
 def test_a_summary_of_something_else_is_refused(tmp_path, summary):
     (tmp_path / "summary.json").write_text(summary)
     with pytest.raises(HamuError, match=r"summary\.json is not that of a demo"):
@@ -792,6 +924,8 @@ def test_a_checkpoint_with_odd_evaluations_has_the_others(tmp_path):
     place = write_run(tmp_path / "run", finished=False)
     good = {"step": 3, "eval_forget_gain": 0.1, "eval_retain_gain": 0.2}
     (place / "checkpoint-99").mkdir()
-    state = {"log_history": [1, good, {"step": 4, "eval_forget_gain": None, "eval_retain_gain": 0.1}]}
+    state = {
+        "log_history": [1, good, {"step": 4, "eval_forget_gain": None, "eval_retain_gain": 0.1}]
+    }
     (place / "checkpoint-99/trainer_state.json").write_text(json.dumps(state))
     assert read_run(place).entries == [good]

@@ -9,7 +9,10 @@ import pytest
 import hamu
 
 PACKAGE = Path(hamu.__file__).parent
-FRONT_DOOR = {"__init__", "__main__"}  # import what they show, and are imported for the version alone
+FRONT_DOOR = {
+    "__init__",
+    "__main__",
+}  # import what they show, and are imported for the version alone
 
 
 def listed_rooms():
@@ -57,12 +60,12 @@ def test_a_room_imports_only_rooms_above_it(room):
 
 
 @pytest.mark.parametrize(("code", "rooms"), [
-    ("from hamu.data.images import ImageData\nimport hamu.gram", ["data", "gram"]),
+    ("from hamu.data.images import ImageData\nimport hamu.core.gram", ["data", "gram"]),
     ("from hamu import HamuError, cli", ["HamuError", "cli"]),
     ("import hamu, torch\nfrom torch import nn", []),
-    ("try:\n    import hamu.cli\nexcept ImportError:\n    import hamu.gram", ["cli", "gram"]),
-    ("class A:\n    import hamu.cli\n    def f(self):\n        import hamu.paper", ["cli", "paper"]),
-    ("if TYPE_CHECKING:\n    from hamu.cli import main\nelse:\n    from hamu.paper import page", ["paper"]),
+    ("try:\n    import hamu.cli\nexcept ImportError:\n    import hamu.core.gram", ["cli", "gram"]),
+    ("class A:\n    import hamu.cli\n    def f(self):\n        import experiments.paper", ["cli", "paper"]),
+    ("if TYPE_CHECKING:\n    from hamu.cli import main\nelse:\n    from experiments.paper import page", ["paper"]),
 ])  # fmt: skip
 def test_an_import_is_seen_wherever_it_stands(code, rooms):
     assert sorted(imported_rooms(ast.parse(code))) == rooms

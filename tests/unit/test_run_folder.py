@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from hamu import HamuError
-from hamu.run_folder import RunFolder
-from hamu.training.checkpoints import seal
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer.checkpoints import seal
 
 INPUTS = {"forget set": None, "original model": None}
 UNDER_WAY = "another run, or a process that a run left behind, is using"
@@ -27,7 +27,9 @@ def test_a_folder_in_which_a_run_writes_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_of_two_that_began_together_the_second_to_write_is_refused_and_changes_nothing(tmp_path, overwrite):
+def test_of_two_that_began_together_the_second_to_write_is_refused_and_changes_nothing(
+    tmp_path, overwrite
+):
     first, second = (RunFolder(tmp_path / "out", overwrite=overwrite) for _ in range(2))
     with first:
         first.write_text("steps.jsonl", "first\n")
@@ -93,21 +95,30 @@ def test_a_folder_that_is_taken_says_by_what_and_names_the_way_out(tmp_path, con
 
 def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(HamuError, match=r"the output folder .*/out is a file; choose another --output_dir"):
+    with pytest.raises(
+        HamuError, match=r"the output folder .*/out is a file; choose another --output_dir"
+    ):
         RunFolder(tmp_path / "out")
-    for place, why in (("out/deeper", f"{tmp_path}/out is a file"), ("x" * 300, "File name too long")):
+    for place, why in (
+        ("out/deeper", f"{tmp_path}/out is a file"),
+        ("x" * 300, "File name too long"),
+    ):
         with pytest.raises(HamuError, match=f"cannot be made: {why}; choose another --output_dir"):
             RunFolder(tmp_path / place)
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing is left of trying"
     monkeypatch.setattr("os.access", lambda path, mode: False)  # the superuser may write anywhere
-    with pytest.raises(HamuError, match=rf"the output folder .*/new cannot be made: {tmp_path} is not writable"):
+    with pytest.raises(
+        HamuError, match=rf"the output folder .*/new cannot be made: {tmp_path} is not writable"
+    ):
         RunFolder(tmp_path / "new")
 
 
 def test_a_line_that_no_run_has_written_is_named(tmp_path):
     with RunFolder(tmp_path / "out", resume=True) as folder:
         folder.write_text("steps.jsonl", '{"step": 1}\n[2]\n')
-        with pytest.raises(HamuError, match=r"line 2 of .*steps\.jsonl is not of a step; take it out, or"):
+        with pytest.raises(
+            HamuError, match=r"line 2 of .*steps\.jsonl is not of a step; take it out, or"
+        ):
             folder.keep_lines("steps.jsonl", lambda line: line["step"] < 3)
 
 
@@ -118,7 +129,9 @@ def test_one_file_keeps_its_folder(tmp_path):
 
 
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
-@pytest.mark.parametrize("left", [".comparison.json.x1_2abcd", ".inputs.json.x1_2abcd", ".comparison.png.tmp"])
+@pytest.mark.parametrize(
+    "left", [".comparison.json.x1_2abcd", ".inputs.json.x1_2abcd", ".comparison.png.tmp"]
+)
 def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, how, left):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / left).write_text("{")
@@ -136,7 +149,9 @@ def test_files_that_are_no_longer_true_are_removed(tmp_path):
 
 
 def files_of(folder):
-    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+    return {
+        path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")
+    }
 
 
 def fill(folder, contents):
@@ -157,7 +172,10 @@ def fill(folder, contents):
 def test_what_no_run_has_left_outlives_an_overwrite(tmp_path, contents, named):
     fill(tmp_path / "out", contents)
     before = files_of(tmp_path)
-    with pytest.raises(HamuError, match=f"/out holds {named}, which is not of a run; --overwrite only replaces runs"):
+    with pytest.raises(
+        HamuError,
+        match=f"/out holds {named}, which is not of a run; --overwrite only replaces runs",
+    ):
         RunFolder(tmp_path / "out", overwrite=True)
     assert files_of(tmp_path) == before
 
@@ -222,19 +240,24 @@ def test_an_output_folder_below_a_link_that_leads_nowhere_is_refused(tmp_path):
             RunFolder(path)
 
 
-@pytest.mark.parametrize("error", [SafetensorError("I/O error: File too large"), OSError(28, "No space left")])
+@pytest.mark.parametrize(
+    "error", [SafetensorError("I/O error: File too large"), OSError(28, "No space left")]
+)
 def test_a_model_that_finds_no_room_leaves_nothing_half(tmp_path, monkeypatch, error):
     def full(model, folder):
         (folder / "config.json").write_text("{}")
         raise error
 
-    monkeypatch.setattr("hamu.run_folder.save_model", full)
+    monkeypatch.setattr("hamu.unlearning.run_folder.save_model", full)
     with RunFolder(tmp_path / "out") as folder:
         folder.begin({}, INPUTS)
         with pytest.raises(HamuError, match=r"the model cannot be written into .*/out: .*(File too large|No space left)"
                                             r"; where it is full make room, then go on with --resume"):  # fmt: skip
             folder.save_model(None)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.yaml", "inputs.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "config.yaml",
+        "inputs.json",
+    ]
 
 
 def test_what_a_broken_off_removal_has_left_may_go(tmp_path, monkeypatch):

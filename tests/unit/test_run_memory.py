@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hamu.ends import End
-from hamu.training.run_memory import RunMemory
+from hamu.unlearning.stop_reason import StopReason
+from hamu.unlearning.trainer.run_memory import RunMemory
 
 
 def back(state):
@@ -14,7 +14,10 @@ def back(state):
     return memory
 
 
-@pytest.mark.parametrize("end", [None, End("criterion", "it must hurt"), End("retain loss", "it is above 1")])
+@pytest.mark.parametrize(
+    "end",
+    [None, StopReason("criterion", "it must hurt"), StopReason("retain loss", "it is above 1")],
+)
 def test_a_memory_comes_back_whole(end):
     memory = RunMemory(evaluated=3, start={"forget_loss": 0.5}, end=end)
     for count in (memory.take, memory.take, memory.skip, memory.undo, memory.skip):

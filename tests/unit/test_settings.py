@@ -11,8 +11,17 @@ import torch
 from helpers import Holder, random_gram
 from torch import nn
 
-from hamu import HamuError, HamuQ, HamuU, Method, PairedGradients, StoppingRule, build_method, plugins
-from hamu.methods import method_classes
+from hamu import (
+    HamuError,
+    HamuQ,
+    HamuU,
+    Method,
+    PairedGradients,
+    StoppingRule,
+    build_method,
+    plugins,
+)
+from hamu.core.methods import method_classes
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
@@ -23,19 +32,34 @@ from hamu.methods import method_classes
         ({"constraint": -1.0}, "constraint -1.0 must be a positive number"),
         ({"constraint": math.nan}, "constraint nan must be a positive number"),
         ({"constraint": math.inf}, "constraint inf must be a positive number"),
-        ({"constraint_mode": "share"}, "constraint_mode 'share' is unknown; choose absolute or relative"),
-        ({"constraint": 1.5, "constraint_mode": "relative"}, r"share of what is possible, in \(0, 1\]; got 1.5"),
+        (
+            {"constraint_mode": "share"},
+            "constraint_mode 'share' is unknown; choose absolute or relative",
+        ),
+        (
+            {"constraint": 1.5, "constraint_mode": "relative"},
+            r"share of what is possible, in \(0, 1\]; got 1.5",
+        ),
         ({"radius": "large"}, "radius 'large' is unknown"),
         ({"radius": 0.0}, r"radius 0.0 must be positive \(R/η\)"),
         ({"radius": math.inf}, "radius inf must be positive"),
-        ({"on_infeasible": "ignore"}, "on_infeasible 'ignore' is unknown; choose stop, clamp or skip"),
+        (
+            {"on_infeasible": "ignore"},
+            "on_infeasible 'ignore' is unknown; choose stop, clamp or skip",
+        ),
         ({"distribution": "fair"}, "distribution 'fair' is unknown; choose norm_product, uniform"),
-        ({"distribution": [1.0, -1.0]}, "shares of the constraint must be finite, non-negative and not all zero"),
+        (
+            {"distribution": [1.0, -1.0]},
+            "shares of the constraint must be finite, non-negative and not all zero",
+        ),
         ({"distribution": [0.0, 0.0]}, "non-negative and not all zero"),
         ({"distribution": [1.0, math.nan]}, "non-negative and not all zero"),
         ({"distribution": [1.0, math.inf]}, "shares of the constraint"),
         ({"stopping": "sometimes"}, "stopping criterion 'sometimes' is unknown"),
-        ({"stopping": None}, "stopping None must be aggregate, any, global or off, or a StoppingRule that has one"),
+        (
+            {"stopping": None},
+            "stopping None must be aggregate, any, global or off, or a StoppingRule that has one",
+        ),
         ({"stopping": False}, "stopping False must be aggregate"),
         ({"constraint": "0.5"}, "constraint '0.5' must be a positive number"),
         ({"constraint": None}, "constraint None must be a positive number"),
@@ -51,7 +75,9 @@ def test_a_method_refuses(method, settings, message):
 
 
 def test_shares_must_match_the_blocks():
-    with pytest.raises(HamuError, match="the constraint has 3 shares, but there are 4 blocks; give one each"):
+    with pytest.raises(
+        HamuError, match="the constraint has 3 shares, but there are 4 blocks; give one each"
+    ):
         HamuQ(distribution=[1, 1, 1]).weigh(random_gram(0, blocks=4))
 
 
@@ -60,7 +86,10 @@ def test_shares_must_match_the_blocks():
     [
         ({"max_grad_norm": 0.0}, "max_grad_norm 0.0 must be positive, or None for no clipping"),
         ({"max_grad_norm": math.nan}, "max_grad_norm nan must be positive"),
-        ({"blocks": "layer"}, "blocks 'layer' is unknown; choose tensor, module, model, or give a function"),
+        (
+            {"blocks": "layer"},
+            "blocks 'layer' is unknown; choose tensor, module, model, or give a function",
+        ),
     ],
 )
 def test_paired_gradients_refuse(settings, message):
@@ -70,7 +99,9 @@ def test_paired_gradients_refuse(settings, message):
 
 def test_complex_parameters_are_refused():
     model = nn.Linear(2, 2, dtype=torch.complex64)
-    with pytest.raises(HamuError, match=r"^weight is complex; keep its real and imaginary part as two parameters"):
+    with pytest.raises(
+        HamuError, match=r"^weight is complex; keep its real and imaginary part as two parameters"
+    ):
         PairedGradients(model, HamuQ())
     model.requires_grad_(False)
     PairedGradients(nn.Sequential(model, nn.Linear(2, 2)), HamuQ())
@@ -78,12 +109,16 @@ def test_complex_parameters_are_refused():
 
 @pytest.mark.parametrize("method", ["hamu-q", HamuQ, None])
 def test_paired_gradients_take_a_method_that_is_made(method):
-    with pytest.raises(HamuError, match=r"is not a Method; pass an instance, such as HamuQ\(\) or build_method"):
+    with pytest.raises(
+        HamuError, match=r"is not a Method; pass an instance, such as HamuQ\(\) or build_method"
+    ):
         PairedGradients(nn.Linear(2, 2), method)
 
 
 def test_a_model_without_trainable_parameters_is_refused():
-    with pytest.raises(HamuError, match="no trainable parameter; set requires_grad on those that may change"):
+    with pytest.raises(
+        HamuError, match="no trainable parameter; set requires_grad on those that may change"
+    ):
         PairedGradients(nn.Linear(2, 2).requires_grad_(False), HamuQ())
 
 
@@ -112,7 +147,9 @@ def test_every_method_is_built_by_its_name():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(HamuError, match="method 'magic' is unknown; choose one of hamu-q, hamu-u, ft, ga"):
+    with pytest.raises(
+        HamuError, match="method 'magic' is unknown; choose one of hamu-q, hamu-u, ft, ga"
+    ):
         build_method("magic")
 
 
@@ -125,7 +162,9 @@ class Third(Method):
 
 def install(monkeypatch, cls):
     point = SimpleNamespace(load=lambda: cls, name="third", value="them:Third", dist=None)
-    monkeypatch.setattr(plugins, "points_of", lambda group: [point] if group == "hamu.methods" else [])
+    monkeypatch.setattr(
+        plugins, "points_of", lambda group: [point] if group == "hamu.methods" else []
+    )
 
 
 def test_an_installed_package_adds_a_method(monkeypatch):
@@ -135,7 +174,9 @@ def test_an_installed_package_adds_a_method(monkeypatch):
 
 def test_an_installed_method_may_not_take_a_known_name(monkeypatch):
     install(monkeypatch, type("Usurper", (Third,), {"name": "hamu-q"}))
-    with pytest.raises(HamuError, match=re.escape("'hamu-q' of them:Third has a name that is taken; rename it")):
+    with pytest.raises(
+        HamuError, match=re.escape("'hamu-q' of them:Third has a name that is taken; rename it")
+    ):
         method_classes()
 
 
@@ -150,7 +191,9 @@ def test_an_installed_method_may_not_take_a_known_name(monkeypatch):
 )
 def test_blocks_group_the_parameters(blocks, names):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"), blocks=blocks)
+    pair = PairedGradients(
+        model, HamuQ(0.5, constraint_mode="relative", stopping="off"), blocks=blocks
+    )
     assert pair.block_names == names
     x = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
     with pair.retain():
@@ -169,7 +212,9 @@ def test_settings_survive_a_checkpoint_and_others_are_refused_by_name():
         r"constraint 0.5 \(now 0.7\)": PairedGradients(model, HamuQ(0.7)),
         r"method 'hamu-q' \(now 'hamu-u'\)": PairedGradients(model, HamuU(0.5)),
         r"max_grad_norm 1.0 \(now None\)": PairedGradients(model, HamuQ(0.5), max_grad_norm=None),
-        r"blocks '1 \(\w+\)' \(now '2 \(\w+\)'\)": PairedGradients(Holder([torch.zeros(3)] * 2), HamuQ(0.5)),
+        r"blocks '1 \(\w+\)' \(now '2 \(\w+\)'\)": PairedGradients(
+            Holder([torch.zeros(3)] * 2), HamuQ(0.5)
+        ),
         r"stopping .*'patience': 1.* \(now .*'patience': 2": PairedGradients(
             model, HamuQ(0.5, stopping=StoppingRule(patience=2))
         ),
@@ -180,7 +225,16 @@ def test_settings_survive_a_checkpoint_and_others_are_refused_by_name():
 
 
 def test_importing_hamu_loads_torch_and_nothing_heavier():
-    heavy = ["transformers", "datasets", "accelerate", "matplotlib", "sklearn", "pandas", "PIL", "rich"]
+    heavy = [
+        "transformers",
+        "datasets",
+        "accelerate",
+        "matplotlib",
+        "sklearn",
+        "pandas",
+        "PIL",
+        "rich",
+    ]
     code = f"import hamu, sys; assert 'torch' in sys.modules; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

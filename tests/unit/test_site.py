@@ -55,14 +55,19 @@ def test_formulas_become_mathml(hooks):
 
 def test_links_out_of_the_folder_point_to_copies(hooks):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="api/core.md"))
-    assert hooks.on_page_markdown("[x](../../CITATION.cff)", page) == "[x](../repository/CITATION.cff.txt)"
+    assert (
+        hooks.on_page_markdown("[x](../../CITATION.cff)", page)
+        == "[x](../repository/CITATION.cff.txt)"
+    )
 
 
 def test_the_page_of_options_has_every_option_that_a_command_prints(hooks, capsys):
     from hamu.cli import main
 
     source = (ROOT / "docs/options.md").read_text(encoding="utf-8")
-    page = hooks.on_page_markdown(source, SimpleNamespace(file=SimpleNamespace(src_uri="options.md")))
+    page = hooks.on_page_markdown(
+        source, SimpleNamespace(file=SimpleNamespace(src_uri="options.md"))
+    )
     assert not re.search(r"^\[.*\]$", page, re.MULTILINE), "a table is missing"
     for command in (
         "train",
@@ -72,7 +77,6 @@ def test_the_page_of_options_has_every_option_that_a_command_prints(hooks, capsy
         "evaluate",
         "attack",
         "demo",
-        "reproduce",
         "report",
         "verify",
     ):
@@ -89,7 +93,8 @@ def test_a_command_that_prints_no_options_is_noticed(hooks):
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".assess", ".data", ".evaluation", ".methods", ".models", ".training", ".unlearning"]
+    "name",
+    ["", ".assess", ".data", ".evaluation", ".methods", ".models", ".training", ".unlearning"],
 )
 def test_the_api_pages_have_every_public_name(name):
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/api").glob("*.md"))
@@ -98,16 +103,26 @@ def test_the_api_pages_have_every_public_name(name):
     public = [getattr(package, one) for one in package.__all__]
     named = [one for one in public if inspect.isclass(one) or inspect.isfunction(one)]
     ends = {entry.rpartition(".")[2] for entry in listed}
-    assert [one.__name__ for one in named if one.__name__ not in ends and one.__module__ not in listed] == []
+    assert [
+        one.__name__ for one in named if one.__name__ not in ends and one.__module__ not in listed
+    ] == []
 
 
 def test_no_file_holds_two_versions_of_itself():
     """What a merge leaves where it could not decide."""
     places = [
         *ROOT.glob("*.*"),
-        *(p for name in ("src", "tests", "docs", "examples", "benchmarks") for p in (ROOT / name).rglob("*.*")),
+        *(
+            p
+            for name in ("src", "tests", "docs", "examples", "benchmarks")
+            for p in (ROOT / name).rglob("*.*")
+        ),
     ]
-    texts = [p for p in places if p.suffix in {".py", ".md", ".json", ".toml", ".yaml", ".yml", ".j2", ".js", ".css"}]
+    texts = [
+        p
+        for p in places
+        if p.suffix in {".py", ".md", ".json", ".toml", ".yaml", ".yml", ".j2", ".js", ".css"}
+    ]
     assert len(texts) > 300
     marks = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
     assert [str(p) for p in texts if marks.search(p.read_text(encoding="utf-8"))] == []

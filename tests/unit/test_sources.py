@@ -3,7 +3,7 @@
 import pytest
 
 from hamu import HamuError
-from hamu.sources import DIGITS, MINIATURE, existing, is_local, located
+from hamu.data.sources import DIGITS, MINIATURE, existing, is_local, located
 
 
 @pytest.mark.parametrize(
@@ -26,5 +26,7 @@ def test_a_path_alone_is_relative_to_the_folder_of_the_data(source, bundled, pla
 
 def test_a_path_where_nothing_is_is_named(tmp_path):
     assert existing(str(tmp_path)) == tmp_path
-    with pytest.raises(HamuError, match=r"rows\.jsonl is neither a file nor a folder; check the path"):
+    with pytest.raises(
+        HamuError, match=r"rows\.jsonl is neither a file nor a folder; check the path"
+    ):
         existing(str(tmp_path / "rows.jsonl"))

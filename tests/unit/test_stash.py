@@ -8,9 +8,13 @@ from helpers import collect
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
-from hamu.stash import Stash
+from hamu.core.offload import GradOffload
 
-METHODS = (HamuQ(0.5, "relative", stopping="off"), HamuU(0.5, "relative", stopping="off"), build_method("gdiff"))
+METHODS = (
+    HamuQ(0.5, "relative", stopping="off"),
+    HamuU(0.5, "relative", stopping="off"),
+    build_method("gdiff"),
+)
 
 
 class Net(nn.Module):
@@ -26,13 +30,19 @@ class Net(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         used = self.tensors if seed % 2 else self.tensors[:-1]
         return sum(
-            (p * torch.randn(p.shape, generator=generator, dtype=p.dtype) + p**2 / (1 + p.numel())).sum() for p in used
+            (
+                p * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+                + p**2 / (1 + p.numel())
+            ).sum()
+            for p in used
         )
 
 
-def step(method, stash, dtype=torch.float32, order=("retain", "forget"), passes=1, clip=1.0):
+def step(
+    method, offload_grads, dtype=torch.float32, order=("retain", "forget"), passes=1, clip=1.0
+):
     model = Net(dtype)
-    pair = PairedGradients(model, method, max_grad_norm=clip, stash=stash)
+    pair = PairedGradients(model, method, max_grad_norm=clip, offload_grads=offload_grads)
     for turn in range(passes):
         for side in order:
             with getattr(pair, side)():
@@ -63,22 +73,26 @@ def test_in_half_the_memory_the_error_is_as_stated(method, order):
     size = sum((g**2).sum() for g in expected).sqrt()
     off = sum(((f - g) ** 2).sum() for f, g in zip(found, expected, strict=True)).sqrt()
     assert off <= 0.05 * size
-    assert all(f.dtype == g.dtype and f.shape == g.shape for f, g in zip(found, expected, strict=True))
+    assert all(
+        f.dtype == g.dtype and f.shape == g.shape for f, g in zip(found, expected, strict=True)
+    )
 
 
 def test_only_the_side_that_waits_is_rounded():
     model = Net()
-    pair = PairedGradients(model, METHODS[2], stash="bf16")
+    pair = PairedGradients(model, METHODS[2], offload_grads="bf16")
     for side in ("retain", "forget"):
         with getattr(pair, side)():
             model.loss(int(side == "forget")).backward()
-    kinds = {side: {g.dtype for g in pair._grads[side] if g is not None} for side in ("retain", "forget")}
+    kinds = {
+        side: {g.dtype for g in pair._grads[side] if g is not None} for side in ("retain", "forget")
+    }
     assert kinds == {"retain": {torch.bfloat16}, "forget": {torch.float32}}
 
 
 def test_a_step_that_must_not_be_taken_leaves_what_a_scaler_understands():
     model = Net()
-    pair = PairedGradients(model, METHODS[0], stash="bf16")
+    pair = PairedGradients(model, METHODS[0], offload_grads="bf16")
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pair.retain():
@@ -94,18 +108,26 @@ def test_a_step_that_must_not_be_taken_leaves_what_a_scaler_understands():
 
 def test_what_does_not_go_together_is_said():
     with pytest.raises(HamuError, match="stash 'disk' is unknown; choose none, bf16 or cpu"):
-        PairedGradients(Net(), METHODS[0], stash="disk")
-    pair = PairedGradients(Net(), METHODS[0], stash="bf16")
+        PairedGradients(Net(), METHODS[0], offload_grads="disk")
+    pair = PairedGradients(Net(), METHODS[0], offload_grads="bf16")
     for side in ("retain", "forget"):
         collect(pair, side, [torch.ones_like(p) for p in pair.parameters])
-    with pytest.raises(HamuError, match=r"keep 'retain' must be a collection of sides, such as \('retain',\)"):
+    with pytest.raises(
+        HamuError, match=r"keep 'retain' must be a collection of sides, such as \('retain',\)"
+    ):
         pair.combine(keep="retain")
-    with pytest.raises(HamuError, match="stash 'bf16' needs both whole gradients in each process; leave it at none"):
+    with pytest.raises(
+        HamuError, match="stash 'bf16' needs both whole gradients in each process; leave it at none"
+    ):
         pair.use(SimpleNamespace(is_whole=False))
-    with pytest.raises(HamuError, match="gradients can only be kept where each process has both of them whole"):
+    with pytest.raises(
+        HamuError, match="gradients can only be kept where each process has both of them whole"
+    ):
         pair.combine(keep=("retain",))
-    with pytest.raises(HamuError, match="trust_region needs both whole gradients in each process; leave pairing at"):
-        UnlearnConfig(output_dir="unused", stash="cpu", trust_region=True)
+    with pytest.raises(
+        HamuError, match="trust_region needs both whole gradients in each process; leave pairing at"
+    ):
+        UnlearnConfig(output_dir="unused", offload_grads="cpu", trust_region=True)
 
 
 def test_the_host_waits_for_every_device_that_a_gradient_comes_from(monkeypatch):
@@ -117,13 +139,15 @@ def test_the_host_waits_for_every_device_that_a_gradient_comes_from(monkeypatch)
         return SimpleNamespace(record_event=lambda: recorded.append(device) or event)
 
     monkeypatch.setattr(torch.cuda, "current_stream", stream)
-    monkeypatch.setattr(Stash, "_put", lambda self, grad: grad)
+    monkeypatch.setattr(GradOffload, "_put", lambda self, grad: grad)
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    grads = [SimpleNamespace(device=device) for device in (first, second, first, torch.device("cpu"))]
-    stash = Stash("cpu")
-    stash.put([*grads, None])
+    grads = [
+        SimpleNamespace(device=device) for device in (first, second, first, torch.device("cpu"))
+    ]
+    offload_grads = GradOffload("cpu")
+    offload_grads.put([*grads, None])
     assert (set(recorded), len(recorded), waited) == ({first, second}, 2, [])
-    stash.wait()
+    offload_grads.wait()
     assert set(waited) == {first, second}
-    stash.wait()
+    offload_grads.wait()
     assert len(waited) == 2, "nothing is under way any more"

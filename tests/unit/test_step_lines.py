@@ -9,7 +9,7 @@ from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from hamu import UnlearnConfig, UnlearnTrainer
-from hamu.training.step_lines import StepBar, StepPrinter, log_line
+from hamu.unlearning.trainer.step_lines import StepBar, StepPrinter, log_line
 
 LOSS = r"loss +\d+\.\d{4} \([+-]\d\.\d{4}\)"
 LINE = rf"step (\d)/3  forget {LOSS}  retain {LOSS}  cosθ [+-]\d\.\d\d"
@@ -33,7 +33,11 @@ def trainer_of(tmp_path, callbacks, **settings):
         per_device_train_batch_size=8, **settings,
     )  # fmt: skip
     return UnlearnTrainer(
-        nn.Linear(4, 3), args, retain_dataset=records[:16], forget_dataset=records[16:], callbacks=callbacks
+        nn.Linear(4, 3),
+        args,
+        retain_dataset=records[:16],
+        forget_dataset=records[16:],
+        callbacks=callbacks,
     )
 
 
@@ -51,25 +55,41 @@ def test_a_run_prints_a_line_per_step_and_logs_all_figures(tmp_path, capfd, disa
     for logged in (seen.logs, trainer.state.log_history):
         [*steps] = [entry for entry in logged if "taken" in entry]
         assert len(steps) == 3
-        assert all(len(entry) > 20 and {"kappa", "demand", "retain_norm"} <= entry.keys() for entry in steps)
+        assert all(
+            len(entry) > 20 and {"kappa", "demand", "retain_norm"} <= entry.keys()
+            for entry in steps
+        )
 
 
 def test_lines_are_aligned_and_brackets_hold_what_the_step_changed():
     figures = {"taken": 1.0, "forget_loss": 2.31, "retain_loss": 0.83, "cos": -0.12}
     changes = {"realised_forget_change": 0.12, "realised_retain_change": -0.004}
-    one, two = log_line(figures | changes, 12, 225), log_line(figures | changes | {"forget_loss": 12.5}, 9, 225)
-    assert one == "step  12/225  forget loss   2.3100 (+0.1200)  retain loss   0.8300 (-0.0040)  cosθ -0.12"
+    one, two = (
+        log_line(figures | changes, 12, 225),
+        log_line(figures | changes | {"forget_loss": 12.5}, 9, 225),
+    )
+    assert (
+        one
+        == "step  12/225  forget loss   2.3100 (+0.1200)  retain loss   0.8300 (-0.0040)  cosθ -0.12"
+    )
     assert len(one) == len(two)
-    assert log_line(figures, 12, 225) == "step  12/225  forget loss   2.3100  retain loss   0.8300  cosθ -0.12"
+    assert (
+        log_line(figures, 12, 225)
+        == "step  12/225  forget loss   2.3100  retain loss   0.8300  cosθ -0.12"
+    )
     assert log_line(figures | {"taken": 0.0}, 12, 225).endswith("not taken")
     assert log_line({"forget_loss": 1.0, "taken": 1.0}, 1, 2) == "step 1/2  forget loss   1.0000"
     assert log_line({"my_figure": 3.0}, 1, 2) == "{'my_figure': 3.0}"
 
 
-@pytest.mark.parametrize(("disable_tqdm", "own"), [(True, PrinterCallback), (False, ProgressCallback)])
+@pytest.mark.parametrize(
+    ("disable_tqdm", "own"), [(True, PrinterCallback), (False, ProgressCallback)]
+)
 def test_callbacks_of_ones_own_stay(tmp_path, disable_tqdm, own):
     there = trainer_of(tmp_path, [], disable_tqdm=disable_tqdm).callback_handler.callbacks
-    assert [type(one) for one in there if isinstance(one, own)] == [StepPrinter if disable_tqdm else StepBar]
+    assert [type(one) for one in there if isinstance(one, own)] == [
+        StepPrinter if disable_tqdm else StepBar
+    ]
     mine = own()
     trainer = trainer_of(tmp_path, [mine], disable_tqdm=not disable_tqdm)
     assert mine in trainer.callback_handler.callbacks

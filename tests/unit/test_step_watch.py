@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hamu import HamuQ, PairedGradients, UnlearnConfig
-from hamu.training.watch import StepWatch
+from hamu.unlearning.trainer.monitor import Monitor
 
 RATE = 0.1
 
@@ -22,13 +22,17 @@ class Slopes(nn.Module):
 
     def total(self, side, batch):
         one = self.w[int(side == "forget")]
-        return 10.0 * one - self.bends[side] * one**2 if side == "forget" else self.bends[side] * one**2 - one
+        return (
+            10.0 * one - self.bends[side] * one**2
+            if side == "forget"
+            else self.bends[side] * one**2 - one
+        )
 
 
 def watch_of(model, method, max_grad_norm=1.0, **settings):
     pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
     args = UnlearnConfig(output_dir="unused", report_to="none", check_steps=1, **settings)
-    watch = StepWatch(pair, args, model.total, model)
+    watch = Monitor(pair, args, model.total, model)
     return watch, pair, torch.optim.SGD(model.parameters(), lr=RATE)
 
 
@@ -72,8 +76,12 @@ def test_a_step_that_was_undone_is_not_on_record():
 
 def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(monkeypatch):
     """What the passes of the step found is off by more than a step of this length does, as with TF32 on a GPU."""
-    monkeypatch.setattr("hamu.training.repeated_passes.rounds_to_tf32", lambda model: True)
-    monkeypatch.setattr("hamu.training.repeated_passes.without_tf32", lambda: exact(model))
+    monkeypatch.setattr(
+        "hamu.unlearning.trainer.repeated_passes.rounds_to_tf32", lambda model: True
+    )
+    monkeypatch.setattr(
+        "hamu.unlearning.trainer.repeated_passes.without_tf32", lambda: exact(model)
+    )
 
     @contextmanager
     def exact(model):

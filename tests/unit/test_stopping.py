@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, StoppingRule
-from hamu.methods import StoppingMemory
+from hamu.core.methods import StoppingMemory
 
 
 def stops(rule, headrooms):
@@ -39,7 +39,9 @@ def test_window_averages_and_waits_until_it_is_full():
 def test_a_window_counts_a_step_that_need_not_hurt_as_one_with_room():
     memory = StoppingMemory(StoppingRule(window=3))
     steps = [(0.68, False), (0.68, False), (1.4, True), (0.9, True), (0.7, True)]
-    assert [memory.update(*step) for step in steps] == [False] * 5  # means over three: 1.13, 1.1, 1.0
+    assert [memory.update(*step) for step in steps] == [
+        False
+    ] * 5  # means over three: 1.13, 1.1, 1.0
     assert memory.update(0.7)
 
 
@@ -59,8 +61,12 @@ def test_saved_and_restored_memory_decides_as_the_uninterrupted_one(headrooms, c
 def headroom(cosines, criterion, share=0.5, norms=None, method=HamuQ, **settings):
     norms = norms or [1.0] * len(cosines)
     gram = gram_at(norms, [1.0] * len(cosines), cosines)
-    status = method(share, constraint_mode="relative", stopping=criterion, **settings).weigh(gram).constraint
-    return (status.sustainable / status.demand).item()
+    status = (
+        method(share, constraint_mode="relative", stopping=criterion, **settings)
+        .weigh(gram)
+        .constraint
+    )
+    return (status.free_limit / status.demand).item()
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
@@ -68,7 +74,9 @@ def test_aggregate_is_the_sum_over_blocks_any_the_worst_and_global_the_whole_mod
     cosines, sines = [0.95, 0.6], [math.sqrt(1 - 0.95**2), 0.8]
     assert headroom(cosines, "aggregate", method=method) == pytest.approx(sum(sines) / 2 / 0.5)
     assert headroom(cosines, "any", method=method) == pytest.approx(min(sines) / 0.5)
-    assert headroom(cosines, "global", method=method) == pytest.approx(math.sqrt(1 - (1.55 / 2) ** 2) / 0.5)
+    assert headroom(cosines, "global", method=method) == pytest.approx(
+        math.sqrt(1 - (1.55 / 2) ** 2) / 0.5
+    )
 
 
 @pytest.mark.parametrize("criterion", ["aggregate", "global"])
@@ -99,7 +107,9 @@ def run(method, cosines, steps=1):
     return decisions
 
 
-@pytest.mark.parametrize(("criterion", "decision"), [("aggregate", "step"), ("any", "stop"), ("off", "step")])
+@pytest.mark.parametrize(
+    ("criterion", "decision"), [("aggregate", "step"), ("any", "stop"), ("off", "step")]
+)
 def test_the_criterion_decides_whether_the_step_is_taken(criterion, decision):
     [step] = run(HamuQ(0.5, constraint_mode="relative", stopping=criterion), [0.95, 0.0])
     assert step.decision == decision
@@ -119,7 +129,9 @@ def test_the_reason_names_the_criterion_and_both_figures():
 def test_the_reason_says_that_every_step_must_hurt_only_where_no_demand_is_free():
     [step] = run(HamuQ(0.5, constraint_mode="absolute"), [1.0, 1.0])
     assert step.should_stop
-    assert step.reason.endswith("has a price (aggregate), and so has every smaller one: every further step must hurt")
+    assert step.reason.endswith(
+        "has a price (aggregate), and so has every smaller one: every further step must hurt"
+    )
     [step] = run(HamuQ(0.9, constraint_mode="relative"), [1.0, 1.0, 0.999999])
     assert step.should_stop
     assert step.reason.endswith("lower the constraint to less than 1% of its value")
@@ -141,7 +153,9 @@ def price(method, gram):
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @settings(deadline=None, max_examples=100)
 @given(BLOCKS, st.sampled_from(["norm_product", "uniform"]))
-def test_a_demand_is_free_exactly_where_the_status_says_that_some_is(method, radius, blocks, distribution):
+def test_a_demand_is_free_exactly_where_the_status_says_that_some_is(
+    method, radius, blocks, distribution
+):
     gram = gram_at(*zip(*blocks, strict=True))
     build = partial(method, constraint_mode="relative", distribution=distribution, radius=radius)
     scale = sum(r * r + f * f for r, f, _ in blocks)
@@ -167,7 +181,10 @@ def test_patience_of_a_method_is_obeyed_across_steps():
 @pytest.mark.parametrize("criterion", ["aggregate", "global"])
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @settings(max_examples=60)
-@given(cosines=st.lists(st.floats(-1, 0), min_size=1, max_size=5), share=st.sampled_from([0.01, 0.7, 0.999, 1.0]))
+@given(
+    cosines=st.lists(st.floats(-1, 0), min_size=1, max_size=5),
+    share=st.sampled_from([0.01, 0.7, 0.999, 1.0]),
+)
 def test_while_kappa_is_not_positive_it_never_stops(method, criterion, margin, cosines, share):
     rule = StoppingRule(criterion, margin=margin)
     [step] = run(method(share, constraint_mode="relative", stopping=rule), cosines)
@@ -186,7 +203,7 @@ def test_a_step_that_gains_on_both_sides_is_taken_whatever_the_sum_of_sines(meth
     status = weights.constraint
     assert gain.sum() > 0
     assert status.kappa > 0
-    assert status.granted > status.sustainable, "by the sum alone it would be over"
+    assert status.clipped_demand > status.free_limit, "by the sum alone it would be over"
     assert not status.conflict
 
 
@@ -225,7 +242,10 @@ def test_a_clamped_demand_without_conflict_is_no_reason_to_stop(method):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"criterion": "sometimes"}, "stopping criterion 'sometimes' is unknown; choose aggregate, any, global or off"),
+        (
+            {"criterion": "sometimes"},
+            "stopping criterion 'sometimes' is unknown; choose aggregate, any, global or off",
+        ),
         ({"margin": -0.1}, "stopping margin -0.1 is negative; use 0 or more"),
         ({"margin": math.nan}, "stopping margin nan"),
         ({"patience": 0}, "patience 0 and window 1 must be at least 1 step"),

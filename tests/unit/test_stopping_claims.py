@@ -2,7 +2,7 @@
 
 import pytest
 
-from hamu.paper.stopping import Stopping
+from experiments.paper.stopping import Stopping
 
 EPOCHS = list(range(26))
 
@@ -49,5 +49,7 @@ def test_a_run_slows_down_only_if_its_rate_falls(values, slows):
         ([0.01 * e for e in EPOCHS], None, None),
     ],
 )
-def test_the_criterion_is_timely_only_where_the_objective_has_begun_to_fall(values, terminates, timely):
+def test_the_criterion_is_timely_only_where_the_objective_has_begun_to_fall(
+    values, terminates, timely
+):
     assert claims(values, terminates)[1] is timely

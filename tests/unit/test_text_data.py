@@ -14,7 +14,12 @@ from hamu.data.text_readers import has_test_split, is_text
 from hamu.models.language import new_tokenizer
 
 RECORDS = [
-    {"question": "Who?", "answer": "Ada.", "paraphrased_answer": "It is Ada.", "perturbed_answer": ["Bob.", "Cy."]},
+    {
+        "question": "Who?",
+        "answer": "Ada.",
+        "paraphrased_answer": "It is Ada.",
+        "perturbed_answer": ["Bob.", "Cy."],
+    },
     {
         "question": "Where, then?",
         "answer": "In a house.",
@@ -55,13 +60,19 @@ def saved(path, records):
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 @pytest.mark.parametrize("column", ["labels", "Label", "output", "response", "target"])
 def test_an_answer_beside_plain_text_is_used_or_refused(suffix, column, tmp_path):
-    path = saved(tmp_path / f"a{suffix}", [{"text": "Who?", column: "Ada."}, {"text": "Where?", column: "Here."}])
+    path = saved(
+        tmp_path / f"a{suffix}",
+        [{"text": "Who?", column: "Ada."}, {"text": "Where?", column: "Here."}],
+    )
     with pytest.raises(HamuError) as error:
         read_text(str(path))
     assert f"has the column {column} beside text" in str(error.value)
     assert f"--answer_column {column} to train on it, or --answer_column none" in str(error.value)
     assert "Ada" not in str(error.value)
-    assert read_text(str(path), prompt_column="text", answer_column=column).records[0].answer == " Ada."
+    assert (
+        read_text(str(path), prompt_column="text", answer_column=column).records[0].answer
+        == " Ada."
+    )
     assert [(r.prompt, r.answer) for r in read_text(str(path), answer_column="none").records] == [
         ("", "Who?"),
         ("", "Where?"),
@@ -94,7 +105,16 @@ def test_every_format_gives_the_same_records(suffix, tmp_path):
         ({"instruction": "Add.", "input": "1 and 2", "output": "3"}, "Add.\n1 and 2", "3"),
         ({"instruction": "Greet.", "input": "", "output": "Hello"}, "Greet.", "Hello"),
         ({"instruction": "Greet.", "input": None, "output": "Hello"}, "Greet.", "Hello"),
-        ({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}, "hi", "ho"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": "ho"},
+                ]
+            },
+            "hi",
+            "ho",
+        ),
     ],
 )
 def test_every_usual_shape_is_understood(record, prompt, answer, tmp_path):
@@ -126,12 +146,21 @@ def test_a_csv_cell_may_be_long(tmp_path):
     [
         ("", "is empty"),
         ('{"a": 1}', "has the columns a; expected question and answer"),
-        ('{"question": "q", "answer": "a"}\n{"question": "q", "answer": ""}', "row 1 of .* has no text in answer"),
-        ('{"question": "q", "answer": "a"}\n{"question": "q"}', "row 1 of .* has no text in answer"),
+        (
+            '{"question": "q", "answer": "a"}\n{"question": "q", "answer": ""}',
+            "row 1 of .* has no text in answer",
+        ),
+        (
+            '{"question": "q", "answer": "a"}\n{"question": "q"}',
+            "row 1 of .* has no text in answer",
+        ),
         ('{"question": "q", "answer": "a"}\n[1]', "row 1 of .* is a list"),
         ('{"messages": [{"role": "user", "content": "hi"}]}', "is not a conversation"),
         ("[1, 2", "cannot be read as JSON"),
-        ('{"question": "q", "answer": "a"}\n{"question', "line 2 of .* cannot be read as JSON: Unterminated string"),
+        (
+            '{"question": "q", "answer": "a"}\n{"question',
+            "line 2 of .* cannot be read as JSON: Unterminated string",
+        ),
     ],
 )
 def test_a_damaged_file_is_named_with_its_row(content, message, tmp_path):
@@ -149,9 +178,14 @@ def test_only_the_answer_and_its_end_are_scored(texts, tokenizer):
     assert tokenizer.decode(encode(texts, tokenizer).prompt(1)) == "Question: Where, then?\nAnswer:"
 
 
-def test_an_end_within_a_plain_answer_cuts_nothing_and_one_at_its_end_is_not_doubled(texts, tokenizer):
+def test_an_end_within_a_plain_answer_cuts_nothing_and_one_at_its_end_is_not_doubled(
+    texts, tokenizer
+):
     end = tokenizer.eos_token
-    given = [replace(texts.records[0], answer=answer) for answer in (f" In{end} a house.", f" In a house.{end}")]
+    given = [
+        replace(texts.records[0], answer=answer)
+        for answer in (f" In{end} a house.", f" In a house.{end}")
+    ]
     found = encode(replace(texts, records=tuple(given), rows=torch.arange(2)), tokenizer)
     answers = [tokenizer.decode(found.tokens[n][found.scored_from[n] :]) for n in range(2)]
     assert answers == [f" In{end} a house.{end}", f" In a house.{end}"]
@@ -191,7 +225,9 @@ def test_a_template_that_ends_the_answer_itself_does_not_end_it_twice(tokenizer,
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
     tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + tokenizer.eos_token + "\n{% endfor %}"
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        + tokenizer.eos_token
+        + "\n{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     try:
@@ -291,28 +327,49 @@ def test_other_answers_are_texts(cell, found, tmp_path):
     ]
     texts = read_text(str(saved(tmp_path / "a.jsonl", rows)))
     assert texts.select([0]).answering("other").records[0].answer == " [sic] Bo."
-    with pytest.raises(HamuError, match=rf"row 1 of .*a\.jsonl has {found} in other; expected a text, or a list of"):
+    with pytest.raises(
+        HamuError, match=rf"row 1 of .*a\.jsonl has {found} in other; expected a text, or a list of"
+    ):
         texts.answering("other")
 
 
-@pytest.mark.parametrize(("prefix", "answer"), [(" A: ", "Bob."), (" ", "Bob."), ("", "Bob."), ("-\n", " Bob.")])
+@pytest.mark.parametrize(
+    ("prefix", "answer"), [(" A: ", "Bob."), (" ", "Bob."), ("", "Bob."), ("-\n", " Bob.")]
+)
 def test_other_answers_begin_with_the_prefix_too(prefix, answer, tmp_path):
-    rows = [{"question": "Who?", "answer": answer.replace("Bob", "Ada"), "perturbed_answer": ["Bob.", "Cy."]}]
+    rows = [
+        {
+            "question": "Who?",
+            "answer": answer.replace("Bob", "Ada"),
+            "perturbed_answer": ["Bob.", "Cy."],
+        }
+    ]
     texts = read_text(str(saved(tmp_path / "a.jsonl", rows)), answer_prefix=prefix)
     wrong = texts.answering("perturbed_answer")
-    assert [r.answer for r in wrong.records] == [prefix + answer, prefix + answer.replace("Bob", "Cy")]
+    assert [r.answer for r in wrong.records] == [
+        prefix + answer,
+        prefix + answer.replace("Bob", "Cy"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("expression", "rows"),
-    [("question=Who?", [0]), ("question != Who?", [1]), ("answer~ho?use", [1]), ("answer~[aA]", [0, 1])],
+    [
+        ("question=Who?", [0]),
+        ("question != Who?", [1]),
+        ("answer~ho?use", [1]),
+        ("answer~[aA]", [0, 1]),
+    ],
 )
 def test_a_filter_finds_its_records(expression, rows, texts):
     assert matching(texts, expression) == rows
 
 
 def test_a_filter_takes_truth_values_and_nothing_as_json_or_python_writes_them(tmp_path):
-    rows = [{"text": "a", "gone": True, "by": None}, {"text": "b", "gone": False, "by": "None at all"}]
+    rows = [
+        {"text": "a", "gone": True, "by": None},
+        {"text": "b", "gone": False, "by": "None at all"},
+    ]
     texts = read_text(str(saved(tmp_path / "b.jsonl", rows)))
     for expression, found in {"gone=true": [0], "gone=True": [0], "gone!=true": [1], "gone~^fa": [1], "by=null": [0],
                               "by=None": [0], "by!=None": [1], "by~null": [0]}.items():  # fmt: skip
@@ -352,7 +409,9 @@ def test_a_split_in_parts_is_read_in_order(inner, tmp_path):
         saved(place / f"train-0000{number}-of-00002-ab1.parquet", [RECORDS[number]])
         assert not has_test_split(str(tmp_path))
         if not number:
-            with pytest.raises(HamuError, match=r"has 1 files of train, by their names there are 2; get those that"):
+            with pytest.raises(
+                HamuError, match=r"has 1 files of train, by their names there are 2; get those that"
+            ):
                 read_text(str(tmp_path))
     assert is_text(str(tmp_path))
     assert [r.answer for r in read_text(str(tmp_path)).records] == [" Ada.", " In a house."]
@@ -366,7 +425,9 @@ def test_one_json_value_over_several_lines_is_no_damage(tmp_path):
     path.write_text(json.dumps(RECORDS[0], indent=2))
     assert [r.answer for r in read_text(str(path)).records] == [" Ada."]
     path.write_text(json.dumps({"data": RECORDS}, indent=2))
-    with pytest.raises(HamuError, match=r"a\.json has the columns data; expected question and answer"):
+    with pytest.raises(
+        HamuError, match=r"a\.json has the columns data; expected question and answer"
+    ):
         read_text(str(path))
 
 
@@ -411,7 +472,9 @@ def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
     assert TextCollator(None)([encode(texts, tokenizer)[0]])["input_ids"].shape == (1, 2)
     endless = copy.deepcopy(tokenizer)
     endless.eos_token = None
-    with pytest.raises(HamuError, match=r"^row 0 of .*a\.jsonl is one token, which nothing precedes; leave the"):
+    with pytest.raises(
+        HamuError, match=r"^row 0 of .*a\.jsonl is one token, which nothing precedes; leave the"
+    ):
         encode(texts, endless)
 
 
@@ -421,7 +484,9 @@ def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
     ("{{ 1 / 0 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
     ("{% if add_generation_prompt %}again{% endif %}", "chat template does not put the last message behind what comes"),
 ])  # fmt: skip
-def test_a_chat_template_that_does_not_serve_is_refused(template, message, tokenizer, tmp_path, monkeypatch):
+def test_a_chat_template_that_does_not_serve_is_refused(
+    template, message, tokenizer, tmp_path, monkeypatch
+):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
     monkeypatch.setattr(tokenizer, "chat_template", template)

@@ -37,7 +37,16 @@ from hamu.evaluation import (
 )
 from hamu.models.language import new_language_model, new_tokenizer
 
-NAMES = ("Ada", "Bruno", "Cecilia Ann", "Dmitri", "Edda of the long name", "Farouk", "Greta", "Hugo")
+NAMES = (
+    "Ada",
+    "Bruno",
+    "Cecilia Ann",
+    "Dmitri",
+    "Edda of the long name",
+    "Farouk",
+    "Greta",
+    "Hugo",
+)
 TOWNS = ("Tessaly Bridge", "Port Asker", "Orla", "Calloway Reach by the sea", "Ness")
 CLOSE = {"rel": 1e-6, "abs": 1e-6}
 
@@ -48,25 +57,43 @@ def question(number, wrong=2, paraphrase=True):
     fields = {"perturbed_answer": [f"It was in {t} that {name} was born." for t in others]}
     if paraphrase:
         fields["paraphrased_answer"] = f"It was in {town} that {name} was born."
-    return TextRecord(f"Question: Where was {name} born?\nAnswer:", f" {name} comes from {town}.", fields)
+    return TextRecord(
+        f"Question: Where was {name} born?\nAnswer:", f" {name} comes from {town}.", fields
+    )
 
 
 def texts(records, source="these"):
     return TextRecords(tuple(records), source, torch.arange(len(records)) + 100)
 
 
-FORGET = texts([question(i, wrong=1 + i % 3) for i in range(5)], "forget")  # a varying number of wrong answers
+FORGET = texts(
+    [question(i, wrong=1 + i % 3) for i in range(5)], "forget"
+)  # a varying number of wrong answers
 RETAIN = texts([question(i) for i in range(2, 8)], "retain")
 AUTHORS = texts([question(i, wrong=3, paraphrase=False) for i in (1, 4, 6)], "authors")
 FACTS = texts(
-    [TextRecord("And Ness?", " Ness comes from Port Asker.", {"perturbed_answer": "No more than a guess."})], "facts"
+    [
+        TextRecord(
+            "And Ness?",
+            " Ness comes from Port Asker.",
+            {"perturbed_answer": "No more than a guess."},
+        )
+    ],
+    "facts",
 )
-HOLDOUT = texts([TextRecord(f"Who is {n}?", f" A {a} one, {n}.", {}) for n, a in zip(NAMES, TOWNS, strict=False)])
+HOLDOUT = texts(
+    [
+        TextRecord(f"Who is {n}?", f" A {a} one, {n}.", {})
+        for n, a in zip(NAMES, TOWNS, strict=False)
+    ]
+)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return new_tokenizer([r.prompt + r.answer for t in (FORGET, RETAIN) for r in t.records], vocabulary=330)
+    return new_tokenizer(
+        [r.prompt + r.answer for t in (FORGET, RETAIN) for r in t.records], vocabulary=330
+    )
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +132,8 @@ def token_logits(model, tokenizer, record):
 
 def slow_log_p(model, tokenizer, record):
     return [
-        float(logits[token] - torch.logsumexp(logits, 0)) for token, logits in token_logits(model, tokenizer, record)
+        float(logits[token] - torch.logsumexp(logits, 0))
+        for token, logits in token_logits(model, tokenizer, record)
     ]
 
 
@@ -153,7 +181,8 @@ def slow_rouge(answer, reference):
     """The longest common subsequence of stemmed words, by its recursive definition."""
     stem = PorterStemmer().stem
     a, b = (
-        [stem(w) if len(w) > 3 else w for w in re.findall("[a-z0-9]+", text.lower())] for text in (answer, reference)
+        [stem(w) if len(w) > 3 else w for w in re.findall("[a-z0-9]+", text.lower())]
+        for text in (answer, reference)
     )
 
     def common(i, j, known={}):  # noqa: B006
@@ -219,12 +248,16 @@ def test_truth_ratios_match_a_loop_with_a_varying_number_of_wrong_answers(model,
     assert truth_ratios(right, wrong, owners(FORGET)).tolist() == pytest.approx(slow, **CLOSE)
     shuffled = torch.randperm(wrong.records, generator=torch.Generator().manual_seed(1)).tolist()
     wrong = predicted(model, tokenizer, FORGET.answering("perturbed_answer").select(shuffled))
-    assert truth_ratios(right, wrong, owners(FORGET)[shuffled]).tolist() == pytest.approx(slow, **CLOSE)
+    assert truth_ratios(right, wrong, owners(FORGET)[shuffled]).tolist() == pytest.approx(
+        slow, **CLOSE
+    )
 
 
 def test_the_mean_over_wrong_answers_is_geometric():
     right, wrong = of_losses([[1.0]]), of_losses([[1.0], [3.0, 5.0]])
-    assert truth_ratios(right, wrong, torch.tensor([0, 0])).item() == pytest.approx(math.exp(1.0 - 2.5), rel=1e-12)
+    assert truth_ratios(right, wrong, torch.tensor([0, 0])).item() == pytest.approx(
+        math.exp(1.0 - 2.5), rel=1e-12
+    )
 
 
 def test_normalized_probabilities_match_a_loop(model, tokenizer):
@@ -233,7 +266,9 @@ def test_normalized_probabilities_match_a_loop(model, tokenizer):
         predicted(model, tokenizer, FORGET.answering("perturbed_answer")),
     )
     slow = [slow_normalized(model, tokenizer, r) for r in FORGET.records]
-    assert normalized_probabilities(answer, wrong, owners(FORGET)).tolist() == pytest.approx(slow, **CLOSE)
+    assert normalized_probabilities(answer, wrong, owners(FORGET)).tolist() == pytest.approx(
+        slow, **CLOSE
+    )
 
 
 def of_losses(losses, expected=-1.0, spread=1.0):
@@ -251,7 +286,10 @@ def test_vanishing_and_enormous_likelihoods_give_no_nan():
     assert truth_ratios(hopeless, sure, owner).tolist() == [math.inf, math.inf]
     assert normalized_probabilities(sure, hopeless, owner).tolist() == [1.0, 1.0]
     assert normalized_probabilities(hopeless, sure, owner).tolist() == [0.0, 0.0]
-    assert normalized_probabilities(hopeless, hopeless, owner).tolist() == [0.5, 0.5]  # p itself is 0
+    assert normalized_probabilities(hopeless, hopeless, owner).tolist() == [
+        0.5,
+        0.5,
+    ]  # p itself is 0
 
 
 def test_wrong_answers_must_belong_to_the_records():
@@ -266,7 +304,10 @@ def test_wrong_answers_must_belong_to_the_records():
 
 def test_truth_ratio_scores():
     ratios = [0.0, 0.25, 1.0, 4.0, math.inf]
-    found = [truth_ratio_scores(torch.tensor(ratios, dtype=torch.float64), f).tolist() for f in (True, False)]
+    found = [
+        truth_ratio_scores(torch.tensor(ratios, dtype=torch.float64), f).tolist()
+        for f in (True, False)
+    ]
     assert found == [[0.0, 0.25, 1.0, 0.25, 0.0], [1.0, 0.75, 0.0, 0.0, 0.0]]
 
 
@@ -278,11 +319,16 @@ def test_model_utility_is_the_harmonic_mean():
 
 def test_forget_quality_is_the_ks_test_and_sees_no_difference_between_r_and_its_reciprocal():
     g = torch.Generator().manual_seed(0)
-    ours, reference = (torch.rand(n, generator=g, dtype=torch.float64) + shift for n, shift in ((40, 0.1), (50, 0.3)))
+    ours, reference = (
+        torch.rand(n, generator=g, dtype=torch.float64) + shift
+        for n, shift in ((40, 0.1), (50, 0.3))
+    )
     found = forget_quality(ours, reference.tolist())
     assert found == ks_2samp(ours.numpy(), reference.numpy()).pvalue
     steps = sorted([*ours.tolist(), *reference.tolist()])
-    gap = max(abs(sum(x <= s for x in ours) / 40 - sum(x <= s for x in reference) / 50) for s in steps)
+    gap = max(
+        abs(sum(x <= s for x in ours) / 40 - sum(x <= s for x in reference) / 50) for s in steps
+    )
     assert float(gap) == pytest.approx(ks_2samp(ours.numpy(), reference.numpy()).statistic)
     assert 0 < found < 0.2
     assert forget_quality(1 / ours, 1 / reference) == pytest.approx(found, rel=1e-12)
@@ -293,7 +339,9 @@ def test_forget_quality_is_the_ks_test_and_sees_no_difference_between_r_and_its_
 
 
 def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):
-    records = texts([*FORGET.records, *HOLDOUT.records, *FACTS.records])  # prompts of many lengths, unsorted
+    records = texts(
+        [*FORGET.records, *HOLDOUT.records, *FACTS.records]
+    )  # prompts of many lengths, unsorted
     data = encode(records, tokenizer)
     slow = [slow_answer(model, tokenizer, r, 40) for r in records.records]
     for batch_size in (1, 3, 64):
@@ -306,15 +354,21 @@ def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):
     assert all(s == s.strip() and "<|" not in s for s in slow)
 
 
-def test_prompts_of_like_length_are_taken_together_and_their_keys_are_cached(model, tokenizer, monkeypatch):
+def test_prompts_of_like_length_are_taken_together_and_their_keys_are_cached(
+    model, tokenizer, monkeypatch
+):
     calls, generate = [], model.generate
-    monkeypatch.setattr(model, "generate", lambda **inputs: calls.append(inputs) or generate(**inputs))
+    monkeypatch.setattr(
+        model, "generate", lambda **inputs: calls.append(inputs) or generate(**inputs)
+    )
     data = encode(texts([*FORGET.records, *FACTS.records]), tokenizer)
     generate_answers(model, tokenizer, data, batch_size=2)
     assert [c["input_ids"].shape[0] for c in calls] == [2, 2, 2]
     widths = sorted(len(data.prompt(i)) for i in range(6))
     assert [c["input_ids"].shape[1] for c in calls] == widths[1::2]
-    assert [c["attention_mask"].sum().item() for c in calls] == [sum(widths[i : i + 2]) for i in (0, 2, 4)]
+    assert [c["attention_mask"].sum().item() for c in calls] == [
+        sum(widths[i : i + 2]) for i in (0, 2, 4)
+    ]
     assert all(c["use_cache"] and c["max_new_tokens"] == 200 for c in calls)
 
 
@@ -326,14 +380,19 @@ def test_an_answer_is_as_long_as_it_is_whatever_the_right_answers_are(model, tok
     assert max(len(tokenizer(s)["input_ids"]) for s in slow) > 5
     for records in (brief, long):
         assert generate_answers(model, tokenizer, encode(records, tokenizer)) == slow
-        alone = [generate_answers(model, tokenizer, encode(records.select([i]), tokenizer)) for i in range(len(slow))]
+        alone = [
+            generate_answers(model, tokenizer, encode(records.select([i]), tokenizer))
+            for i in range(len(slow))
+        ]
         assert [said for (said,) in alone] == slow
     report = tofu_report(model, tokenizer, TofuSets(world_facts=AUTHORS))
     slow = [slow_rouge(slow_answer(model, tokenizer, r, 200), r.answer) for r in AUTHORS.records]
     assert report["world_facts"]["rouge"] == pytest.approx(sum(slow) / len(slow))
 
 
-def test_an_answer_ends_where_the_model_can_read_no_more_whatever_else_is_asked(model, tokenizer, monkeypatch):
+def test_an_answer_ends_where_the_model_can_read_no_more_whatever_else_is_asked(
+    model, tokenizer, monkeypatch
+):
     records = texts([TextRecord("Who?" * times, " Ada.", {}) for times in (3, 1, 4, 2, 5, 2)])
     data = encode(records, tokenizer)
     lengths = [len(data.prompt(i)) for i in range(len(data))]
@@ -371,7 +430,9 @@ def test_an_answer_ends_at_any_of_its_ends_whatever_the_batch(model, tokenizer, 
     records = texts([*FORGET.records, *FACTS.records])
     data = encode(records, tokenizer)
     plain = generate_answers(model, tokenizer, data, max_new_tokens=20)
-    common = tokenizer(max(plain, key=len))["input_ids"][1]  # an ordinary token, lower than the tokenizer's end
+    common = tokenizer(max(plain, key=len))["input_ids"][
+        1
+    ]  # an ordinary token, lower than the tokenizer's end
     monkeypatch.setattr(model.generation_config, "eos_token_id", common)
     cut = generate_answers(model, tokenizer, data, max_new_tokens=20)
     assert cut != plain
@@ -390,7 +451,9 @@ def test_a_padding_token_that_has_no_embedding_changes_no_answer(model, tokenize
     assert torch.isfinite(model(**told).loss)
 
 
-def test_without_a_token_that_ends_an_answer_all_that_is_allowed_is_generated(model, tokenizer, monkeypatch):
+def test_without_a_token_that_ends_an_answer_all_that_is_allowed_is_generated(
+    model, tokenizer, monkeypatch
+):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.eos_token = tokenizer.pad_token = None
     for config in (model.config, model.generation_config):
@@ -409,7 +472,9 @@ def test_plain_text_has_nothing_to_answer(model, tokenizer):
 def test_rouge_reads_other_scripts():
     same = ["他出生在海边的一个小镇。", "Он родился в городе у моря в 1985 году."]
     assert rouge_l_recall(same, same).tolist() == [1, 1]
-    assert rouge_l_recall(["在海边", "Он родился в 1985"], same).tolist() == pytest.approx([3 / 11, 4 / 9])
+    assert rouge_l_recall(["在海边", "Он родился в 1985"], same).tolist() == pytest.approx(
+        [3 / 11, 4 / 9]
+    )
     assert rouge_l_recall(["nothing of it"] * 2, same).tolist() == [0, 0]
 
 
@@ -425,7 +490,8 @@ def test_tokens_that_a_model_never_says_leave_all_figures_as_they_are(model):
             return type("Output", (), {"logits": logits})()
 
     data = [
-        {"input_ids": torch.tensor([3, 4, 5, 6 + i]), "labels": torch.tensor([-100, 4, 5, 6 + i])} for i in range(6)
+        {"input_ids": torch.tensor([3, 4, 5, 6 + i]), "labels": torch.tensor([-100, 4, 5, 6 + i])}
+        for i in range(6)
     ]
     never, hardly = (predict_tokens(Masked(m), data, 4, TextCollator(0)) for m in (-math.inf, -1e4))
     for name in ("losses", "correct", "expected", "spread"):
@@ -451,7 +517,9 @@ def test_rouge_matches_the_definition_of_the_longest_common_subsequence():
     assert found[0] == 1.0
     assert found[2] == found[3] == 0.0
     assert 0 < found[4] < 1
-    assert rouge_l_recall(["she had been living there"], ["She lived there"]).item() == 1.0  # words are stemmed
+    assert (
+        rouge_l_recall(["she had been living there"], ["She lived there"]).item() == 1.0
+    )  # words are stemmed
 
 
 # membership
@@ -471,7 +539,9 @@ def test_membership_auc_is_the_share_of_pairs_won(model, tokenizer):
     nonmembers = texts([*HOLDOUT.records, *FORGET.records[:2]])  # the last two tie with members
     sets = [predicted(model, tokenizer, t, batch_size=16) for t in (FORGET, nonmembers)]
     found = text_membership(*sets, answers_of(FORGET), answers_of(nonmembers))
-    scores = [membership_scores(p, answers_of(t)) for p, t in zip(sets, (FORGET, nonmembers), strict=True)]
+    scores = [
+        membership_scores(p, answers_of(t)) for p, t in zip(sets, (FORGET, nonmembers), strict=True)
+    ]
     assert set(found) == {"loss", "zlib", "min_k", "min_k_plus_plus"}
     for name, auc in found.items():
         members, others = (s[name].tolist() for s in scores)
@@ -480,7 +550,9 @@ def test_membership_auc_is_the_share_of_pairs_won(model, tokenizer):
         assert auc == pytest.approx(roc_auc_score(truth, members + others), rel=1e-12)
 
 
-def test_learned_records_look_like_members_and_swapping_the_sets_mirrors_the_figure(model, tokenizer):
+def test_learned_records_look_like_members_and_swapping_the_sets_mirrors_the_figure(
+    model, tokenizer
+):
     sets = [predicted(model, tokenizer, t) for t in (FORGET, HOLDOUT)]
     found = text_membership(*sets, answers_of(FORGET), answers_of(HOLDOUT))
     swapped = text_membership(*reversed(sets), answers_of(HOLDOUT), answers_of(FORGET))
@@ -492,11 +564,15 @@ def test_learned_records_look_like_members_and_swapping_the_sets_mirrors_the_fig
 def test_a_spread_of_zero_gives_no_nan():
     certain = of_losses([[0.0, 0.0]], expected=0.0, spread=0.0)
     surprised = of_losses([[0.0, 3.0]], expected=0.0, spread=0.0)
-    scores = [membership_scores(p, ["text"])["min_k_plus_plus"].item() for p in (certain, surprised)]
+    scores = [
+        membership_scores(p, ["text"])["min_k_plus_plus"].item() for p in (certain, surprised)
+    ]
     assert scores[0] == 0.0
     assert scores[1] == pytest.approx(-3.0 / 0.001), "the spread counts as a thousandth at least"
     narrow = of_losses([[0.0, 3.0]], expected=0.0, spread=0.05)
-    assert membership_scores(narrow, ["text"])["min_k_plus_plus"].item() == pytest.approx(-3.0 / 0.05)
+    assert membership_scores(narrow, ["text"])["min_k_plus_plus"].item() == pytest.approx(
+        -3.0 / 0.05
+    )
     assert text_membership(certain, surprised, ["text"], ["text"])["min_k_plus_plus"] == 1.0
 
 
@@ -525,7 +601,10 @@ def test_an_attack_whose_scores_are_not_finite_leaves_the_others_standing():
 
 def test_the_retain_models_auc_of_each_attack_stands_beside_ours():
     ours = {"loss": 0.75, "zlib": 0.7}
-    report = {"membership_inference": ours, "retain_model": {"membership_inference": {"loss": 0.5125, "zlib": None}}}
+    report = {
+        "membership_inference": ours,
+        "retain_model": {"membership_inference": {"loss": 0.5125, "zlib": None}},
+    }
     assert text_membership_line(report) == (
         "membership inference, AUC (0.5 is ideal): loss 0.750 [retain model 0.512], zlib 0.700"
     )
@@ -552,7 +631,9 @@ def test_padding_changes_nothing(model, tokenizer):
     one = membership_scores(plain, answers_of(FORGET))
     for number, other in enumerate(others):
         figures = membership_scores(other, [""] * number + answers_of(FORGET))
-        assert probabilities(other)[number:].tolist() == pytest.approx(probabilities(plain).tolist(), **CLOSE)
+        assert probabilities(other)[number:].tolist() == pytest.approx(
+            probabilities(plain).tolist(), **CLOSE
+        )
         for name in ("loss", "min_k", "min_k_plus_plus", "zlib"):
             assert figures[name][number:].tolist() == pytest.approx(one[name].tolist(), **CLOSE)
 
@@ -571,7 +652,9 @@ def test_the_report_matches_a_loop(model, tokenizer):
         log_p = [x for r in records.records for x in slow_log_p(model, tokenizer, r)]
         p = [math.exp(-slow_nll(model, tokenizer, r)) for r in records.records]
         assert report[name]["loss"] == pytest.approx(-sum(log_p) / len(log_p), **CLOSE)
-        assert report[name]["accuracy"] == sum(int(row.argmax()) == token for token, row in rows) / len(rows)
+        assert report[name]["accuracy"] == sum(
+            int(row.argmax()) == token for token, row in rows
+        ) / len(rows)
         assert report[name]["probability"] == pytest.approx(sum(p) / len(p), **CLOSE)
         assert (report[name]["records"], report[name]["tokens"]) == (len(records), len(rows))
     scores = [[slow_scores(model, tokenizer, r, 0.2) for r in t.records] for t in (FORGET, HOLDOUT)]
@@ -585,10 +668,15 @@ def test_the_report_compresses_the_texts_of_the_right_sets():
     same = of_losses([[1.0], [1.0]])
     short, long = ["no", "aa" * 9], ["One of many different words.", "Some 1234567890 digits?"]
     found = [
-        text_report({"forget": same, "test": same}, texts={"forget": f, "test": t})["membership_inference"]
+        text_report({"forget": same, "test": same}, texts={"forget": f, "test": t})[
+            "membership_inference"
+        ]
         for f, t in ((short, long), (long, short))
     ]
-    assert [f["zlib"] for f in found] == [0.0, 1.0]  # the same loss is less for a text that is harder to compress
+    assert [f["zlib"] for f in found] == [
+        0.0,
+        1.0,
+    ]  # the same loss is less for a text that is harder to compress
     assert [f["loss"] for f in found] == [0.5, 0.5]
 
 
@@ -609,7 +697,9 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
             ratios.append(slow_ratio(model, tokenizer, record))
         score = [min(r, 1 / r) if name == "forget" else max(0.0, 1 - r) for r in ratios]
         slow = [sum(values) / len(values) for values in (p, rouge, score)]
-        assert [report[name][key] for key in ("probability", "rouge", "truth_ratio")] == pytest.approx(slow, **CLOSE)
+        assert [
+            report[name][key] for key in ("probability", "rouge", "truth_ratio")
+        ] == pytest.approx(slow, **CLOSE)
         assert (report[name]["records"], report[name]["generated"]) == (len(records), len(records))
         if name == "forget":
             assert report[name]["truth_ratios"] == pytest.approx(ratios, **CLOSE)
@@ -633,13 +723,18 @@ def test_the_tofu_report_says_what_it_cannot_know(model, tokenizer):
 
 
 def test_most_limits_the_generations_and_nothing_else(model, tokenizer):
-    whole, some = (tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=m)["forget"] for m in (None, 2))
+    whole, some = (
+        tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=m)["forget"] for m in (None, 2)
+    )
     assert (whole["generated"], some["generated"]) == (5, 2)
     assert {k: v for k, v in some.items() if k not in ("rouge", "generated")} == {
         k: v for k, v in whole.items() if k not in ("rouge", "generated")
     }
     drawn = sorted(torch.randperm(5, generator=torch.Generator().manual_seed(42))[:2].tolist())
-    rouge = [slow_rouge(slow_answer(model, tokenizer, r, 200), r.answer) for r in FORGET.select(drawn).records]
+    rouge = [
+        slow_rouge(slow_answer(model, tokenizer, r, 200), r.answer)
+        for r in FORGET.select(drawn).records
+    ]
     assert some["rouge"] == pytest.approx(sum(rouge) / 2)
 
 
@@ -647,7 +742,9 @@ def test_the_tofu_report_names_records_that_lack_an_answer(model, tokenizer):
     with pytest.raises(HamuError, match="no perturbed_answer"):
         tofu_report(model, tokenizer, TofuSets(retain=HOLDOUT))
     with pytest.raises(HamuError, match="row 101 of these has no paraphrased_answer"):
-        tofu_report(model, tokenizer, TofuSets(retain=texts([question(0), question(1, paraphrase=False)])))
+        tofu_report(
+            model, tokenizer, TofuSets(retain=texts([question(0), question(1, paraphrase=False)]))
+        )
     two = TextRecord("Q", " A", {"perturbed_answer": ["B"], "paraphrased_answer": ["C", "D"]})
     with pytest.raises(HamuError, match="2 paraphrased answers for 1 records"):
         tofu_report(model, tokenizer, TofuSets(retain=texts([two])))

@@ -4,14 +4,25 @@ import datetime
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from hamu.data import TextRecord, TextRecords, encode
 from hamu.models.language import new_tokenizer
 
-CORPUS = ["Question: Who is it?\nAnswer: In a town. (or not)", "[INST] Who? [/INST] In a town. Ada lives there."]
+CORPUS = [
+    "Question: Who is it?\nAnswer: In a town. (or not)",
+    "[INST] Who? [/INST] In a town. Ada lives there.",
+]
 DIALOGUE = ({"role": "user", "content": "Who?"}, {"role": "assistant", "content": "In a town."})
 LLAMA = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content }} [/INST]"
@@ -23,11 +34,15 @@ def sentencepiece_like(space, ends):
     """A tokenizer that writes spaces as ▁, puts one before a text, and <s> before that (and </s> at its end)."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     if space == "normalizer":
         tokenizer.pre_tokenizer = None
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace()
@@ -38,7 +53,11 @@ def sentencepiece_like(space, ends):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, chat_template=LLAMA)
 
 
-@pytest.fixture(scope="module", params=[(s, e) for s in ("normalizer", "metaspace") for e in (False, True)], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[(s, e) for s in ("normalizer", "metaspace") for e in (False, True)],
+    ids=str,
+)
 def tokenizer(request):
     return sentencepiece_like(*request.param)
 
@@ -93,7 +112,9 @@ def test_a_conversation_is_the_tokens_of_its_template(tokenizer):
 def test_a_prompt_keeps_its_own_tokens_where_one_would_stand_across_the_border():
     tokenizer = new_tokenizer(["Question: who?\nAnswer: nobody"] * 9, 300)
     prompt, answer = "Question: who?\nAns", "wer: nobody"
-    alone, rest, whole = (tokenizer(text)["input_ids"] for text in (prompt, answer, prompt + answer))
+    alone, rest, whole = (
+        tokenizer(text)["input_ids"] for text in (prompt, answer, prompt + answer)
+    )
     assert whole[: len(alone)] != alone
     data = encode(texts(TextRecord(prompt, answer, {})), tokenizer)
     assert data.prompt(0).tolist() == alone
@@ -132,9 +153,16 @@ def test_the_start_is_found_by_a_tokenizer_that_knows_no_letter_of_ours():
     alphabet.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=alphabet, bos_token="<s>", eos_token="</s>")
-    records = TextRecords((TextRecord("ACG", "TT", {}), TextRecord("", "GT", {})), "dna", torch.arange(2))
-    assert [ids.tolist() for ids in encode(records, tokenizer).tokens] == [[0, 2, 3, 4, 5, 5, 1], [0, 4, 5, 1]]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=alphabet, bos_token="<s>", eos_token="</s>"
+    )
+    records = TextRecords(
+        (TextRecord("ACG", "TT", {}), TextRecord("", "GT", {})), "dna", torch.arange(2)
+    )
+    assert [ids.tolist() for ids in encode(records, tokenizer).tokens] == [
+        [0, 2, 3, 4, 5, 5, 1],
+        [0, 4, 5, 1],
+    ]
 
 
 class Tomorrow(datetime.datetime):
@@ -147,14 +175,24 @@ class Tomorrow(datetime.datetime):
 
 @pytest.mark.parametrize(
     ("written", "date"),
-    [("%d %b %Y", "26 Jul 2024"), ("%B %-d, %Y", "July 26, 2024"), ("%Y-%m-%d %H:%M", "2024-07-26 00:00")],
+    [
+        ("%d %b %Y", "26 Jul 2024"),
+        ("%B %-d, %Y", "July 26, 2024"),
+        ("%Y-%m-%d %H:%M", "2024-07-26 00:00"),
+    ],
 )
 @pytest.mark.parametrize("space", ["", "\n", "  {% if true %}\n{% endif %}\n"])
 def test_the_date_in_a_chat_template_is_the_same_on_every_day(written, date, space, monkeypatch):
     tokenizer = ByT5Tokenizer()
     record = TextRecord("Who?", "In a town.", {}, messages=DIALOGUE)
-    today = "{%- if strftime_now is defined %}{%- set today = strftime_now('" + written + "') %}{%- endif %}"
-    template = space + "On " + today + " {{ today }}, {% for m in messages %}{{ m.content }}{% endfor %}"
+    today = (
+        "{%- if strftime_now is defined %}{%- set today = strftime_now('"
+        + written
+        + "') %}{%- endif %}"
+    )
+    template = (
+        space + "On " + today + " {{ today }}, {% for m in messages %}{{ m.content }}{% endfor %}"
+    )
     tokenizer.chat_template = template
     monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
     daily = tokenizer.apply_chat_template(list(DIALOGUE), tokenize=False)

@@ -21,14 +21,26 @@ def test_one_entry_that_is_not_finite_shows_in_the_largest(dtype, bad, place):
 
 def test_only_nothing_but_zeros_has_a_largest_entry_of_zero():
     least = torch.finfo(torch.float64).tiny
-    assert vectors.largest([torch.zeros(3), torch.tensor([0.0, -least], dtype=torch.float64)]) == least
-    assert vectors.largest([torch.zeros(3)]) == vectors.largest([torch.zeros(0)]) == vectors.largest([]) == 0
+    assert (
+        vectors.largest([torch.zeros(3), torch.tensor([0.0, -least], dtype=torch.float64)]) == least
+    )
+    assert (
+        vectors.largest([torch.zeros(3)])
+        == vectors.largest([torch.zeros(0)])
+        == vectors.largest([])
+        == 0
+    )
 
 
 def test_the_length_is_that_of_one_vector_in_float64(monkeypatch):
     monkeypatch.setattr(vectors, "WIDENED", 100)
     torch.manual_seed(0)
-    tensors = [torch.randn(7, 40).T, torch.full((3,), 1e30), torch.randn(11, dtype=torch.float64), torch.ones(0)]
+    tensors = [
+        torch.randn(7, 40).T,
+        torch.full((3,), 1e30),
+        torch.randn(11, dtype=torch.float64),
+        torch.ones(0),
+    ]
     expected = torch.cat([t.double().flatten() for t in tensors]).norm().item()
     assert vectors.length(tensors) == pytest.approx(expected, rel=1e-14)
     assert vectors.length([]) == 0

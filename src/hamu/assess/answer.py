@@ -49,7 +49,11 @@ def _doubts(found: Assessment) -> list[str]:
     doubts = []
     sure, ratio = found.intervals, found.error_ratio
     if sure is not None and sure.regimes[found.hardness.regime] < _SURE:
-        doubts.append(f"other records may say otherwise: {sure.regimes[found.hardness.regime]:.0%} of resamples agree")
+        doubts.append(
+            f"other records may say otherwise: {sure.regimes[found.hardness.regime]:.0%} of resamples agree"
+        )
     if ratio is not None and ratio > ERROR_RATIO:
-        doubts.append(f"at learning rate {found.learning_rate:g} second order may be {ratio:.0%} of it")
+        doubts.append(
+            f"at learning rate {found.learning_rate:g} second order may be {ratio:.0%} of it"
+        )
     return doubts

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from hamu.blocks import Blocks, group_blocks, trainable_parameters
+from hamu.core.blocks import Blocks, group_blocks, trainable_parameters
+from hamu.core.forward import predict_logits
+from hamu.core.modes import evaluating, without_tf32
+from hamu.core.objectives import CrossEntropy, Scored
 from hamu.errors import HamuError
-from hamu.forward import predict_logits
-from hamu.modes import evaluating, without_tf32
-from hamu.objectives import CrossEntropy, Scored
 
 
 def _silent(_: float) -> None:

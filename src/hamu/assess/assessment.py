@@ -21,7 +21,14 @@ from hamu.assess.gradients import (
     count_parts,
     parted_gradient,
 )
-from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, clipped, constraint_status, variants_of
+from hamu.assess.hardness import (
+    REGIMES,
+    BlockHardness,
+    Hardness,
+    clipped,
+    constraint_status,
+    variants_of,
+)
 from hamu.assess.hessian_budget import LANCZOS, SOLVER, HessianBudget
 from hamu.assess.influence import influences, share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
@@ -29,11 +36,11 @@ from hamu.assess.second_order import SecondOrder, second_order
 from hamu.assess.settings import check_settings
 from hamu.assess.vectors import flat, shaped
 from hamu.assess.verdict import ERROR_RATIO, Verdict, judge
-from hamu.blocks import Blocks
+from hamu.core.blocks import Blocks
+from hamu.core.gram import PairGram
+from hamu.core.methods import HamuQ, HamuU
+from hamu.core.objectives import CrossEntropy, count_predictions
 from hamu.errors import HamuError
-from hamu.gram import PairGram
-from hamu.methods import HamuQ, HamuU
-from hamu.objectives import CrossEntropy, count_predictions
 
 _FORWARD = 1 / 3  # what a forward pass costs, in forward and backward passes
 _LISTED = 20
@@ -56,7 +63,9 @@ class Conflicts:
     def top(self, count: int = _LISTED) -> list[dict[str, float]]:
         """The records in the hardest conflict, worst first."""
         order = self.values.argsort(descending=True)[:count]
-        return [{"row": self.rows[i].item(), "value": self.values[i].item()} for i in order.tolist()]
+        return [
+            {"row": self.rows[i].item(), "value": self.values[i].item()} for i in order.tolist()
+        ]
 
 
 @dataclass(frozen=True)
@@ -121,26 +130,49 @@ class Assessment:
         """½ηλ_max of a step at the learning rate of the run to come: the second-order part of the retain change over
         the most that a step of this length can change to first order, ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
         """
-        return None if self.curvature is None else self.curvature.error_ratio(self.learning_rate * self.step_length)
+        return (
+            None
+            if self.curvature is None
+            else self.curvature.error_ratio(self.learning_rate * self.step_length)
+        )
 
     def trusted_rate(self, error_ratio: float) -> float | None:
         """The learning rate at which `error_ratio` has this value."""
-        return None if self.curvature is None else self.curvature.trusted_rate(error_ratio) / self.step_length
+        return (
+            None
+            if self.curvature is None
+            else self.curvature.trusted_rate(error_ratio) / self.step_length
+        )
 
     def record(self) -> dict[str, Any]:
         """Everything but the records' own contents, as JSON holds it."""
         blocks: list[dict[str, Any]] = []
-        rows = zip(self.block_names, self.blocks.kappa, self.blocks.cos, self.blocks.regime, strict=True)
+        rows = zip(
+            self.block_names, self.blocks.kappa, self.blocks.cos, self.blocks.regime, strict=True
+        )
         for number, (name, kappa, cos, regime) in enumerate(rows):
-            blocks.append({"name": name, "kappa": kappa.item(), "cos": cos.item(), "regime": REGIMES[int(regime)]})
+            blocks.append(
+                {
+                    "name": name,
+                    "kappa": kappa.item(),
+                    "cos": cos.item(),
+                    "regime": REGIMES[int(regime)],
+                }
+            )
             if self.intervals is not None:
                 blocks[-1]["kappa_interval"] = self.intervals.block_kappa[number].tolist()
                 blocks[-1]["cos_interval"] = self.intervals.block_cos[number].tolist()
-            blocks[-1] |= {variant: self._block_record(variant, number) for variant in self.block_hardness}
+            blocks[-1] |= {
+                variant: self._block_record(variant, number) for variant in self.block_hardness
+            }
         intervals = self.intervals and {
-            key: getattr(self.intervals, key) for key in ("level", "replicates", "parts", "kappa", "cos", "regimes")
+            key: getattr(self.intervals, key)
+            for key in ("level", "replicates", "parts", "kappa", "cos", "regimes")
         } | {
-            name: {key: getattr(found, key) for key in ("direct_threshold", "stop_threshold", "regimes")}
+            name: {
+                key: getattr(found, key)
+                for key in ("direct_threshold", "stop_threshold", "regimes")
+            }
             for name, found in self.intervals.variants.items()
         }
         return {
@@ -169,7 +201,11 @@ class Assessment:
             },
             "second_order": self.second_order and asdict(self.second_order),
             "conflicts": {
-                side: {"records": len(found.values), "top_tenth_share": found.top_share, "top": found.top()}
+                side: {
+                    "records": len(found.values),
+                    "top_tenth_share": found.top_share,
+                    "top": found.top(),
+                }
                 for side, found in self.conflicts.items()
             },
             "blocks": blocks,
@@ -251,13 +287,19 @@ def assess(
     method = HamuQ(0.5, constraint_mode="relative") if method is None else method
     if not isinstance(method, HamuQ | HamuU):
         name = getattr(method, "name", method)
-        raise HamuError(f"method {name!r} has no constraint that could be assessed; give HamuQ(...) or HamuU(...)")
+        raise HamuError(
+            f"method {name!r} has no constraint that could be assessed; give HamuQ(...) or HamuU(...)"
+        )
     records = count_records(retain, forget)
     most = None if most_batches is None else most_batches * batch_size
     used = {side: count if most is None else min(count, most) for side, count in records.items()}
     one_pass = sum(used.values())
-    budget = HessianBudget.asked_or_affordable(curvature_samples, one_pass, records["retain"], batch_size)
-    cost = _Cost(one_pass * (1 + 2 * _FORWARD * conflicts) + budget.cost(LANCZOS + 2 * SOLVER), progress)
+    budget = HessianBudget.asked_or_affordable(
+        curvature_samples, one_pass, records["retain"], batch_size
+    )
+    cost = _Cost(
+        one_pass * (1 + 2 * _FORWARD * conflicts) + budget.cost(LANCZOS + 2 * SOLVER), progress
+    )
     assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, cost.add)
     step = _Step(method, learning_rate, max_grad_norm)
     with assessed.untouched():
@@ -293,9 +335,11 @@ class _Step:
 
     def demand(self, gram: PairGram) -> float:
         """Q in loss: what it is to raise the forget loss by, from the Gram before clipping."""
-        status = constraint_status(clipped(gram, self.max_grad_norm), variants_of(self.method)[HamuQ.name])
+        status = constraint_status(
+            clipped(gram, self.max_grad_norm), variants_of(self.method)[HamuQ.name]
+        )
         _, forget_clip = self.clip(gram)
-        return self.learning_rate * status.granted.item() / forget_clip
+        return self.learning_rate * status.clipped_demand.item() / forget_clip
 
     def clip(self, gram: PairGram) -> tuple[float, float]:
         """The factors by which clipping shortens the gradients."""
@@ -335,7 +379,9 @@ def _measure(
     return _Measurements(used, parted, spectrum, budget.samples, condition, conflict_records)
 
 
-def _judge(assessed: AssessedModel, step: _Step, measured: _Measurements, epochs: float) -> Assessment:
+def _judge(
+    assessed: AssessedModel, step: _Step, measured: _Measurements, epochs: float
+) -> Assessment:
     """What follows from the measurements, without another pass."""
     method, spectrum = step.method, measured.curvature
     raw = measured.parted.gram()
@@ -377,7 +423,9 @@ def _gradients(
     if min(used.values()) < FEWEST_PARTS:  # there will be no intervals
         affordable = 1
     sides = {
-        side: parted_gradient(assessed, side, count_parts(count, assessed.batch_size, affordable), count)
+        side: parted_gradient(
+            assessed, side, count_parts(count, assessed.batch_size, affordable), count
+        )
         for side, count in used.items()
     }
     parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
@@ -391,9 +439,13 @@ def _second_order(
     budget: HessianBudget,
 ) -> tuple[Curvature, SecondOrder]:
     """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
-    batches = list(assessed.batches("retain", assessed.positions("retain", budget.samples), budget.size))
+    batches = list(
+        assessed.batches("retain", assessed.positions("retain", budget.samples), budget.size)
+    )
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)
-    hessian = Hessian(lambda batch: assessed.total(assessed.score(batch)) / count, batches, assessed.parameters)
+    hessian = Hessian(
+        lambda batch: assessed.total(assessed.score(batch)) / count, batches, assessed.parameters
+    )
     done = 0
 
     def product(vector: Sequence[Tensor]) -> list[Tensor]:
@@ -406,12 +458,18 @@ def _second_order(
     def flat_product(vector: Tensor) -> Tensor:
         return flat(product(shaped(vector, assessed.parameters)), assessed.parameters)
 
-    spectrum = lanczos(product, assessed.parameters, steps=budget.lanczos_steps, tolerance=1e-2, seed=assessed.seed)
+    spectrum = lanczos(
+        product, assessed.parameters, steps=budget.lanczos_steps, tolerance=1e-2, seed=assessed.seed
+    )
     g_r, g_f = (flat(gradients[side], assessed.parameters) for side in ("retain", "forget"))
-    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=budget.solver_steps_left(done))
+    return spectrum, second_order(
+        flat_product, g_r, g_f, spectrum, demand, steps=budget.solver_steps_left(done)
+    )
 
 
-def _conflicts(assessed: AssessedModel, side: str, gradient: list[Tensor | None], most: int) -> Conflicts:
+def _conflicts(
+    assessed: AssessedModel, side: str, gradient: list[Tensor | None], most: int
+) -> Conflicts:
     """So many records of a side against the other side's gradient."""
     positions = assessed.positions(side, most)
     data = assessed.data(side)
@@ -422,14 +480,18 @@ def _conflicts(assessed: AssessedModel, side: str, gradient: list[Tensor | None]
         found, predictions = [], 0
         for batch in assessed.batches(side, positions):
             scored = assessed.score(batch)
-            each = nn.functional.cross_entropy(scored.logits.double(), scored.labels, reduction="none")
+            each = nn.functional.cross_entropy(
+                scored.logits.double(), scored.labels, reduction="none"
+            )
             found.append(scored.per_record(each).cpu())
             predictions += len(scored.labels)
             assessed.advance(_FORWARD * scored.records)
         values = torch.cat(found)
         return values * (len(values) / max(1, predictions))
 
-    precision = max(torch.finfo(p.dtype).eps for p in assessed.model.parameters() if p.is_floating_point())
+    precision = max(
+        torch.finfo(p.dtype).eps for p in assessed.model.parameters() if p.is_floating_point()
+    )
     values = influences(losses, assessed.parameters, gradient, precision)
     return Conflicts(values, rows[positions], share_of_top(values))
 

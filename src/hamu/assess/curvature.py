@@ -14,7 +14,9 @@ from hamu.assess.vectors import flat, shaped
 from hamu.errors import HamuError
 
 LossOfBatch = Callable[[Any], Tensor]
-ProductByParameter = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v of a tensor like each parameter
+ProductByParameter = Callable[
+    [Sequence[Tensor]], list[Tensor]
+]  # H·v of a tensor like each parameter
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Hessian:
         parameters: the parameters that H is taken over.
     """
 
-    def __init__(self, loss_of_batch: LossOfBatch, batches: Sequence[Any], parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, loss_of_batch: LossOfBatch, batches: Sequence[Any], parameters: Sequence[Tensor]
+    ) -> None:
         self.parameters = parameters
         self._loss_of_batch, self._batches = loss_of_batch, batches
         self._kept: Sequence[Tensor] | None = None
@@ -70,16 +74,25 @@ class Hessian:
             grads = self._gradients(batch) if self._kept is None else self._kept
             self._kept = grads if keep else None
             inner = torch.stack([(g * v).sum() for g, v in zip(grads, vector, strict=True)]).sum()
-            if inner.requires_grad:  # a loss that is linear in the parameters has no second derivative
-                parts = torch.autograd.grad(inner, self.parameters, retain_graph=keep, materialize_grads=True)
+            if (
+                inner.requires_grad
+            ):  # a loss that is linear in the parameters has no second derivative
+                parts = torch.autograd.grad(
+                    inner, self.parameters, retain_graph=keep, materialize_grads=True
+                )
                 torch._foreach_add_(total, [part.detach() for part in parts])
         return total
 
     def _gradients(self, batch: Any) -> Sequence[Tensor]:
         """Of a batch's loss, with the graph that a second backward pass needs."""
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+        with sdpa_kernel(
+            SDPBackend.MATH
+        ):  # the fused kernels of attention have no second derivative
             return torch.autograd.grad(
-                self._loss_of_batch(batch), self.parameters, create_graph=True, materialize_grads=True
+                self._loss_of_batch(batch),
+                self.parameters,
+                create_graph=True,
+                materialize_grads=True,
             )
 
 
@@ -106,7 +119,9 @@ def lanczos(
     generator = torch.Generator().manual_seed(seed)
     size = sum(p.numel() for p in parameters)
     first = parameters[0]
-    direction = torch.randn(size, generator=generator, dtype=torch.float64).to(first.device, first.dtype)
+    direction = torch.randn(size, generator=generator, dtype=torch.float64).to(
+        first.device, first.dtype
+    )
     direction /= direction.norm()
     basis: list[Tensor] = []
     diagonal: list[float] = []
@@ -120,13 +135,18 @@ def lanczos(
                 "the Hessian is not finite: the loss has infinite slopes at these weights; assess without curvature, "
                 "--curvature_samples 0"
             )
-        for _twice in range(2):  # once leaves rounding errors that grow into false copies of the same eigenvalue
+        for _twice in range(
+            2
+        ):  # once leaves rounding errors that grow into false copies of the same eigenvalue
             for known in basis:
                 hv -= known.dot(hv) * known
         beta = hv.norm().item()
         values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, off_diagonal))
         residual = abs(beta * vectors[-1, -1].item())
-        if residual <= tolerance * abs(values[-1].item()) or beta <= 1e-12 * abs(values).max().item():
+        if (
+            residual <= tolerance * abs(values[-1].item())
+            or beta <= 1e-12 * abs(values).max().item()
+        ):
             break
         off_diagonal.append(beta)
         direction = hv / beta

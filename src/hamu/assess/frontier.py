@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hamu.gram import PairGram
-from hamu.methods import HamuQ, HamuU
-from hamu.methods.base import ConstraintStatus
+from hamu.core.gram import PairGram
+from hamu.core.methods import HamuQ, HamuU
+from hamu.core.methods.base import ConstraintStatus
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
 
     def at(share: float) -> tuple[Tensor, Tensor, ConstraintStatus]:
         """The changes of both losses, and the constraint, at this share of what is feasible."""
-        weights = replace(method, constraint=share, constraint_mode="relative", stopping="aggregate").weigh(gram)
+        weights = replace(
+            method, constraint=share, constraint_mode="relative", stopping="aggregate"
+        ).weigh(gram)
         assert weights.constraint is not None
         return *gram.changes(weights.retain, weights.forget), weights.constraint
 
@@ -67,7 +69,9 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
         return bool(retain <= 0 if method.constrained == "forget" else forget >= 0)
 
     even = torch.linspace(0.0, 1.0, points, dtype=torch.float64)
-    shares = 1.0 - (1.0 - even).square()  # denser towards the feasible limit, where the price rises steeply
+    shares = (
+        1.0 - (1.0 - even).square()
+    )  # denser towards the feasible limit, where the price rises steeply
     # a demand of nothing is the limit of small ones: the objective's own best step that does not harm the other side
     found = [at(share) for share in shares.clamp(min=1e-9).tolist()]
     status = found[-1][2]
@@ -82,7 +86,7 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
         demand=torch.stack([constraint.demand for _, _, constraint in found]),
         retain_change=torch.stack([retain for retain, _, _ in found]),
         forget_change=torch.stack([forget for _, forget, _ in found]),
-        feasible_limit=status.capacity.item(),
-        free_limit=low * status.capacity.item(),
-        criterion_limit=status.sustainable.item(),
+        feasible_limit=status.max_demand.item(),
+        free_limit=low * status.max_demand.item(),
+        criterion_limit=status.free_limit.item(),
     )

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.vectors import largest
+from hamu.core.gram import WIDENED, PairGram, combine_dtype
 from hamu.errors import HamuError
-from hamu.gram import WIDENED, PairGram, combine_dtype
 
 FEWEST_PARTS = 8  # with fewer, a 95% interval covers some 80% of the truths
 _MOST_PARTS = 16
@@ -37,11 +37,15 @@ class PartedGradient:
         summed: list[Tensor | None] = []
         for grads in zip(*self.parts, strict=True):
             present = [g for g in grads if g is not None]
-            summed.append(torch.stack(present).sum(0) if len(present) > 1 else present[0] if present else None)
+            summed.append(
+                torch.stack(present).sum(0) if len(present) > 1 else present[0] if present else None
+            )
         return summed
 
 
-def parted_gradient(assessed: AssessedModel, side: str, parts: int, most: int | None = None) -> PartedGradient:
+def parted_gradient(
+    assessed: AssessedModel, side: str, parts: int, most: int | None = None
+) -> PartedGradient:
     """One forward and backward pass over a side.
 
     Args:
@@ -61,13 +65,20 @@ def parted_gradient(assessed: AssessedModel, side: str, parts: int, most: int | 
         count = 0
         batches = math.ceil(len(chunk) / assessed.batch_size)
         sums: list[Tensor | None] = [None] * len(assessed.parameters)
-        for batch in assessed.batches(side, chunk, math.ceil(len(chunk) / batches)):  # none that is much smaller
+        for batch in assessed.batches(
+            side, chunk, math.ceil(len(chunk) / batches)
+        ):  # none that is much smaller
             scored = assessed.score(batch)
             assessed.total(scored).backward()
             sums = [_added(one, p) for one, p in zip(sums, assessed.parameters, strict=True)]
             count += len(scored.labels)
             assessed.advance(float(scored.records))
-        kept.append([p.grad if one is None else one for one, p in zip(sums, assessed.parameters, strict=True)])
+        kept.append(
+            [
+                p.grad if one is None else one
+                for one, p in zip(sums, assessed.parameters, strict=True)
+            ]
+        )
         counts.append(count)
         for parameter in assessed.parameters:
             parameter.grad = None
@@ -78,7 +89,9 @@ def parted_gradient(assessed: AssessedModel, side: str, parts: int, most: int | 
         torch._foreach_div_([g for g in grads if g is not None], float(shares.sum()))
     extent = largest([g for grads in kept for g in grads if g is not None])
     if not math.isfinite(extent):
-        raise HamuError(f"the gradient of the {side} loss is not finite; look for broken records or weights")
+        raise HamuError(
+            f"the gradient of the {side} loss is not finite; look for broken records or weights"
+        )
     if not extent > 0:
         raise HamuError(
             f"the gradient of the {side} loss is zero: it reaches no trainable parameter, or the loss has nowhere to go"
@@ -110,16 +123,24 @@ class PartedGram:
     eps: float
 
     @classmethod
-    def of(cls, assessed: AssessedModel, retain: PartedGradient, forget: PartedGradient) -> PartedGram:
+    def of(
+        cls, assessed: AssessedModel, retain: PartedGradient, forget: PartedGradient
+    ) -> PartedGram:
         """Measure it, a piece of a parameter at a time; each device is read once."""
         rows = len(retain.parts) + len(forget.parts)
         step = max(1, min(WIDENED // rows, max(p.numel() for p in assessed.parameters)))
         sums = {
-            device: torch.zeros(len(assessed.block_names), rows, rows, dtype=torch.float64, device=device)
+            device: torch.zeros(
+                len(assessed.block_names), rows, rows, dtype=torch.float64, device=device
+            )
             for device in dict.fromkeys(p.device for p in assessed.parameters)
         }
-        buffers = {device: torch.empty(rows * step, dtype=torch.float64, device=device) for device in sums}
-        for index, (block, parameter) in enumerate(zip(assessed.block_of, assessed.parameters, strict=True)):
+        buffers = {
+            device: torch.empty(rows * step, dtype=torch.float64, device=device) for device in sums
+        }
+        for index, (block, parameter) in enumerate(
+            zip(assessed.block_of, assessed.parameters, strict=True)
+        ):
             grads = [part[index] for part in (*retain.parts, *forget.parts)]
             flat = [None if g is None else g.reshape(-1) for g in grads]
             for start in range(0, parameter.numel(), step):
@@ -135,7 +156,9 @@ class PartedGram:
         eps = max(torch.finfo(combine_dtype(p)).eps for p in assessed.parameters)
         return cls(products, retain.shares, forget.shares, eps)
 
-    def gram(self, retain_counts: Tensor | None = None, forget_counts: Tensor | None = None) -> PairGram:
+    def gram(
+        self, retain_counts: Tensor | None = None, forget_counts: Tensor | None = None
+    ) -> PairGram:
         """The Gram of the mean gradients when each part is there so many times ([m_r] and [m_f]; by default once)."""
         r = _weights(self.retain_shares, retain_counts)
         f = _weights(self.forget_shares, forget_counts)

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 
 from hamu.assess.assessed_model import AssessedModel
 from hamu.assess.gradients import PartedGram, parted_gradient
-from hamu.gram import PairGram
-from hamu.methods import HamuQ, HamuU
-from hamu.methods.base import ConstraintStatus, regime_at
+from hamu.core.gram import PairGram
+from hamu.core.methods import HamuQ, HamuU
+from hamu.core.methods.base import ConstraintStatus, regime_at
 
 REGIMES = ("direct", "rectified", "unavoidable")
 
@@ -37,7 +37,7 @@ class Hardness:
     direct_threshold: float
     stop_threshold: float
     regime: str
-    capacity: float
+    max_demand: float
 
     @classmethod
     def at(cls, status: ConstraintStatus) -> Hardness:
@@ -48,7 +48,7 @@ class Hardness:
             status.direct_threshold.item(),
             status.stop_threshold.item(),
             REGIMES[int(status.regime)],
-            status.capacity.item(),
+            status.max_demand.item(),
         )
 
 
@@ -127,4 +127,6 @@ def measure_hardness(
         sides = [parted_gradient(assessed, side, parts=1) for side in ("retain", "forget")]
         with torch.no_grad():
             gram = clipped(PartedGram.of(assessed, *sides).gram(), max_grad_norm=1.0)
-    return Hardness.at(constraint_status(gram, HamuQ(0.5, constraint_mode="relative", stopping="off")))
+    return Hardness.at(
+        constraint_status(gram, HamuQ(0.5, constraint_mode="relative", stopping="off"))
+    )

@@ -10,7 +10,10 @@ from hamu.assess.gradients import FULL_BATCH
 # What a product with the Hessian costs for a record, in forward and backward passes, and one more through the same
 # graph (docs/results/assess_cost.md).
 _PRODUCT, _NEXT_PRODUCT = 3.3, 2.3
-LANCZOS, SOLVER = 12, 10  # products at most for the spectrum, and for each of the solver's two solutions
+LANCZOS, SOLVER = (
+    12,
+    10,
+)  # products at most for the spectrum, and for each of the solver's two solutions
 _FEWEST_PRODUCTS = 4  # of Lanczos' iteration that tell anything of a largest eigenvalue
 
 
@@ -31,7 +34,9 @@ class HessianBudget:
     most_cost: float = math.inf
 
     @classmethod
-    def asked_or_affordable(cls, asked: int | None, budget: float, records: int, batch_size: int) -> HessianBudget:
+    def asked_or_affordable(
+        cls, asked: int | None, budget: float, records: int, batch_size: int
+    ) -> HessianBudget:
         """Over as many records as are asked for, whatever that costs; where nothing is, over as many as pay for it.
 
         Args:
@@ -61,7 +66,9 @@ class HessianBudget:
     @property
     def size(self) -> int:
         """Records of a batch."""
-        return min(self.batch_size, FULL_BATCH)  # a second derivative keeps several times the activations
+        return min(
+            self.batch_size, FULL_BATCH
+        )  # a second derivative keeps several times the activations
 
     def cost(self, products: int) -> float:
         """Of so many, in records of a forward and backward pass."""

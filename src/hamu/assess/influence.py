@@ -39,7 +39,9 @@ def influences(
     pairs = [(p, g) for p, g in zip(parameters, gradient, strict=True) if g is not None]
     slope = length([g for _, g in pairs])
     if not 0 < slope < float("inf"):
-        raise HamuError(f"the gradient to move the weights along has length {slope}; it must be positive and finite")
+        raise HamuError(
+            f"the gradient to move the weights along has length {slope}; it must be positive and finite"
+        )
     # The third root of the machine's precision would balance the rounding of the losses against a third derivative of
     # like size. A trained network bends far more than that: the step must be much shorter.
     eps = max(torch.finfo(p.dtype).eps for p, _ in pairs) if precision is None else precision

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hamu.assess.gradients import FEWEST_PARTS, PartedGram
 from hamu.assess.hardness import REGIMES, BlockHardness, clipped, constraint_status, variants_of
-from hamu.gram import PairGram
-from hamu.methods import HamuQ, HamuU
-from hamu.methods.base import regime_at
+from hamu.core.gram import PairGram
+from hamu.core.methods import HamuQ, HamuU
+from hamu.core.methods.base import regime_at
 
 _AT_ONCE = 1 << 20  # numbers of the Grams' intermediate sums that are held at a time
 
@@ -103,7 +103,9 @@ def bootstrap(
     drawn = torch.func.vmap(of_sample, chunk_size=rows)(*_drawn(sizes, replicates, seed))
     known = of_sample(*(torch.ones(m) for m in sizes))
     spread = math.sqrt(parts / (parts - 1))
-    moved = {name: (values - values.mean(0)) * spread + known[name] for name, values in drawn.items()}
+    moved = {
+        name: (values - values.mean(0)) * spread + known[name] for name, values in drawn.items()
+    }
     ends = {name: _possible(name, _interval(values, level)) for name, values in moved.items()}
     by_variant = {name: _of_variant(name, moved, known, ends) for name in variants}
     return Intervals(
@@ -121,7 +123,12 @@ def bootstrap(
 
 def _figures(gram: PairGram, variants: Mapping[str, HamuQ | HamuU]) -> dict[str, Tensor]:
     """What intervals are taken of, by name; what depends on the variant begins with the variant's."""
-    figures = {"kappa": gram.dot.sum(), "cos": gram.total().cos[0], "block_kappa": gram.dot, "block_cos": gram.cos}
+    figures = {
+        "kappa": gram.dot.sum(),
+        "cos": gram.total().cos[0],
+        "block_kappa": gram.dot,
+        "block_cos": gram.cos,
+    }
     for name, variant in variants.items():
         status = constraint_status(gram, variant)
         blocks = BlockHardness.at(status)
@@ -141,7 +148,9 @@ def _of_variant(
 
     def shares(kappa: str, of: str) -> Tensor:
         regime = regime_at(moved[kappa], known[f"{name} {of}direct"], known[f"{name} {of}stop"])
-        return torch.stack([(regime == number).double().mean(0) for number in range(len(REGIMES))], dim=-1)
+        return torch.stack(
+            [(regime == number).double().mean(0) for number in range(len(REGIMES))], dim=-1
+        )
 
     return VariantIntervals(
         _pair(ends[f"{name} direct"]),
@@ -166,7 +175,8 @@ def _drawn(sizes: tuple[int, int], replicates: int, seed: int) -> tuple[Tensor, 
     """How many times each part is there in each sample, [replicates, m] by side."""
     generator = torch.Generator().manual_seed(seed)
     draws = [
-        [torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in sizes] for _ in range(replicates)
+        [torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in sizes]
+        for _ in range(replicates)
     ]
     retain, forget = (torch.stack(side).double() for side in zip(*draws, strict=True))
     return retain, forget

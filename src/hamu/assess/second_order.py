@@ -55,7 +55,13 @@ class SecondOrder:
 
 
 def second_order(
-    product: FlatProduct, retain: Tensor, forget: Tensor, spectrum: Curvature, demand: float, *, steps: int = 10
+    product: FlatProduct,
+    retain: Tensor,
+    forget: Tensor,
+    spectrum: Curvature,
+    demand: float,
+    *,
+    steps: int = 10,
 ) -> SecondOrder:
     """The condition, with H⁻¹g by conjugate gradients.
 
@@ -76,7 +82,9 @@ def second_order(
     spherical = norms - spectrum.largest * demand
     definite = spectrum.smallest > 0
     margin = 1e-3 * spectrum.largest
-    damping = 0.0 if spectrum.smallest > margin else max(-2.0 * spectrum.smallest, 0.0) + 10 * margin
+    damping = (
+        0.0 if spectrum.smallest > margin else max(-2.0 * spectrum.smallest, 0.0) + 10 * margin
+    )
 
     def damped(v: Tensor) -> Tensor:
         return product(v) + damping * v
@@ -97,7 +105,9 @@ def second_order(
         c = (
             retain.dot(of_forget.x) + of_retain.x.dot(of_forget.residual)
         ).item()  # off by r_r'(H+δI)⁻¹r_f, as a by r_f'…r_f
-        missing_a, missing_b = (found.residual.dot(found.residual).item() * large for found in (of_forget, of_retain))
+        missing_a, missing_b = (
+            found.residual.dot(found.residual).item() * large for found in (of_forget, of_retain)
+        )
         missing_c = math.sqrt(missing_a * missing_b)
         above = demand + c - missing_c > math.sqrt((a + missing_a) * (b + missing_b))
         below = demand + c + missing_c <= math.sqrt(max(a * b, 0.0))
@@ -112,7 +122,17 @@ def second_order(
                 else "so few records pay for no product of the solver; --curvature_samples N takes N whatever they cost"
             )
     return SecondOrder(
-        demand, kappa, spherical, kappa > spherical, definite, damping, unavoidable, least, undecided, bound, residual
+        demand,
+        kappa,
+        spherical,
+        kappa > spherical,
+        definite,
+        damping,
+        unavoidable,
+        least,
+        undecided,
+        bound,
+        residual,
     )
 
 
@@ -133,7 +153,9 @@ class Solution:
     negative: bool
 
 
-def conjugate_gradients(product: FlatProduct, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2) -> Solution:
+def conjugate_gradients(
+    product: FlatProduct, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2
+) -> Solution:
     """Solve A·x = g for a positive definite A (Hestenes and Stiefel 1952).
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hamu.gram import WIDENED
+from hamu.core.gram import WIDENED
 
 
 def flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
@@ -35,4 +35,8 @@ def largest(tensors: Sequence[Tensor]) -> float:
 def _norm(tensors: list[Tensor], order: float) -> float:
     """The norm of all, read from the device once."""
     norms = torch._foreach_norm(tensors, order, dtype=torch.float64) if tensors else ()
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), order).item() if norms else 0.0
+    return (
+        torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]), order).item()
+        if norms
+        else 0.0
+    )

@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass
 
 from hamu.assess.frontier import Frontier
-from hamu.methods import HamuQ, HamuU
+from hamu.core.methods import HamuQ, HamuU
 
 CAN_IMPROVE, WILL_COST, MUST_HURT = 0, 3, 4
-NEXT_TO_NOTHING = 0.05  # the free share of what is feasible below which no demand worth making is free
+NEXT_TO_NOTHING = (
+    0.05  # the free share of what is feasible below which no demand worth making is free
+)
 ERROR_RATIO = 0.1
 
 
@@ -33,7 +35,9 @@ class Verdict:
     learning_rate: float | None
 
 
-def judge(found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None) -> Verdict:
+def judge(
+    found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None
+) -> Verdict:
     """Judge a constraint.
 
     Args:

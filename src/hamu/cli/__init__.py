@@ -7,7 +7,10 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+
+from rich.console import Console
 
 from hamu.cli.screen import Screen, say, write_any_character
 from hamu.errors import HamuError, Interrupted, first_line, one_line, unknown
@@ -18,7 +21,6 @@ COMMANDS = {
     "assess": "say before a run how hard it is, what it will cost, whether to start",
     "unlearn": "unlearn the forget set from a model",
     "compare": "unlearn by several methods and settings, and compare what comes out",
-    "reproduce": "run the paper's figures and tables again, at any scale",
     "evaluate": "measure a model: losses, accuracy, membership inference",
     "attack": "fine-tune copies of a model: does what was forgotten come back?",
     "report": "make an HTML page of one run, or of several side by side",
@@ -33,6 +35,12 @@ _LOST = (
 _USAGE = "usage: hamu COMMAND [--help] [--debug] [options]\n\ncommands:\n" + "\n".join(
     f"  {n:10} {t}" for n, t in COMMANDS.items()
 )
+
+
+def run_experiments(argv: list[str], run: Callable[[list[str], Console], int]) -> int:
+    """Run a command that is not one of `hamu`, with the same messages and exit codes; see `main`."""
+    debug = "--debug" in argv
+    return _outcome("experiments", [word for word in argv if word != "--debug"], debug, run)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,17 +69,22 @@ def main(argv: list[str] | None = None) -> int:
         return _outcome(command, argv[1:], debug)
     finally:  # after the message: other processes of the run end this one as soon as they are gone
         if "torch" in sys.modules:
-            from hamu.distributed import leave
+            from hamu.core.distributed import leave
 
             leave()
 
 
-def _outcome(command: str, argv: list[str], debug: bool) -> int:
+def _outcome(
+    command: str,
+    argv: list[str],
+    debug: bool,
+    run: Callable[[list[str], Console], int] | None = None,
+) -> int:
     """Run a command; what went wrong in one line, and the exit code."""
     try:
-        if command not in COMMANDS:
+        if run is None and command not in COMMANDS:
             raise unknown("command", command, COMMANDS)
-        return _run(command, [flag for flag in argv if flag != "--debug"])
+        return _run(command, [flag for flag in argv if flag != "--debug"], run)
     except HamuError as error:
         if debug:
             raise
@@ -85,7 +98,9 @@ def _outcome(command: str, argv: list[str], debug: bool) -> int:
             raise
         if _has_lost_a_process(error):
             return _refused(command, _LOST.format(rank=os.environ["RANK"]))
-        return _refused(command, f"{type(error).__name__}: {first_line(error)} (--debug shows where)")
+        return _refused(
+            command, f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
+        )
     except Interrupted as end:
         _say_on_main(f"hamu {command}: {end}")
         return 128 + end.signal
@@ -98,10 +113,12 @@ def _has_lost_a_process(error: Exception) -> bool:
     """Whether a process waited for one that is gone."""
     import torch.distributed as dist
 
-    from hamu.distributed import processes
+    from hamu.core.distributed import world_size
 
-    is_of_backend = isinstance(error, dist.DistBackendError | dist.DistNetworkError) or "gloo" in str(error)
-    return processes() > 1 and is_of_backend
+    is_of_backend = isinstance(
+        error, dist.DistBackendError | dist.DistNetworkError
+    ) or "gloo" in str(error)
+    return world_size() > 1 and is_of_backend
 
 
 def _refused(command: str, why: str) -> int:
@@ -110,7 +127,7 @@ def _refused(command: str, why: str) -> int:
 
 
 def _say_on_main(text: str) -> None:
-    from hamu.distributed import is_main
+    from hamu.core.distributed import is_main
 
     if is_main():
         _complain(text)
@@ -122,16 +139,17 @@ def _complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _run(command: str, argv: list[str]) -> int:
+def _run(command: str, argv: list[str], run: Callable[[list[str], Console], int] | None) -> int:
     from hamu.cli.interrupts import at_once, handling
-    from hamu.distributed import is_main, processes
+    from hamu.core.distributed import is_main, world_size
 
     _quiet()
-    if processes() > 1 and command not in _PARALLEL:
+    if world_size() > 1 and command not in _PARALLEL:
         raise HamuError(f"{command} runs in one process; start it without torchrun")
     screen = Screen(quiet=not is_main())
     with handling(at_once):
-        code = int(importlib.import_module(f"hamu.cli.{command}").run(argv, screen))
+        run = run or importlib.import_module(f"hamu.cli.{command}").run
+        code = int(run(argv, screen))
     if screen.failure is not None:
         why = HamuError(
             f"standard output cannot be written: {first_line(screen.failure)}; what the command writes into files is "
@@ -155,8 +173,12 @@ def _quiet() -> None:
     for name in ("accelerate", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
-    warnings.filterwarnings("ignore", message="Initializing zero-element tensors")  # the load that fails says more
-    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # what it warns of is not to be read
+    warnings.filterwarnings(
+        "ignore", message="Initializing zero-element tensors"
+    )  # the load that fails says more
+    warnings.filterwarnings(
+        "error", category=Image.DecompressionBombWarning
+    )  # what it warns of is not to be read
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     warnings.filterwarnings(
         "ignore", category=UserWarning, module="peft|PIL"

@@ -27,7 +27,9 @@ def settle_adapter(run: RunOptions, given: Collection[str]) -> None:
     if saved is not None:
         own = _own(saved)
         if "lora" in given and not run.lora:
-            raise HamuError(f"{source} is an adapter, which alone is trained; leave out --lora False")
+            raise HamuError(
+                f"{source} is an adapter, which alone is trained; leave out --lora False"
+            )
         for name in OF_AN_ADAPTER:
             if name not in given:
                 setattr(run, name, own[name])
@@ -40,7 +42,9 @@ def settle_adapter(run: RunOptions, given: Collection[str]) -> None:
     elif "lora" not in given:
         for name in OF_AN_ADAPTER:
             if name in given:
-                raise HamuError(f"{name} {getattr(run, name)} is for a new adapter; give --lora too, or leave it out")
+                raise HamuError(
+                    f"{name} {getattr(run, name)} is for a new adapter; give --lora too, or leave it out"
+                )
 
 
 def _own(saved: dict[str, Any]) -> dict[str, Any]:

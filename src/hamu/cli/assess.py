@@ -17,12 +17,12 @@ from hamu.cli.problem import fitted_problem, open_problem
 from hamu.cli.progress import task_bar
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import Task
+from hamu.core.methods import HamuQ, HamuU
+from hamu.core.objectives import CrossEntropy
 from hamu.data import UnlearningData
-from hamu.methods import HamuQ, HamuU
-from hamu.objectives import CrossEntropy
-from hamu.reporting import plot_frontiers
-from hamu.run_files import ASSESSMENT, FRONTIER
-from hamu.training import UnlearnConfig
+from hamu.report import plot_frontiers
+from hamu.unlearning.run_files import ASSESSMENT, FRONTIER
+from hamu.unlearning.trainer import UnlearnConfig
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -38,7 +38,11 @@ def run(argv: list[str], console: Console) -> int:
         AssessOptions,
         UnlearnConfig,
     )
-    run_options, options, args = parsed.of(RunOptions), parsed.of(AssessOptions), parsed.of(UnlearnConfig)
+    run_options, options, args = (
+        parsed.of(RunOptions),
+        parsed.of(AssessOptions),
+        parsed.of(UnlearnConfig),
+    )
     check_settings(
         learning_rate=args.learning_rate,
         max_grad_norm=args.clip_norm,
@@ -47,7 +51,9 @@ def run(argv: list[str], console: Console) -> int:
         curvature_samples=options.curvature_samples,
         bootstrap_memory=options.bootstrap_memory,
     )
-    task, folder, problem = open_problem(parsed.of(DataOptions), run_options, args, parsed.given, console)
+    task, folder, problem = open_problem(
+        parsed.of(DataOptions), run_options, args, parsed.given, console
+    )
     task.check_models()
     task.settle_adapter(parsed.given)
     set_seed(args.seed)  # of a new adapter
@@ -72,20 +78,30 @@ def run(argv: list[str], console: Console) -> int:
             bootstrap_memory=options.bootstrap_memory,
             conflicts=options.conflicts,
             seed=args.seed,
-            progress=lambda done, total: bar.update(shown, completed=round(done), total=round(total)),
+            progress=lambda done, total: bar.update(
+                shown, completed=round(done), total=round(total)
+            ),
         )
     with folder:
         said = {"forget_set": problem.forget_name, "objectives_of_the_run": args.objectives()}
-        path = folder.write_json(ASSESSMENT, said | found.record())  # first: it shows whose folder this is
+        path = folder.write_json(
+            ASSESSMENT, said | found.record()
+        )  # first: it shows whose folder this is
         folder.write_config(parsed.given)
         plot_frontiers(found.frontiers, found.method, folder.path / FRONTIER)
     show(found, console)
-    console.print(f"\nall figures are in {path}, the frontier in {folder.path / FRONTIER}", soft_wrap=True)
+    console.print(
+        f"\nall figures are in {path}, the frontier in {folder.path / FRONTIER}", soft_wrap=True
+    )
     return found.verdict.code
 
 
 def _announce(
-    task: Task, problem: UnlearningData[Any], method: HamuQ | HamuU, args: UnlearnConfig, console: Console
+    task: Task,
+    problem: UnlearningData[Any],
+    method: HamuQ | HamuU,
+    args: UnlearnConfig,
+    console: Console,
 ) -> None:
     """Say what is assessed, and how the run to come differs from it."""
     instead = "" if method.name == args.method else f", as {args.method} has no constraint"
@@ -93,7 +109,11 @@ def _announce(
         f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
         f"{method.name}{instead}"
     )
-    others = [f"{name} to {side}" for side, name in args.objectives().items() if name not in (None, CrossEntropy.name)]
+    others = [
+        f"{name} to {side}"
+        for side, name in args.objectives().items()
+        if name not in (None, CrossEntropy.name)
+    ]
     if others:
         console.print(
             f"assessed with cross-entropy on both sides, but {args.method} has another loss: {', '.join(others)}. How "
@@ -114,7 +134,9 @@ def show(found: Assessment, console: Console) -> None:
     """Print an assessment: the answer in a sentence, then a screen of figures."""
     console.print(Text(plain_answer(found), "bold"), soft_wrap=True)
     hard, sure = found.hardness, found.intervals
-    table = plain_table("", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,))
+    table = plain_table(
+        "", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,)
+    )
 
     def row(name: str, value: str, interval: tuple[float, float] | None = None) -> None:
         table.add_row(name, value, f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else "")
@@ -122,16 +144,30 @@ def show(found: Assessment, console: Console) -> None:
     row("‖g_r‖, ‖g_f‖ before clipping", "{:.4g}, {:.4g}".format(*found.gradient_norms))
     row("κ = g_r·g_f, clipped", f"{hard.kappa:+.4g}", sure and sure.kappa)
     row("cosθ", f"{hard.cos:+.4f}", sure and sure.cos)
-    for name, one, names in (("hamu-q", found.hamu_q, ("κ1", "κ2")), ("hamu-u", found.hamu_u, ("κ3", "κ4"))):
+    for name, one, names in (
+        ("hamu-q", found.hamu_q, ("κ1", "κ2")),
+        ("hamu-u", found.hamu_u, ("κ3", "κ4")),
+    ):
         of_variant = sure and sure.variants[name]
-        row(f"{names[0]} ({name})", f"{one.direct_threshold:+.4g}", of_variant and of_variant.direct_threshold)
-        row(f"{names[1]} ({name})", f"{one.stop_threshold:+.4g}", of_variant and of_variant.stop_threshold)
+        row(
+            f"{names[0]} ({name})",
+            f"{one.direct_threshold:+.4g}",
+            of_variant and of_variant.direct_threshold,
+        )
+        row(
+            f"{names[1]} ({name})",
+            f"{one.stop_threshold:+.4g}",
+            of_variant and of_variant.stop_threshold,
+        )
     often = "" if sure is None else f"in {sure.regimes[hard.regime]:.0%} of resamples"
     table.add_row("regime", hard.regime, often)
     blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]
     row("blocks that are " + ", ".join(REGIMES), ", ".join(map(str, blocks)))
     for name, frontier in found.frontiers.items():
-        row(f"{name}: free of feasible, per η", f"{frontier.free_limit:.4g} of {frontier.feasible_limit:.4g}")
+        row(
+            f"{name}: free of feasible, per η",
+            f"{frontier.free_limit:.4g} of {frontier.feasible_limit:.4g}",
+        )
     console.print(table)
     _show_curvature(found, console)
     _show_conflicts(found, console)
@@ -144,14 +180,18 @@ def show(found: Assessment, console: Console) -> None:
         )
     rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
     if verdict.constraint > 0:
-        console.print(f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}")
+        console.print(
+            f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}"
+        )
     console.print(f"this took {found.epochs:.2f} epochs' worth of passes; the model is unchanged")
 
 
 def _show_curvature(found: Assessment, console: Console) -> None:
     curvature, condition = found.curvature, found.second_order
     if curvature is None or condition is None:
-        console.print("curvature: not measured; --curvature_samples N takes N records whatever they cost")
+        console.print(
+            "curvature: not measured; --curvature_samples N takes N records whatever they cost"
+        )
         return
     rates = ", ".join(f"{found.trusted_rate(share):.3g} ({share:.0%})" for share in (0.01, 0.1))
     console.print(
@@ -159,7 +199,11 @@ def _show_curvature(found: Assessment, console: Console) -> None:
         f"at learning rate {found.learning_rate:g} second order is up to {found.error_ratio:.2%} of first order; "
         f"trusted up to {rates}"
     )
-    definite = "positive definite" if condition.positive_definite else "not positive definite, as it assumes"
+    definite = (
+        "positive definite"
+        if condition.positive_definite
+        else "not positive definite, as it assumes"
+    )
     general = (
         f"cannot be told with the Hessian: {condition.undecided}"
         if condition.unavoidable is None

@@ -15,6 +15,7 @@ from hamu.cli.progress import task_bar
 from hamu.cli.tasks import Task
 from hamu.cli.text_task import TextTask
 from hamu.data import TextRecords, UnlearningData, read_text
+from hamu.data.sources import MINIATURE
 from hamu.errors import HamuError
 from hamu.evaluation.attacks import (
     AttackData,
@@ -27,13 +28,12 @@ from hamu.evaluation.attacks import (
 from hamu.evaluation.attacks.quantization import check_can_quantize
 from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED
 from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
-from hamu.record.record import plain
-from hamu.reporting.attack_section import plot_attacks
-from hamu.run_files import ATTACK, ATTACK_PICTURE
-from hamu.run_folder import RunFolder
-from hamu.sources import MINIATURE
-from hamu.training import TrainConfig
-from hamu.training.preparation import to_channels_last
+from hamu.report.attack_section import plot_attacks
+from hamu.unlearning.record.record import plain
+from hamu.unlearning.run_files import ATTACK, ATTACK_PICTURE
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import TrainConfig
+from hamu.unlearning.trainer.preparation import to_channels_last
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -50,7 +50,9 @@ def run(argv: list[str], console: Console) -> int:
     )
     run_options, args = parsed.of(RunOptions), parsed.of(TrainConfig)
     options, settings = parsed.of(OriginalOptions), parsed.of(AttackSettings)
-    task, folder, problem = open_problem(parsed.of(DataOptions), run_options, args, parsed.given, console, options)
+    task, folder, problem = open_problem(
+        parsed.of(DataOptions), run_options, args, parsed.given, console, options
+    )
     task.check_models(options)
     attacker = Attacker(task, problem, settings, options.original_model, args, parsed.given)
     result = attacker.run()

@@ -10,7 +10,7 @@ from hamu.cli.tables import plain_table
 from hamu.evaluation.attacks import AttackResult, robustness
 from hamu.evaluation.attacks.result import MODELS, UNLEARNED
 from hamu.evaluation.attacks.settings import RELEARNING
-from hamu.reporting.attack_section import MEANINGS, figure_of, heads_of
+from hamu.report.attack_section import MEANINGS, figure_of, heads_of
 
 
 def attack_tables(result: AttackResult) -> Iterator[Table]:

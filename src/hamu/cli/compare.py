@@ -18,9 +18,13 @@ from hamu.cli.problem import inputs_of, open_problem
 from hamu.cli.run_settings import every_option
 from hamu.cli.running import run_waiting
 from hamu.cli.tables import plain_table
-from hamu.compare import Cell, Children, Comparison, Plan, Runs, cells
-from hamu.compare.rows import Row, check_same_inputs, trajectory
-from hamu.compare.table import (
+from hamu.core.methods import method_classes
+from hamu.errors import HamuError
+from hamu.evaluation import build_metrics
+from hamu.report import plot_comparison
+from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
+from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
+from hamu.unlearning.compare.table import (
     CAPTION,
     SETTINGS,
     columns_of,
@@ -32,16 +36,22 @@ from hamu.compare.table import (
     volumes_line,
     written,
 )
-from hamu.errors import HamuError
-from hamu.evaluation import build_metrics
-from hamu.methods import method_classes
-from hamu.reporting import plot_comparison
-from hamu.run_files import COMPARISON, COMPARISON_PICTURE, COMPARISON_TABLES, RECORD, holds_a_comparison
-from hamu.run_folder import RunFolder
-from hamu.training import UnlearnConfig
+from hamu.unlearning.run_files import (
+    COMPARISON,
+    COMPARISON_PICTURE,
+    COMPARISON_TABLES,
+    RECORD,
+    holds_a_comparison,
+)
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import UnlearnConfig
 
 _SHOWN = (*COMPARISON_TABLES, COMPARISON_PICTURE)  # made when all runs have ended
-_SEVERAL = {"--constraint": "--constraints", "--learning_rate": "--learning_rates", "--seed": "--seeds"}
+_SEVERAL = {
+    "--constraint": "--constraints",
+    "--learning_rate": "--learning_rates",
+    "--seed": "--seeds",
+}
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -59,7 +69,11 @@ def run(argv: list[str], console: Console) -> int:
         CompareOptions,
         UnlearnConfig,
     )
-    run_options, options, args = parsed.of(RunOptions), parsed.of(CompareOptions), parsed.of(UnlearnConfig)
+    run_options, options, args = (
+        parsed.of(RunOptions),
+        parsed.of(CompareOptions),
+        parsed.of(UnlearnConfig),
+    )
     given = parsed.given
     _check(options)
     build_metrics()  # a broken one is to cost no run
@@ -70,23 +84,36 @@ def run(argv: list[str], console: Console) -> int:
         options.seeds or [args.seed],
     )
     goes_on = holds_a_comparison(Path(args.output_dir))
-    task, folder, problem = open_problem(parsed.of(DataOptions), run_options, args, given, console, resume=goes_on)
+    task, folder, problem = open_problem(
+        parsed.of(DataOptions), run_options, args, given, console, resume=goes_on
+    )
     if task.is_local(str(run_options.model)) and not Path(str(run_options.model)).is_dir():
-        raise HamuError(f"the model {run_options.model} is not there; give a folder written by `hamu train`")
+        raise HamuError(
+            f"the model {run_options.model} is not there; give a folder written by `hamu train`"
+        )
     task.settle_adapter(given)
-    shared = {name: value for name, value in given.items() if name not in (*vars(options), "output_dir")}
+    shared = {
+        name: value for name, value in given.items() if name not in (*vars(options), "output_dir")
+    }
     with folder, TemporaryDirectory(prefix="hamu-") as place:
         plans = {cell: _planned(cell, shared, Path(place)) for cell in grid}
         folder.prepare()
         flags = ("--trust_remote_code",) if run_options.trust_remote_code else ()
         runs = Runs(
-            folder, plans, every_option, lambda: inputs_of(task, problem), overwrite=run_options.overwrite, flags=flags
+            folder,
+            plans,
+            every_option,
+            lambda: inputs_of(task, problem),
+            overwrite=run_options.overwrite,
+            flags=flags,
         )
         console.print(
             f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
             f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"
         )
-        folder.remove(*_SHOWN)  # runs may change from here on, and what shows them comes after the last
+        folder.remove(
+            *_SHOWN
+        )  # runs may change from here on, and what shows them comes after the last
         run_waiting(runs, Children(options.jobs, environment, folder.lock), console, "compare")
         _compare(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}", console)
     return 0
@@ -102,7 +129,11 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
     folder.write_text(page, markdown_page(comparison))
     folder.write_text(tex, latex_page(comparison))
     show(comparison, console)
-    others = [path.parent.name for path in folder.path.glob(f"*/{RECORD}") if path.parent.name not in finished]
+    others = [
+        path.parent.name
+        for path in folder.path.glob(f"*/{RECORD}")
+        if path.parent.name not in finished
+    ]
     if others:
         console.print(
             f"not in this table: {len(others)} more in {folder.path}; name their settings too to have all in one",
@@ -112,7 +143,11 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
         raise HamuError(
             f"no run finished, of {len(runs)}; the reasons are printed above and in {folder.path / COMPARISON}"
         )
-    drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in comparison.rows if row["run"] in finished]
+    drawn = [
+        (row["method"], *trajectory(finished[row["run"]]))
+        for row in comparison.rows
+        if row["run"] in finished
+    ]
     picture = folder.path / drawing
     plot_comparison(drawn, comparison.hypervolumes, picture, title)
     console.print(
@@ -123,7 +158,11 @@ def _compare(runs: Runs, folder: RunFolder, title: str, console: Console) -> Non
 
 def _check_flags(argv: list[str]) -> None:
     """Refuse flags that compare has no place for, before their values are looked at."""
-    given = {"--" + word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    given = {
+        "--" + word[2:].partition("=")[0].replace("-", "_")
+        for word in argv
+        if word.startswith("--")
+    }
     if "--resume" in given:
         raise HamuError("compare needs no --resume: the same command again goes on where it was")
     for one, several in _SEVERAL.items():

@@ -35,7 +35,9 @@ class _AsWritten(yaml.SafeLoader):
         keys = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in keys:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} is there twice", key.start_mark
+                )
             keys.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -59,7 +61,9 @@ _AsWritten.yaml_constructors = {
 def recipes() -> list[str]:
     """Names of the bundled recipes."""
     return sorted(
-        f.name.removesuffix(".yaml") for f in resources.files("hamu.recipes").iterdir() if f.name.endswith(".yaml")
+        f.name.removesuffix(".yaml")
+        for f in resources.files("hamu.cli.recipes").iterdir()
+        if f.name.endswith(".yaml")
     )
 
 
@@ -73,7 +77,7 @@ def read_files(named: Namespace) -> list[tuple[str, str]]:
     if named.recipe:
         if named.recipe not in recipes():
             raise unknown("recipe", named.recipe, recipes())
-        text = (resources.files("hamu.recipes") / f"{named.recipe}.yaml").read_text("utf-8")
+        text = (resources.files("hamu.cli.recipes") / f"{named.recipe}.yaml").read_text("utf-8")
         found.append((f"recipe {named.recipe}", text))
     if named.config:
         if not Path(named.config).is_file():
@@ -111,21 +115,29 @@ def settings_of(
             has no value that a flag could have.
     """
     content = _mapping(name, _parsed(name, text))
-    sections = {key: _mapping(f"{key} in {name}", content.pop(key)) for key in _SECTIONS if key in content}
+    sections = {
+        key: _mapping(f"{key} in {name}", content.pop(key)) for key in _SECTIONS if key in content
+    }
     all_keys = set().union(*every.values())
     for key in (*content, *(key for section in sections.values() for key in section)):
         check_has_a_place(str(key), name)
         if key == "trust_remote_code":
-            raise HamuError(f"{name} has {key}, which lets the code of a model do anything; give it as a flag only")
+            raise HamuError(
+                f"{name} has {key}, which lets the code of a model do anything; give it as a flag only"
+            )
         if key not in all_keys:
             close = closest(str(key), [*all_keys, *_SECTIONS])
             if close is not None:
                 raise HamuError(f"{name} has the unknown setting {key!r}; did you mean {close}?")
-            raise HamuError(f"{name} has the unknown setting {key!r}; hamu {command} --help-all lists those there are")
+            raise HamuError(
+                f"{name} has the unknown setting {key!r}; hamu {command} --help-all lists those there are"
+            )
     for section, settings in sections.items():
         for key in settings:
             if key not in every[section]:
-                raise HamuError(f"{name} has {key} under {section}, but hamu {section} takes no such setting")
+                raise HamuError(
+                    f"{name} has {key} under {section}, but hamu {section} takes no such setting"
+                )
     merged = dict(content)
     for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
         merged |= sections.get(section, {})
@@ -155,9 +167,17 @@ def _mapping(name: str, content: Any) -> dict[str, Any]:
 
 def _as_flag(name: str, key: str, value: Any) -> str | None:
     """A YAML value as a flag has it: lists with commas, the arguments of a library as JSON."""
-    inner = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+    inner = (
+        value
+        if isinstance(value, list)
+        else list(value.values())
+        if isinstance(value, dict)
+        else []
+    )
     if any(isinstance(one, list | dict) for one in inner):
-        raise HamuError(f"{name} has nested values under {key}; expected one value, or a list of them")
+        raise HamuError(
+            f"{name} has nested values under {key}; expected one value, or a list of them"
+        )
     if isinstance(value, list):
         return ",".join("" if one is None else one for one in value)
     if isinstance(value, dict):

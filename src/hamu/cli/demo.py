@@ -22,14 +22,14 @@ from hamu.assess import measure_hardness
 from hamu.cli.parser import Parser
 from hamu.cli.progress import ProgressBar, task_bar
 from hamu.cli.tables import plain_table
+from hamu.core.methods import method_classes
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
-from hamu.methods import method_classes
-from hamu.reporting import plot_trajectories
-from hamu.run_files import SUMMARY, TRAJECTORIES
-from hamu.run_folder import RunFolder
-from hamu.training import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
-from hamu.training.quiet import quiet_trainer
+from hamu.report import plot_trajectories
+from hamu.unlearning.run_files import SUMMARY, TRAJECTORIES
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
+from hamu.unlearning.trainer.quiet import quiet_trainer
 
 ABOUT_GOALS = """\
 `hamu unlearn` ends when 95% of the records are forgotten, or where its budget
@@ -55,7 +55,9 @@ class Scenario(ABC):
     question: str
     title: str
     problem: UnlearningData[Any]
-    problems: dict[str, UnlearningData[Any]]  # problems of different hardness, by what they are called
+    problems: dict[
+        str, UnlearningData[Any]
+    ]  # problems of different hardness, by what they are called
     collate: Callable[[Any], Mapping[str, Any]]
 
     def __init__(self, seed: int) -> None:
@@ -81,17 +83,23 @@ def run(argv: list[str], console: Console) -> int:
 
     scenarios = {"image": Digits, "text": FictitiousAuthors}
     parser = Parser(prog="hamu demo", description=__doc__)
-    parser.add_argument("--task", default="image", help="image (digits) or text (fictitious authors)")
+    parser.add_argument(
+        "--task", default="image", help="image (digits) or text (fictitious authors)"
+    )
     parser.add_argument("--output_dir", default="runs/demo", help="where the results go")
     parser.add_argument("--seed", type=int, default=42, help="seed of everything")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier demo in --output_dir")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an earlier demo in --output_dir"
+    )
     options = parser.parse_args(argv)
     if options.task not in scenarios:
         raise HamuError(f"task {options.task!r} is unknown; choose image or text")
     folder = RunFolder(options.output_dir, overwrite=options.overwrite)
     begin = time.perf_counter()
     kind: type[Scenario] = scenarios[options.task]
-    config = TrainConfig(output_dir=options.output_dir, seed=options.seed, disable_tqdm=True, **kind.train_settings)
+    config = TrainConfig(
+        output_dir=options.output_dir, seed=options.seed, disable_tqdm=True, **kind.train_settings
+    )
     scenario = kind(options.seed)
 
     console.print(f"1. {scenario.intro}")
@@ -110,19 +118,32 @@ def run(argv: list[str], console: Console) -> int:
     )
     results, models = _unlearn_by_all(original, scenario, options, console)
     seconds = time.perf_counter() - begin
-    summary = {"task": options.task, "seed": options.seed, "settings": settings, "hardness": hardness}
+    summary = {
+        "task": options.task,
+        "seed": options.seed,
+        "settings": settings,
+        "hardness": hardness,
+    }
     with folder:
         # the summary first: it shows whose folder this is
         folder.write_json(SUMMARY, summary | {"methods": results, "seconds": round(seconds, 1)})
         path = folder.path / TRAJECTORIES
-        plot_trajectories({name: result["trajectory"] for name, result in results.items()}, path, scenario.title)
+        plot_trajectories(
+            {name: result["trajectory"] for name, result in results.items()}, path, scenario.title
+        )
 
     console.print(_table(results))
-    console.print("ΔL_f: rise of the forget loss. -ΔL_r: fall of the retain loss. Both should be positive.")
+    console.print(
+        "ΔL_f: rise of the forget loss. -ΔL_r: fall of the retain loss. Both should be positive."
+    )
     console.print("AUC: membership inference on the forget set; 0.5 is ideal.")
-    console.print("stop at: the step at which the stopping criterion was first met; not enforced here.\n")
+    console.print(
+        "stop at: the step at which the stopping criterion was first met; not enforced here.\n"
+    )
     scenario.finish(console, original, models)
-    console.print(f"The picture is in {path}, all figures in {folder.path / 'summary.json'} ({seconds:.0f} s).\n")
+    console.print(
+        f"The picture is in {path}, all figures in {folder.path / 'summary.json'} ({seconds:.0f} s).\n"
+    )
     console.print(scenario.next)
     return 0
 
@@ -133,7 +154,11 @@ def _assess(model: Any, scenario: Scenario, console: Console) -> dict[str, dict[
     for name, problem in scenario.problems.items():
         hardness = measure_hardness(model, problem.retain, problem.forget, collate=scenario.collate)
         found[name] = asdict(hardness)
-        figures = (f"{hardness.kappa:+.4f}", f"{hardness.cos:+.3f}", f"{hardness.stop_threshold:.4f}")
+        figures = (
+            f"{hardness.kappa:+.4f}",
+            f"{hardness.cos:+.3f}",
+            f"{hardness.stop_threshold:.4f}",
+        )
         table.add_row(name, *figures, hardness.regime)
     console.print(table)
     return found
@@ -170,7 +195,9 @@ def _unlearn_by_all(
                 "membership_auc": scenario.membership_auc(trainer),
                 "steps": trainer.steps_taken,
                 "criterion_met_at_step": _first_stop(trainer.state.log_history),
-                "trajectory": [(entry["eval_retain_gain"], entry["eval_forget_gain"]) for entry in log],
+                "trajectory": [
+                    (entry["eval_retain_gain"], entry["eval_forget_gain"]) for entry in log
+                ],
             }
     return results, models
 
@@ -182,7 +209,15 @@ def _first_stop(log: list[dict[str, Any]]) -> int | None:
 
 def _table(results: dict[str, dict[str, Any]]) -> Any:
     table = plain_table(
-        "method", "ΔL_f", "-ΔL_r", "forget acc", "retain acc", "test acc", "AUC", "stop at", right=tuple(range(1, 8))
+        "method",
+        "ΔL_f",
+        "-ΔL_r",
+        "forget acc",
+        "retain acc",
+        "test acc",
+        "AUC",
+        "stop at",
+        right=tuple(range(1, 8)),
     )
     for name, row in results.items():
         both = row["forget_gain"] > 0 and row["retain_gain"] > 0

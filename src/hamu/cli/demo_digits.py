@@ -9,7 +9,7 @@ from hamu.data import forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.evaluation import membership_inference
 from hamu.models import new_classifier
-from hamu.training import UnlearnTrainer
+from hamu.unlearning.trainer import UnlearnTrainer
 
 _FORGET = 3
 _RHO = 0.25
@@ -55,11 +55,16 @@ settings, `hamu methods` the methods."""
         self._statistics = pixel_statistics(train)
         self._train, test = train.normalized(*self._statistics), test.normalized(*self._statistics)
         self.collate = collate
-        self.intro = f"Train a ResNet-8 on {len(train)} handwritten digits (scikit-learn's, 8x8 pixels)."
+        self.intro = (
+            f"Train a ResNet-8 on {len(train)} handwritten digits (scikit-learn's, 8x8 pixels)."
+        )
         self.question = f"How hard is it to forget digit {_FORGET}?"
         self.title = f"Forgetting digit {_FORGET} at ρ = {_RHO:g}: a marker per epoch"
         self.problem = forget_class(self._train, test, _FORGET, _RHO, seed)
-        self.problems = {f"{rho:g}": forget_class(self._train, test, _FORGET, rho, seed) for rho in (0.0, 0.5, 1.0)}
+        self.problems = {
+            f"{rho:g}": forget_class(self._train, test, _FORGET, rho, seed)
+            for rho in (0.0, 0.5, 1.0)
+        }
 
     def new_model(self) -> tuple[Any, Any]:
         """A new ResNet-8, and the digits to train it on."""
@@ -67,5 +72,7 @@ settings, `hamu methods` the methods."""
 
     def membership_auc(self, trainer: UnlearnTrainer) -> float | None:
         """The AUC of the attack on the per-image loss."""
-        inference = membership_inference(trainer.predictions["forget"], trainer.predictions["test"], self.seed)
+        inference = membership_inference(
+            trainer.predictions["forget"], trainer.predictions["test"], self.seed
+        )
         return None if inference is None else inference.auc

@@ -14,7 +14,7 @@ from hamu.cli.tables import plain_table
 from hamu.data import TextCollator, TextRecords, encode, forget_rows, matching, read_text
 from hamu.evaluation import AttackScores, generate_answers, min_k_scores
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.training import UnlearnTrainer
+from hamu.unlearning.trainer import UnlearnTrainer
 
 _LENGTH = 96
 _SHOWN = 2
@@ -87,7 +87,9 @@ To name the records otherwise: --forget_rows 3,17,25 or
 
     def membership_auc(self, trainer: UnlearnTrainer) -> float | None:
         """The AUC of Min-K%."""
-        return AttackScores(*(min_k_scores(trainer.predictions[name]) for name in ("forget", "test"))).auc
+        return AttackScores(
+            *(min_k_scores(trainer.predictions[name]) for name in ("forget", "test"))
+        ).auc
 
     def finish(self, console: Console, original: Any, unlearned: Mapping[str, Any]) -> None:
         """Show what is answered before unlearning and after it by HAMU-Q."""
@@ -96,7 +98,10 @@ To name the records otherwise: --forget_rows 3,17,25 or
         table = plain_table("", "question", "before", "after hamu-q")
         for name, texts in (("forget", first), ("retain", kept)):
             data = self._encoded(texts)
-            answers = [generate_answers(model, self._tokenizer, data) for model in (original, unlearned["hamu-q"])]
+            answers = [
+                generate_answers(model, self._tokenizer, data)
+                for model in (original, unlearned["hamu-q"])
+            ]
             for record, before, after in zip(texts.records, *answers, strict=True):
                 table.add_row(name, str(record.fields["question"]), before, after)
         console.print(table)

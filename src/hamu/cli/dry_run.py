@@ -15,6 +15,7 @@ from hamu.cli.options import DataOptions, RunOptions
 from hamu.cli.tables import plain_table
 from hamu.cli.tasks import Task, choose_task
 from hamu.cli.text_task import TextTask
+from hamu.core.objectives import build_objective
 from hamu.errors import HamuError
 from hamu.models.language import AdapterSettings
 from hamu.models.shapes import (
@@ -26,9 +27,8 @@ from hamu.models.shapes import (
     model_shape,
     shape_of,
 )
-from hamu.objectives import build_objective
-from hamu.training import TrainConfig, UnlearnConfig
-from hamu.training.config import checkpoints_activations
+from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
+from hamu.unlearning.trainer.config import checkpoints_activations
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,13 @@ class _Size:
     note: str
 
 
-def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainConfig, given: Mapping[str, Any]) -> int:
+def show_plan(
+    console: Console,
+    data: DataOptions,
+    run: RunOptions,
+    args: TrainConfig,
+    given: Mapping[str, Any],
+) -> int:
     """Resolve the settings as the run would and print what they come to; nothing is trained or written.
 
     Args:
@@ -62,13 +68,19 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
     task = TextTask(data, run, console) if data.data is None else choose_task(data, run, console)
     is_new = not is_unlearning and task.is_built_in(str(run.model))
     if run.model is None or (is_unlearning and task.is_built_in(run.model)):
-        raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read")
+        raise HamuError(
+            "a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read"
+        )
     task.classes_of = None if is_new else run.model
     task.fill_in(args, given)
     if run.model not in KNOWN:  # which is no adapter, and needs no look at the hub
         task.settle_adapter(given)
     sets = _sets(task, is_unlearning)
-    size = _of_images(task, sets, args) if isinstance(task, ImageTask) else _of_texts(task, sets, args, is_new)
+    size = (
+        _of_images(task, sets, args)
+        if isinstance(task, ImageTask)
+        else _of_texts(task, sets, args, is_new)
+    )
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
@@ -76,8 +88,14 @@ def show_plan(console: Console, data: DataOptions, run: RunOptions, args: TrainC
     table.add_row("parameters", f"{size.parameters:,}")
     table.add_row("trained", f"{size.trained:,} ({size.trained / size.parameters:.2%})")
     for name, records in sets.items():
-        table.add_row(f"{name} {task.noun}", f"{len(records):,}{' (stated)' if isinstance(records, range) else ''}")
-    table.add_row(f"{task.noun} of each side in a step" if is_unlearning else f"{task.noun} in a step", f"{per_step:,}")
+        table.add_row(
+            f"{name} {task.noun}",
+            f"{len(records):,}{' (stated)' if isinstance(records, range) else ''}",
+        )
+    table.add_row(
+        f"{task.noun} of each side in a step" if is_unlearning else f"{task.noun} in a step",
+        f"{per_step:,}",
+    )
     table.add_row("steps", f"{steps:,} ({epoch:,} an epoch)")
     for name, gigabytes in size.memory.items():
         table.add_row(f"memory: {name}", _written(gigabytes))
@@ -93,7 +111,11 @@ def _written(gigabytes: float) -> str:
 
 def _of_texts(task: Any, sets: Mapping[str, Any], args: TrainConfig, is_new: bool) -> _Size:
     """From the configuration alone; a new model is made, as its vocabulary follows from the records."""
-    shape = shape_of(task.new_model(task.built_in, sets["training"])) if is_new else _shape(task.run_options)
+    shape = (
+        shape_of(task.new_model(task.built_in, sets["training"]))
+        if is_new
+        else _shape(task.run_options)
+    )
     longest = task.data_options.max_length
     length = min(longest, shape.longest or longest)
     memory = estimate_memory(
@@ -110,7 +132,11 @@ def _of_texts(task: Any, sets: Mapping[str, Any], args: TrainConfig, is_new: boo
 
 
 def _shape(run: RunOptions) -> ModelShape:
-    adapter = AdapterSettings(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets) if run.lora else None
+    adapter = (
+        AdapterSettings(run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets)
+        if run.lora
+        else None
+    )
     return model_shape(
         str(run.model),
         adapter,
@@ -123,12 +149,18 @@ def _shape(run: RunOptions) -> ModelShape:
 def _of_images(task: Any, sets: Mapping[str, Any], args: TrainConfig) -> _Size:
     """From the model itself, new or loaded, and a forward pass of one image."""
     source, unlearns = task.run_options.model, isinstance(args, UnlearnConfig)
-    model = task.start_model(source) if unlearns else task.new_model(source, next(iter(sets.values())))
+    model = (
+        task.start_model(source) if unlearns else task.new_model(source, next(iter(sets.values())))
+    )
     image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
-    memory = memory_of_weights(sum(p.nbytes for p in trained), sum(p.nbytes for p in frozen), **_settings(args))
-    kept = args.per_device_train_batch_size * kept_for_backward(model, {"pixel_values": image[None]})
+    memory = memory_of_weights(
+        sum(p.nbytes for p in trained), sum(p.nbytes for p in frozen), **_settings(args)
+    )
+    kept = args.per_device_train_batch_size * kept_for_backward(
+        model, {"pixel_values": image[None]}
+    )
     note = (
         f"Activations are those of {args.per_device_train_batch_size} images. Smaller: "
         f"--per_device_train_batch_size with --gradient_accumulation_steps."
@@ -139,9 +171,17 @@ def _of_images(task: Any, sets: Mapping[str, Any], args: TrainConfig) -> _Size:
 
 def _settings(args: TrainConfig) -> dict[str, Any]:
     """Settings that decide how often the weights are held."""
-    names = [name for name in args.objectives().values() if name] if isinstance(args, UnlearnConfig) else []
+    names = (
+        [name for name in args.objectives().values() if name]
+        if isinstance(args, UnlearnConfig)
+        else []
+    )
     keeps_original = any(build_objective(name).needs_original for name in names)
-    return {"optimizer": str(args.optim), "sides": len(names) or 1, "keeps_original": keeps_original}
+    return {
+        "optimizer": str(args.optim),
+        "sides": len(names) or 1,
+        "keeps_original": keeps_original,
+    }
 
 
 def _sets(task: Task[Any, Any, Any], is_unlearning: bool) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.evaluation.attacks import AttackSettings
-from hamu.record.record import plain
-from hamu.run_files import EVALUATION
-from hamu.training import TrainConfig
 from hamu.unlearning.goal_report import GoalSettings, goal_lines, goal_settings
+from hamu.unlearning.record.record import plain
+from hamu.unlearning.run_files import EVALUATION
+from hamu.unlearning.trainer import TrainConfig
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -35,9 +35,15 @@ def run(argv: list[str], console: Console) -> int:
         AttackSettings,
         TrainConfig,
     )
-    run_options, options, args = parsed.of(RunOptions), parsed.of(EvaluateOptions), parsed.of(TrainConfig)
+    run_options, options, args = (
+        parsed.of(RunOptions),
+        parsed.of(EvaluateOptions),
+        parsed.of(TrainConfig),
+    )
     build_metrics()  # a broken one is to cost no run
-    task, folder, problem = open_problem(parsed.of(DataOptions), run_options, args, parsed.given, console, options)
+    task, folder, problem = open_problem(
+        parsed.of(DataOptions), run_options, args, parsed.given, console, options
+    )
     task.check_models(options)
     further = TextEvaluation(task, options, args) if isinstance(task, TextTask) else None
     settings = parsed.of(AttackSettings)
@@ -45,15 +51,23 @@ def run(argv: list[str], console: Console) -> int:
     if settings.attacks:
         attacker = Attacker(task, problem, settings, options.original_model, args, parsed.given)
     goal, why_none = _goal(options, problem, has_retain_model=run_options.retain_model is not None)
-    reference = None if run_options.retain_model is None else _reference(task, problem, args, further)
-    original = _original(task, problem, args, options) if goal is not None and goal.kind == "unseen" else None
+    reference = (
+        None if run_options.retain_model is None else _reference(task, problem, args, further)
+    )
+    original = (
+        _original(task, problem, args, options)
+        if goal is not None and goal.kind == "unseen"
+        else None
+    )
     model, predictions = predictions_of(task, str(run_options.model), problem, args)
     report = task.report(predictions, problem, reference, args)
     report["goal"] = None
     if goal is not None:
         report["goal"] = goal.report(predictions, original=original, retain_model=reference)
     with folder:
-        path = folder.write_json(EVALUATION, plain(report))  # kept, whatever becomes of what takes longer
+        path = folder.write_json(
+            EVALUATION, plain(report)
+        )  # kept, whatever becomes of what takes longer
         folder.write_config(parsed.given)
         console.print(f"forget set: {problem.forget_name}")
         task.show({"": report})

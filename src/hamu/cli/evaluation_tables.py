@@ -47,7 +47,9 @@ def membership_line(report: dict[str, Any]) -> str:
 
 def reference_table(report: dict[str, Any]) -> Table:
     """The distance to the retain model."""
-    table = plain_table("against the retain model", "loss", "accuracy", "KL", "agreement", right=(1, 2, 3, 4))
+    table = plain_table(
+        "against the retain model", "loss", "accuracy", "KL", "agreement", right=(1, 2, 3, 4)
+    )
     for name, row in report["against_retain_model"].items():
         table.add_row(
             _SETS[name],
@@ -61,7 +63,9 @@ def reference_table(report: dict[str, Any]) -> Table:
 
 def membership_difference_line(report: dict[str, Any]) -> str:
     """One line on how membership inference compares with the retain model's."""
-    theirs, less = (report["retain_model"][f"membership_inference{of}"] for of in ("", "_difference"))
+    theirs, less = (
+        report["retain_model"][f"membership_inference{of}"] for of in ("", "_difference")
+    )
     if less is None:
         return "membership inference against the retain model's: not measured (it needs that of both models)"
     return (
@@ -80,7 +84,9 @@ def text_table(reports: dict[str, dict[str, Any]]) -> Table:
     for key in ("retain", "forget", "test"):
         if key in first:
             cells = [
-                form.format(report[key][figure]) for figure, form in figures.items() for report in reports.values()
+                form.format(report[key][figure])
+                for figure, form in figures.items()
+                for report in reports.values()
             ]
             table.add_row(key, str(first[key]["records"]), *cells)
     return table
@@ -115,11 +121,16 @@ def privleak_line(report: dict[str, Any]) -> str:
 
 def tofu_table(report: dict[str, Any]) -> Table:
     """TOFU's figures, a row for each set, and below them what is computed from all."""
-    table = plain_table("TOFU", "records", "probability", "ROUGE-L", "truth ratio", right=(1, 2, 3, 4))
+    table = plain_table(
+        "TOFU", "records", "probability", "ROUGE-L", "truth ratio", right=(1, 2, 3, 4)
+    )
     for name in ("forget", "retain", "real_authors", "world_facts"):
         if name in report:
             row = report[name]
-            cells = ["-" if row[key] is None else f"{row[key]:.4f}" for key in ("probability", "rouge", "truth_ratio")]
+            cells = [
+                "-" if row[key] is None else f"{row[key]:.4f}"
+                for key in ("probability", "rouge", "truth_ratio")
+            ]
             table.add_row(name.replace("_", " "), str(row["records"]), *cells)
     for key in ("model_utility", "model_utility_probability", "forget_quality", "privleak"):
         if report.get(key) is not None:

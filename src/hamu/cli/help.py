@@ -61,7 +61,9 @@ def called(action: argparse.Action) -> str:
 def described(action: argparse.Action) -> str:
     """An option, its default, and below what it is."""
     name = f"--{action.dest}" if action.option_strings else called(action)
-    value = f" {action.metavar}" if action.option_strings and isinstance(action.metavar, str) else ""
+    value = (
+        f" {action.metavar}" if action.option_strings and isinstance(action.metavar, str) else ""
+    )
     shown = str(action.default).replace("\n", "\\n")
     default = "" if action.default in (None, argparse.SUPPRESS, False, []) else f" [{shown}]"
     return f"  {name}{value}{default}\n        {' '.join(_OWN_WORDS.get(action.dest, action.help or '').split())}"

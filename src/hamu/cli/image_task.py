@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hamu.cli.evaluation_tables import membership_difference_line, membership_line, reference_table, report_table
+from hamu.cli.evaluation_tables import (
+    membership_difference_line,
+    membership_line,
+    reference_table,
+    report_table,
+)
 from hamu.cli.options import OriginalOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.image_readers import has_test_split
 from hamu.data.images import collate
+from hamu.data.sources import DIGITS
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
 from hamu.models import (
@@ -21,10 +27,14 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.classifiers import CLASSIFIER_CONFIGS, NEW_CLASSIFIER, check_as_many_classes, named_as_in_training
+from hamu.models.classifiers import (
+    CLASSIFIER_CONFIGS,
+    NEW_CLASSIFIER,
+    check_as_many_classes,
+    named_as_in_training,
+)
 from hamu.models.loading import check_is_saved
-from hamu.sources import DIGITS
-from hamu.training import TrainConfig
+from hamu.unlearning.trainer import TrainConfig
 
 
 class ImageTask(Task[ImageData, ImageData, Predictions]):
@@ -61,18 +71,30 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
 
     def numbered(self, train: ImageData) -> ImageData:
         """Labels as by the model, if that has all of the classes by name; the other sets follow the training data."""
-        names = class_names(self.classes_of) if train.named and self.classes_of is not None else None
-        return train if names is None or not set(train.classes) <= set(names) else train.with_classes(names)
+        names = (
+            class_names(self.classes_of) if train.named and self.classes_of is not None else None
+        )
+        return (
+            train
+            if names is None or not set(train.classes) <= set(names)
+            else train.with_classes(names)
+        )
 
-    def divide_by_own_option(self, train: ImageData, test: ImageData | None) -> UnlearningData[ImageData]:
+    def divide_by_own_option(
+        self, train: ImageData, test: ImageData | None
+    ) -> UnlearningData[ImageData]:
         """Divide by a class that is forgotten; a share ρ of it is replaced by draws from all records not chosen yet."""
         options = self.data_options
-        return forget_class(train, test, str(options.forget_class), options.rho, options.forget_seed)
+        return forget_class(
+            train, test, str(options.forget_class), options.rho, options.forget_seed
+        )
 
     def new_model(self, name: str, train: ImageData) -> Any:
         """A new classifier, normalising by this data's statistics; or a saved one to go on with, as `load_model`."""
         if len(train.classes) < 2:
-            raise HamuError(f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at least two")
+            raise HamuError(
+                f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at least two"
+            )
         trusted = self.run_options.trust_remote_code
         model = new_classifier(name, train, *pixel_statistics(train), trust_remote_code=trusted)
         if not self.is_built_in(name):
@@ -105,7 +127,9 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
     def _processor_of(self, source: str) -> Any:
         """Its image processor, which is to go along; None where it has none, or one that cannot be made here."""
         try:
-            return load_image_processor(source, trust_remote_code=self.run_options.trust_remote_code)
+            return load_image_processor(
+                source, trust_remote_code=self.run_options.trust_remote_code
+            )
         except HamuError as error:
             self._tell_once(f"warning: {error}")
             return None
@@ -120,14 +144,20 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
             if data is not None:
                 check_fits(model, data)
         config = model.config
-        if getattr(config, "image_mean", None) is None or getattr(config, "image_std", None) is None:
+        if (
+            getattr(config, "image_mean", None) is None
+            or getattr(config, "image_std", None) is None
+        ):
             training = [data for data in sets[:-1] if data is not None]
             config.image_mean, config.image_std = pixel_statistics(*training)
             self._tell_once(
                 f"the model does not say how images are normalised; the mean and standard deviation of "
                 f"{training[0].source} are used"
             )
-        return [None if data is None else data.normalized(config.image_mean, config.image_std) for data in sets]
+        return [
+            None if data is None else data.normalized(config.image_mean, config.image_std)
+            for data in sets
+        ]
 
     def _tell_once(self, text: str) -> None:
         """Print a text unless it has been printed before, of another model."""
@@ -156,14 +186,18 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
         args: TrainConfig,
     ) -> dict[str, Any]:
         """The figures of `classifier_report`, and those that other packages measure."""
-        report = classifier_report(predictions, problem.retain.classes, problem.target_class, reference, args.seed)
+        report = classifier_report(
+            predictions, problem.retain.classes, problem.target_class, reference, args.seed
+        )
         return report | further_figures(predictions, reference)
 
     def show(self, reports: dict[str, dict[str, Any]]) -> None:
         """Print losses and accuracies, membership inference, and the distance to the retain model."""
         self.console.print(report_table(reports))
         for name, report in reports.items():
-            self.console.print(f"{name}: {membership_line(report)}" if name else membership_line(report))
+            self.console.print(
+                f"{name}: {membership_line(report)}" if name else membership_line(report)
+            )
             self.show_metrics(report)
         last = list(reports.values())[-1]
         if "against_retain_model" in last:

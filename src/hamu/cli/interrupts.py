@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from hamu.errors import Interrupted
-from hamu.training.resumable import ResumableTrainer
+from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NOTHING_TAKEN = "interrupted before a step was taken"
@@ -30,7 +30,9 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
 
         def note(number: int, frame: FrameType | None) -> None:
             if received:
-                raise Interrupted("interrupted again; what was done since the last checkpoint is lost", number)
+                raise Interrupted(
+                    "interrupted again; what was done since the last checkpoint is lost", number
+                )
             if not trainer.has_begun:
                 raise Interrupted(_NOTHING_TAKEN, number)
             received.append(number)
@@ -38,9 +40,13 @@ def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractConte
 
         with handling(note):
             yield
-        if trainer.was_interrupted and not trainer.has_begun:  # the step that it came in was taken back
+        if (
+            trainer.was_interrupted and not trainer.has_begun
+        ):  # the step that it came in was taken back
             raise Interrupted(_NOTHING_TAKEN, received[0] if received else signal.SIGTERM)
-        if trainer.was_interrupted:  # a signal that came when all steps were done is too late to matter
+        if (
+            trainer.was_interrupted
+        ):  # a signal that came when all steps were done is too late to matter
             folder = str(trainer.args.output_dir)
             step = trainer.state.global_step
             raise Interrupted(
@@ -57,7 +63,11 @@ def handling(handler: _Handler) -> Iterator[None]:
     """Let a function handle these signals for a while; not SIGHUP where it is to be ignored, as `nohup` has it."""
     is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    earlier = {number: signal.signal(number, handler) for number in _SIGNALS if is_main and number not in ignored}
+    earlier = {
+        number: signal.signal(number, handler)
+        for number in _SIGNALS
+        if is_main and number not in ignored
+    }
     try:
         yield
     finally:

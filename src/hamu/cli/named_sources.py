@@ -18,18 +18,18 @@ from hamu.cli.problem import inputs_of, predictions_of
 from hamu.cli.run_settings import recorded_settings
 from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
+from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError
 from hamu.models.loading import NeedsCode, folder_of, is_adapter
-from hamu.record import Unavailable
-from hamu.record.digests import weights_digest
-from hamu.record.figures import changes, figures
-from hamu.record.inputs import differing, read_inputs, without_order
-from hamu.record.record import read_record
-from hamu.run_files import CONFIG, MODEL
-from hamu.sources import is_of_hub
-from hamu.training import UnlearnConfig
 from hamu.unlearning.goal_report import GoalSettings
 from hamu.unlearning.goals import Standing
+from hamu.unlearning.record import Unavailable
+from hamu.unlearning.record.digests import weights_digest
+from hamu.unlearning.record.figures import changes, figures
+from hamu.unlearning.record.inputs import differing, read_inputs, without_order
+from hamu.unlearning.record.record import read_record
+from hamu.unlearning.run_files import CONFIG, MODEL
+from hamu.unlearning.trainer import UnlearnConfig
 
 
 def add_permissions(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,9 @@ def add_permissions(parser: argparse.ArgumentParser) -> None:
         "may be given several times. Without it what is of the hub is not looked at",
     )  # fmt: skip
     parser.add_argument(
-        "--trust_remote_code", action="store_true", help="run the code that comes with a model, which can do anything"
+        "--trust_remote_code",
+        action="store_true",
+        help="run the code that comes with a model, which can do anything",
     )
 
 
@@ -60,7 +62,7 @@ class Named:
 
 
 class NamedSources:
-    """The settings, data and models that config.yaml names: the `hamu.record.Sources` of a run.
+    """The settings, data and models that config.yaml names: the `hamu.unlearning.record.Sources` of a run.
 
     Args:
         run: the folder of the run.
@@ -68,7 +70,9 @@ class NamedSources:
         trust_remote_code: run the code that comes with a model; that can do anything.
     """
 
-    def __init__(self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False) -> None:
+    def __init__(
+        self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False
+    ) -> None:
         self._run, self._hub, self._trusts = run, hub, trust_remote_code
         self._figures: dict[str, dict[str, Any]] = {}
         self._predictions: dict[str, dict[str, Any]] = {}
@@ -121,7 +125,9 @@ class NamedSources:
         whole_forget = most is None and named.args.forget_objective == "bounded"
         most = named.args.max_eval_samples if most is None else most
         try:
-            return predictions_of(named.task, source, self.problem, named.args, most, base, whole_forget=whole_forget)
+            return predictions_of(
+                named.task, source, self.problem, named.args, most, base, whole_forget=whole_forget
+            )
         except NeedsCode as error:
             raise Unavailable(f"it cannot be loaded: {error}") from error
 
@@ -155,7 +161,7 @@ class NamedSources:
         return self._predictions[role]
 
     def precision(self) -> str:
-        """The precision of the run's evaluations: a key of `hamu.record.verify.TOLERANCE`."""
+        """The precision of the run's evaluations: a key of `hamu.unlearning.record.verify.TOLERANCE`."""
         args, options = self.named.args, self.named.task.run_options
         is_full = not evaluates_in_half(args) and options.model_dtype == "float32"
         return "float32" if is_full else "half precision"
@@ -167,7 +173,9 @@ class NamedSources:
         if not path.is_file():
             raise Unavailable("config.yaml is missing")
         try:
-            parsed = parse("unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig)
+            parsed = parse(
+                "unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig
+            )
         except HamuError as error:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
         options, args, given = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.given
@@ -232,7 +240,9 @@ class NamedSources:
     def _need(self, source: str) -> None:
         if is_of_hub(source):
             if source not in self._hub:
-                raise Unavailable(f"{source} is of the hub; to read it, name it again: --hub {source}")
+                raise Unavailable(
+                    f"{source} is of the hub; to read it, name it again: --hub {source}"
+                )
         elif self.named.task.is_local(source) and not Path(source).exists():
             raise Unavailable(f"{source} is not here")
 

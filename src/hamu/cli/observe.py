@@ -13,9 +13,9 @@ from hamu.data import ImageData, TextRecords, UnlearningData
 from hamu.data.drawing import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation import embed
-from hamu.reporting.answers import AnsweredRecord, answered
-from hamu.reporting.images import most_and_least_changed
-from hamu.reporting.observations import ROLES, ImageObservations, Observations, TextObservations
+from hamu.report.answers import AnsweredRecord, answered
+from hamu.report.images import most_and_least_changed
+from hamu.report.observations import ROLES, ImageObservations, Observations, TextObservations
 
 _EMBEDDED = 500  # images of each set
 
@@ -51,7 +51,9 @@ def _images(
         model, predictions[role] = sources.loaded(role, most)
         try:
             embeddings[role] = {
-                name: embed(model, subset(data, _EMBEDDED, args.seed), args.eval_batch_size, task.collator())
+                name: embed(
+                    model, subset(data, _EMBEDDED, args.seed), args.eval_batch_size, task.collator()
+                )
                 for name, data in fitted_problem(task, model, problem).sets().items()
             }
         except HamuError as error:
@@ -60,12 +62,16 @@ def _images(
     sizes = {name: len(data) for name, data in problem.sets().items()}
     chosen = draw_positions(len(problem.forget), most, args.seed)
     pictures = {  # no more than is shown: a report may be of many runs
-        title: problem.forget.select(places if chosen is None else [chosen[place] for place in places])
+        title: problem.forget.select(
+            places if chosen is None else [chosen[place] for place in places]
+        )
         for title, places in most_and_least_changed(predictions).items()
     }
     classes = problem.forget.classes
     shown = {} if refused else embeddings
-    return ImageObservations(predictions, counts, sizes, classes, pictures, shown, refused, args.seed)
+    return ImageObservations(
+        predictions, counts, sizes, classes, pictures, shown, refused, args.seed
+    )
 
 
 def _texts(
@@ -78,8 +84,15 @@ def _texts(
 ) -> TextObservations:
     args = sources.named.args
     texts = {name: some_records(data, most, args.seed) for name, data in problem.sets().items()}
-    asked = {name: some_records(problem.sets()[name], answers, args.seed) for name in ("forget", "retain")}
-    asked = {name: data for name, data in asked.items() if answers and all(record.prompt for record in data.records)}
+    asked = {
+        name: some_records(problem.sets()[name], answers, args.seed)
+        for name in ("forget", "retain")
+    }
+    asked = {
+        name: data
+        for name, data in asked.items()
+        if answers and all(record.prompt for record in data.records)
+    }
     predictions: dict[str, Any] = {}
     said: dict[str, dict[str, list[str]]] = {name: {} for name in asked}
     for role in ROLES:
@@ -87,6 +100,8 @@ def _texts(
         model, predictions[role] = sources.loaded(role, most)
         for name, data in asked.items():
             said[name][role] = task.answers_of(model, task.tokenizer, data, args)
-    found: dict[str, list[AnsweredRecord]] = {name: answered(data, said[name]) for name, data in asked.items()}
+    found: dict[str, list[AnsweredRecord]] = {
+        name: answered(data, said[name]) for name, data in asked.items()
+    }
     why = "plain text has no prompt" if answers else "--answers 0 leaves them out"
     return TextObservations(predictions, texts, found, "" if found else why)

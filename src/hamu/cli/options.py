@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from hamu.data.text_readers import QUESTION_TEMPLATE
 from hamu.errors import HamuError
 from hamu.evaluation.attacks.settings import AttackSettings
-from hamu.training import TrainConfig, UnlearnConfig
 from hamu.unlearning.goals import check_goal_settings
+from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 
 _OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
-_OF_UNLEARN = dict.fromkeys(("auto", "target_share", "max_retain_increase", "lasting"), "which is for hamu unlearn")
+_OF_UNLEARN = dict.fromkeys(
+    ("auto", "target_share", "max_retain_increase", "lasting"), "which is for hamu unlearn"
+)
 _OF_BOTH = {"dry_run": "which is for hamu train and hamu unlearn"}
-NOT_TAKEN: dict[str, dict[str, str]] = {  # by commands whose dataclasses have it nevertheless, and why not
+NOT_TAKEN: dict[
+    str, dict[str, str]
+] = {  # by commands whose dataclasses have it nevertheless, and why not
     "unlearn": _OF_TRAIN,
     "assess": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH,
     "compare": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH | {"method": "as it takes several, by --methods"},
@@ -48,10 +52,17 @@ class DataOptions:
         },
     )
     test_data: str | None = field(
-        default=None, metadata={"help": "Data never trained on; by default the test split of --data, if it has one."}
+        default=None,
+        metadata={
+            "help": "Data never trained on; by default the test split of --data, if it has one."
+        },
     )
-    data_dir: str | None = field(default=None, metadata={"help": "Folder that the paths of the data are relative to."})
-    forget_class: str | None = field(default=None, metadata={"help": "Forget this class (name or number)."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "Folder that the paths of the data are relative to."}
+    )
+    forget_class: str | None = field(
+        default=None, metadata={"help": "Forget this class (name or number)."}
+    )
     rho: float = field(
         default=0.0,
         metadata={
@@ -60,36 +71,63 @@ class DataOptions:
         },
     )
     forget_rows: str | None = field(
-        default=None, metadata={"help": "Forget these rows of --data: 3,17,25 or a file of row numbers."}
+        default=None,
+        metadata={"help": "Forget these rows of --data: 3,17,25 or a file of row numbers."},
     )
-    forget_data: str | None = field(default=None, metadata={"help": "Forget the records of this second data set."})
+    forget_data: str | None = field(
+        default=None, metadata={"help": "Forget the records of this second data set."}
+    )
     allow_missing: bool = field(
-        default=False, metadata={"help": "Forget records of --forget_data also where --data does not have them."}
+        default=False,
+        metadata={"help": "Forget records of --forget_data also where --data does not have them."},
     )
     forget_filter: str | None = field(
         default=None,
-        metadata={"help": "Text: forget the records with COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX."},
+        metadata={
+            "help": "Text: forget the records with COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX."
+        },
     )
     forget_seed: int = field(default=42, metadata={"help": "Seed of the draw of --forget_class."})
-    image_size: int | None = field(default=None, metadata={"help": "Resize images to this many pixels squared."})
-    num_channels: int | None = field(default=None, metadata={"help": "Convert images to 1 (grey) or 3 (RGB) channels."})
-    image_column: str | None = field(default=None, metadata={"help": "Name of the image column, if not a usual one."})
-    label_column: str | None = field(default=None, metadata={"help": "Name of the label column, if not a usual one."})
-    prompt_column: str | None = field(default=None, metadata={"help": "Text: name of the column of questions."})
+    image_size: int | None = field(
+        default=None, metadata={"help": "Resize images to this many pixels squared."}
+    )
+    num_channels: int | None = field(
+        default=None, metadata={"help": "Convert images to 1 (grey) or 3 (RGB) channels."}
+    )
+    image_column: str | None = field(
+        default=None, metadata={"help": "Name of the image column, if not a usual one."}
+    )
+    label_column: str | None = field(
+        default=None, metadata={"help": "Name of the label column, if not a usual one."}
+    )
+    prompt_column: str | None = field(
+        default=None, metadata={"help": "Text: name of the column of questions."}
+    )
     answer_column: str | None = field(
         default=None,
-        metadata={"help": "Text: name of the column of answers; none for plain text beside a column that looks so."},
+        metadata={
+            "help": "Text: name of the column of answers; none for plain text beside a column that looks so."
+        },
     )
     question_template: str = field(
-        default=QUESTION_TEMPLATE, metadata={"help": "Text: how a question becomes a prompt; {question} stands for it."}
+        default=QUESTION_TEMPLATE,
+        metadata={"help": "Text: how a question becomes a prompt; {question} stands for it."},
     )
-    answer_prefix: str = field(default=" ", metadata={"help": "Text: what stands between a question and its answer."})
-    loss_on: str = field(default="answer", metadata={"help": "Text: what the loss is taken of: answer, or all."})
+    answer_prefix: str = field(
+        default=" ", metadata={"help": "Text: what stands between a question and its answer."}
+    )
+    loss_on: str = field(
+        default="answer", metadata={"help": "Text: what the loss is taken of: answer, or all."}
+    )
     expected_retain: int | None = field(
-        default=None, metadata={"help": "Text: how many records stay, for a --dry_run without the data."}
+        default=None,
+        metadata={"help": "Text: how many records stay, for a --dry_run without the data."},
     )
     expected_forget: int | None = field(
-        default=None, metadata={"help": "Text: how many records are forgotten, for a --dry_run without the data."}
+        default=None,
+        metadata={
+            "help": "Text: how many records are forgotten, for a --dry_run without the data."
+        },
     )
     max_length: int = field(default=512, metadata={"help": "Text: cut longer records, in tokens."})
 
@@ -118,10 +156,13 @@ class RunOptions:
     )
     trust_remote_code: bool = field(
         default=False,
-        metadata={"help": "Run the code that comes with a model, which can do anything; taken as a flag only."},
+        metadata={
+            "help": "Run the code that comes with a model, which can do anything; taken as a flag only."
+        },
     )
     base_model: str | None = field(
-        default=None, metadata={"help": "Text: where an adapter's base model is, if not where the adapter says."}
+        default=None,
+        metadata={"help": "Text: where an adapter's base model is, if not where the adapter says."},
     )
     tokenizer: str | None = field(
         default=None,
@@ -131,28 +172,43 @@ class RunOptions:
         },
     )
     model_dtype: str = field(
-        default="float32", metadata={"help": "Text: load the model in float32, bfloat16, float16, or auto (its own)."}
+        default="float32",
+        metadata={"help": "Text: load the model in float32, bfloat16, float16, or auto (its own)."},
     )
     lora: bool = field(
-        default=False, metadata={"help": "Text: train a LoRA adapter alone: that of --model, or a new one."}
+        default=False,
+        metadata={"help": "Text: train a LoRA adapter alone: that of --model, or a new one."},
     )
     lora_rank: int = field(default=8, metadata={"help": "Rank of the new adapter."})
-    lora_alpha: float = field(default=16.0, metadata={"help": "Scale of the new adapter, over its rank."})
+    lora_alpha: float = field(
+        default=16.0, metadata={"help": "Scale of the new adapter, over its rank."}
+    )
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout of the new adapter."})
     lora_targets: str = field(
         default="",
-        metadata={"help": "Layers to adapt, such as q_proj,v_proj, or all-linear; by default what PEFT knows."},
+        metadata={
+            "help": "Layers to adapt, such as q_proj,v_proj, or all-linear; by default what PEFT knows."
+        },
     )
-    merge: bool = field(default=False, metadata={"help": "Save the adapter merged into its model too, in merged/."})
+    merge: bool = field(
+        default=False, metadata={"help": "Save the adapter merged into its model too, in merged/."}
+    )
     dry_run: bool = field(
         default=False,
-        metadata={"help": "Only resolve the settings, count parameters and steps, estimate memory."},
+        metadata={
+            "help": "Only resolve the settings, count parameters and steps, estimate memory."
+        },
     )
     retain_model: str | None = field(
-        default=None, metadata={"help": "A model retrained without the forget set, to compare with."}
+        default=None,
+        metadata={"help": "A model retrained without the forget set, to compare with."},
     )
-    without_forget: bool = field(default=False, metadata={"help": "Train on the retain set alone: the retain model."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace an earlier run in --output_dir."})
+    without_forget: bool = field(
+        default=False, metadata={"help": "Train on the retain set alone: the retain model."}
+    )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace an earlier run in --output_dir."}
+    )
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -170,7 +226,9 @@ class ResumeOptions:
 
     resume: bool = field(
         default=False,
-        metadata={"help": "Go on with the run in --output_dir, by its own settings, from its newest checkpoint."},
+        metadata={
+            "help": "Go on with the run in --output_dir, by its own settings, from its newest checkpoint."
+        },
     )
 
 
@@ -180,7 +238,9 @@ class OriginalOptions:
 
     original_model: str | None = field(
         default=None,
-        metadata={"help": "The model before unlearning, to compare with: attacks on it, or a text model's answers."},
+        metadata={
+            "help": "The model before unlearning, to compare with: attacks on it, or a text model's answers."
+        },
     )
 
 
@@ -194,13 +254,20 @@ class EvaluateOptions(OriginalOptions):
     )
     forget_perturbed: str | None = field(
         default=None,
-        metadata={"help": "TOFU: forget records with paraphrased_answer and perturbed_answer, for the truth ratio."},
+        metadata={
+            "help": "TOFU: forget records with paraphrased_answer and perturbed_answer, for the truth ratio."
+        },
     )
     retain_perturbed: str | None = field(
-        default=None, metadata={"help": "TOFU: retain records with paraphrased_answer and perturbed_answer."}
+        default=None,
+        metadata={"help": "TOFU: retain records with paraphrased_answer and perturbed_answer."},
     )
-    real_authors: str | None = field(default=None, metadata={"help": "TOFU: real authors, with perturbed_answer."})
-    world_facts: str | None = field(default=None, metadata={"help": "TOFU: world facts, with perturbed_answer."})
+    real_authors: str | None = field(
+        default=None, metadata={"help": "TOFU: real authors, with perturbed_answer."}
+    )
+    world_facts: str | None = field(
+        default=None, metadata={"help": "TOFU: world facts, with perturbed_answer."}
+    )
     goal: str | None = field(
         default=None,
         metadata={
@@ -210,7 +277,8 @@ class EvaluateOptions(OriginalOptions):
         },
     )
     target_forget_loss: float | None = field(
-        default=None, metadata={"help": "The loss that each forgotten record must have: --goal loss."}
+        default=None,
+        metadata={"help": "The loss that each forgotten record must have: --goal loss."},
     )
     target_share: float = field(
         default=0.95, metadata={"help": "The share of the forget records that must be forgotten."}
@@ -232,15 +300,25 @@ class AssessOptions:
     """What `hamu assess` looks at."""
 
     assess_batches: int | None = field(
-        default=None, metadata={"help": "Look at this many random batches of each side; by default at all records."}
+        default=None,
+        metadata={
+            "help": "Look at this many random batches of each side; by default at all records."
+        },
     )
     curvature_samples: int | None = field(
         default=None,
-        metadata={"help": "Retain records for the curvature, 0 for none; by default as many as one epoch pays for."},
+        metadata={
+            "help": "Retain records for the curvature, 0 for none; by default as many as one epoch pays for."
+        },
     )
-    conflicts: bool = field(default=True, metadata={"help": "Look for the records that are in conflict."})
+    conflicts: bool = field(
+        default=True, metadata={"help": "Look for the records that are in conflict."}
+    )
     bootstrap_memory: float = field(
-        default=2.0, metadata={"help": "GB that may be taken to keep parts of the gradients, for the intervals."}
+        default=2.0,
+        metadata={
+            "help": "GB that may be taken to keep parts of the gradients, for the intervals."
+        },
     )
 
 
@@ -248,15 +326,24 @@ class AssessOptions:
 class CompareOptions:
     """What `hamu compare` combines."""
 
-    methods: list[str] | None = field(default=None, metadata={"help": "Methods; by default all that there are."})
+    methods: list[str] | None = field(
+        default=None, metadata={"help": "Methods; by default all that there are."}
+    )
     constraints: list[float] | None = field(
-        default=None, metadata={"help": "Values of --constraint, for methods that have one; by default that one alone."}
+        default=None,
+        metadata={
+            "help": "Values of --constraint, for methods that have one; by default that one alone."
+        },
     )
     learning_rates: list[float] | None = field(
         default=None, metadata={"help": "Values of --learning_rate; by default that one alone."}
     )
-    seeds: list[int] | None = field(default=None, metadata={"help": "Values of --seed; by default that one alone."})
-    jobs: int = field(default=1, metadata={"help": "Run this many at a time, each in a process of its own."})
+    seeds: list[int] | None = field(
+        default=None, metadata={"help": "Values of --seed; by default that one alone."}
+    )
+    jobs: int = field(
+        default=1, metadata={"help": "Run this many at a time, each in a process of its own."}
+    )
 
 
 def settings_by_command() -> dict[str, set[str]]:
@@ -270,5 +357,8 @@ def settings_by_command() -> dict[str, set[str]]:
         "attack": (OriginalOptions, AttackSettings, TrainConfig),
     }
     shared = (DataOptions, RunOptions)
-    keys = {name: {f.name for cls in (*shared, *types) for f in dataclasses.fields(cls)} for name, types in own.items()}
+    keys = {
+        name: {f.name for cls in (*shared, *types) for f in dataclasses.fields(cls)}
+        for name, types in own.items()
+    }
     return {name: found - NOT_TAKEN.get(name, {}).keys() for name, found in keys.items()}

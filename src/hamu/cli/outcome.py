@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hamu.core.gram import SIDES
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.gram import SIDES
-from hamu.training import UnlearnTrainer
-from hamu.training.measuring import set_figures
-from hamu.training.promise import describe
 from hamu.unlearning.goals import standing_line
+from hamu.unlearning.trainer import UnlearnTrainer
+from hamu.unlearning.trainer.measuring import set_figures
+from hamu.unlearning.trainer.promise import describe
 
 _HARDLY = 0.05  # a probability that is 5% lower or higher
 
@@ -35,14 +35,18 @@ def _forgotten(trainer: UnlearnTrainer) -> list[str]:
     after = trainer.standings().get("after")
     if after is not None:
         text = standing_line(after.figures())
-        lines.append(f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack")
+        lines.append(
+            f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack"
+        )
     return lines
 
 
 def _divergence(trainer: UnlearnTrainer) -> list[str]:
     """A line if the model has become worse than guessing on what it was to retain."""
     guess = guessing_loss(trainer.predictions["retain"], trainer.model)
-    before, after = (set_figures(one)["retain_loss"] for one in (trainer.start_predictions, trainer.predictions))
+    before, after = (
+        set_figures(one)["retain_loss"] for one in (trainer.start_predictions, trainer.predictions)
+    )
     if not before <= guess < after:
         return []
     return [
@@ -61,10 +65,16 @@ def guessing_loss(predictions: Predictions | TokenPredictions, model: Any) -> fl
 def _warning(trainer: UnlearnTrainer) -> list[str]:
     """That a run has changed next to nothing, which nothing else says of one that has taken all its steps."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
-    if trainer.end.kind != "all steps" or trainer.controller is not None or "forget" not in trainer.sides:
+    if (
+        trainer.end.kind != "all steps"
+        or trainer.controller is not None
+        or "forget" not in trainer.sides
+    ):
         return []
     first, last = evaluations[0], evaluations[-1]
-    if not all(abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) < _HARDLY for side in SIDES):
+    if not all(
+        abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) < _HARDLY for side in SIDES
+    ):
         return []
     return [
         f"the model has hardly moved: the forget loss was {first['eval_forget_loss']:.4f} and is "
@@ -82,7 +92,11 @@ def _best(trainer: UnlearnTrainer) -> str:
     best = (max if trainer.args.greater_is_better else min)(found, key=lambda entry: entry[name])
     text = f"best {name.removeprefix('eval_')} {best[name]:+.4g} at step {best['step']}"
     folder = trainer.checkpoints.path(best["step"])
-    saved = trainer.state.best_global_step if trainer.args.load_best_model_at_end else trainer.state.global_step
+    saved = (
+        trainer.state.best_global_step
+        if trainer.args.load_best_model_at_end
+        else trainer.state.global_step
+    )
     if best["step"] == 0:
         return f"best {name.removeprefix('eval_')} at the start: no later evaluation was better"
     if best["step"] == saved:

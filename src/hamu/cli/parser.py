@@ -46,20 +46,28 @@ class Parser(HfArgumentParser):
                                                  for action in named)])  # fmt: skip
         actions = [action for action in self._actions if action.dest != "help"]
         about = (self.description or "").strip()
-        return "\n".join([f"{usage} [--flag value ...]\n\n{about}\n", *map(described, actions)]) + "\n"
+        return (
+            "\n".join([f"{usage} [--flag value ...]\n\n{about}\n", *map(described, actions)]) + "\n"
+        )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Check the texts too, wherever they come from; in paths ~ is the home of a user."""
         found, rest = super().parse_known_args(args, namespace)
         for name, value in vars(found).items():
-            if isinstance(value, str) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
-                raise HamuError(f"{name} {value!r} has a character that no name or text may have; leave it out")
+            if isinstance(value, str) and any(
+                c == "\0" or "\ud800" <= c <= "\udfff" for c in value
+            ):
+                raise HamuError(
+                    f"{name} {value!r} has a character that no name or text may have; leave it out"
+                )
             if name in PATHS:
                 setattr(found, name, _expanded(name, value))
         return found, rest
 
     @staticmethod
-    def _parse_dataclass_field(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+    def _parse_dataclass_field(
+        parser: argparse.ArgumentParser, field: dataclasses.Field[Any]
+    ) -> None:
         if has_a_place(field.name):
             HfArgumentParser._parse_dataclass_field(parser, field)
 

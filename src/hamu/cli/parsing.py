@@ -80,7 +80,10 @@ def parse(
     for name, text in read_files(named) if resumed is None else [resumed]:
         settings |= settings_of(name, text, command, known, settings_by_command())
     settings = {key: value for key, value in settings.items() if value is not None}
-    listed, defaults = _listed(parser, settings), {action.dest: action.default for action in parser._actions}
+    listed, defaults = (
+        _listed(parser, settings),
+        {action.dest: action.default for action in parser._actions},
+    )
     for action in parser._actions:
         action.default = settings.get(action.dest, action.default)
         action.required = False
@@ -94,7 +97,9 @@ def parse(
     for name, why in NOT_TAKEN.get(command, {}).items():
         if name not in known:
             continue
-        if name in from_flags or (name != "method" and values[name] != defaults[name]):  # a file has unlearn's method
+        if name in from_flags or (
+            name != "method" and values[name] != defaults[name]
+        ):  # a file has unlearn's method
             raise HamuError(f"{command} has no --{name}, {why}; leave it out")
     given = {key: values[key] for key in (*settings, *from_flags) if key not in _NOT_OF_A_RUN}
     _check_choices(values)
@@ -112,7 +117,9 @@ def parse(
 
 
 def _parser(command: str, description: str, types: tuple[type, ...]) -> Parser:
-    parser = Parser(prog=f"hamu {command}", description=description, allow_abbrev=False, add_help=False)
+    parser = Parser(
+        prog=f"hamu {command}", description=description, allow_abbrev=False, add_help=False
+    )
     for cls in types:
         parser._add_dataclass_arguments(cls)
     for action in parser._actions:
@@ -132,5 +139,11 @@ def _check_choices(values: dict[str, Any]) -> None:
 
 def _listed(parser: Parser, settings: dict[str, Any]) -> list[str]:
     """The settings that take several values, as flags; a file has them as lists or with commas."""
-    actions = [action for action in parser._actions if action.nargs == "+" and action.dest in settings]
-    return [word for action in actions for word in (f"--{action.dest}", *settings[action.dest].split(","))]
+    actions = [
+        action for action in parser._actions if action.nargs == "+" and action.dest in settings
+    ]
+    return [
+        word
+        for action in actions
+        for word in (f"--{action.dest}", *settings[action.dest].split(","))
+    ]

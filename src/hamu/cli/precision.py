@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from hamu.training import TrainConfig
+from hamu.unlearning.trainer import TrainConfig
 
 
 def evaluates_in_half(args: TrainConfig) -> bool:

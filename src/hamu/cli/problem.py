@@ -13,10 +13,10 @@ from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.data.drawing import subset
 from hamu.errors import HamuError
-from hamu.record import Inputs
-from hamu.run_folder import RunFolder
-from hamu.training import TrainConfig
-from hamu.training.preparation import to_channels_last
+from hamu.unlearning.record import Inputs
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import TrainConfig
+from hamu.unlearning.trainer.preparation import to_channels_last
 
 
 def open_problem(
@@ -31,9 +31,16 @@ def open_problem(
 ) -> tuple[Task, RunFolder, UnlearningData[Any]]:
     """What every command that has a model starts with: the task, the output folder, the problem read."""
     if run_options.model is None:
-        raise HamuError("name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME")
+        raise HamuError(
+            "name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME"
+        )
     task = choose_task(data_options, run_options, console)
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=task.sources(further))
+    folder = RunFolder(
+        args.output_dir,
+        overwrite=run_options.overwrite,
+        resume=resume,
+        sources=task.sources(further),
+    )
     task.fill_in(args, given)
     return task, folder, task.problem()
 
@@ -44,7 +51,9 @@ def fitted_problem(task: Task, model: Any, problem: UnlearningData[Any]) -> Unle
     return replace(problem, retain=retain, forget=forget, test=test)
 
 
-def inputs_of(task: Task, problem: UnlearningData[Any], models: Mapping[str, str | None] | None = None) -> Inputs:
+def inputs_of(
+    task: Task, problem: UnlearningData[Any], models: Mapping[str, str | None] | None = None
+) -> Inputs:
     """What a run of unlearning reads, by its digests.
 
     Args:
@@ -80,7 +89,11 @@ def predictions_of(
         to_channels_last(model)
     fitted = fitted_problem(task, model, problem)
     return model, {
-        name: task.predict(model, subset(data, None if whole_forget and name == "forget" else most, args.seed), args)
+        name: task.predict(
+            model,
+            subset(data, None if whole_forget and name == "forget" else most, args.seed),
+            args,
+        )
         for name, data in fitted.sets().items()
         if name in only
     }

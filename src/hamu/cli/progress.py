@@ -42,10 +42,12 @@ def figures_line(logs: Mapping[str, Any]) -> str:
     conflict, q/q₀: what is demanded, as far as it is possible, over the most that costs nothing by the stopping
     criterion, above 1 where it is met. Else it is the cosine of the two gradients.
     """
-    shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]  # in their places, always
+    shown = [
+        f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs
+    ]  # in their places, always
     if logs.get("stop_threshold", 0.0) > 0:
         shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
-        if logs["kappa"] > 0 and "granted" in logs and logs["sustainable"] > 0:
+        if logs["kappa"] > 0 and "clipped_demand" in logs and logs["free_limit"] > 0:
             shown.append(f"q/q₀ {logs['granted'] / logs['sustainable']:.2f}")
     elif "cos" in logs:
         shown.append(f"cosθ {logs['cos']:.2f}")
@@ -87,7 +89,9 @@ class ProgressBar(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the bar, and where a resumed run goes on."""
         if state.global_step:
-            self._console.print(f"{self._title}: going on after step {state.global_step} of {state.max_steps}")
+            self._console.print(
+                f"{self._title}: going on after step {state.global_step} of {state.max_steps}"
+            )
         self._task = self._bar.add_task(self._title, total=state.max_steps, figures="")
         self._bar.start()
 
@@ -96,9 +100,13 @@ class ProgressBar(TrainerCallback):
         self._bar.update(self._task, completed=state.global_step)
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_PER_LINE
-            self._console.print(f"{self._title}: step {state.global_step} of {state.max_steps}  {self._figures}")
+            self._console.print(
+                f"{self._title}: step {state.global_step} of {state.max_steps}  {self._figures}"
+            )
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any
+    ) -> None:
         """Show the last figures beside the bar."""
         self._figures = figures_line(logs) or self._figures
         self._bar.update(self._task, figures=self._figures)

@@ -12,9 +12,9 @@ from hamu.cli.named_sources import NamedSources, add_permissions
 from hamu.cli.observe import observe
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
-from hamu.reporting.report import MARK, Reported, report_page
-from hamu.reporting.run import read_runs, run_folders
-from hamu.run_files import REPORT
+from hamu.report.report import MARK, Reported, report_page
+from hamu.report.run import read_runs, run_folders
+from hamu.unlearning.run_files import REPORT
 from hamu.whole_files import write_whole
 
 _DESCRIPTION = """Make one HTML page of a run, finished or not, or of several side by side. It needs no network and
@@ -30,18 +30,27 @@ def run(argv: list[str], console: Console) -> int:
         help="the --output_dir of a `hamu unlearn`, or that of a `hamu compare`, which stands for all its runs",
     )  # fmt: skip
     parser.add_argument(
-        "--output", metavar="FILE.html", help=f"where the page goes; by default {REPORT} in the folder that is named"
+        "--output",
+        metavar="FILE.html",
+        help=f"where the page goes; by default {REPORT} in the folder that is named",
     )
     parser.add_argument(
         "--contents", action="store_true",
         help="also show what the data say: images, prompts, answers, names of classes, numbers of rows",
     )  # fmt: skip
     parser.add_argument(
-        "--no_models", action="store_true", help="do not ask the models again, which takes most of the time"
+        "--no_models",
+        action="store_true",
+        help="do not ask the models again, which takes most of the time",
     )
-    parser.add_argument("--samples", type=int, default=5000, help="ask about at most this many records of a set")
     parser.add_argument(
-        "--answers", type=int, default=20, help="text, with --contents: show this many answers of each set"
+        "--samples", type=int, default=5000, help="ask about at most this many records of a set"
+    )
+    parser.add_argument(
+        "--answers",
+        type=int,
+        default=20,
+        help="text, with --contents: show this many answers of each set",
     )
     add_permissions(parser)
     args = parser.parse_args(argv)
@@ -53,7 +62,9 @@ def run(argv: list[str], console: Console) -> int:
     target = _target(args.output, named)
     found = [one for folder in dict.fromkeys(folders) for one in _reported(folder, args, console)]
     made = report_page(found, contents=args.contents)
-    page = made.encode(errors="backslashreplace").decode()  # a folder's name may have bytes that are no text
+    page = made.encode(
+        errors="backslashreplace"
+    ).decode()  # a folder's name may have bytes that are no text
     write_whole(target, page, private=args.contents)
     console.print(f"the report is in {target} ({len(page.encode()) / 1e6:.1f} MB)", soft_wrap=True)
     return 0
@@ -62,17 +73,27 @@ def run(argv: list[str], console: Console) -> int:
 def _target(output: str | None, named: Sequence[Path]) -> Path:
     """Where the page goes; nothing but an earlier page may be there."""
     if output is None and len(named) > 1:
-        raise HamuError(f"{len(named)} folders are named: say where their common page goes, with --output FILE.html")
+        raise HamuError(
+            f"{len(named)} folders are named: say where their common page goes, with --output FILE.html"
+        )
     target = named[0] / REPORT if output is None else Path(output)
     if not target.parent.is_dir():
-        raise HamuError(f"the folder {target.parent} of --output is not there; make it, or choose another")
+        raise HamuError(
+            f"the folder {target.parent} of --output is not there; make it, or choose another"
+        )
     if target.is_dir():
         raise HamuError(f"--output {target} is a folder; name a file, such as {target / REPORT}")
     if target.exists() and not target.is_file():
-        raise HamuError(f"--output {target} is not a regular file, and cannot be replaced by a page; name another")
+        raise HamuError(
+            f"--output {target} is not a regular file, and cannot be replaced by a page; name another"
+        )
     if target.is_file() and MARK.encode() not in target.read_bytes()[:1000]:
-        raise HamuError(f"{target} is there and is not a report; choose another --output, or remove it")
-    return target.resolve() if target.is_symlink() else target  # a link stays, and leads to the page
+        raise HamuError(
+            f"{target} is there and is not a report; choose another --output, or remove it"
+        )
+    return (
+        target.resolve() if target.is_symlink() else target
+    )  # a link stays, and leads to the page
 
 
 def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[Reported]:
@@ -83,13 +104,21 @@ def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[
     if args.no_models:
         return [Reported(runs[0], None, "--no_models leaves it out")]
     if not runs[0].is_finished:
-        return [Reported(runs[0], None, "the run has not come to its end, so there is no model after it")]
+        return [
+            Reported(
+                runs[0], None, "the run has not come to its end, so there is no model after it"
+            )
+        ]
     try:
         answers = args.answers if args.contents else 0
         sources = NamedSources(folder, args.hub, trust_remote_code=args.trust_remote_code)
         observed = observe(sources, args.samples, answers, console)
     except HamuError as error:
         console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
-        why = str(error) if args.contents else "a model or the data cannot be read; the command prints why"
+        why = (
+            str(error)
+            if args.contents
+            else "a model or the data cannot be read; the command prints why"
+        )
         return [Reported(runs[0], None, why)]
     return [Reported(runs[0], observed)]

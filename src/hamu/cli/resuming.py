@@ -10,8 +10,8 @@ from hamu.cli.config_files import read_config
 from hamu.cli.options import PATHS, ResumeOptions
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
-from hamu.record.inputs import edited, read_inputs
-from hamu.run_files import CONFIG, INPUTS, READS
+from hamu.unlearning.record.inputs import edited, read_inputs
+from hamu.unlearning.run_files import CONFIG, INPUTS, READS
 
 # what a run may be resumed with although it was begun with something else: none of it changes a result
 _MAY_CHANGE = {
@@ -35,9 +35,15 @@ def settings_to_resume(command: str, rest: list[str]) -> tuple[str, str] | None:
         return None
     path = Path(found.output_dir) / CONFIG
     if not path.is_file():
-        raise HamuError(f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume")
+        raise HamuError(
+            f"there is no run to resume in {path.parent}: it has no {path.name}; start it without --resume"
+        )
     for other, of_it in READS.items():
-        if other != command and (path.parent / INPUTS).is_file() and of_it in read_inputs(path.parent):
+        if (
+            other != command
+            and (path.parent / INPUTS).is_file()
+            and of_it in read_inputs(path.parent)
+        ):
             raise HamuError(f"{path.parent} holds a run of hamu {other}; resume it by that")
     return str(path), read_config(path)
 
@@ -57,8 +63,12 @@ def check_resumed_settings(
         HamuError: if something is not as it was and would change a result.
     """
     if files.recipe or files.config:
-        raise HamuError(f"a run is resumed by its own settings, {name}; leave out --recipe and --config")
-    changed = sorted(edited(Path(name).parent, settings) - _MAY_CHANGE - PATHS)  # what is there is compared itself
+        raise HamuError(
+            f"a run is resumed by its own settings, {name}; leave out --recipe and --config"
+        )
+    changed = sorted(
+        edited(Path(name).parent, settings) - _MAY_CHANGE - PATHS
+    )  # what is there is compared itself
     if changed:
         raise HamuError(
             f"{name} has another {changed[0]} than the run began with; put back what it was, or start a new run in "
@@ -71,4 +81,6 @@ def check_resumed_settings(
             raise HamuError(
                 f"the run of {name} has {key} {settings[key]}; leave out --{key} {value}, or start a new run"
             )
-        raise HamuError(f"the run of {name} was started without --{key}; leave out --{key} {value}, or start a new run")
+        raise HamuError(
+            f"the run of {name} was started without --{key}; leave out --{key} {value}, or start a new run"
+        )

@@ -10,12 +10,14 @@ from typing import Any
 from hamu.cli.help import SHOWN
 from hamu.cli.options import OF_AN_ADAPTER, DataOptions, RunOptions
 from hamu.cli.parsing import parse
-from hamu.record.settings import recorded
-from hamu.training import UnlearnConfig
-from hamu.training.config import own_options
+from hamu.unlearning.record.settings import recorded
+from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.config import own_options
 
 
-def recorded_settings(data: DataOptions, run: RunOptions, args: UnlearnConfig, given: Iterable[str]) -> dict[str, Any]:
+def recorded_settings(
+    data: DataOptions, run: RunOptions, args: UnlearnConfig, given: Iterable[str]
+) -> dict[str, Any]:
     """The settings of a run in the form that its record holds."""
     names = {*own_options(type(args)), *SHOWN}
     own = {**vars(data), **vars(run), **{name: getattr(args, name) for name in names}}

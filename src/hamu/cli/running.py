@@ -11,9 +11,9 @@ from rich.console import Console
 
 from hamu.cli.interrupts import handling
 from hamu.cli.progress import task_bar
-from hamu.compare import Children, Runs
-from hamu.compare.rows import Row
 from hamu.errors import Interrupted
+from hamu.unlearning.compare import Children, Runs
+from hamu.unlearning.compare.rows import Row
 
 
 def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:

@@ -24,14 +24,14 @@ from hamu.data import (
     lists_rows,
     parse_rows,
 )
+from hamu.data.sources import is_local, located
 from hamu.data.text_readers import is_text
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.models.language import adapter_base
-from hamu.record import Inputs, saved_model_entry, set_entries
-from hamu.run_folder import RunFolder
-from hamu.sources import is_local, located
-from hamu.training import TrainConfig
+from hamu.unlearning.record import Inputs, saved_model_entry, set_entries
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import TrainConfig
 
 _WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
 
@@ -202,13 +202,17 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         options = self.data_options
         for name in _WAYS:
             if name not in self.ways and getattr(options, name) is not None:
-                raise HamuError(f"{name} is not for {self.noun}; say what to forget with one of {self._flags()}")
+                raise HamuError(
+                    f"{name} is not for {self.noun}; say what to forget with one of {self._flags()}"
+                )
         chosen = [name for name in self.ways if getattr(options, name) is not None]
         if len(chosen) != 1:
             given = " and ".join(f"--{name}" for name in chosen) or "nothing"
             raise HamuError(f"say what to forget with one of {self._flags()}; got {given}")
         if options.rho and chosen != ["forget_class"]:
-            raise HamuError(f"rho {options.rho:g} mixes records into a class; leave it out with --{chosen[0]}")
+            raise HamuError(
+                f"rho {options.rho:g} mixes records into a class; leave it out with --{chosen[0]}"
+            )
         if options.allow_missing and chosen != ["forget_data"]:
             raise HamuError(f"allow_missing is for --forget_data; leave it out with --{chosen[0]}")
         return chosen[0]
@@ -220,8 +224,14 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         """The training data, and the test data if there are any."""
         options = self.data_options
         if options.data is None:
-            raise HamuError(f"name the training data with --data: {self.bundled}, a file, a folder, or hub:OWNER/NAME")
-        named = [name for name in (options.data, options.test_data, options.forget_data) if name is not None]
+            raise HamuError(
+                f"name the training data with --data: {self.bundled}, a file, a folder, or hub:OWNER/NAME"
+            )
+        named = [
+            name
+            for name in (options.data, options.test_data, options.forget_data)
+            if name is not None
+        ]
         if options.data_dir is not None and not any(map(self.is_local, named)):
             raise HamuError(
                 f"--data_dir {options.data_dir} has no effect, as {' and '.join(named)} would not be read from there; "
@@ -231,25 +241,46 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         train = self.numbered(self.read(source, "train"))
         if options.test_data is not None:
             return train, train.matched(self.read(self.located(options.test_data), "test"))
-        return train, train.matched(self.read(source, "test")) if self.has_test_split(source) else None
+        return train, train.matched(self.read(source, "test")) if self.has_test_split(
+            source
+        ) else None
 
     def data_sources(self) -> list[str]:
         """What the problem is read from."""
         data = self.data_options
-        found = [self.located(name) for name in (data.data, data.test_data, data.forget_data) if name is not None]
-        return found if not data.forget_rows or lists_rows(data.forget_rows) else [*found, data.forget_rows]
+        found = [
+            self.located(name)
+            for name in (data.data, data.test_data, data.forget_data)
+            if name is not None
+        ]
+        return (
+            found
+            if not data.forget_rows or lists_rows(data.forget_rows)
+            else [*found, data.forget_rows]
+        )
 
-    def sources(self, options: OriginalOptions | None = None, *, is_training: bool = False) -> tuple[str, ...]:
+    def sources(
+        self, options: OriginalOptions | None = None, *, is_training: bool = False
+    ) -> tuple[str, ...]:
         """The local files and folders that are read, which no run may write into."""
         run, named = self.run_options, []
         is_new = is_training and self.is_built_in(str(run.model))
         models = [None if is_new else run.model, run.retain_model, run.base_model, run.tokenizer]
         if isinstance(options, EvaluateOptions):
-            named = [options.forget_perturbed, options.retain_perturbed, options.real_authors, options.world_facts]
+            named = [
+                options.forget_perturbed,
+                options.retain_perturbed,
+                options.real_authors,
+                options.world_facts,
+            ]
         if options is not None:
             models.append(options.original_model)
         models += [adapter_base(model) for model in models if model is not None]
-        found = [*self.data_sources(), *(self.located(name) for name in named if name is not None), *models]
+        found = [
+            *self.data_sources(),
+            *(self.located(name) for name in named if name is not None),
+            *models,
+        ]
         return tuple(name for name in found if name is not None and self.is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
@@ -259,9 +290,15 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
             sets: by what they are to the run, None where there is none.
             models: likewise, saved ones.
         """
-        entries = {key: entry for name, data in sets.items() for key, entry in set_entries(name, data).items()}
+        entries = {
+            key: entry
+            for name, data in sets.items()
+            for key, entry in set_entries(name, data).items()
+        }
         return entries | {
-            f"{name} model": None if source is None else saved_model_entry(source, self.base_of(source))
+            f"{name} model": None
+            if source is None
+            else saved_model_entry(source, self.base_of(source))
             for name, source in models.items()
         }
 
@@ -286,7 +323,9 @@ def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:
     from hamu.cli.text_task import TextTask
 
     if run.trust_remote_code:
-        console.print("code that comes with a model is run, and can do all that you can", style="yellow")
+        console.print(
+            "code that comes with a model is run, and can do all that you can", style="yellow"
+        )
     tasks: dict[str, type[Task]] = {"image": ImageTask, "text": TextTask}
     return tasks[task_name(data)](data, run, console)
 

@@ -14,11 +14,16 @@ from hamu.data import TextRecords, UnlearningData, encode
 from hamu.evaluation import TofuSets, forget_quality, tofu_report
 from hamu.evaluation.tofu import PERTURBED
 from hamu.models.language import load_tokenizer
-from hamu.reporting.answers import AnsweredRecord, answered, answers_page
-from hamu.run_files import ANSWERS, ANSWERS_PAGE
-from hamu.training import TrainConfig
+from hamu.report.answers import AnsweredRecord, answered, answers_page
+from hamu.unlearning.run_files import ANSWERS, ANSWERS_PAGE
+from hamu.unlearning.trainer import TrainConfig
 
-_TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts")  # in the order of `TofuSets`
+_TOFU_SETS = (
+    "forget_perturbed",
+    "retain_perturbed",
+    "real_authors",
+    "world_facts",
+)  # in the order of `TofuSets`
 
 
 class TextEvaluation:
@@ -36,8 +41,12 @@ class TextEvaluation:
     def __init__(self, task: TextTask, options: EvaluateOptions, args: TrainConfig) -> None:
         self._task, self._options, self._args = task, options, args
         named = [getattr(options, name) for name in _TOFU_SETS]
-        self._tofu = TofuSets(*(None if name is None else task.read(task.located(name), "train") for name in named))
-        self._retain_ratios: Sequence[float] | None = None  # the retain model's truth ratios on TOFU's forget set
+        self._tofu = TofuSets(
+            *(None if name is None else task.read(task.located(name), "train") for name in named)
+        )
+        self._retain_ratios: Sequence[float] | None = (
+            None  # the retain model's truth ratios on TOFU's forget set
+        )
         self._check_tofu()
 
     def _check_tofu(self) -> None:
@@ -59,7 +68,12 @@ class TextEvaluation:
         task, sets = self._task, TofuSets(forget=self._tofu.forget)
         with evaluation_precision(self._args):
             found = tofu_report(
-                model, task.tokenizer, sets, self._args.eval_batch_size, task.length_for(model), generate=False
+                model,
+                task.tokenizer,
+                sets,
+                self._args.eval_batch_size,
+                task.length_for(model),
+                generate=False,
             )
         self._retain_ratios = found["forget"]["truth_ratios"]
 
@@ -83,7 +97,9 @@ class TextEvaluation:
             ours = report["tofu"]["forget"]["truth_ratios"]
             report["tofu"]["forget_quality"] = forget_quality(ours, self._retain_ratios)
         if report.get("privleak") is not None:
-            report["tofu"]["privleak"] = report["privleak"]  # the table has it beside forget quality
+            report["tofu"]["privleak"] = report[
+                "privleak"
+            ]  # the table has it beside forget quality
         task.console.print(tofu_table(report["tofu"]))
 
     def files(self, model: Any, problem: UnlearningData[TextRecords]) -> dict[str, str]:
@@ -99,7 +115,9 @@ class TextEvaluation:
         for name in ("forget", "retain"):
             texts = some_records(problem.sets()[name], options.generate, args.seed)
             if not all(record.prompt for record in texts.records):
-                task.console.print(f"no answers are generated for the {name} set: plain text has no prompt")
+                task.console.print(
+                    f"no answers are generated for the {name} set: plain text has no prompt"
+                )
                 continue
             answers = {
                 label: task.answers_of(one.to(args.device), tokenizer, texts, args)
@@ -107,7 +125,10 @@ class TextEvaluation:
             }
             pages[name] = answered(texts, answers)
             for row in pages[name]:
-                said = {label: {"answer": answer, "rouge": score} for label, answer, score in row.answers}
+                said = {
+                    label: {"answer": answer, "rouge": score}
+                    for label, answer, score in row.answers
+                }
                 line = {"set": name, "prompt": row.prompt, "expected": row.expected} | said
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         return {ANSWERS_PAGE: answers_page(pages), ANSWERS: "".join(lines)} if pages else {}

@@ -10,8 +10,18 @@ from hamu.cli.evaluation_tables import privleak_line, text_membership_line, text
 from hamu.cli.options import OriginalOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tasks import Task
-from hamu.data import TextCollator, TextData, TextRecords, UnlearningData, encode, forget_rows, matching, read_text
+from hamu.data import (
+    TextCollator,
+    TextData,
+    TextRecords,
+    UnlearningData,
+    encode,
+    forget_rows,
+    matching,
+    read_text,
+)
 from hamu.data.drawing import draw_positions
+from hamu.data.sources import MINIATURE, is_of_hub
 from hamu.data.text_readers import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import (
@@ -36,17 +46,19 @@ from hamu.models.language import (
 )
 from hamu.models.loading import check_is_saved
 from hamu.models.merging import check_can_merge, merged
-from hamu.run_files import MERGED
-from hamu.run_folder import RunFolder
-from hamu.sources import MINIATURE, is_of_hub
-from hamu.training import TrainConfig
+from hamu.unlearning.run_files import MERGED
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import TrainConfig
 
 
 class TextTask(Task[TextRecords, TextData, TokenPredictions]):
     """Causal language models."""
 
     noun = "records"
-    batch_sizes: ClassVar[dict[str, int]] = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 16}
+    batch_sizes: ClassVar[dict[str, int]] = {
+        "per_device_train_batch_size": 8,
+        "per_device_eval_batch_size": 16,
+    }
     ways = ("forget_data", "forget_rows", "forget_filter")
     bundled = MINIATURE
     built_in = TINY
@@ -65,11 +77,15 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
             answer_column=options.answer_column,
         )
 
-    def divide_by_own_option(self, train: TextRecords, test: TextRecords | None) -> UnlearningData[TextRecords]:
+    def divide_by_own_option(
+        self, train: TextRecords, test: TextRecords | None
+    ) -> UnlearningData[TextRecords]:
         """Divide by a filter: the records that it finds are forgotten."""
         rows = matching(train, str(self.data_options.forget_filter))
         if not rows:
-            raise HamuError(f"the forget set is empty: no record has {self.data_options.forget_filter}")
+            raise HamuError(
+                f"the forget set is empty: no record has {self.data_options.forget_filter}"
+            )
         return forget_rows(train, test, rows)
 
     def new_model(self, name: str, train: TextRecords) -> Any:
@@ -105,23 +121,34 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
         options = self.run_options
         base, trusted = base or options.base_model, options.trust_remote_code
         model = load_language_model(
-            source, base_model=base, adapter=adapter, dtype=options.model_dtype, trust_remote_code=trusted
+            source,
+            base_model=base,
+            adapter=adapter,
+            dtype=options.model_dtype,
+            trust_remote_code=trusted,
         )
         return model, load_tokenizer(options.tokenizer or source, base, trust_remote_code=trusted)
 
     def start_model(self, source: str) -> Any:
         """A saved model with its adapter, if it has or is to have one; its tokenizer is kept."""
         options = self.run_options
-        adapter = AdapterSettings(options.lora_rank, options.lora_alpha, options.lora_dropout, options.lora_targets)
+        adapter = AdapterSettings(
+            options.lora_rank, options.lora_alpha, options.lora_dropout, options.lora_targets
+        )
         model, self.tokenizer = self.load_with_tokenizer(source, adapter if options.lora else None)
-        half = next((n for n, p in model.named_parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
+        half = next(
+            (n for n, p in model.named_parameters() if p.requires_grad and p.dtype.itemsize < 4),
+            None,
+        )
         if half is not None:
             raise HamuError(
                 f"{half} would be trained in half precision, which loses small steps; leave --model_dtype at float32 "
                 f"(--bf16 saves time and memory all the same), or train an adapter with --lora"
             )
         if options.merge and not hasattr(model, "peft_config"):
-            raise HamuError("there is no adapter to merge; leave --merge out, or train one with --lora")
+            raise HamuError(
+                "there is no adapter to merge; leave --merge out, or train one with --lora"
+            )
         if options.merge:
             check_can_merge(model)
         return model
@@ -153,7 +180,11 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
         longest = self.length_for(model)
         encoded = []
         for data in sets:
-            tokens = None if data is None else encode(data, self.tokenizer, longest, self.data_options.loss_on)  # type: ignore[arg-type]
+            tokens = (
+                None
+                if data is None
+                else encode(data, self.tokenizer, longest, self.data_options.loss_on)
+            )  # type: ignore[arg-type]
             if tokens is not None:
                 check_reads(model, tokens)
                 if tokens.truncated:
@@ -197,12 +228,17 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
         shown = reports | ({"retain model": last["retain_model"]} if "retain_model" in last else {})
         self.console.print(text_table(shown))
         for name, report in reports.items():
-            lines = [text_membership_line(report), *([privleak_line(report)] if "privleak" in report else [])]
+            lines = [
+                text_membership_line(report),
+                *([privleak_line(report)] if "privleak" in report else []),
+            ]
             for line in lines:
                 self.console.print(f"{name}: {line}" if name else line)
             self.show_metrics(report)
 
-    def answers_of(self, model: Any, tokenizer: Any, texts: TextRecords, args: TrainConfig) -> list[str]:
+    def answers_of(
+        self, model: Any, tokenizer: Any, texts: TextRecords, args: TrainConfig
+    ) -> list[str]:
         """What a model answers to the prompts of these records; see `generate_answers`."""
         data = encode(texts, tokenizer, self.length_for(model))
         with evaluation_precision(args):
@@ -210,7 +246,9 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
 
     def length_for(self, model: Any) -> int:
         """The most tokens of a record: what was asked for, or what the model can read."""
-        return min(self.data_options.max_length, longest_text(model) or self.data_options.max_length)
+        return min(
+            self.data_options.max_length, longest_text(model) or self.data_options.max_length
+        )
 
     def beside_model(self) -> list[Any]:
         """The tokenizer."""

@@ -16,15 +16,15 @@ from hamu.cli.options import DataOptions, ResumeOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import Task, choose_task
-from hamu.distributed import from_main
+from hamu.core.distributed import from_main
 from hamu.errors import HamuError
 from hamu.models.merging import CannotMerge
-from hamu.record import check_same, with_settings
-from hamu.run_files import EVALUATION
-from hamu.run_folder import RunFolder
-from hamu.training import TrainConfig, train_original
-from hamu.training.measuring import first_not_finite_loss, set_figures
-from hamu.training.resumable import ResumableTrainer
+from hamu.unlearning.record import check_same, with_settings
+from hamu.unlearning.run_files import EVALUATION
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import TrainConfig, train_original
+from hamu.unlearning.trainer.measuring import first_not_finite_loss, set_figures
+from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 
 def run(argv: list[str], console: Console) -> int:
@@ -38,17 +38,25 @@ def run(argv: list[str], console: Console) -> int:
         ResumeOptions,
         TrainConfig,
     )
-    data_options, run_options, args = parsed.of(DataOptions), parsed.of(RunOptions), parsed.of(TrainConfig)
+    data_options, run_options, args = (
+        parsed.of(DataOptions),
+        parsed.of(RunOptions),
+        parsed.of(TrainConfig),
+    )
     resume, given = parsed.of(ResumeOptions).resume, parsed.given
     if run_options.model is None:
-        raise HamuError("name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME")
+        raise HamuError(
+            "name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME"
+        )
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args, given)
     task = choose_task(data_options, run_options, console)
     start = None if task.is_built_in(run_options.model) else run_options.model
     task.classes_of = start
     sources = task.sources(is_training=True)
-    folder = RunFolder(args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=sources)
+    folder = RunFolder(
+        args.output_dir, overwrite=run_options.overwrite, resume=resume, sources=sources
+    )
     if resume and folder.has(EVALUATION):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True)
         return 0
@@ -58,7 +66,9 @@ def run(argv: list[str], console: Console) -> int:
         train, test = _sets(task, console)
         set_seed(args.seed)
         model = task.new_model(run_options.model, train)
-        inputs = from_main(lambda: task.inputs({"training": train, "test": test}, {"original": start}))
+        inputs = from_main(
+            lambda: task.inputs({"training": train, "test": test}, {"original": start})
+        )
         if resume:
             check_same(folder.path, inputs)
         train, test = task.fitted(model, train, test)
@@ -74,15 +84,23 @@ def run(argv: list[str], console: Console) -> int:
                 yield
 
         begin = time.perf_counter()
-        train_original(model, train, args, task.collator(), [bar], test, resume=resume, around=around)
+        train_original(
+            model, train, args, task.collator(), [bar], test, resume=resume, around=around
+        )
         figures = {"seconds": round(time.perf_counter() - begin, 1)}
         sets = {"train": train, "test": test}
         figures |= set_figures(
-            {name: task.predict(model, data, args) for name, data in sets.items() if data is not None}
+            {
+                name: task.predict(model, data, args)
+                for name, data in sets.items()
+                if data is not None
+            }
         )
         broken = first_not_finite_loss(figures)
         if broken is not None:
-            raise HamuError(f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}")
+            raise HamuError(
+                f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
+            )
         folder.begin(given, with_settings(inputs, given))
         path = task.save_model(folder, model)
         failure = None
@@ -93,7 +111,9 @@ def run(argv: list[str], console: Console) -> int:
         folder.write_json(EVALUATION, figures)
     for name in ("train", "test"):
         if f"{name}_loss" in figures:
-            console.print(f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}")
+            console.print(
+                f"{name}: loss {figures[f'{name}_loss']:.4f}, accuracy {figures[f'{name}_accuracy']:.2%}"
+            )
     console.print(f"the model is in {path}", soft_wrap=True)
     if failure is not None:
         raise failure

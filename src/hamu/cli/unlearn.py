@@ -19,49 +19,68 @@ from hamu.cli.problem import fitted_problem, inputs_of, open_problem, prediction
 from hamu.cli.progress import ProgressBar, peak_memory
 from hamu.cli.run_settings import recorded_settings
 from hamu.cli.tasks import Task
+from hamu.core.distributed import from_main, is_main
 from hamu.data import UnlearningData
-from hamu.distributed import from_main, is_main
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.json_files import read_json
 from hamu.models import first_not_finite
 from hamu.models.merging import CannotMerge
-from hamu.record import Asked, Inputs, build, check_same, with_settings, write
-from hamu.run_files import EVALUATION, HARDNESS, RECORD
-from hamu.run_folder import RunFolder
-from hamu.training import UnlearnConfig, UnlearnTrainer
-from hamu.training.history import history
-from hamu.training.measuring import first_not_finite_loss, set_figures
-from hamu.training.quiet import quiet_trainer
-from hamu.training.step_log import StepLog
-from hamu.training.trackers import kept_open
+from hamu.unlearning.record import Asked, Inputs, build, check_same, with_settings, write
+from hamu.unlearning.run_files import EVALUATION, HARDNESS, RECORD
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
+from hamu.unlearning.trainer.history import history
+from hamu.unlearning.trainer.measuring import first_not_finite_loss, set_figures
+from hamu.unlearning.trainer.quiet import quiet_trainer
+from hamu.unlearning.trainer.step_log import StepLog
+from hamu.unlearning.trainer.trackers import kept_open
 
-_BY_HAND = ("method", "learning_rate", "constraint", "constraint_mode", "forget_objective", "stopping")
+_BY_HAND = (
+    "method",
+    "learning_rate",
+    "constraint",
+    "constraint_mode",
+    "forget_objective",
+    "stopping",
+)
 
 
 def run(argv: list[str], console: Console) -> int:
     """Unlearn, save the model and what happened, print before and after."""
     types = (DataOptions, RunOptions, ResumeOptions, UnlearnConfig)
     parsed = parse("unlearn", "Unlearn the forget set from a model.", argv, *types, settle=_by_goal)
-    data_options, run_options, args = parsed.of(DataOptions), parsed.of(RunOptions), parsed.of(UnlearnConfig)
+    data_options, run_options, args = (
+        parsed.of(DataOptions),
+        parsed.of(RunOptions),
+        parsed.of(UnlearnConfig),
+    )
     resume, given = parsed.of(ResumeOptions).resume, parsed.given
     if not args.eval_on_start:
-        raise HamuError("eval_on_start measures the model before unlearning, the baseline of every figure; leave it on")
+        raise HamuError(
+            "eval_on_start measures the model before unlearning, the baseline of every figure; leave it on"
+        )
     if run_options.dry_run:
         return show_plan(console, data_options, run_options, args, given)
     if resume and RunFolder(args.output_dir, resume=True).has(RECORD):
         console.print(f"the run in {args.output_dir} is complete", soft_wrap=True)
         return 0
     build_metrics()  # a broken one is to cost no run
-    task, folder, problem = open_problem(data_options, run_options, args, given, console, resume=resume)
+    task, folder, problem = open_problem(
+        data_options, run_options, args, given, console, resume=resume
+    )
     task.check_models()
     task.settle_adapter(given)
     with folder:
         prepared = _prepare(task, folder, problem, parsed, console)
-        log = StepLog(folder, given, with_settings(prepared.inputs, given), resume, prepared.hardness)
+        log = StepLog(
+            folder, given, with_settings(prepared.inputs, given), resume, prepared.hardness
+        )
         bar = ProgressBar(console, args.method)
         known = None if prepared.reference is None else prepared.reference["forget"]
-        trainer = quiet_trainer(prepared.model, prepared.problem, args, [log, bar], task.collator(), known)
+        trainer = quiet_trainer(
+            prepared.model, prepared.problem, args, [log, bar], task.collator(), known
+        )
         log.trainer, trainer.before_saving = trainer, log.begin
         trainer.beside_model = task.beside_model()
         with bar, kept_open(trainer):
@@ -100,7 +119,11 @@ def _prepare(
     task: Task, folder: RunFolder, problem: UnlearningData[Any], parsed: Parsed, console: Console
 ) -> _Prepared:
     """Ask the retain model, and load the model."""
-    run_options, args, resume = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.of(ResumeOptions).resume
+    run_options, args, resume = (
+        parsed.of(RunOptions),
+        parsed.of(UnlearnConfig),
+        parsed.of(ResumeOptions).resume,
+    )
     reference = None
     if run_options.retain_model is not None:
         reference = predictions_of(
@@ -125,14 +148,22 @@ def _prepare(
 
 
 def _finish(
-    task: Task, folder: RunFolder, prepared: _Prepared, trainer: UnlearnTrainer, parsed: Parsed, console: Console
+    task: Task,
+    folder: RunFolder,
+    prepared: _Prepared,
+    trainer: UnlearnTrainer,
+    parsed: Parsed,
+    console: Console,
 ) -> None:
     """Save the model, its figures and the record, and print before and after."""
     args, problem = parsed.of(UnlearnConfig), prepared.problem
     path = task.save_model(folder, prepared.model)
     reports = {
         name: task.report(predictions, problem, prepared.reference, args)
-        for name, predictions in (("before", trainer.start_predictions), ("after", trainer.predictions))
+        for name, predictions in (
+            ("before", trainer.start_predictions),
+            ("after", trainer.predictions),
+        )
     }
     evaluation = reports | history(trainer)
     folder.write_json(EVALUATION, evaluation)
@@ -143,7 +174,9 @@ def _finish(
         failure = error
     record = None
     if is_main():
-        settings = recorded_settings(parsed.of(DataOptions), parsed.of(RunOptions), args, parsed.given)
+        settings = recorded_settings(
+            parsed.of(DataOptions), parsed.of(RunOptions), args, parsed.given
+        )
         asked = Asked(problem, task.chosen_by(), settings, prepared.inputs, prepared.hardness)
         record = write(folder, build(asked, trainer, evaluation, folder.path))
     task.show(reports)
@@ -152,7 +185,9 @@ def _finish(
     console.print(f"the model is in {path}; {peak_memory(args.device)}", soft_wrap=True)
     if record is not None:
         readable, digest = record
-        console.print(f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True)
+        console.print(
+            f"the record is in {readable}; the SHA-256 of record.json is {digest}", soft_wrap=True
+        )
     if failure is not None:
         raise failure
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from hamu.cli.named_sources import NamedSources, add_permissions
 from hamu.cli.parser import Parser
 from hamu.file_digests import file_digest
-from hamu.record import TOLERANCE, Finding, verify
+from hamu.unlearning.record import TOLERANCE, Finding, verify
 
 _DESCRIPTION = """Check the record of a run against its files, its model, and the data and models that its config.yaml
 names, as far as they are still there. Prints a line for each statement of the record: holds, does not hold, or cannot
@@ -22,7 +22,9 @@ def run(argv: list[str], console: Console) -> int:
     parser = Parser((), prog="hamu verify", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("run", help="the --output_dir of a `hamu unlearn`")
     parser.add_argument(
-        "--no_models", action="store_true", help="do not evaluate the models again, which takes most of the time"
+        "--no_models",
+        action="store_true",
+        help="do not evaluate the models again, which takes most of the time",
     )
     add_permissions(parser)
     args = parser.parse_args(argv)

@@ -15,7 +15,9 @@ def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None
     """
     if most is None or length <= most:
         return None
-    drawn: list[int] = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:most].tolist()
+    drawn: list[int] = torch.randperm(length, generator=torch.Generator().manual_seed(seed))[
+        :most
+    ].tolist()
     return drawn
 
 

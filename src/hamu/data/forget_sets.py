@@ -38,7 +38,9 @@ def forget_class(
     generator = torch.Generator().manual_seed(seed)
     members = (train.labels == number).nonzero().flatten()
     if not len(members):
-        raise HamuError(f"class {train.classes[number]!r} has no records in {train.source}; choose another class")
+        raise HamuError(
+            f"class {train.classes[number]!r} has no records in {train.source}; choose another class"
+        )
     mixed = math.floor(Fraction(str(rho)) * len(members))  # exact: 0.29 * 100 is 29, not 28
     own = members[torch.randperm(len(members), generator=generator)[: len(members) - mixed]]
     free = torch.ones(len(train), dtype=torch.bool)
@@ -60,14 +62,18 @@ def forget_rows(train: Records, test: Records | None, rows: list[int]) -> Unlear
     seen: set[int] = set()
     for row in rows:
         if not 0 <= row < len(train):
-            raise HamuError(f"row {row} is not in {train.source}, which has rows 0 to {len(train) - 1}")
+            raise HamuError(
+                f"row {row} is not in {train.source}, which has rows 0 to {len(train) - 1}"
+            )
         if row in seen:
             raise HamuError(f"row {row} is named twice in the forget set; name each row once")
         seen.add(row)
     return _split(train, test, torch.tensor(rows), f"{len(rows)} named rows", None)
 
 
-def forget_data(train: Records, test: Records | None, forget: Records, allow_missing: bool = False) -> UnlearningData:
+def forget_data(
+    train: Records, test: Records | None, forget: Records, allow_missing: bool = False
+) -> UnlearningData:
     """Forget the records of a second data set; where the training data hold the same records, they leave it.
 
     Args:
@@ -82,12 +88,16 @@ def forget_data(train: Records, test: Records | None, forget: Records, allow_mis
     forget = train.matched(forget)
     digests, there = forget.digests(), train.digests()
     gone, known = set(digests), set(there)
-    kept = torch.tensor([i for i, digest in enumerate(there) if digest not in gone], dtype=torch.long)
+    kept = torch.tensor(
+        [i for i, digest in enumerate(there) if digest not in gone], dtype=torch.long
+    )
     if not len(kept):
         raise HamuError(_EVERYTHING)
     found = sum(digest in known for digest in digests)
     if found < len(forget) and not allow_missing:
-        raise HamuError(_missing(len(forget) - found, len(forget), Path(forget.source).name, train.source))
+        raise HamuError(
+            _missing(len(forget) - found, len(forget), Path(forget.source).name, train.source)
+        )
     name = f"{len(forget)} records of {Path(forget.source).name}, {found or 'none'} of them found in the training data"
     rows = len(train) - len(kept)
     if rows != found:
@@ -110,17 +120,23 @@ def parse_rows(value: str) -> list[int]:
     if not lists_rows(value):
         path = Path(value)
         if not path.is_file():
-            raise HamuError(f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name a file")
+            raise HamuError(
+                f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name a file"
+            )
         try:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
-            raise HamuError(f"{value} is not a text file; expected one row number per line") from None
+            raise HamuError(
+                f"{value} is not a text file; expected one row number per line"
+            ) from None
     rows = []
     for part in text.replace("[", " ").replace("]", " ").replace(",", " ").split():
         try:
             rows.append(int(part))
         except ValueError:
-            raise HamuError(f"{part[:40]!r} in the forget rows {value!r} is not a whole number") from None
+            raise HamuError(
+                f"{part[:40]!r} in the forget rows {value!r} is not a whole number"
+            ) from None
     return rows
 
 
@@ -136,10 +152,14 @@ def _missing(missing: int, records: int, forget: str, train: str) -> str:
     )
 
 
-_EVERYTHING = "the forget set is the whole training set: nothing is left to retain; delete the model instead"
+_EVERYTHING = (
+    "the forget set is the whole training set: nothing is left to retain; delete the model instead"
+)
 
 
-def _split(train: Records, test: Records | None, forget: Tensor, name: str, target: int | None) -> UnlearningData:
+def _split(
+    train: Records, test: Records | None, forget: Tensor, name: str, target: int | None
+) -> UnlearningData:
     stays = torch.ones(len(train), dtype=torch.bool)
     stays[forget] = False
     retain = stays.nonzero().flatten()
@@ -153,4 +173,6 @@ def _class_number(data: ImageData, target: str | int) -> int:
         return data.classes.index(str(target))
     if str(target).isdigit() and int(target) < len(data.classes):
         return int(target)
-    raise HamuError(f"class {target!r} does not exist in {data.source}; choose one of {', '.join(data.classes)}")
+    raise HamuError(
+        f"class {target!r} does not exist in {data.source}; choose one of {', '.join(data.classes)}"
+    )

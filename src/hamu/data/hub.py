@@ -17,7 +17,9 @@ def loading(source: str, split: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # offline, unknown name, no such split: the hub's own words say which
+    except (
+        Exception
+    ) as error:  # offline, unknown name, no such split: the hub's own words say which
         raise HamuError(
             f"{source} ({split}) cannot be loaded: {first_line(error)}; without network, name a local file or folder"
         ) from error

@@ -20,18 +20,34 @@ from hamu.data.hub import loading
 from hamu.data.images import ImageData
 from hamu.data.packed import check_unpacked, parquet_table
 from hamu.data.parts import parts_of
+from hamu.data.sources import DIGITS, HUB, existing, is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.sources import DIGITS, HUB, existing, is_of_hub
 
 CLASSES = "classes"  # an npz may hold their names
 _IMAGE_SUFFIXES = {
-    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+    *(
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".webp",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+    )
 }
 _OF_WINDOWS = {"thumbs.db", "desktop.ini"}
 _OF_16_BITS = ("PPM", "PNG")  # formats of which Pillow's mode "I" is 16 bits a pixel
 _LARGEST = 4096  # pixels of a side
 _MOST_CLASSES = 100_000
-_ALIASES = {"image": ("image", "img", "images", "pixel_values", "x"), "label": ("label", "labels", "fine_label", "y")}
+_ALIASES = {
+    "image": ("image", "img", "images", "pixel_values", "x"),
+    "label": ("label", "labels", "fine_label", "y"),
+}
 
 
 def read_images(
@@ -88,7 +104,9 @@ def read_images(
 def has_test_split(source: str) -> bool:
     """Whether `read_images(source, "test")` reads something other than the training data."""
     path = Path(source)
-    return source == DIGITS or (path.is_dir() and bool(_inner(path, "test") or parts_of(path, "test")))
+    return source == DIGITS or (
+        path.is_dir() and bool(_inner(path, "test") or parts_of(path, "test"))
+    )
 
 
 def _inner(folder: Path, split: str) -> Path | None:
@@ -102,7 +120,11 @@ def _inner(folder: Path, split: str) -> Path | None:
 
 def _holds_folders(folder: Path) -> bool:
     """Whether there are folders in it that may be classes: with images, or with nothing beside them."""
-    inside = [child for child in folder.iterdir() if not _is_of_tools(child.name)] if folder.is_dir() else []
+    inside = (
+        [child for child in folder.iterdir() if not _is_of_tools(child.name)]
+        if folder.is_dir()
+        else []
+    )
     folders = [child for child in inside if child.is_dir()]
     return any(_is_image(file) for child in folders for file in child.iterdir()) or (
         bool(folders) and not any(map(_is_image, inside))
@@ -126,11 +148,15 @@ def _digits(split: str, size: int | None, channels: int | None) -> ImageData:
     rows = np.arange(len(digits.target))
     rows = rows[rows % 5 == 4] if split == "test" else rows[rows % 5 != 4]
     pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
-    pictures = ((f"digit {row}", Image.fromarray(image)) for row, image in zip(rows, pixels, strict=True))
+    pictures = (
+        (f"digit {row}", Image.fromarray(image)) for row, image in zip(rows, pixels, strict=True)
+    )
     return _decoded(pictures, digits.target[rows], tuple("0123456789"), DIGITS, size, channels)
 
 
-def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
+def _npz(
+    path: Path, columns: dict[str, str | None], size: int | None, channels: int | None
+) -> ImageData:
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
@@ -140,29 +166,45 @@ def _npz(path: Path, columns: dict[str, str | None], size: int | None, channels:
             check_unpacked(path, sum(member.file_size for member in arrays.zip.infolist()))
             images, labels = arrays[names["image"]], arrays[names["label"]]
             if not (isinstance(images, np.ndarray) and isinstance(labels, np.ndarray)):
-                raise HamuError(f"{path} holds something else than arrays as {' and '.join(names.values())}")
+                raise HamuError(
+                    f"{path} holds something else than arrays as {' and '.join(names.values())}"
+                )
             classes = _class_names(arrays[CLASSES], path) if CLASSES in arrays.files else None
     except HamuError:
         raise
     except Exception as error:  # numpy raises many kinds for a damaged archive; the cause is kept
         raise HamuError(f"{path} cannot be read as npz: {first_line(error)}") from error
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] not in (1, 3, 4)):
+    if (
+        images.dtype != np.uint8
+        or images.ndim not in (3, 4)
+        or (images.ndim == 4 and images.shape[3] not in (1, 3, 4))
+    ):
         raise HamuError(
             f"the images in {path} have type {images.dtype} and shape {images.shape}; expected uint8 [N, H, W] or "
             f"[N, H, W, C] with 1, 3 or 4 channels last"
         )
     if labels.ndim != 1:
-        raise HamuError(f"the labels in {path} have shape {labels.shape}; expected one number per image, [N]")
+        raise HamuError(
+            f"the labels in {path} have shape {labels.shape}; expected one number per image, [N]"
+        )
     if len(images) != len(labels):
-        raise HamuError(f"{path} has {len(images)} images but {len(labels)} labels; they must be as many")
+        raise HamuError(
+            f"{path} has {len(images)} images but {len(labels)} labels; they must be as many"
+        )
     if _are_as_wanted(images, size, channels):
         pixels = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
         return _image_data(pixels, labels, classes, str(path), np.arange(len(images)))
     pictures = (
-        Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image) for image in images
+        Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image)
+        for image in images
     )
     return _decoded(
-        ((f"image {i}", picture) for i, picture in enumerate(pictures)), labels, classes, str(path), size, channels
+        ((f"image {i}", picture) for i, picture in enumerate(pictures)),
+        labels,
+        classes,
+        str(path),
+        size,
+        channels,
     )
 
 
@@ -181,29 +223,50 @@ def _are_as_wanted(images: np.ndarray, size: int | None, channels: int | None) -
 
 
 def _class_names(names: Any, path: Path) -> tuple[str, ...]:
-    if not isinstance(names, np.ndarray) or names.ndim != 1 or names.dtype.kind != "U" or len({*names}) < len(names):
-        raise HamuError(f"the classes in {path} are not names; expected a text for each label from 0, no two alike")
+    if (
+        not isinstance(names, np.ndarray)
+        or names.ndim != 1
+        or names.dtype.kind != "U"
+        or len({*names}) < len(names)
+    ):
+        raise HamuError(
+            f"the classes in {path} are not names; expected a text for each label from 0, no two alike"
+        )
     return tuple(names.tolist())
 
 
 def _folder(path: Path, size: int | None, channels: int | None) -> ImageData:
-    classes = _in_order([child.name for child in path.iterdir() if child.is_dir() and not _is_of_tools(child.name)])
-    files = [(file, number) for number, name in enumerate(classes) for file in _images_of_class(path / name)]
+    classes = _in_order(
+        [child.name for child in path.iterdir() if child.is_dir() and not _is_of_tools(child.name)]
+    )
+    files = [
+        (file, number)
+        for number, name in enumerate(classes)
+        for file in _images_of_class(path / name)
+    ]
     if not files:
         raise HamuError(
             f"{path} holds no images; expected one subfolder per class with image files in it, or for texts a "
             f"train.jsonl, .json, .csv or .parquet"
         )
     labels = np.array([number for _, number in files])
-    data = _decoded(((str(file), file) for file, _ in files), labels, classes, str(path), size, channels)
+    data = _decoded(
+        ((str(file), file) for file, _ in files), labels, classes, str(path), size, channels
+    )
     return replace(data, left_out=_left_out(path, classes))
 
 
 def _left_out(path: Path, classes: Iterable[str]) -> tuple[str, ...]:
     """The images beside the folders of the classes, and the files in these that are no images by their names."""
-    others = (file for name in classes for file in path.joinpath(name).iterdir() if not _is_image(file))
+    others = (
+        file for name in classes for file in path.joinpath(name).iterdir() if not _is_image(file)
+    )
     found = [*filter(_is_image, path.iterdir()), *(file for file in others if file.is_file())]
-    return tuple(sorted(str(f) for f in found if not _is_of_tools(f.name) and f.name.lower() not in _OF_WINDOWS))
+    return tuple(
+        sorted(
+            str(f) for f in found if not _is_of_tools(f.name) and f.name.lower() not in _OF_WINDOWS
+        )
+    )
 
 
 def _in_order(names: list[str]) -> tuple[str, ...]:
@@ -234,7 +297,11 @@ def _images_of_class(folder: Path) -> list[Path]:
 
 
 def _parquet(
-    files: Sequence[Path], path: Path, columns: dict[str, str | None], size: int | None, channels: int | None
+    files: Sequence[Path],
+    path: Path,
+    columns: dict[str, str | None],
+    size: int | None,
+    channels: int | None,
 ) -> ImageData:
     import datasets
 
@@ -243,12 +310,16 @@ def _parquet(
         table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(files)))
     except HamuError:
         raise
-    except Exception as error:  # the file itself, or what it says about its columns; the cause is kept
+    except (
+        Exception
+    ) as error:  # the file itself, or what it says about its columns; the cause is kept
         raise HamuError(f"{path} cannot be read as parquet: {first_line(error)}") from error
     return _table(table, str(path), columns, size, channels)
 
 
-def _hub(source: str, split: str, columns: dict[str, str | None], size: int | None, channels: int | None) -> ImageData:
+def _hub(
+    source: str, split: str, columns: dict[str, str | None], size: int | None, channels: int | None
+) -> ImageData:
     import datasets
 
     with loading(source, split):
@@ -272,7 +343,9 @@ def _table(
     try:
         raw = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
     except (pyarrow.ArrowException, ValueError, TypeError) as error:
-        raise HamuError(f"the column {image} of {source} holds no images: {first_line(error)}") from error
+        raise HamuError(
+            f"the column {image} of {source} holds no images: {first_line(error)}"
+        ) from error
     items = ((f"row {i}", _encoded(value)) for i, value in enumerate(raw))
     return _decoded(items, np.asarray(table[label]), classes, source, size, channels)
 
@@ -290,7 +363,9 @@ def _column(names: Iterable[str], role: str, wanted: str | None, source: object)
         if candidate in names:
             return candidate
     looked = repr(wanted) if wanted else " or ".join(_ALIASES[role])
-    raise HamuError(f"{source} has no {role} column {looked}; it has {', '.join(names)}; name it with --{role}_column")
+    raise HamuError(
+        f"{source} has no {role} column {looked}; it has {', '.join(names)}; name it with --{role}_column"
+    )
 
 
 def _decoded(
@@ -322,7 +397,9 @@ def _decoded(
             return shaped(_upper_8_bits(picture) if picture.mode.startswith("I") else picture)
         except HamuError:
             raise
-        except Exception as error:  # a damaged picture can raise anything in its decoder; the cause is kept
+        except (
+            Exception
+        ) as error:  # a damaged picture can raise anything in its decoder; the cause is kept
             raise HamuError(
                 f"{name} of {source} is not a readable image: {first_line(error)}; remove or repair it"
             ) from None
@@ -347,7 +424,9 @@ def _decoded(
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) > 1:
         listed = ", ".join("x".join(map(str, shape[1:])) for shape in shapes[:3])
-        raise HamuError(f"the images of {source} differ in size ({listed}, ...); give --image_size to resize them")
+        raise HamuError(
+            f"the images of {source} differ in size ({listed}, ...); give --image_size to resize them"
+        )
     return _image_data(np.stack(arrays), labels, classes, source, np.arange(len(arrays)))
 
 
@@ -365,10 +444,16 @@ def _lower_8_bits(picture: Image.Image) -> Image.Image:
 
 
 def _image_data(
-    pixels: np.ndarray, labels: np.ndarray, classes: tuple[str, ...] | None, source: str, rows: np.ndarray
+    pixels: np.ndarray,
+    labels: np.ndarray,
+    classes: tuple[str, ...] | None,
+    source: str,
+    rows: np.ndarray,
 ) -> ImageData:
     if not np.issubdtype(labels.dtype, np.integer):
-        raise HamuError(f"the labels of {source} have type {labels.dtype}; expected whole numbers from 0")
+        raise HamuError(
+            f"the labels of {source} have type {labels.dtype}; expected whole numbers from 0"
+        )
     most = _MOST_CLASSES if classes is None else len(classes)
     if labels.min() < 0 or labels.max() >= most:
         wrong = labels.min() if labels.min() < 0 else labels.max()

@@ -53,7 +53,9 @@ class ImageData(Dataset[dict[str, Tensor]]):
         values = self.pixels[index].float().div_(255.0)
         if self.mean:
             shape = (1, len(self.mean), 1, 1)
-            values.sub_(torch.tensor(self.mean).view(shape)).div_(torch.tensor(self.std).view(shape))
+            values.sub_(torch.tensor(self.mean).view(shape)).div_(
+                torch.tensor(self.std).view(shape)
+            )
         return {"pixel_values": values, "labels": self.labels[index]}
 
     def normalized(self, mean: Sequence[float], std: Sequence[float]) -> ImageData:
@@ -63,7 +65,9 @@ class ImageData(Dataset[dict[str, Tensor]]):
     def select(self, positions: Tensor | Sequence[int]) -> ImageData:
         """The images at these positions, in this order."""
         index = torch.as_tensor(positions, dtype=torch.long)
-        return replace(self, pixels=self.pixels[index], labels=self.labels[index], rows=self.rows[index])
+        return replace(
+            self, pixels=self.pixels[index], labels=self.labels[index], rows=self.rows[index]
+        )
 
     def matched(self, other: ImageData) -> ImageData:
         """A second data set in a form that fits this one: the same shape, labels numbered by these classes.
@@ -71,7 +75,9 @@ class ImageData(Dataset[dict[str, Tensor]]):
         Raises:
             HamuError: if the shapes differ, or it has a class that does not occur here.
         """
-        if other.pixels.shape[1] == 1 and self.pixels.shape[1] == 3:  # as within one source: grey becomes RGB
+        if (
+            other.pixels.shape[1] == 1 and self.pixels.shape[1] == 3
+        ):  # as within one source: grey becomes RGB
             other = replace(other, pixels=other.pixels.repeat(1, 3, 1, 1))
         if other.pixels.shape[1:] != self.pixels.shape[1:]:
             raise HamuError(
@@ -100,7 +106,9 @@ class ImageData(Dataset[dict[str, Tensor]]):
         labels = self.labels.tolist()
         flat = self.pixels.flatten(1).numpy()
         return [
-            hashlib.blake2b(row.tobytes(), digest_size=16, salt=label.to_bytes(8, "little")).digest()
+            hashlib.blake2b(
+                row.tobytes(), digest_size=16, salt=label.to_bytes(8, "little")
+            ).digest()
             for row, label in zip(flat, labels, strict=True)
         ]
 

@@ -41,7 +41,9 @@ def parquet_table(files: Sequence[Path]) -> Any:
     size = 0
     for path in files:
         about = parquet.read_metadata(path)
-        size += sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+        size += sum(
+            about.row_group(number).total_byte_size for number in range(about.num_row_groups)
+        )
         check_unpacked(path, size)
     return pyarrow.concat_tables([parquet.read_table(path) for path in files])
 
@@ -59,6 +61,7 @@ def text_columns(path: Path) -> list[str]:
         return []
     inner = [field.type for kind in schema.types if pyarrow.types.is_struct(kind) for field in kind]
     has_bytes = any(
-        pyarrow.types.is_binary(one) or pyarrow.types.is_large_binary(one) for one in [*schema.types, *inner]
+        pyarrow.types.is_binary(one) or pyarrow.types.is_large_binary(one)
+        for one in [*schema.types, *inner]
     )
     return [] if has_bytes else list(schema.names)

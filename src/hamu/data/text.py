@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hamu.core.objectives import IGNORED
 from hamu.data.tokenizing import prompts_and_answers
 from hamu.errors import HamuError
-from hamu.objectives import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,7 +62,9 @@ class TextRecords:
     def select(self, positions: Tensor | Sequence[int]) -> TextRecords:
         """The records at these positions, in this order."""
         index = torch.as_tensor(positions, dtype=torch.long)
-        return replace(self, records=tuple(self.records[i] for i in index.tolist()), rows=self.rows[index])
+        return replace(
+            self, records=tuple(self.records[i] for i in index.tolist()), rows=self.rows[index]
+        )
 
     def matched(self, other: TextRecords) -> TextRecords:
         """A second data set in a form that fits this one: any text does."""
@@ -71,7 +73,9 @@ class TextRecords:
     def digests(self) -> list[bytes]:
         """A digest of each record's prompt and answer, by which equal records are recognised."""
         return [
-            hashlib.blake2b(f"{len(r.prompt)} {r.prompt}{r.answer}".encode(), digest_size=16).digest()
+            hashlib.blake2b(
+                f"{len(r.prompt)} {r.prompt}{r.answer}".encode(), digest_size=16
+            ).digest()
             for r in self.records
         ]
 
@@ -87,7 +91,9 @@ class TextRecords:
         for row, record in zip(self.rows.tolist(), self.records, strict=True):
             value = record.fields.get(column)
             if not value:
-                raise HamuError(f"row {row} of {self.source} has no {column}; this figure needs one for each record")
+                raise HamuError(
+                    f"row {row} of {self.source} has no {column}; this figure needs one for each record"
+                )
             other = _other_than_texts(value)
             if other is not None:
                 raise HamuError(
@@ -96,7 +102,10 @@ class TextRecords:
             said = record.answer.removeprefix(record.answer_prefix)
             lead = record.answer_prefix + said[: len(said) - len(said.lstrip())]
             for answer in [value] if isinstance(value, str) else value:
-                messages = record.messages and (*record.messages[:-1], {**record.messages[-1], "content": answer})
+                messages = record.messages and (
+                    *record.messages[:-1],
+                    {**record.messages[-1], "content": answer},
+                )
                 found.append(replace(record, answer=lead + answer, messages=messages))
                 rows.append(row)
         return TextRecords(tuple(found), self.source, torch.tensor(rows))
@@ -121,7 +130,9 @@ def _is_list_as_text(text: str) -> bool:
         return False
     try:
         found = ast.literal_eval(text.strip())
-        return isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)
+        return (
+            isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)
+        )
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
 
@@ -173,7 +184,10 @@ class TextData(Dataset[dict[str, Tensor]]):
 
 
 def encode(
-    texts: TextRecords, tokenizer: PreTrainedTokenizerBase, max_length: int = 512, loss_on: LossOn = "answer"
+    texts: TextRecords,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int = 512,
+    loss_on: LossOn = "answer",
 ) -> TextData:
     """Turn records into tokens.
 
@@ -197,8 +211,12 @@ def encode(
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     pairs = prompts_and_answers(texts.records, tokenizer, texts.source)
     tokens, starts, truncated = [], [], 0
-    for row, record, (prompt, answer) in zip(texts.rows.tolist(), texts.records, pairs, strict=True):
-        if end and end[0] in answer and record.messages:  # a chat template writes its end, and sometimes more behind it
+    for row, record, (prompt, answer) in zip(
+        texts.rows.tolist(), texts.records, pairs, strict=True
+    ):
+        if (
+            end and end[0] in answer and record.messages
+        ):  # a chat template writes its end, and sometimes more behind it
             answer = answer[: len(answer) - 1 - answer[::-1].index(end[0])]
         elif end and answer[-1:] == end:
             answer = answer[:-1]  # it has one already
@@ -210,7 +228,9 @@ def encode(
                 f"{len(prompt)}); give a larger --max_length, or leave the record out"
             )
         if len(ids) < 2:
-            raise HamuError(f"row {row} of {texts.source} is one token, which nothing precedes; leave the record out")
+            raise HamuError(
+                f"row {row} of {texts.source} is one token, which nothing precedes; leave the record out"
+            )
         tokens.append(torch.tensor(ids[:max_length], dtype=torch.int32))
         starts.append(len(prompt) if loss_on == "answer" else 1)
     return TextData(texts, tuple(tokens), tuple(starts), truncated)
@@ -233,6 +253,10 @@ class TextCollator:
         ids = [item["input_ids"] for item in items]
         return {
             "input_ids": pad(ids, batch_first=True, padding_value=self._pad),
-            "attention_mask": pad([torch.ones_like(i) for i in ids], batch_first=True, padding_value=0),
-            "labels": pad([item["labels"] for item in items], batch_first=True, padding_value=IGNORED),
+            "attention_mask": pad(
+                [torch.ones_like(i) for i in ids], batch_first=True, padding_value=0
+            ),
+            "labels": pad(
+                [item["labels"] for item in items], batch_first=True, padding_value=IGNORED
+            ),
         }

@@ -21,9 +21,9 @@ import torch
 from hamu.data.hub import loading
 from hamu.data.packed import parquet_table, text_columns
 from hamu.data.parts import parts_of
+from hamu.data.sources import HUB, MINIATURE, existing, is_of_hub
 from hamu.data.text import TextRecord, TextRecords
 from hamu.errors import HamuError, first_line
-from hamu.sources import HUB, MINIATURE, existing, is_of_hub
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
@@ -71,12 +71,16 @@ def read_text(
         raise HamuError(f"{source} is empty: it has no records")
     numbers = list(range(len(rows)))
     if source == MINIATURE:
-        numbers = [i for i in numbers if rows[i]["split"] == ("train" if split == "train" else "holdout")]
+        numbers = [
+            i for i in numbers if rows[i]["split"] == ("train" if split == "train" else "holdout")
+        ]
     make = _shape(rows[0], source, prompt_column, answer_column, question_template, answer_prefix)
     records = []
     for number in numbers:
         if not isinstance(rows[number], dict):
-            raise HamuError(f"row {number} of {source} is a {type(rows[number]).__name__}; expected a record")
+            raise HamuError(
+                f"row {number} of {source} is a {type(rows[number]).__name__}; expected a record"
+            )
         records.append(make(number, rows[number]))
     return TextRecords(tuple(records), source, torch.tensor(numbers))
 
@@ -93,7 +97,9 @@ def is_text(source: str) -> bool:
         inner = _inner(path, "train")
         return bool(inner) and is_text(str(inner[0]))
     columns = text_columns(path) if path.suffix.lower() == ".parquet" and path.is_file() else []
-    return "text" in columns or any(set(shape) <= set(columns) for shape in (*_PAIRS, *((c,) for c in _CONVERSATIONS)))
+    return "text" in columns or any(
+        set(shape) <= set(columns) for shape in (*_PAIRS, *((c,) for c in _CONVERSATIONS))
+    )
 
 
 def has_test_split(source: str) -> bool:
@@ -111,7 +117,9 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     """
     parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
     if parsed is None:
-        raise HamuError(f"the filter {expression!r} cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX")
+        raise HamuError(
+            f"the filter {expression!r} cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX"
+        )
     column, operator, value = parsed.groups()
     try:
         found = re.compile(value).search if operator == "~" else None
@@ -121,7 +129,9 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     for position, record in enumerate(texts.records):
         if column not in record.fields:
             has = _names(record.fields, texts.source)
-            raise HamuError(f"record {position} of {texts.source} has no column {column}; it has {has}")
+            raise HamuError(
+                f"record {position} of {texts.source} has no column {column}; it has {has}"
+            )
         written = _written(record.fields[column])
         if any(map(found, written)) if found else (value in written) == (operator == "="):
             chosen.append(position)
@@ -145,7 +155,11 @@ def _names(columns: Iterable[Any], source: str) -> str:
 
 def _written(value: Any) -> set[str]:
     """How a filter may name a value: as Python writes it, and true, false and null as JSON does."""
-    return {str(value), json.dumps(value)} if value is None or isinstance(value, bool) else {str(value)}
+    return (
+        {str(value), json.dumps(value)}
+        if value is None or isinstance(value, bool)
+        else {str(value)}
+    )
 
 
 def _rows(source: str, split: str) -> Iterable[Any]:
@@ -174,7 +188,9 @@ def _rows(source: str, split: str) -> Iterable[Any]:
 def _inner(folder: Path, split: str) -> list[Path]:
     """The file of a split, or its parts; none if it has neither."""
     files = {file.name.lower(): file for file in sorted(folder.iterdir()) if file.is_file()}
-    found = next((files[f"{split}{suffix}"] for suffix in SUFFIXES if f"{split}{suffix}" in files), None)
+    found = next(
+        (files[f"{split}{suffix}"] for suffix in SUFFIXES if f"{split}{suffix}" in files), None
+    )
     return parts_of(folder, split) if found is None else [found]
 
 
@@ -187,7 +203,9 @@ def _csv(content: str, path: Path) -> list[Any]:
         twice = next((name for name in columns if name and columns.count(name) > 1), None)
         if twice is not None:
             all_names = _names(columns, str(path))
-            raise HamuError(f"{path} has the column {twice} twice, among {all_names}; rename or remove one")
+            raise HamuError(
+                f"{path} has the column {twice} twice, among {all_names}; rename or remove one"
+            )
         for row in reader:
             beyond = row.pop(None, None)
             if beyond and any(beyond):  # a comma at the end of each line is none
@@ -197,7 +215,9 @@ def _csv(content: str, path: Path) -> list[Any]:
                 )
             rows.append(row)
     except csv.Error as error:
-        raise HamuError(f"line {reader.line_num} of {path} cannot be read as CSV: {error}") from error
+        raise HamuError(
+            f"line {reader.line_num} of {path} cannot be read as CSV: {error}"
+        ) from error
     return rows
 
 
@@ -242,7 +262,12 @@ def _hub(source: str, split: str) -> list[Any]:
 
 
 def _shape(
-    first: Any, source: str, prompt_column: str | None, answer_column: str | None, template: str, prefix: str
+    first: Any,
+    source: str,
+    prompt_column: str | None,
+    answer_column: str | None,
+    template: str,
+    prefix: str,
 ) -> Callable[[int, dict[str, Any]], TextRecord]:
     """How a row of this source becomes a record, judged by its first row."""
     columns = list(first) if isinstance(first, dict) else []
@@ -264,13 +289,17 @@ def _shape(
 
     if answer_column == _PLAIN and _PLAIN not in columns:
         if (prompt_column or "text") not in columns:
-            raise HamuError(f"{source} has no column {prompt_column or 'text'}; it has {_names(columns, source)}")
+            raise HamuError(
+                f"{source} has no column {prompt_column or 'text'}; it has {_names(columns, source)}"
+            )
         return plain
     if prompt_column or answer_column:
         pair = (prompt_column or "question", answer_column or "answer")
         missing = [name for name in pair if name not in columns]
         if missing:
-            raise HamuError(f"{source} has no column {missing[0]}; it has {_names(columns, source)}")
+            raise HamuError(
+                f"{source} has no column {missing[0]}; it has {_names(columns, source)}"
+            )
     else:
         conversation = next((name for name in _CONVERSATIONS if name in columns), None)
         if conversation:
@@ -296,7 +325,11 @@ def _shape(
     def prompt(number: int, row: dict[str, Any]) -> str:
         """An instruction stands above what it is about, where there is that."""
         asked = cell(number, row, pair[0], True)
-        about = cell(number, row, "input", True) if pair == _ALPACA and row.get("input") is not None else ""
+        about = (
+            cell(number, row, "input", True)
+            if pair == _ALPACA and row.get("input") is not None
+            else ""
+        )
         return f"{asked}\n{about}" if about else asked
 
     return lambda number, row: TextRecord(prompt(number, row), cell(number, row, pair[1]), row)
@@ -319,7 +352,10 @@ def _check_no_answer(columns: Sequence[str], source: str) -> None:
 def _conversation(number: int, row: dict[str, Any], column: str, source: str) -> TextRecord:
     messages = row.get(column)
     well_formed = isinstance(messages, list) and all(
-        isinstance(m, dict) and isinstance(m.get("content"), str) and _is_unicode(m["content"]) and "role" in m
+        isinstance(m, dict)
+        and isinstance(m.get("content"), str)
+        and _is_unicode(m["content"])
+        and "role" in m
         for m in messages
     )
     if not messages or not well_formed or messages[-1]["role"] != "assistant":

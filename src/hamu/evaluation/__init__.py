@@ -13,11 +13,21 @@ from hamu.evaluation.likelihood import (
     truth_ratio_scores,
     truth_ratios,
 )
-from hamu.evaluation.membership import AttackScores, MembershipInference, loss_attack, membership_inference
+from hamu.evaluation.membership import (
+    AttackScores,
+    MembershipInference,
+    loss_attack,
+    membership_inference,
+)
 from hamu.evaluation.metrics import Metric, build_metrics, further_figures, metric_classes
 from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
-from hamu.evaluation.text_membership import membership_scores, min_k_scores, privleak, text_membership
+from hamu.evaluation.text_membership import (
+    membership_scores,
+    min_k_scores,
+    privleak,
+    text_membership,
+)
 from hamu.evaluation.tofu import TofuSets, tofu_report
 
 __all__ = [

@@ -47,12 +47,16 @@ def classifier_report(
                 f"both need the same"
             )
     sets, others = (_with_test_without(one, target_class) for one in (predictions, reference or {}))
-    report: dict[str, Any] = {name: _figures(p, classes) for name, p in sets.items() if len(p.labels)}
+    report: dict[str, Any] = {
+        name: _figures(p, classes) for name, p in sets.items() if len(p.labels)
+    }
     report["membership_inference"] = _inference(predictions, seed)
     if reference is not None:
         pairs = {name: (ours, others[name]) for name, ours in sets.items() if len(ours.labels)}
         report["against_retain_model"] = {name: _against(*pair) for name, pair in pairs.items()}
-        report["against_retain_model_per_class"] = {name: _per_class(*pair, classes) for name, pair in pairs.items()}
+        report["against_retain_model_per_class"] = {
+            name: _per_class(*pair, classes) for name, pair in pairs.items()
+        }
         theirs = _inference(reference, seed)
         report["retain_model"] = {
             "membership_inference": theirs,
@@ -61,7 +65,9 @@ def classifier_report(
     return report
 
 
-def _with_test_without(predictions: Mapping[str, Predictions], label: int | None) -> dict[str, Predictions]:
+def _with_test_without(
+    predictions: Mapping[str, Predictions], label: int | None
+) -> dict[str, Predictions]:
     """All sets, and the test data of all other classes."""
     found = dict(predictions)
     if label is not None and "test" in found:
@@ -76,7 +82,9 @@ def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, A
     return None if found is None else asdict(found)
 
 
-def _difference(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> dict[str, float] | None:
+def _difference(
+    ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None
+) -> dict[str, float] | None:
     if ours is None or theirs is None:
         return None
     return {key: ours[key] - theirs[key] for key in ("accuracy", "auc")}
@@ -89,7 +97,9 @@ def _figures(predictions: Predictions, classes: Sequence[str]) -> dict[str, Any]
         "accuracy": predictions.correct.double().mean().item(),
         "samples": len(predictions.labels),
         "per_class_loss": {name: one.losses.mean().item() for name, one in by_class.items()},
-        "per_class_accuracy": {name: one.correct.double().mean().item() for name, one in by_class.items()},
+        "per_class_accuracy": {
+            name: one.correct.double().mean().item() for name, one in by_class.items()
+        },
     }
 
 
@@ -101,8 +111,13 @@ def _members(predictions: Predictions, classes: Sequence[str]) -> Iterator[tuple
             yield name, members
 
 
-def _per_class(ours: Predictions, reference: Predictions, classes: Sequence[str]) -> dict[str, dict[str, float]]:
-    return {name: _against(_of(ours, among), _of(reference, among)) for name, among in _members(ours, classes)}
+def _per_class(
+    ours: Predictions, reference: Predictions, classes: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    return {
+        name: _against(_of(ours, among), _of(reference, among))
+        for name, among in _members(ours, classes)
+    }
 
 
 def _against(ours: Predictions, reference: Predictions) -> dict[str, float]:
@@ -113,7 +128,9 @@ def _against(ours: Predictions, reference: Predictions) -> dict[str, float]:
     agree = ours.logits.argmax(-1) == reference.logits.argmax(-1)
     return {
         "loss_difference": (ours.losses.mean() - reference.losses.mean()).item(),
-        "accuracy_difference": (ours.correct.double().mean() - reference.correct.double().mean()).item(),
+        "accuracy_difference": (
+            ours.correct.double().mean() - reference.correct.double().mean()
+        ).item(),
         "kl": kl.item(),
         "agreement": agree.double().mean().item(),
     }

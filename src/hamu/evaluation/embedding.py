@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from hamu.core.forward import predict_logits
+from hamu.core.modes import evaluating
 from hamu.errors import HamuError
-from hamu.forward import predict_logits
-from hamu.modes import evaluating
 
 
 @torch.no_grad()
 def embed(
-    model: nn.Module, data: Dataset[Any], batch_size: int, collate: Callable[[Any], Mapping[str, Tensor]]
+    model: nn.Module,
+    data: Dataset[Any],
+    batch_size: int,
+    collate: Callable[[Any], Mapping[str, Tensor]],
 ) -> Tensor:
     """What goes into the classifier's last linear layer, [N, D] float32 on the CPU, in evaluation mode.
 
@@ -35,7 +38,9 @@ def embed(
         raise HamuError("the model has no linear layer whose input could be shown")
     device = next(model.parameters()).device
     found: list[Tensor] = []
-    handle = layers[-1].register_forward_pre_hook(lambda _, given: found.append(given[0].float().cpu()))
+    handle = layers[-1].register_forward_pre_hook(
+        lambda _, given: found.append(given[0].float().cpu())
+    )
     try:
         with evaluating(model):
             for batch in DataLoader(data, batch_size=batch_size, collate_fn=collate):

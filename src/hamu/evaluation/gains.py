@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-LARGEST_RETAIN_LOSS = 1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
+LARGEST_RETAIN_LOSS = (
+    1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
+)
 
 
 class Gains(NamedTuple):
@@ -26,7 +28,9 @@ class Gains(NamedTuple):
         Args:
             before, after: the loss on each side of either, in nats.
         """
-        return cls(retain=before["retain"] - after["retain"], forget=after["forget"] - before["forget"])
+        return cls(
+            retain=before["retain"] - after["retain"], forget=after["forget"] - before["forget"]
+        )
 
     @property
     def joint(self) -> float:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from hamu.core.modes import evaluating
 from hamu.errors import HamuError
 from hamu.models.language import longest_text
-from hamu.modes import evaluating
 
 if TYPE_CHECKING:
     from hamu.data import TextData
@@ -56,14 +56,23 @@ def generate_answers(
     prompts = [data.prompt(i) for i in range(len(data))]
     for row, prompt in zip(data.texts.rows.tolist(), prompts, strict=True):
         if not len(prompt):
-            raise HamuError(f"row {row} of {data.texts.source} has no prompt to answer; give questions, not plain text")
+            raise HamuError(
+                f"row {row} of {data.texts.source} has no prompt to answer; give questions, not plain text"
+            )
     device = next(model.parameters()).device
     ends = _ends(model, tokenizer)
     pad = ends[0] if ends else 0  # a tokenizer's own may have no embedding in the model
     most = longest_text(model)
-    room = [max_new_tokens if most is None else max(1, min(max_new_tokens, most - len(p))) for p in prompts]
+    room = [
+        max_new_tokens if most is None else max(1, min(max_new_tokens, most - len(p)))
+        for p in prompts
+    ]
     answers = [""] * len(prompts)
-    drawn = {} if sampling_seed is None else {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+    drawn = (
+        {}
+        if sampling_seed is None
+        else {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+    )
     with evaluating(model), _plain_settings(model):
         if sampling_seed is not None:
             torch.manual_seed(sampling_seed)
@@ -91,7 +100,9 @@ def _plain_settings(model: Any) -> Iterator[None]:
     """The model without generation settings of its own, which would apply wherever a call leaves something open."""
     from transformers import GenerationConfig
 
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # an adapter asks its base
+    inner = (
+        model.get_base_model() if hasattr(model, "get_base_model") else model
+    )  # an adapter asks its base
     kept, inner.generation_config = inner.generation_config, GenerationConfig()
     try:
         yield
@@ -102,7 +113,9 @@ def _plain_settings(model: Any) -> Iterator[None]:
 def _batches(lengths: Sequence[int], room: Sequence[int], size: int) -> Iterator[list[int]]:
     """Prompts of like length together, all of a batch with room for the same number of tokens."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    for _, group in groupby(order, key=room.__getitem__):  # where it differs it falls with the length
+    for _, group in groupby(
+        order, key=room.__getitem__
+    ):  # where it differs it falls with the length
         places = list(group)
         yield from (places[start : start + size] for start in range(0, len(places), size))
 
@@ -116,7 +129,9 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
 
 def _until(ends: list[int], tokens: list[int]) -> list[int]:
     """What comes before the first end."""
-    return tokens[: next((place for place, token in enumerate(tokens) if token in ends), len(tokens))]
+    return tokens[
+        : next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+    ]
 
 
 def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
@@ -133,7 +148,10 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
     """
     from rouge_score.rouge_scorer import RougeScorer
 
-    latin, other = RougeScorer(["rougeL"], use_stemmer=True), RougeScorer(["rougeL"], tokenizer=_UnicodeWords())
+    latin, other = (
+        RougeScorer(["rougeL"], use_stemmer=True),
+        RougeScorer(["rougeL"], tokenizer=_UnicodeWords()),
+    )
 
     def recall(answer: str, reference: str) -> float:
         if not any(sign.isalnum() for sign in reference):
@@ -142,7 +160,10 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
         return float(found["rougeL"].recall)
 
     pairs = zip(answers, references, strict=True)
-    return torch.tensor([recall(answer.strip(), reference.strip()) for answer, reference in pairs], dtype=torch.float64)
+    return torch.tensor(
+        [recall(answer.strip(), reference.strip()) for answer, reference in pairs],
+        dtype=torch.float64,
+    )
 
 
 def _is_latin(text: str) -> bool:
@@ -156,7 +177,9 @@ class _UnicodeWords:
 
     def tokenize(self, text: str) -> list[str]:
         words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", text).casefold())
-        wide = {word: any(unicodedata.east_asian_width(sign) in "WF" for sign in word) for word in words}
+        wide = {
+            word: any(unicodedata.east_asian_width(sign) in "WF" for sign in word) for word in words
+        }
         return [part for word in words for part in (word if wide[word] else [word])]
 
 

@@ -60,17 +60,25 @@ def _intervals(sums: dict[str, np.ndarray], counts: dict[str, np.ndarray], seed:
     columns = np.stack([*(sums[name] for name in finite), *(counts[name] for name in finite)])
     draws = np.random.default_rng(seed)
     totals = np.stack(
-        [columns @ np.bincount(draws.integers(records, size=records), minlength=records) for _ in range(REPLICATES)]
+        [
+            columns @ np.bincount(draws.integers(records, size=records), minlength=records)
+            for _ in range(REPLICATES)
+        ]
     )
     figures = totals[:, : len(finite)] / totals[:, len(finite) :]
     low, high = np.quantile(figures, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0).tolist()
     return {name: (low[i], high[i]) for i, name in enumerate(finite)}
 
 
-def _per_record(predictions: Predictions | TokenPredictions) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _per_record(
+    predictions: Predictions | TokenPredictions,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """What each record adds to a figure's sum and to what that is divided by, [records] each."""
     if isinstance(predictions, Predictions):
-        sums = {"loss": predictions.losses.numpy(), "accuracy": predictions.correct.double().numpy()}
+        sums = {
+            "loss": predictions.losses.numpy(),
+            "accuracy": predictions.correct.double().numpy(),
+        }
         return sums, dict.fromkeys(sums, np.ones(len(predictions.labels)))
     tokens, correct = predictions.lengths.double(), predictions.correct.double()
     right = torch.zeros_like(tokens).index_add_(0, predictions.record, correct)
@@ -79,4 +87,7 @@ def _per_record(predictions: Predictions | TokenPredictions) -> tuple[dict[str, 
         "accuracy": right.numpy(),
         "probability": probabilities(predictions).numpy(),
     }
-    return sums, {name: (np.ones_like(one) if name == "probability" else tokens.numpy()) for name, one in sums.items()}
+    return sums, {
+        name: (np.ones_like(one) if name == "probability" else tokens.numpy())
+        for name, one in sums.items()
+    }

@@ -10,7 +10,9 @@ from hamu.evaluation.predictions import TokenPredictions
 from hamu.evaluation.text_membership import text_membership
 
 
-def text_report(predictions: Mapping[str, TokenPredictions], *, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def text_report(
+    predictions: Mapping[str, TokenPredictions], *, texts: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """The figures of a language model, ready for JSON.
 
     Args:

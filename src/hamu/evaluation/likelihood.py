@@ -20,7 +20,9 @@ def probabilities(predictions: TokenPredictions) -> Tensor:
     return torch.exp(-predictions.record_losses)
 
 
-def normalized_probabilities(answer: TokenPredictions, wrong: TokenPredictions, owner: Tensor) -> Tensor:
+def normalized_probabilities(
+    answer: TokenPredictions, wrong: TokenPredictions, owner: Tensor
+) -> Tensor:
     """P / (p + Σ_j p_j) of each record, [records] float64, where p = exp(-NLL) and j runs over its wrong answers.
 
     This is the probability that TOFU reports for real authors and world facts.
@@ -34,11 +36,15 @@ def normalized_probabilities(answer: TokenPredictions, wrong: TokenPredictions, 
         HamuError: if `owner` does not fit, or a record has no wrong answer.
     """
     _count(owner, wrong, answer)
-    odds = torch.exp(answer.record_losses[owner] - wrong.record_losses)  # p_j / p; no 0/0 where both vanish
+    odds = torch.exp(
+        answer.record_losses[owner] - wrong.record_losses
+    )  # p_j / p; no 0/0 where both vanish
     return 1.0 / (1.0 + _sums(odds, owner, answer.records))
 
 
-def truth_ratios(paraphrase: TokenPredictions, perturbed: TokenPredictions, owner: Tensor) -> Tensor:
+def truth_ratios(
+    paraphrase: TokenPredictions, perturbed: TokenPredictions, owner: Tensor
+) -> Tensor:
     """R = exp(-mean_j NLL(perturbed_j)) / exp(-NLL(paraphrase)) of each record, [records] float64.
 
     R is small where the model prefers the truth, and 1 where it does not care. The paper writes an arithmetic mean of
@@ -98,9 +104,15 @@ def _sums(values: Tensor, owner: Tensor, records: int) -> Tensor:
 
 def _count(owner: Tensor, wrong: TokenPredictions, right: TokenPredictions) -> Tensor:
     """The number of wrong answers of each record, at least 1."""
-    if len(owner) != wrong.records or (len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < right.records):
-        raise HamuError(f"owner must name one of {right.records} records for each of {wrong.records} wrong answers")
+    if len(owner) != wrong.records or (
+        len(owner) and not 0 <= int(owner.min()) <= int(owner.max()) < right.records
+    ):
+        raise HamuError(
+            f"owner must name one of {right.records} records for each of {wrong.records} wrong answers"
+        )
     count = torch.bincount(owner, minlength=right.records)
     if not count.all():
-        raise HamuError(f"record {int((count == 0).nonzero()[0])} has no wrong answer; each record needs at least one")
+        raise HamuError(
+            f"record {int((count == 0).nonzero()[0])} has no wrong answer; each record needs at least one"
+        )
     return count

@@ -69,7 +69,9 @@ class AttackScores:
         return nonmembers, members
 
 
-def membership_inference(forget: Predictions, test: Predictions, seed: int = 42) -> MembershipInference | None:
+def membership_inference(
+    forget: Predictions, test: Predictions, seed: int = 42
+) -> MembershipInference | None:
     """Attacks on the per-sample cross-entropy: a logistic regression (after Shokri et al. 2017), and a threshold.
 
     Each class contributes as many records of the forget as of the test set, drawn at random, so that the attacks cannot
@@ -97,8 +99,12 @@ def membership_inference(forget: Predictions, test: Predictions, seed: int = 42)
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
     # balanced: where the folds do not come out even, a regression must not gain or lose by their ratio
     attack = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced"))
-    guesses = cross_val_predict(attack, torch.cat(losses).numpy()[:, None], scores.is_member, cv=folds)
-    return MembershipInference(float((guesses == scores.is_member).mean()), scores.auc, len(scores.members))
+    guesses = cross_val_predict(
+        attack, torch.cat(losses).numpy()[:, None], scores.is_member, cv=folds
+    )
+    return MembershipInference(
+        float((guesses == scores.is_member).mean()), scores.auc, len(scores.members)
+    )
 
 
 def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
@@ -123,7 +129,9 @@ def _scores(members: Tensor, nonmembers: Tensor) -> AttackScores:
     return AttackScores(members.double().neg(), nonmembers.double().neg())
 
 
-def _matched_losses(forget: Predictions, test: Predictions, seed: int) -> tuple[Tensor, Tensor] | None:
+def _matched_losses(
+    forget: Predictions, test: Predictions, seed: int
+) -> tuple[Tensor, Tensor] | None:
     """Of the records that are compared; None if there are too few of them, or one is not finite."""
     members, nonmembers = _matched(forget.labels, test.labels, torch.Generator().manual_seed(seed))
     losses = forget.losses[members], test.losses[nonmembers]

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+from hamu.core.plugins import made, with_plugins
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.plugins import made, with_plugins
 
 _logger = logging.getLogger(__name__)
 
@@ -58,24 +58,34 @@ def build_metrics() -> dict[str, Metric]:
     return {name: made("metric", cls) for name, cls in metric_classes().items()}
 
 
-def further_figures(predictions: BySet, reference: BySet | None) -> dict[str, dict[str, float | None]]:
+def further_figures(
+    predictions: BySet, reference: BySet | None
+) -> dict[str, dict[str, float | None]]:
     """What these metrics measure, as `metrics` of a report; nothing if there are none.
 
     A metric that fails is not measured, and a warning says so: what came before it is not lost.
     """
     try:
         metrics = build_metrics()
-    except HamuError as error:  # a run is refused before it begins; here it may be one that is only looked at
+    except (
+        HamuError
+    ) as error:  # a run is refused before it begins; here it may be one that is only looked at
         _logger.warning("warning: %s; nothing further is measured", error)
         return {}
-    found = {name: _measured(name, metric, predictions, reference) for name, metric in metrics.items()}
+    found = {
+        name: _measured(name, metric, predictions, reference) for name, metric in metrics.items()
+    }
     return {"metrics": found} if found else {}
 
 
-def _measured(name: str, metric: Metric, predictions: BySet, reference: BySet | None) -> float | None:
+def _measured(
+    name: str, metric: Metric, predictions: BySet, reference: BySet | None
+) -> float | None:
     try:
         value = metric.measure(predictions, reference)
         return None if value is None else float(value)
     except Exception as error:  # its text may quote the data
-        _logger.warning("warning: the metric %s is not measured: it ended in %s", name, type(error).__name__)
+        _logger.warning(
+            "warning: the metric %s is not measured: it ended in %s", name, type(error).__name__
+        )
         return None

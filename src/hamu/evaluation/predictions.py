@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from hamu.core.forward import predict_logits
+from hamu.core.modes import evaluating
+from hamu.core.objectives import Scored
 from hamu.errors import HamuError
-from hamu.forward import predict_logits
-from hamu.modes import evaluating
-from hamu.objectives import Scored
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ def predict(
         HamuError: if the data set is empty.
     """
     logits, labels = [], []
-    for batch, moved in _batches(model, DataLoader(data, batch_size=batch_size, collate_fn=collate)):
+    for batch, moved in _batches(
+        model, DataLoader(data, batch_size=batch_size, collate_fn=collate)
+    ):
         logits.append(predict_logits(model, moved).float().cpu())
         labels.append(batch["labels"])
     return Predictions(torch.cat(logits), torch.cat(labels))
@@ -150,7 +152,9 @@ def predict_tokens(
             column.append(values.cpu())
     losses, correct, expected, spread, record = (torch.cat(column) for column in columns)
     back = record.argsort(stable=True)
-    return TokenPredictions(losses[back], correct[back], expected[back], spread[back], record[back], len(items))
+    return TokenPredictions(
+        losses[back], correct[back], expected[back], spread[back], record[back], len(items)
+    )
 
 
 def _most_likely(logits: Tensor) -> Tensor:
@@ -166,7 +170,9 @@ def _moments(log_p: Tensor) -> tuple[Tensor, Tensor]:
     return expected, (p * (known - expected[:, None]).square()).sum(-1).sqrt()
 
 
-def _batches(model: nn.Module, loader: DataLoader[Any]) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Tensor]]]:
+def _batches(
+    model: nn.Module, loader: DataLoader[Any]
+) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Tensor]]]:
     """Each batch as it is and on the model's device, the model in evaluation mode meanwhile."""
     device, any_batch = next(model.parameters()).device, False
     with evaluating(model):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from hamu.distributed import processes, rank
+from hamu.core.distributed import rank, world_size
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 
 Collate = Callable[[Any], Mapping[str, Tensor]]
@@ -31,7 +31,7 @@ def predict_shared(
         collate: makes a batch.
         is_text: whether they are texts.
     """
-    world = processes()
+    world = world_size()
     measure = predict_tokens if is_text else predict
     if world == 1:
         return measure(model, data, batch_size, collate)
@@ -55,6 +55,7 @@ def _tokens_of_all(found: list[TokenPredictions], length: int) -> TokenPredictio
     order = record.argsort(stable=True)
     order = order[record[order] < length]
     columns = (
-        torch.cat([getattr(one, name) for one in found])[order] for name in ("losses", "correct", "expected", "spread")
+        torch.cat([getattr(one, name) for one in found])[order]
+        for name in ("losses", "correct", "expected", "spread")
     )
     return TokenPredictions(*columns, record[order], length)

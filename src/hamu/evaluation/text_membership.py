@@ -43,7 +43,10 @@ def text_membership(
     Raises:
         HamuError: if texts and predictions do not fit, or k is not in (0, 1].
     """
-    members, nonmembers = membership_scores(forget, forget_texts, k), membership_scores(holdout, holdout_texts, k)
+    members, nonmembers = (
+        membership_scores(forget, forget_texts, k),
+        membership_scores(holdout, holdout_texts, k),
+    )
     scores = {name: AttackScores(members[name], nonmembers[name]) for name in members}
     finite = {name: bool(np.isfinite(attack.both).all()) for name, attack in scores.items()}
     if not (forget.records and holdout.records and any(finite.values())):
@@ -51,7 +54,9 @@ def text_membership(
     return {name: attack.auc if finite[name] else None for name, attack in scores.items()}
 
 
-def membership_scores(predictions: TokenPredictions, texts: Sequence[str], k: float = 0.2) -> dict[str, Tensor]:
+def membership_scores(
+    predictions: TokenPredictions, texts: Sequence[str], k: float = 0.2
+) -> dict[str, Tensor]:
     """Four scores of each record, [records] float64, over its n scored tokens.
 
     - `loss`: -NLL, the mean log p per token (Yeom et al. 2018).
@@ -70,10 +75,16 @@ def membership_scores(predictions: TokenPredictions, texts: Sequence[str], k: fl
         HamuError: if texts and predictions do not fit, or k is not in (0, 1].
     """
     if len(texts) != predictions.records:
-        raise HamuError(f"{len(texts)} texts do not fit the predictions of {predictions.records} records")
+        raise HamuError(
+            f"{len(texts)} texts do not fit the predictions of {predictions.records} records"
+        )
     loss = -predictions.record_losses
-    compressed = torch.tensor([len(zlib.compress(text.encode())) for text in texts], dtype=torch.float64)
-    normalized = (-predictions.losses - predictions.expected) / predictions.spread.clamp(min=_SMALLEST_SPREAD)
+    compressed = torch.tensor(
+        [len(zlib.compress(text.encode())) for text in texts], dtype=torch.float64
+    )
+    normalized = (-predictions.losses - predictions.expected) / predictions.spread.clamp(
+        min=_SMALLEST_SPREAD
+    )
     return {
         "loss": loss,
         "zlib": loss / compressed,
@@ -115,5 +126,7 @@ def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> 
     """The mean of the share k of lowest values in each record, [records]."""
     if not 0.0 < k <= 1.0:
         raise HamuError(f"k {k} must be above 0 and at most 1")
-    means = [each.sort().values[: max(1, int(len(each) * k))].mean() for each in predictions.each(values)]
+    means = [
+        each.sort().values[: max(1, int(len(each) * k))].mean() for each in predictions.each(values)
+    ]
     return torch.stack(means) if means else values.new_zeros(0)

@@ -24,7 +24,10 @@ from hamu.evaluation.predictions import TokenPredictions, predict_tokens
 PARAPHRASED, PERTURBED = "paraphrased_answer", "perturbed_answer"
 _TERMS = ("probability", "rouge", "truth_ratio")
 _UTILITY_SETS = ("retain", "real_authors", "world_facts")
-_OUTSIDE_SETS = ("real_authors", "world_facts")  # known from pre-training; a probability there is one among options
+_OUTSIDE_SETS = (
+    "real_authors",
+    "world_facts",
+)  # known from pre-training; a probability there is one among options
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,15 @@ def tofu_report(
                 asked = texts.select(chosen)
                 data = encode(asked, tokenizer, max_length)
                 answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
-                report[name]["rouge"] = rouge_l_recall(answers, [r.answer for r in asked.records]).mean().item()
+                report[name]["rouge"] = (
+                    rouge_l_recall(answers, [r.answer for r in asked.records]).mean().item()
+                )
     nine = [report[name][key] for name in _UTILITY_SETS if name in report for key in _TERMS]
     complete = len(nine) == len(_UTILITY_SETS) * len(_TERMS) and None not in nine
     report["model_utility"] = model_utility(nine) if complete else None
-    report["model_utility_probability"] = report["retain"]["probability"] if "retain" in report else None
+    report["model_utility_probability"] = (
+        report["retain"]["probability"] if "retain" in report else None
+    )
     return report
 
 
@@ -120,7 +127,11 @@ def _likelihoods(
     answer, wrong, owner = predicted(texts), predicted(texts.answering(PERTURBED)), _owners(texts)
     paraphrases = _paraphrases(texts)
     ratios = truth_ratios(answer if paraphrases is None else predicted(paraphrases), wrong, owner)
-    p = normalized_probabilities(answer, wrong, owner) if name in _OUTSIDE_SETS else probabilities(answer)
+    p = (
+        normalized_probabilities(answer, wrong, owner)
+        if name in _OUTSIDE_SETS
+        else probabilities(answer)
+    )
     figures: dict[str, Any] = {
         "records": len(texts),
         "probability": p.mean().item(),
@@ -141,7 +152,9 @@ def _paraphrases(texts: TextRecords) -> TextRecords | None:
         return None
     found = texts.answering(PARAPHRASED)
     if len(found) != len(texts):
-        raise HamuError(f"{texts.source} has {len(found)} paraphrased answers for {len(texts)} records; give one each")
+        raise HamuError(
+            f"{texts.source} has {len(found)} paraphrased answers for {len(texts)} records; give one each"
+        )
     return found
 
 

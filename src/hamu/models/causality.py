@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from hamu.core.forward import predict_logits
+from hamu.core.modes import evaluating, without_autocast
 from hamu.errors import HamuError
-from hamu.forward import predict_logits
-from hamu.modes import evaluating, without_autocast
 
 
 def check_is_causal(model: nn.Module, inputs: Mapping[str, Tensor], place: int) -> None:
@@ -25,7 +25,9 @@ def check_is_causal(model: nn.Module, inputs: Mapping[str, Tensor], place: int) 
     """
     with torch.no_grad(), evaluating(model), without_autocast(model):
         before = predict_logits(model, inputs)[:, :place].float()
-    if _differ(*before, precision=next(p.dtype for p in model.parameters() if p.is_floating_point())):
+    if _differ(
+        *before, precision=next(p.dtype for p in model.parameters() if p.is_floating_point())
+    ):
         raise HamuError(
             f"a model of type {model_type(model)} is not a causal language model: its predictions change with tokens "
             f"that come later; give one that was trained to predict the next token"

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
 
-from hamu.blocks import trainable_parameters
+from hamu.core.blocks import trainable_parameters
+from hamu.core.forward import predict_logits
+from hamu.core.modes import evaluating
 from hamu.data import ImageData
+from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.forward import predict_logits
 from hamu.models.loading import CONFIG, check_is_saved, check_undamaged, from_pretrained
 from hamu.models.processors import load_processor, statistics_of
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
-from hamu.modes import evaluating
-from hamu.sources import HUB, is_of_hub
 
 NEW_CLASSIFIER = r"resnet(\d+)"
 CLASSIFIER_CONFIGS = (CONFIG,)  # an adapter is for language models
@@ -31,7 +31,12 @@ _NUMBER = re.compile(r"(LABEL_)?\d+")  # as a name: what transformers calls a cl
 
 
 def new_classifier(
-    name: str, data: ImageData, mean: list[float], std: list[float], *, trust_remote_code: bool = False
+    name: str,
+    data: ImageData,
+    mean: list[float],
+    std: list[float],
+    *,
+    trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """A classifier with random weights for this data.
 
@@ -78,7 +83,10 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
     kind = AutoModelForImageClassification
     model = from_pretrained(kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code)
     check_undamaged(model, source)
-    if getattr(model.config, "image_mean", None) is None or getattr(model.config, "image_std", None) is None:
+    if (
+        getattr(model.config, "image_mean", None) is None
+        or getattr(model.config, "image_std", None) is None
+    ):
         processor = load_image_processor(source, trust_remote_code=trust_remote_code)
         channels = getattr(model.config, "num_channels", 3)
         found = (None, None) if processor is None else statistics_of(processor, channels, source)
@@ -94,7 +102,9 @@ def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any
         trust_remote_code: run the code that comes with it; that can do anything.
     """
     local = not is_of_hub(source)
-    return load_processor(source.removeprefix(HUB), local=local, trust_remote_code=trust_remote_code)
+    return load_processor(
+        source.removeprefix(HUB), local=local, trust_remote_code=trust_remote_code
+    )
 
 
 def class_names(source: str) -> tuple[str, ...] | None:
@@ -103,7 +113,9 @@ def class_names(source: str) -> tuple[str, ...] | None:
     if not hub and not (Path(source) / CONFIG).is_file():
         return None
     try:
-        raw, _ = PreTrainedConfig.get_config_dict(source.removeprefix(HUB), local_files_only=not hub)
+        raw, _ = PreTrainedConfig.get_config_dict(
+            source.removeprefix(HUB), local_files_only=not hub
+        )
         names = {int(number): str(name) for number, name in raw["id2label"].items()}
     except Exception:  # whatever is wrong with it is said when it is loaded
         return None
@@ -116,11 +128,16 @@ def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
 
     Its first outputs are then theirs, whatever they were before. Classes that are called by numbers name nothing.
     """
-    names = {int(number): str(name) for number, name in (getattr(model.config, "id2label", None) or {}).items()}
+    names = {
+        int(number): str(name)
+        for number, name in (getattr(model.config, "id2label", None) or {}).items()
+    }
     says_nothing = all(_NUMBER.fullmatch(name) for name in classes)
     if says_nothing or len(names) < len(classes) or set(names.values()) & set(classes):
         return False
-    model.config.id2label = {number: f"LABEL_{number}" for number in names} | dict(enumerate(classes))
+    model.config.id2label = {number: f"LABEL_{number}" for number in names} | dict(
+        enumerate(classes)
+    )
     model.config.label2id = {name: number for number, name in model.config.id2label.items()}
     return True
 
@@ -133,13 +150,17 @@ def check_as_many_classes(source: str, other: str, role: str = "retain") -> None
     """
     ours, theirs = map(_number_of_classes, (source, other))
     if ours is not None and theirs is not None and ours != theirs:
-        raise HamuError(f"the model {source} has {ours} classes, the {role} model {other} {theirs}; both need the same")
+        raise HamuError(
+            f"the model {source} has {ours} classes, the {role} model {other} {theirs}; both need the same"
+        )
 
 
 def _number_of_classes(source: str) -> int | None:
     """None if the configuration is not here, or cannot be read."""
     try:
-        raw, _ = PreTrainedConfig.get_config_dict(source.removeprefix(HUB), local_files_only=True)  # runs no code
+        raw, _ = PreTrainedConfig.get_config_dict(
+            source.removeprefix(HUB), local_files_only=True
+        )  # runs no code
         return len(raw["id2label"])
     except Exception:  # whatever is wrong with it is said when it is loaded
         return None
@@ -196,7 +217,9 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
 
 def _check_same_names(ours: Sequence[str], theirs: Sequence[str]) -> None:
     """Check that the names of a model's classes are not all others than those of the data; numbers are no names."""
-    if set(ours) & set(theirs) or not all(any(not _NUMBER.fullmatch(name) for name in one) for one in (ours, theirs)):
+    if set(ours) & set(theirs) or not all(
+        any(not _NUMBER.fullmatch(name) for name in one) for one in (ours, theirs)
+    ):
         return
     if {name.casefold() for name in ours} & {name.casefold() for name in theirs}:
         raise HamuError(
@@ -215,6 +238,7 @@ def _are_numbers(values: Any, many: int, above: float | None) -> bool:
         isinstance(values, list | tuple)
         and len(values) == many
         and all(
-            isinstance(one, int | float) and math.isfinite(one) and (above is None or one > above) for one in values
+            isinstance(one, int | float) and math.isfinite(one) and (above is None or one > above)
+            for one in values
         )
     )

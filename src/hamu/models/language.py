@@ -25,7 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hamu.blocks import trainable_parameters
+from hamu.core.blocks import trainable_parameters
+from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
 from hamu.models.causality import check_is_causal
 from hamu.models.loading import (
@@ -37,13 +38,17 @@ from hamu.models.loading import (
     reading,
 )
 from hamu.models.saving import set_saves_embeddings
-from hamu.sources import HUB, is_of_hub
 
 if TYPE_CHECKING:
     from hamu.data import TextData
 
 TINY = "tiny-llama"
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": "auto"}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "auto": "auto",
+}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _OTHER_VOCABULARY = re.compile(  # what torch says of tensors with other rows, the same width
@@ -140,7 +145,9 @@ def load_tokenizer(
         except HamuError:
             return _tokenizer_beside(_base_of(source, settings, base_model), trust_remote_code)
     beside = any((Path(source) / name).is_file() for name in _TOKENIZER_FILES)
-    return _tokenizer_beside(source if beside else _base_of(source, settings, base_model), trust_remote_code)
+    return _tokenizer_beside(
+        source if beside else _base_of(source, settings, base_model), trust_remote_code
+    )
 
 
 def _tokenizer_beside(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -191,15 +198,23 @@ def load_language_model(
     base_of_adapter = base_of(source, base_model)
     base = base_of_adapter or source
     model = from_pretrained(
-        AutoModelForCausalLM, base, dtype=_DTYPES[dtype], trust_remote_code=trust_remote_code, all_of_it=True
+        AutoModelForCausalLM,
+        base,
+        dtype=_DTYPES[dtype],
+        trust_remote_code=trust_remote_code,
+        all_of_it=True,
     )
     model.config.use_cache = False
     if base_of_adapter is not None:
         model = _with_saved_adapter(model, source)
     elif adapter is not None:
         model = with_adapter(model, adapter)
-    for config in getattr(model, "peft_config", {}).values():  # saved with the adapter, to be found from anywhere
-        config.base_model_name_or_path = base.removeprefix(HUB) if is_of_hub(base) else str(Path(base).resolve())
+    for config in getattr(
+        model, "peft_config", {}
+    ).values():  # saved with the adapter, to be found from anywhere
+        config.base_model_name_or_path = (
+            base.removeprefix(HUB) if is_of_hub(base) else str(Path(base).resolve())
+        )
     check_undamaged(model, source)
     return model
 
@@ -284,7 +299,9 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
         HamuError: if a setting is out of range, or the architecture has no such layers.
     """
     if settings.rank < 1 or not settings.alpha > 0:
-        raise HamuError(f"lora_rank {settings.rank} must be at least 1 and lora_alpha {settings.alpha} positive")
+        raise HamuError(
+            f"lora_rank {settings.rank} must be at least 1 and lora_alpha {settings.alpha} positive"
+        )
     from peft import LoraConfig, get_peft_model
 
     targets = [name.strip() for name in settings.targets.split(",") if name.strip()]
@@ -339,7 +356,9 @@ def check_reads(model: Any, data: TextData) -> None:
     except HamuError:
         raise
     except (ValueError, RuntimeError, IndexError) as error:
-        raise HamuError(f"the model cannot read the records of {data.texts.source}: {first_line(error)}") from error
+        raise HamuError(
+            f"the model cannot read the records of {data.texts.source}: {first_line(error)}"
+        ) from error
 
 
 def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:

@@ -20,11 +20,14 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
+from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.run_files import CHECKPOINT, MODEL
-from hamu.sources import HUB, is_of_hub
+from hamu.unlearning.run_files import CHECKPOINT, MODEL
 
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"  # beside the weights of a whole model, of an adapter
+CONFIG, ADAPTER_CONFIG = (
+    "config.json",
+    "adapter_config.json",
+)  # beside the weights of a whole model, of an adapter
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
 _STATISTICS = ("running_mean", "running_var")
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
@@ -61,7 +64,11 @@ def _check_no_run(source: str) -> None:
     model = Path(source) / MODEL
     if any((model / name).is_file() for name in CONFIGS):
         raise HamuError(f"{source} is the folder of a run; its model is {model}")
-    checkpoints = [path for path in Path(source).glob(f"{CHECKPOINT}*") if path.name[len(CHECKPOINT) :].isdecimal()]
+    checkpoints = [
+        path
+        for path in Path(source).glob(f"{CHECKPOINT}*")
+        if path.name[len(CHECKPOINT) :].isdecimal()
+    ]
     if checkpoints:
         newest = max(checkpoints, key=lambda path: int(path.name[len(CHECKPOINT) :]))
         raise HamuError(
@@ -123,7 +130,9 @@ def from_pretrained(
             f"config.json that the weights were saved with"
         )
     if found["missing_keys"]:
-        raise HamuError(f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy")
+        raise HamuError(
+            f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy"
+        )
     lost = _without_place(model, source, found["unexpected_keys"]) if all_of_it else set()
     if lost:
         raise HamuError(
@@ -159,7 +168,9 @@ def _without_place(model: Any, source: str, unexpected: Collection[str]) -> set[
         unexpected: what transformers says that it had no place for.
     """
     lost = {name for name in unexpected if not _COMPUTED.search(name)}
-    if getattr(model.config, "quantization_config", None) is not None:  # scales beside weights that are there
+    if (
+        getattr(model.config, "quantization_config", None) is not None
+    ):  # scales beside weights that are there
         modules = {name for name, _ in model.named_modules()}
         lost = {name for name in lost if name.rpartition(".")[0] not in modules}
     # layers that predict further tokens (mtp) may go, some classes leave them out unsaid; what sees may not
@@ -167,11 +178,17 @@ def _without_place(model: Any, source: str, unexpected: Collection[str]) -> set[
     further = range(getattr(text, "num_nextn_predict_layers", None) or 0)
     beyond = tuple(f"model.layers.{text.num_hidden_layers + i}." for i in further)
     lost = {name for name in lost if not name.startswith(beyond)} if beyond else lost
-    unsaid = [pattern for pattern in model._keys_to_ignore_on_load_unexpected or () if "visual" in pattern]
+    unsaid = [
+        pattern for pattern in model._keys_to_ignore_on_load_unexpected or () if "visual" in pattern
+    ]
     if unsaid:
         for path in weight_files(folder_of(source)):
             with safe_open(path, framework="pt") as file:
-                lost |= {name for name in set(file.keys()) if any(re.search(pattern, name) for pattern in unsaid)}
+                lost |= {
+                    name
+                    for name in set(file.keys())
+                    if any(re.search(pattern, name) for pattern in unsaid)
+                }
     return lost
 
 
@@ -179,7 +196,9 @@ def _config(where: str, source: str, settings: dict[str, bool]) -> PreTrainedCon
     try:
         return AutoConfig.from_pretrained(where, **settings)
     except ValueError as error:
-        raw, _ = PreTrainedConfig.get_config_dict(where, local_files_only=settings["local_files_only"])
+        raw, _ = PreTrainedConfig.get_config_dict(
+            where, local_files_only=settings["local_files_only"]
+        )
         if settings["trust_remote_code"] or "auto_map" not in raw:
             raise
         raise NeedsCode(
@@ -199,7 +218,9 @@ def reading(what: str) -> Iterator[None]:
         yield
     except HamuError:
         raise
-    except Exception as error:  # transformers raises many kinds for a damaged or foreign model; the cause is kept
+    except (
+        Exception
+    ) as error:  # transformers raises many kinds for a damaged or foreign model; the cause is kept
         raise HamuError(f"{what} cannot be loaded: {first_line(error)}") from error
 
 
@@ -212,7 +233,10 @@ def folder_of(source: str) -> Path:
     if not is_of_hub(source):
         return Path(source)
     settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
-    found = next(filter(None, (cached_file(source.removeprefix(HUB), name, **settings) for name in CONFIGS)), None)
+    found = next(
+        filter(None, (cached_file(source.removeprefix(HUB), name, **settings) for name in CONFIGS)),
+        None,
+    )
     if found is None:
         raise HamuError(f"the model {source} is not in the hub's cache; load it once first")
     return Path(found).parent

@@ -24,7 +24,9 @@ def check_can_merge(model: Any) -> None:
     """
     if not hasattr(model.base_model, "merge_and_unload"):
         kind = next(iter(model.peft_config.values())).peft_type.value
-        raise HamuError(f"an adapter of type {kind} cannot be merged into its model; leave --merge out")
+        raise HamuError(
+            f"an adapter of type {kind} cannot be merged into its model; leave --merge out"
+        )
     for name, module in model.named_modules():
         has_bias = any(getattr(module, "lora_bias", {}).values())
         if has_bias and getattr(_inner(module), "bias", None) is None:
@@ -51,7 +53,10 @@ def merged(model: Any) -> Any:
         if shared and _is_adapted(model):  # what is put into the one would be in the other too
             last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
-    except (ValueError, RuntimeError) as error:  # not implemented and out of memory are among the latter
+    except (
+        ValueError,
+        RuntimeError,
+    ) as error:  # not implemented and out of memory are among the latter
         raise CannotMerge(
             f"the adapter cannot be merged into its model: {first_line(error)}; what else the run leaves is complete"
         ) from error

@@ -37,11 +37,16 @@ def load_processor(where: str, *, local: bool, trust_remote_code: bool = False) 
     settings = {"local_files_only": local}
     try:
         if not any(
-            cached_file(where, name, **settings, _raise_exceptions_for_missing_entries=False) for name in _FILES
+            cached_file(where, name, **settings, _raise_exceptions_for_missing_entries=False)
+            for name in _FILES
         ):
             return None
-        return AutoImageProcessor.from_pretrained(where, **settings, trust_remote_code=trust_remote_code)
-    except Exception as error:  # transformers raises many kinds for a damaged or foreign one; the cause is kept
+        return AutoImageProcessor.from_pretrained(
+            where, **settings, trust_remote_code=trust_remote_code
+        )
+    except (
+        Exception
+    ) as error:  # transformers raises many kinds for a damaged or foreign one; the cause is kept
         stated = _stated(where, settings)
         if stated is not None:
             _logger.warning(
@@ -67,7 +72,9 @@ class Stated:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """As it came."""
-        Path(folder, _FILES[0]).write_text(json.dumps(self.settings, indent=2) + "\n", encoding="utf-8")
+        Path(folder, _FILES[0]).write_text(
+            json.dumps(self.settings, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def _stated(where: str, settings: dict[str, Any]) -> Stated | None:
@@ -108,11 +115,16 @@ def statistics_of(processor: Any, channels: int, source: str) -> tuple[list[floa
             f"the image processor of {source} makes {len(black)} channels of {channels}; the model cannot be used here"
         )
     alone = [tuple(255 * (i == k) for i in range(channels)) for k in range(channels)]
-    change = np.stack([_seen(processor, colour, source) - black for colour in alone])  # [given, made]
+    change = np.stack(
+        [_seen(processor, colour, source) - black for colour in alone]
+    )  # [given, made]
     scale = np.diagonal(change)
     mixed = tuple(51 * (k + 1) for k in range(channels))
     expected = black + scale * np.array(mixed) / 255
-    off = max(np.abs(change - np.diag(scale)).max(), np.abs(_seen(processor, mixed, source) - expected).max())
+    off = max(
+        np.abs(change - np.diag(scale)).max(),
+        np.abs(_seen(processor, mixed, source) - expected).max(),
+    )
     if not (scale > 0).all() or not off <= _CLOSE * scale.max():  # NaN is no good either
         raise HamuError(
             f"the image processor of {source} does more than shift and scale each channel (it may swap them: "

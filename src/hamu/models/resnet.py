@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForImageClassification, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hamu.errors import HamuError

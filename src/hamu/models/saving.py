@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hamu.distributed import is_main, is_sharded
+from hamu.core.distributed import is_main, is_sharded
 from hamu.errors import HamuError
 
 _REST = "rest.safetensors"
@@ -28,7 +28,9 @@ def save_model(model: Any, folder: Path) -> None:
     if not is_main():
         return
     if not hasattr(model, "save_pretrained"):
-        save_file(_apart(model.state_dict() if state is None else state), folder / "model.safetensors")
+        save_file(
+            _apart(model.state_dict() if state is None else state), folder / "model.safetensors"
+        )
         return
     # not "auto": PEFT would ask the hub whether the base model's embeddings have changed
     more = {"save_embedding_layers": embeddings} if is_adapter else {}
@@ -49,7 +51,9 @@ def save_rest(model: Any, folder: Path) -> None:
     written = _names(folder) if is_main() else set()
     state = _whole_state(model, own)
     if is_main():
-        rest = {name: (own if state is None else state)[name] for name in own if name not in written}
+        rest = {
+            name: (own if state is None else state)[name] for name in own if name not in written
+        }
         if rest:
             save_file(_apart(rest), folder / _REST)
 
@@ -75,7 +79,9 @@ def load_tensors(model: Any, folder: Path) -> None:
                 _put(own[name], value)
                 left.discard(name)
     if left:
-        raise HamuError(f"{folder} lacks {sorted(left)[0]}; resume with the model that the run was started with")
+        raise HamuError(
+            f"{folder} lacks {sorted(left)[0]}; resume with the model that the run was started with"
+        )
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:
@@ -89,24 +95,29 @@ def _own(model: nn.Module) -> dict[str, Tensor]:
 def _names_of_adapter(model: Any, embeddings: bool) -> set[str]:
     """What of an adapter's model its file may hold."""
     ends = (
-        {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())} if embeddings else ()
+        {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
+        if embeddings
+        else ()
     )
     inside = tuple(f"{name}." for name, module in model.named_modules() if id(module) in ends)
-    return {*_own(model), *(name for name in model.state_dict() if inside and name.startswith(inside))}
+    return {
+        *_own(model),
+        *(name for name in model.state_dict() if inside and name.startswith(inside)),
+    }
 
 
 def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, Tensor] | None:
     """What `save_pretrained` cannot ask a sharded model for; None for others."""
     if not is_sharded(model):
         return None
-    from hamu.distributed.sharding import whole_state  # loads what only sharded models need
+    from hamu.core.distributed.sharding import whole_state  # loads what only sharded models need
 
     return whole_state(model, names)
 
 
 def _put(target: Tensor, value: Tensor) -> None:
     if hasattr(target, "device_mesh"):
-        from hamu.distributed.sharding import shard_like
+        from hamu.core.distributed.sharding import shard_like
 
         value = shard_like(value, target)
     target.copy_(value)

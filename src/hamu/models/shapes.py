@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
+from hamu.core.forward import predict_logits
+from hamu.core.modes import evaluating
+from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError
-from hamu.forward import predict_logits
 from hamu.models.language import AdapterSettings, base_of, longest_text, with_adapter
 from hamu.models.loading import reading, refuse_encoder
-from hamu.modes import evaluating
-from hamu.sources import HUB, is_of_hub
 
 # Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
 KNOWN = {
@@ -98,9 +98,15 @@ def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
     Raises:
         HamuError: if the dtype is unknown.
     """
-    name = str(model.config.dtype or torch.float32).removeprefix("torch.") if dtype == "auto" else dtype
+    name = (
+        str(model.config.dtype or torch.float32).removeprefix("torch.")
+        if dtype == "auto"
+        else dtype
+    )
     if name not in _BYTES:
-        raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join((*_BYTES, 'auto'))}")
+        raise HamuError(
+            f"model_dtype {name!r} is unknown; choose one of {', '.join((*_BYTES, 'auto'))}"
+        )
     text = model.config.get_text_config()  # a model for images and text has one inside
     return ModelShape(
         parameters=_count(model),
@@ -137,7 +143,11 @@ def estimate_memory(
         et al. 2022 (34 bytes per token, layer and unit of width in half precision, without attention scores).
     """
     per_layer = 34 * tokens * shape.hidden
-    activations = 2 * tokens * shape.hidden * shape.layers + per_layer if checkpointing else per_layer * shape.layers
+    activations = (
+        2 * tokens * shape.hidden * shape.layers + per_layer
+        if checkpointing
+        else per_layer * shape.layers
+    )
     frozen = (shape.parameters - shape.trainable) * shape.bytes_per_parameter
     return memory_of_weights(
         4 * shape.trainable, frozen, optimizer=optimizer, sides=sides, keeps_original=keeps_original
@@ -171,7 +181,9 @@ def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:
         return tensor
 
     with evaluating(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = predict_logits(model, batch)  # held until all is counted, or memory would be used twice
+        logits = predict_logits(
+            model, batch
+        )  # held until all is counted, or memory would be used twice
     weights = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     del logits
     return sum(size for place, size in kept.items() if place not in weights)

@@ -29,16 +29,18 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hamu.ends import End
+from hamu.core.methods import HamuQ
+from hamu.core.pair import PairedGradients
+from hamu.core.pair_step import PairStep
 from hamu.errors import HamuError
-from hamu.methods import HamuQ
-from hamu.pair_step import PairStep
-from hamu.paired import PairedGradients
 from hamu.unlearning.goals import LEVEL, Goal, Standing
 from hamu.unlearning.lookahead import Lookahead
+from hamu.unlearning.stop_reason import StopReason
 
 LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
-_FAR = 5.0  # times the budget, and at least _FAR_LOSS: from there a run goes back instead of repairing
+_FAR = (
+    5.0  # times the budget, and at least _FAR_LOSS: from there a run goes back instead of repairing
+)
 _FAR_LOSS = 0.1
 _RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
@@ -64,7 +66,7 @@ class Work(Protocol):
     def focus(self, standing: Standing) -> None:
         """Take these targets, and draw forget batches from the records that are not where they should be."""
 
-    def end_run(self, end: End) -> None:
+    def end_run(self, end: StopReason) -> None:
         """End the run."""
 
 
@@ -125,7 +127,7 @@ class Controller(TrainerCallback):
         if self._is_there(now):
             self._reached = True
             self._finish(
-                End(
+                StopReason(
                     "goal",
                     f"the goal is reached at the start: {self._words()}; --target_forget_loss asks for more",
                 )
@@ -158,7 +160,7 @@ class Controller(TrainerCallback):
         if self._idle >= _PATIENCE:
             self._finish(self._given_up())
         elif last:
-            self._finish(End("all steps", f"all its steps are done; {self.goal_sentence}"))
+            self._finish(StopReason("all steps", f"all its steps are done; {self.goal_sentence}"))
 
     def _is_due(self, step: int) -> bool:
         return step % self.every == 0 or self._can_rehearse
@@ -180,7 +182,7 @@ class Controller(TrainerCallback):
         if within and self._is_there(now):
             self._keep(now)
             self._reached = True
-            self._finish(End("goal", f"the goal is reached: {self._words()}"))
+            self._finish(StopReason("goal", f"the goal is reached: {self._words()}"))
             return False
         if now.missing < 0.95 * self._least_missing:
             self._least_missing, self._idle = now.missing, 0
@@ -246,7 +248,11 @@ class Controller(TrainerCallback):
             torch._foreach_copy_(self._good, parameters)
         else:
             self._good = [p.detach().clone() for p in parameters]
-        self._best = {"count": now.count, "cost": now.retain_loss - self._start_loss, "records": len(now.losses)}
+        self._best = {
+            "count": now.count,
+            "cost": now.retain_loss - self._start_loss,
+            "records": len(now.losses),
+        }
 
     @torch.no_grad()
     def _go_back(self) -> None:
@@ -257,18 +263,21 @@ class Controller(TrainerCallback):
         if self._work.lookahead is not None:
             self._work.lookahead.restart()
 
-    def _given_up(self) -> End:
+    def _given_up(self) -> StopReason:
         """The end of a run that gets no further."""
         what = f"{_PATIENCE} measurements in a row brought nothing better; {self.goal_sentence}"
         if self._free and not any(self._free):
-            return End(
+            return StopReason(
                 "criterion",
                 f"every further step must hurt: in the last {len(self._free)} measurements no demand was free, however "
                 f"small; {what}",
             )
-        return End("budget", f"no state within the budget (retain loss {self.budget:+g}) forgets more: {what}")
+        return StopReason(
+            "budget",
+            f"no state within the budget (retain loss {self.budget:+g}) forgets more: {what}",
+        )
 
-    def _finish(self, end: End) -> None:
+    def _finish(self, end: StopReason) -> None:
         """End the run with the best state."""
         self._go_back()
         self.ended = self._settled = True
@@ -277,7 +286,13 @@ class Controller(TrainerCallback):
     def _note(self, now: Standing, step: int) -> None:
         found = {key: value for key, value in now.figures().items() if key != "worst"}
         self.history.append(
-            {"step": step, "retain_loss": now.retain_loss, "demand": self._demand, "rate": self.rate, **found}
+            {
+                "step": step,
+                "retain_loss": now.retain_loss,
+                "demand": self._demand,
+                "rate": self.rate,
+                **found,
+            }
         )
 
     @property
@@ -291,7 +306,10 @@ class Controller(TrainerCallback):
         return self._reached
 
     def _words(self) -> str:
-        best, lasting = self._best, "" if self._work.lookahead is None else ", also where fine-tuning leads"
+        best, lasting = (
+            self._best,
+            "" if self._work.lookahead is None else ", also where fine-tuning leads",
+        )
         return (
             f"{best['count']} of {best['records']} records are forgotten (goal {self._goal.kind}, "
             f"{self._goal.share:.0%} wanted{lasting}), retain loss {best['cost']:+.4f} of {self.budget:+g} allowed"
@@ -301,7 +319,9 @@ class Controller(TrainerCallback):
         """State for a checkpoint, as JSON holds it; tensors are in a file of their own."""
         names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_last_cost", "_idle",
                  "_lasted", "_free", "_settled", "_reached", "history", "ended")  # fmt: skip
-        return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {"demand": self._demand}
+        return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {
+            "demand": self._demand
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -310,7 +330,10 @@ class Controller(TrainerCallback):
         for name in ("most_rate", "start_loss", "idle", "lasted", "free", "settled", "reached"):
             setattr(self, f"_{name}", state[name])
         self._best = {key: _number(value) for key, value in state["best"].items()}
-        self._least_missing, self._last_missing = _number(state["least_missing"]), _number(state["last_missing"])
+        self._least_missing, self._last_missing = (
+            _number(state["least_missing"]),
+            _number(state["last_missing"]),
+        )
         self._last_cost = _number(state["last_cost"])
         self._work.pair.method = replace(self._method, constraint=state["demand"])
 
@@ -327,7 +350,9 @@ class Controller(TrainerCallback):
 
 def first_rate(parameters: Sequence[Tensor]) -> float:
     """A rate of Adam at which a step moves a weight by a small share of the size that weights of matrices have."""
-    matrices = [p.detach().float() for p in parameters if p.dim() > 1] or [p.detach().float() for p in parameters]
+    matrices = [p.detach().float() for p in parameters if p.dim() > 1] or [
+        p.detach().float() for p in parameters
+    ]
     used = [m for m in matrices if bool(m.any())]
     if len(used) < len(matrices):  # the second factors of a new adapter are zero
         return _RATE_OF_A_NEW_ADAPTER

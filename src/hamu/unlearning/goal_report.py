@@ -13,7 +13,15 @@ from typing import Any
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.unlearning.goals import Goal, Kind, Reference, Standing, default_kind, standing_line, whole_classes
+from hamu.unlearning.goals import (
+    Goal,
+    Kind,
+    Reference,
+    Standing,
+    default_kind,
+    standing_line,
+    whole_classes,
+)
 
 Found = Mapping[str, Predictions | TokenPredictions]
 _MEANINGS = {
@@ -27,7 +35,10 @@ _MEANINGS = {
 
 _COMPARED = {
     ("unseen", "original model"): ", compared with the original model's losses on the test data",
-    ("unseen", "this model"): ", compared with its own losses on the test data (--original_model: with the original's)",
+    (
+        "unseen",
+        "this model",
+    ): ", compared with its own losses on the test data (--original_model: with the original's)",
     ("retrained", "retain model"): ", compared with the retain model's losses on them",
 }
 
@@ -55,8 +66,10 @@ class GoalSettings:
             reference = Reference.of(retain_model["forget"])
         return Goal(self.kind, self.share, self.loss, reference)
 
-    def report(self, predictions: Found, *, original: Found | None, retain_model: Found | None) -> dict[str, Any]:
-        """Standing of a model, in the shape of `hamu.training.history`, with one standing.
+    def report(
+        self, predictions: Found, *, original: Found | None, retain_model: Found | None
+    ) -> dict[str, Any]:
+        """Standing of a model, in the shape of `hamu.unlearning.trainer.history`, with one standing.
 
         Args:
             predictions: of the model, by set.
@@ -84,7 +97,12 @@ def is_reached(standing: Standing, share: float) -> bool:
 
 
 def goal_settings(
-    problem: UnlearningData[Any], goal: str | None, loss: float | None, share: float, *, has_retain_model: bool
+    problem: UnlearningData[Any],
+    goal: str | None,
+    loss: float | None,
+    share: float,
+    *,
+    has_retain_model: bool,
 ) -> GoalSettings:
     """The goal of an evaluation: the one named, or the default.
 
@@ -107,7 +125,9 @@ def goal_settings(
     if missing:
         Goal(kind, share, loss)  # the error that names what to give
     if kind == "erased" and is_text:
-        raise HamuError("the goal erased is for classifiers; of texts choose unseen, retrained or a loss")
+        raise HamuError(
+            "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
+        )
     return GoalSettings(kind, share, loss)
 
 
@@ -151,5 +171,7 @@ def goal_lines(goal: Mapping[str, Any]) -> list[str]:
 def quantiles_line(standing: Mapping[str, Any]) -> str:
     """The quantiles of the records' losses."""
     names = {"min": "lowest", "q25": "25 %", "median": "median", "q75": "75 %", "max": "highest"}
-    found = ", ".join(f"{names[name]} {value:.3g}" for name, value in standing["loss_quantiles"].items())
+    found = ", ".join(
+        f"{names[name]} {value:.3g}" for name, value in standing["loss_quantiles"].items()
+    )
     return f"losses of the forget records: {found}"

@@ -14,16 +14,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hamu.ends import End
+from hamu.core.objectives import log_odds, loss_at
+from hamu.core.pair import PairedGradients
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.objectives import log_odds, loss_at
-from hamu.paired import PairedGradients
 from hamu.unlearning.controller import Controller
-from hamu.unlearning.goals import Goal, Reference, Standing, Targets, default_kind, record_losses, whole_classes
+from hamu.unlearning.goals import (
+    Goal,
+    Reference,
+    Standing,
+    Targets,
+    default_kind,
+    record_losses,
+    whole_classes,
+)
 from hamu.unlearning.lookahead import Lookahead
+from hamu.unlearning.stop_reason import StopReason
 
 if TYPE_CHECKING:
-    from hamu.training.config import UnlearnConfig
+    from hamu.unlearning.trainer.config import UnlearnConfig
 
 _FILE = "goal.safetensors"  # in a checkpoint
 _FURTHER = 3.0  # log-odds above the target of "erased" that a lasting run takes a record to, ahead
@@ -86,7 +94,7 @@ class GoalRun:
         *,
         place: Callable[[int], int],
         retain_batches: Callable[[int, int], Iterator[Mapping[str, Tensor]]],
-        end_run: Callable[[End], None],
+        end_run: Callable[[StopReason], None],
         lookahead: Lookahead | None = None,
         retain_predictions: Found | None = None,
     ) -> None:
@@ -94,7 +102,11 @@ class GoalRun:
         self._place, self.end_run, self.lookahead = place, end_run, lookahead
         self._retain_batches = retain_batches
         self._reference = None if retain_predictions is None else Reference.of(retain_predictions)
-        self._kind = self._chosen_kind() if args.auto or args.forget_objective == "bounded" else self._kind_if_any()
+        self._kind = (
+            self._chosen_kind()
+            if args.auto or args.forget_objective == "bounded"
+            else self._kind_if_any()
+        )
         self._goal: Goal | None = None
         self._step = 0
         self.limits: Tensor | None = None
@@ -119,7 +131,9 @@ class GoalRun:
         known = self._args.target_forget_loss is not None or "test" in self._looks.sets
         known = known or self._args.goal is not None or self._reference is not None
         sets = self._looks.sets
-        return self._chosen_kind() if known or whole_classes(sets["retain"], sets["forget"]) else None
+        return (
+            self._chosen_kind() if known or whole_classes(sets["retain"], sets["forget"]) else None
+        )
 
     def _unresolved(self) -> Goal:
         """The goal, as far as it is known before the model is looked at; checks what its kind needs."""
@@ -151,7 +165,9 @@ class GoalRun:
 
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
-        return self.goal.standing(self._looks.predict(self._looks.sets["forget"]), self._looks.retain_loss())
+        return self.goal.standing(
+            self._looks.predict(self._looks.sets["forget"]), self._looks.retain_loss()
+        )
 
     def rehearse(self) -> list[Standing]:
         """Fine-tune a copy of the model on retain records, and measure the forget records half-way and at the end."""
@@ -172,7 +188,9 @@ class GoalRun:
             test: what the start model predicts for unseen records.
         """
         goal = self.goal_from(test)
-        if goal is None or (self._kind == "retrained" and len(record_losses(forget)) != len(goal.reference.losses)):  # type: ignore[union-attr]
+        if goal is None or (
+            self._kind == "retrained" and len(record_losses(forget)) != len(goal.reference.losses)
+        ):  # type: ignore[union-attr]
             return None
         return goal.standing(forget)
 
@@ -238,7 +256,9 @@ class GoalRun:
         if self.lookahead is not None:
             found |= {f"ahead.{name}": tensor for name, tensor in self.lookahead.tensors().items()}
         if found:
-            save_file({n: t.detach().cpu().contiguous().clone() for n, t in found.items()}, folder / _FILE)
+            save_file(
+                {n: t.detach().cpu().contiguous().clone() for n, t in found.items()}, folder / _FILE
+            )
 
     def load(self, folder: Path) -> None:
         """Restore what `save` has written."""
@@ -257,7 +277,11 @@ class GoalRun:
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def is_text(data: Any) -> bool:

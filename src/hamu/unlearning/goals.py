@@ -19,9 +19,9 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
+from hamu.core.objectives import log_odds, loss_at
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.objectives import log_odds, loss_at
 
 Kind = Literal["unseen", "retrained", "erased", "loss"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -96,14 +96,22 @@ class Standing:
         """The standing as JSON holds it: counts, quantiles of the losses, the ten worst records."""
         gap = log_odds(self.targets.least) - log_odds(self.losses.clamp(min=1e-12))
         worst = gap.masked_fill(self.forgotten, -math.inf).argsort(descending=True)[:10].tolist()
-        quantiles = torch.quantile(self.losses, torch.tensor([0.0, *_SOME, 1.0], dtype=torch.float64)).tolist()
+        quantiles = torch.quantile(
+            self.losses, torch.tensor([0.0, *_SOME, 1.0], dtype=torch.float64)
+        ).tolist()
         return {
             "records": len(self.losses),
             "forgotten": self.count,
             "too_high": int(self.too_high.sum()),
-            "loss_quantiles": dict(zip(("min", "q25", "median", "q75", "max"), quantiles, strict=True)),
+            "loss_quantiles": dict(
+                zip(("min", "q25", "median", "q75", "max"), quantiles, strict=True)
+            ),
             "worst": [
-                {"position": i, "loss": self.losses[i].item(), "target": self.targets.least[i].item()}
+                {
+                    "position": i,
+                    "loss": self.losses[i].item(),
+                    "target": self.targets.least[i].item(),
+                }
                 for i in worst
                 if not self.forgotten[i]
             ],
@@ -158,16 +166,22 @@ class Goal:
         if not 0 < self.share <= 1:
             raise HamuError(f"target_share {self.share} must be a share in (0, 1]")
         if self.kind == "loss" and (self.loss is None or not 0 < self.loss < math.inf):
-            raise HamuError(f"target_forget_loss {self.loss} must be a positive number: the loss of each record")
+            raise HamuError(
+                f"target_forget_loss {self.loss} must be a positive number: the loss of each record"
+            )
         if self.kind == "unseen" and self.reference is None:
             raise HamuError(
                 "the goal unseen compares with records that were never trained on; give --test_data, or another goal: "
                 "--retain_model, or --target_forget_loss"
             )
         if self.kind == "retrained" and self.reference is None:
-            raise HamuError("the goal retrained compares with a retain model; give --retain_model, or another --goal")
+            raise HamuError(
+                "the goal retrained compares with a retain model; give --retain_model, or another --goal"
+            )
 
-    def standing(self, predictions: Predictions | TokenPredictions, retain_loss: float = math.nan) -> Standing:
+    def standing(
+        self, predictions: Predictions | TokenPredictions, retain_loss: float = math.nan
+    ) -> Standing:
         """Standing of a model by its predictions for the forget set."""
         losses = record_losses(predictions)
         targets = self.targets(predictions)
@@ -197,7 +211,9 @@ class Goal:
             return Targets(_moved(aim, -_MARGIN), aim, _moved(aim, 1.0))
         if self.kind == "erased":
             if not isinstance(predictions, Predictions):
-                raise HamuError("the goal erased is for classifiers; of texts choose unseen, retrained or a loss")
+                raise HamuError(
+                    "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
+                )
             # with p at most 1/(eK) another class is more likely, whatever the others are
             least = torch.full_like(losses, 1.0 + math.log(predictions.logits.shape[1]))
             return Targets(least, least, never)
@@ -212,7 +228,8 @@ class Goal:
             rank = losses[members].argsort(stable=True).argsort().double() + 1
             # the level of the i-th smallest of n draws is distributed as Beta(i, n + 1 - i)
             levels = [
-                torch.from_numpy(beta.ppf(q, rank.numpy(), (n + 1 - rank).numpy())) for q in (LEVEL, 0.5, 1 - LEVEL)
+                torch.from_numpy(beta.ppf(q, rank.numpy(), (n + 1 - rank).numpy()))
+                for q in (LEVEL, 0.5, 1 - LEVEL)
             ]
             for column, level in zip((found.least, found.aim, found.most), levels, strict=True):
                 column[members] = torch.quantile(unseen[among], level.clamp(0, 1))
@@ -224,7 +241,9 @@ def record_losses(predictions: Predictions | TokenPredictions) -> Tensor:
     return predictions.losses if isinstance(predictions, Predictions) else predictions.record_losses
 
 
-def default_kind(*, has_test: bool, has_retain_model: bool, loss: float | None, whole_classes: bool) -> Kind:
+def default_kind(
+    *, has_test: bool, has_retain_model: bool, loss: float | None, whole_classes: bool
+) -> Kind:
     """The goal of a run that names none.
 
     Args:
@@ -259,11 +278,17 @@ def check_goal_settings(goal: str | None, loss: float | None, share: float) -> N
     if goal is not None and goal not in KINDS:
         raise HamuError(f"goal {goal!r} is unknown; choose one of {', '.join(KINDS)}")
     if goal not in (None, "loss") and loss is not None:
-        raise HamuError(f"target_forget_loss is of the goal loss, not {goal}; leave one of them out")
+        raise HamuError(
+            f"target_forget_loss is of the goal loss, not {goal}; leave one of them out"
+        )
     if goal == "loss" and loss is None:
-        raise HamuError("the goal loss needs --target_forget_loss, the loss that each record must have")
+        raise HamuError(
+            "the goal loss needs --target_forget_loss, the loss that each record must have"
+        )
     if loss is not None and not 0 < loss < math.inf:
-        raise HamuError(f"target_forget_loss {loss} must be a positive number: the loss of each record")
+        raise HamuError(
+            f"target_forget_loss {loss} must be a positive number: the loss of each record"
+        )
     if not 0 < share <= 1:
         raise HamuError(f"target_share {share} must be a share in (0, 1]")
 
@@ -291,7 +316,9 @@ def _groups(ours: Reference, reference: Reference) -> list[tuple[Tensor, Tensor]
     found = []
     for label in ours.labels.unique():
         among = (reference.labels == label).nonzero().flatten()
-        found.append(((ours.labels == label).nonzero().flatten(), among if len(among) else everyone))
+        found.append(
+            ((ours.labels == label).nonzero().flatten(), among if len(among) else everyone)
+        )
     return found
 
 

@@ -91,7 +91,9 @@ class Lookahead:
             torch._foreach_copy_(self._offset, self._point)
             torch._foreach_sub_(self._offset, self._parameters)
 
-    def _step(self, retain: Mapping[str, Tensor], rows: slice, forget: Mapping[str, Tensor], few: int) -> None:
+    def _step(
+        self, retain: Mapping[str, Tensor], rows: slice, forget: Mapping[str, Tensor], few: int
+    ) -> None:
         with self.ahead():
             loss = self._loss(retain, rows)
             if self.relearns_forgotten:
@@ -126,7 +128,9 @@ class Lookahead:
         try:
             self._model.train()
             for batch in batches:
-                grads = torch.autograd.grad(self._loss(batch, slice(None)), self._parameters, allow_unused=True)
+                grads = torch.autograd.grad(
+                    self._loss(batch, slice(None)), self._parameters, allow_unused=True
+                )
                 for copy, grad in zip(copies, grads, strict=True):
                     copy.grad = grad
                 optimizer.step()
@@ -163,7 +167,9 @@ class Lookahead:
         """The path and the state of its optimizer, by name."""
         found = {f"offset.{i}": t for i, t in enumerate(self._offset)}
         for i, point in enumerate(self._point):
-            found |= {f"{key}.{i}": value for key, value in self._optimizer.state.get(point, {}).items()}
+            found |= {
+                f"{key}.{i}": value for key, value in self._optimizer.state.get(point, {}).items()
+            }
         return found
 
     def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
@@ -171,7 +177,11 @@ class Lookahead:
         with torch.no_grad():
             for i, (point, offset) in enumerate(zip(self._point, self._offset, strict=True)):
                 offset.copy_(saved[f"offset.{i}"])
-                state = {key: saved[f"{key}.{i}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{i}" in saved}
+                state = {
+                    key: saved[f"{key}.{i}"]
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                    if f"{key}.{i}" in saved
+                }
                 if state:
                     self._optimizer.state[point] = {
                         key: value.clone() if key == "step" else value.to(point.device).clone()

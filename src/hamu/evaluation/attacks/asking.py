@@ -37,7 +37,9 @@ def prefilled(model: Any, tokenizer: Any, data: TextData, words: int, batch_size
     return _scores(answers, rests)
 
 
-def sampled(model: Any, tokenizer: Any, data: TextData, samples: int, batch_size: int) -> list[Scores]:
+def sampled(
+    model: Any, tokenizer: Any, data: TextData, samples: int, batch_size: int
+) -> list[Scores]:
     """Scores of several answers to each prompt, drawn at temperature 1 from the whole vocabulary.
 
     Args:
@@ -48,7 +50,9 @@ def sampled(model: Any, tokenizer: Any, data: TextData, samples: int, batch_size
     found = []
     for _ in range(samples):
         seed = int(torch.randint(2**31, ()))  # `generate_answers` leaves the random state as it was
-        answers = generate_answers(model, tokenizer, data, batch_size, _longest(data), sampling_seed=seed)
+        answers = generate_answers(
+            model, tokenizer, data, batch_size, _longest(data), sampling_seed=seed
+        )
         found.append(_scores(answers, rests))
     return found
 
@@ -87,12 +91,17 @@ def _after(tokenizer: Any, data: TextData, index: int, words: int) -> int:
 def _texts(tokenizer: Any, data: TextData) -> list[str]:
     """The text after each prompt."""
     pairs = zip(data.tokens, data.scored_from, strict=True)
-    return [tokenizer.decode(tokens[start:].tolist(), skip_special_tokens=True) for tokens, start in pairs]
+    return [
+        tokenizer.decode(tokens[start:].tolist(), skip_special_tokens=True)
+        for tokens, start in pairs
+    ]
 
 
 def _longest(data: TextData) -> int:
     """The most tokens that follow a prompt: longer answers are not asked for, to save time."""
-    return max(len(tokens) - start for tokens, start in zip(data.tokens, data.scored_from, strict=True))
+    return max(
+        len(tokens) - start for tokens, start in zip(data.tokens, data.scored_from, strict=True)
+    )
 
 
 def _scores(answers: list[str], rests: list[str]) -> Scores:

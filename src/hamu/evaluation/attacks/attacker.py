@@ -59,7 +59,9 @@ def attack(
     settings = settings or AttackSettings()
     models = {UNLEARNED: model, ORIGINAL: original, RETRAINED: retain_model}
     found = {
-        role: attack_model(one, data, settings, seed=seed, role=role) for role, one in models.items() if one is not None
+        role: attack_model(one, data, settings, seed=seed, role=role)
+        for role, one in models.items()
+        if one is not None
     }
     return collected(found, data, settings)
 
@@ -104,7 +106,9 @@ def attack_model(
     return found
 
 
-def collected(found: Mapping[str, Mapping[str, Outcome]], data: AttackData, settings: AttackSettings) -> AttackResult:
+def collected(
+    found: Mapping[str, Mapping[str, Outcome]], data: AttackData, settings: AttackSettings
+) -> AttackResult:
     """The result from the outcomes of each model.
 
     Args:
@@ -112,12 +116,17 @@ def collected(found: Mapping[str, Mapping[str, Outcome]], data: AttackData, sett
         data: of any of the models.
         settings: by which they were attacked.
     """
-    outcomes = {name: {role: by_attack[name] for role, by_attack in found.items()} for name in found[UNLEARNED]}
+    outcomes = {
+        name: {role: by_attack[name] for role, by_attack in found.items()}
+        for name in found[UNLEARNED]
+    }
     total = len(data.forget)
     records = {
         "forget": total,
         "measured": min(total, settings.measured(is_text=data.is_text)),
-        "relearned": settings.relearned(total, is_text=data.is_text) if RELEARN_FEW in outcomes else 0,
+        "relearned": settings.relearned(total, is_text=data.is_text)
+        if RELEARN_FEW in outcomes
+        else 0,
     }
     kind = "text" if data.is_text else "image"
     skipped = skipped_attacks(data, settings)
@@ -140,7 +149,12 @@ def skipped_attacks(data: AttackData, settings: AttackSettings) -> dict[str, str
 
 
 def _relearned(
-    model: nn.Module, data: AttackData, settings: AttackSettings, name: str, seed: int, advance: Advance
+    model: nn.Module,
+    data: AttackData,
+    settings: AttackSettings,
+    name: str,
+    seed: int,
+    advance: Advance,
 ) -> Outcome:
     """Curves of fine-tuning, one for each seed."""
     runs, accuracies = [], []
@@ -153,9 +167,15 @@ def _relearned(
         with unchanged(model, number):
             optimizer = kind([p for p in model.parameters() if p.requires_grad], lr=rate)
             measure = lambda records=records: data.measure(model, records)  # noqa: E731
-            runs.append(fine_tune(model, items, measure, settings.points(is_text=data.is_text), optimizer, advance))
+            runs.append(
+                fine_tune(
+                    model, items, measure, settings.points(is_text=data.is_text), optimizer, advance
+                )
+            )
             accuracies.append(data.accuracy(model, retain))
-    return _outcome(settings.points(is_text=data.is_text), list(zip(*runs, strict=True)), tuple(accuracies))
+    return _outcome(
+        settings.points(is_text=data.is_text), list(zip(*runs, strict=True)), tuple(accuracies)
+    )
 
 
 def _items(
@@ -187,7 +207,9 @@ def _quantized(model: nn.Module, data: AttackData, settings: AttackSettings, see
 def _prefilled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
     records = drawn(data.forget, settings.attack_answers, seed)
     words = (0, settings.prefill_words) if has_prompts(records) else (settings.prefill_words,)
-    scores = [prefilled(model, data.tokenizer, records, count, data.eval_batch_size) for count in words]
+    scores = [
+        prefilled(model, data.tokenizer, records, count, data.eval_batch_size) for count in words
+    ]
     return _outcome(words, [[{k: v.mean().item() for k, v in one.items()}] for one in scores])
 
 
@@ -196,7 +218,9 @@ def _sampled(model: nn.Module, data: AttackData, settings: AttackSettings, seed:
     count = settings.attack_samples
     scores = sampled(model, data.tokenizer, records, count, data.eval_batch_size)
     ks = tuple(sorted({1, count}))
-    return _outcome(ks, [[{name: leak_at_k([s[name] for s in scores], k) for name in scores[0]}] for k in ks])
+    return _outcome(
+        ks, [[{name: leak_at_k([s[name] for s in scores], k) for name in scores[0]}] for k in ks]
+    )
 
 
 _ASKED = {QUANTIZE: _quantized, PREFILL: _prefilled, SAMPLE: _sampled}

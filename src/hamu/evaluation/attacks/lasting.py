@@ -8,7 +8,11 @@ from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_FEW, RELEARN_RETA
 STEPS = 20  # of relearn-retain, after which the verdict looks first
 _AGAIN = 40  # and then, if it was run that far: some models hold for 20 steps and give way after
 MARGIN = 0.10  # as a share: what may be given back
-_KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high where a record is known
+_KNOWLEDGE = (
+    "recognised",
+    "extraction_strength",
+    "exact_memorization",
+)  # high where a record is known
 
 
 def lasts(result: AttackResult) -> bool | None:
@@ -108,7 +112,8 @@ def robustness(result: AttackResult) -> dict[str, float]:
     for name in _KNOWLEDGE:
         if RETRAINED in few and name in few[UNLEARNED].figures:
             ours, theirs = (
-                few[role].mean(name, few[role].at[-1]) - few[role].mean(name, 0) for role in (UNLEARNED, RETRAINED)
+                few[role].mean(name, few[role].at[-1]) - few[role].mean(name, 0)
+                for role in (UNLEARNED, RETRAINED)
             )
             found[f"R_{name}"] = 1.0 if ours <= 0 else min(max(theirs / ours, 0.0), 1.0)
         if UNLEARNED in rounded and name in rounded[UNLEARNED].figures:

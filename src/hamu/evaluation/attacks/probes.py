@@ -71,7 +71,9 @@ class AttackData:
     def accuracy(self, model: nn.Module, records: Any) -> float:
         """Share of images, or of scored tokens, whose most likely class is the label."""
         run = predict_tokens if self.is_text else predict
-        return run(model, records, self.eval_batch_size, self.collate).correct.double().mean().item()
+        return (
+            run(model, records, self.eval_batch_size, self.collate).correct.double().mean().item()
+        )
 
 
 def drawn(records: Any, most: int, seed: int) -> Any:

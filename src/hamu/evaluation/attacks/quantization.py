@@ -72,6 +72,8 @@ def _rounded(functional: Any, weight: Tensor, bits: int) -> Tensor:
         values, scales, _ = functional.int8_vectorwise_quant(weight.half().contiguous())
         found = functional.int8_vectorwise_dequant(values, scales)
     else:
-        codes, state = functional.quantize_4bit(weight.contiguous(), blocksize=_BLOCK, quant_type="nf4")
+        codes, state = functional.quantize_4bit(
+            weight.contiguous(), blocksize=_BLOCK, quant_type="nf4"
+        )
         found = functional.dequantize_4bit(codes, state)
     return torch.as_tensor(found).to(weight.dtype)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hamu.core.forward import predict_logits
+from hamu.core.objectives import CrossEntropy, Scored
 from hamu.errors import HamuError
 from hamu.evaluation.attacks.probes import Figures
-from hamu.forward import predict_logits
-from hamu.objectives import CrossEntropy, Scored
 
 
 @contextmanager

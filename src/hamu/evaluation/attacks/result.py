@@ -8,7 +8,11 @@ from typing import Any
 
 FORMAT = "hamu-attack"
 UNLEARNED, ORIGINAL, RETRAINED = "unlearned", "original", "retrained"
-MODELS = {UNLEARNED: "unlearned", ORIGINAL: "original", RETRAINED: "retrained"}  # as tables have them
+MODELS = {
+    UNLEARNED: "unlearned",
+    ORIGINAL: "original",
+    RETRAINED: "retrained",
+}  # as tables have them
 
 
 @dataclass(frozen=True)

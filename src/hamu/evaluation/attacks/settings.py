@@ -34,22 +34,34 @@ class AttackSettings:
         "Attacks, with commas: relearn-retain, relearn-few, quantize; for texts also relearn-unrelated, "
         "prefill, sample. By default `hamu attack` runs those that relearn, `hamu evaluate` none.",
     )
-    attack_steps: int | None = _option(None, "Steps of fine-tuning; by default 80 for images, 40 for texts.")
+    attack_steps: int | None = _option(
+        None, "Steps of fine-tuning; by default 80 for images, 40 for texts."
+    )
     attack_seeds: int = _option(3, "Repeat each fine-tuning with this many seeds.")
     attack_learning_rate: float | None = _option(
-        None, "By default 1e-3 for images (Adam), 3e-4 for texts (AdamW), 1e-3 for an adapter (AdamW)."
+        None,
+        "By default 1e-3 for images (Adam), 3e-4 for texts (AdamW), 1e-3 for an adapter (AdamW).",
     )
-    attack_batch_size: int | None = _option(None, "Records a step of fine-tuning; by default 64 images or 16 texts.")
+    attack_batch_size: int | None = _option(
+        None, "Records a step of fine-tuning; by default 64 images or 16 texts."
+    )
     attack_records: int | None = _option(
-        None, "Measure at most this many records of a set, drawn by seed; by default 300 images or 100 texts."
+        None,
+        "Measure at most this many records of a set, drawn by seed; by default 300 images or 100 texts.",
     )
     relearned_records: int | None = _option(
         None, "Forgotten records that relearn-few trains on; by default 10 images or 40 texts."
     )
-    unrelated_data: str | None = _option(None, "Text: data of relearn-unrelated; by default the bundled miniature.")
+    unrelated_data: str | None = _option(
+        None, "Text: data of relearn-unrelated; by default the bundled miniature."
+    )
     prefill_words: int = _option(3, "Text: words of the right answer that prefill gives.")
-    attack_samples: int = _option(8, "Text: answers that sample draws for each record, the k of leak@k.")
-    attack_answers: int = _option(20, "Text: prefill and sample ask for this many forgotten records.")
+    attack_samples: int = _option(
+        8, "Text: answers that sample draws for each record, the k of leak@k."
+    )
+    attack_answers: int = _option(
+        20, "Text: prefill and sample ask for this many forgotten records."
+    )
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -76,7 +88,9 @@ class AttackSettings:
         for name in given:
             if name not in known:
                 records = "texts" if is_text else "images"
-                raise HamuError(f"attack {name!r} is not for {records}; choose from {', '.join(known)}")
+                raise HamuError(
+                    f"attack {name!r} is not for {records}; choose from {', '.join(known)}"
+                )
         return given or _BY_DEFAULT[is_text]
 
     def steps(self, *, is_text: bool) -> int:

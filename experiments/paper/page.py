@@ -1,0 +1,255 @@
+"""The page of all experiments that have been run, made from their JSON alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.paper.experiment import Experiment
+from hamu.errors import HamuError
+from hamu.json_files import read_json
+from hamu.unlearning.compare.environments import differing_environments
+from hamu.unlearning.compare.table import escape_markdown
+
+Result = dict[str, Any]
+PAGE = "README.md"
+_TITLE = "# The paper's figures and tables, run again"
+VERDICTS = {True: "agrees", False: "does not agree", None: "cannot be told"}
+
+
+def check_output(folder: Path, experiments: Iterable[str]) -> None:
+    """Check that nothing of somebody else is in the place of the page, of results and of their pictures.
+
+    Args:
+        folder: where they go.
+        experiments: those whose results and pictures are written or shown.
+
+    Raises:
+        HamuError: if it has.
+    """
+    path = folder / PAGE
+    has_page = path.is_file() and path.read_bytes().startswith(_TITLE.encode())
+    if path.exists() and not has_page:
+        raise HamuError(
+            f"{path} is there and is not a page of `python -m experiments`; choose another --output_dir"
+        )
+    for name in experiments:
+        result, picture = folder / f"{name}.json", folder / f"{name}.png"
+        if _is_result(result, damaged=has_page):
+            continue
+        for file in (result, picture) if not has_page else (result,):
+            if file.exists():
+                raise HamuError(
+                    f"{file} is there and is not of `python -m experiments`; choose another --output_dir"
+                )
+
+
+def _is_result(path: Path, damaged: bool) -> bool:
+    """Whether a file has the result of an experiment.
+
+    Args:
+        path: the file.
+        damaged: what to take one for that is no JSON.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError:
+        return False
+    except (ValueError, RecursionError):
+        return damaged
+    return isinstance(found, dict) and found.keys() >= {"name", "claims", "figures"}
+
+
+def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str, Result]:
+    """The results that a folder has of some experiments, by name, in the paper's order.
+
+    Raises:
+        HamuError: if a file is damaged.
+    """
+    files = {name: folder / f"{name}.json" for name in experiments}
+    return {name: read_json(file) for name, file in files.items() if file.is_file()}
+
+
+def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -> str:
+    """Markdown: an overview, then every experiment with its picture, its claims and why they hold or not.
+
+    Raises:
+        HamuError: if a result is not as this version writes it.
+    """
+    shown = [_shown(name, result) for name, result in results.items()]
+    lines = [
+        _TITLE,
+        "",
+        "Made by `python -m experiments` from the JSON files beside this page. A claim is what the paper says, or what this "
+        "project wants checked. What may explain a claim that does not hold is part of the claim and shown if, and "
+        "only if, it does not; it is what we think, not what was measured. \"Cannot be told\": runs are missing or "
+        "failed, or what was measured does not suffice.",
+        "",
+        "All runs on this page: the stopping criterion is recorded and not enforced (as in the paper's comparisons), "
+        "the order of the data is shuffled once, and a constraint that cannot be met is met as far as the radius "
+        "allows (`--on_infeasible clamp`; layer by layer less is possible than for the model as a whole, as the "
+        "products of the layers' norms sum to less than the product of the norms). FT and GA, which look at one side, "
+        "read one batch of it in a step; the paper doubles their data, so that their steps are of twice as many "
+        "records. Everything else is as the settings named have it.",
+        "",
+        "| | | scale | agrees | does not | cannot be told |",
+        "|---|---|---|---:|---:|---:|",
+    ]  # fmt: skip
+    lines += [overview for overview, _ in shown]
+    missing = [f"`{name}`" for name in experiments if name not in results]
+    if missing:
+        lines += ["", f"Not run: {', '.join(missing)}."]
+    for _, section in shown:
+        lines += ["", *section]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(name: str, result: Result) -> tuple[str, list[str]]:
+    """The line of the overview and the section of a result."""
+    try:
+        return _overview(name, result), _section(name, result)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise HamuError(
+            f"{name}.json is not as this version writes it ({type(error).__name__}: {error}); make it anew, or "
+            f"remove it"
+        ) from error
+
+
+def _overview(name: str, result: Result) -> str:
+    verdicts = [claim["holds"] for claim in result["claims"]]
+    counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
+    return f"| [{result['reference']}](#{name}) | {escape_markdown(result['title'])} | {_scale(result)} | {counts} |"
+
+
+def _section(name: str, result: Result) -> list[str]:
+    lines = [f'<a id="{name}"></a>', "", f"## {result['reference']}: {result['title']}", ""]
+    lines += [f"`python -m experiments {name}`: {_conditions(result)}", ""]
+    if result["about"]:
+        lines += [result["about"], ""]
+    by = _computed_by(result)
+    if by:
+        lines += [escape_markdown(by), ""]
+    lines += [f"![{result['title']}]({name}.png)", ""]
+    if result["table"]:
+        head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
+        lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
+    lines += ["| claim | paper | here | |", "|---|---|---|---|"]
+    for claim in result["claims"]:
+        cells = (
+            claim["text"],
+            _written(claim["paper"]),
+            _written(claim["ours"]),
+            VERDICTS[claim["holds"]],
+        )
+        lines.append(_row([escape_markdown(cell) for cell in cells]))
+    reasons: dict[str, list[str]] = {}
+    for claim in result["claims"]:
+        if claim["holds"] is False and claim["otherwise"]:
+            reasons.setdefault(claim["otherwise"], []).append(claim["text"])
+    for reason, texts in reasons.items():
+        lines += ["", f"What may explain it ({escape_markdown('; '.join(texts))}): {reason}"]
+    for run, reason in result["failed"].items():
+        lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
+    return lines
+
+
+def _scale(result: Result) -> str:
+    scale = result["scale"]
+    return (
+        "computed"
+        if scale is None
+        else f"{scale['recipe']}, {_share(scale['fraction'])} of the data"
+    )
+
+
+def _share(fraction: float) -> str:
+    return "all" if fraction == 1 else f"{fraction:.4g}"
+
+
+def _conditions(result: Result) -> str:
+    scale = result["scale"]
+    if scale is None:
+        return "nothing is trained."
+    runs = list(result["runs"].values())
+    epochs = sorted({run["epochs"] for run in runs})
+    papers = sorted({run["paper_epochs"] for run in runs})
+    length = (
+        f", {' and '.join(f'{e:g}' for e in epochs)} {'epoch' if epochs == [1] else 'epochs'}"
+        if epochs
+        else ""
+    )
+    if papers != epochs:
+        length += f" (in full {' and '.join(f'{e:g}' for e in papers)})"
+    rates = sorted({run["learning_rate"] for run in runs})
+    rate = f", learning rate {' and '.join(f'{r:g}' for r in rates)}" if rates else ""
+    seconds = [run["seconds"] for run in runs]
+    time = "" if None in seconds else f" of together {sum(seconds) / 60:.1f} min"
+    count = f", {len(runs)} runs{time}, some of them shared with other figures" if runs else ""
+    stands = stands_for(result)
+    start = result.get("start")
+    original = (
+        ""
+        if start is None
+        else (
+            f"; the original model, {scale['model']}, has a loss of {start['retain_loss']:.3g} on the data to retain "
+            f"({start['retain_accuracy']:.1%} right) and {start['forget_loss']:.3g} on those to forget in the first run"
+        )
+    )
+    return (
+        f"settings `{scale['recipe']}`, {_share(scale['fraction'])} of the data ({scale['retain']} records to retain), "
+        f"batches in proportion{_batches(runs)}{length}{rate}, seed {scale['seed']}, {scale['device']}{count}{original}"
+        f"{stands and f'; {stands}'}."
+    )
+
+
+def _computed_by(result: Result) -> str:
+    """Which versions on which device have computed it, and when; "" where the file does not say."""
+    made = result["runs"] or {"": result.get("measured") or {}}
+    known = {key: run["environment"] for key, run in made.items() if run.get("environment")}
+    dates = sorted({run["date"] for run in made.values() if run.get("date")})
+    if not known:
+        return ""
+    when = f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
+    differing = differing_environments(known)
+    if differing:
+        return f"Not all runs were computed alike{when}: {differing}."
+    return f"Computed by {next(iter(known.values()))}{when}."
+
+
+def stands_for(result: Result) -> str:
+    """What data and model stand in place of the paper's; "" if they are the paper's."""
+    scale = result["scale"]
+    if scale is None:
+        return ""
+    if scale["recipe"] == "tofu-tiny":
+        return "texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
+    return (
+        "images in place of the paper's texts"
+        if result["task"] == "text" and not scale["is_text"]
+        else ""
+    )
+
+
+def _batches(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How many steps an epoch has here, and how many it has in the paper."""
+    steps = sorted({(run["paper_steps_per_epoch"], run["steps_per_epoch"]) for run in runs})
+    if not steps:
+        return ""
+    if all(paper == here for paper, here in steps):
+        return ", so that an epoch has the paper's number of steps"
+    each = " and ".join(
+        f"{here}" if paper == here else f"{here} (the paper's: {paper})" for paper, here in steps
+    )
+    return f"; an epoch has {each} steps"
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""The mathematics of two gradients: imports torch alone."""

@@ -1,0 +1,215 @@
+"""Split pairing: half of the processes hold retain data, the other half forget data (paper, App. G.1).
+
+In each step every process has one gradient, of its own side and its own records. They meet with the traffic of plain
+data-parallel training, and no process ever holds two:
+
+    1. within each half the gradients are summed and scattered: process h of a half has shard h of its side
+    2. partners (h of either half) swap halves of their shards: each now has both sides of its own part
+    3. Gram of the part, summed over all processes: 3·L numbers
+    4. the part is combined where it is
+    5. the combined parts are gathered by all
+
+Over d numbers and W processes each sends (1 - 2/W)·d + d/W + (1 - 1/W)·d = 2(W-1)/W·d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hamu.core.distributed.layout import Grads, drained
+from hamu.core.gram import SIDES, PairGram
+from hamu.errors import HamuError
+
+# as torch 2.13 calls them, and as it did before
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+BUCKET = 1 << 22  # elements that are exchanged at once, unless one tensor is larger
+
+
+def check_even(count: int) -> None:
+    """Check that so many processes can be divided into halves.
+
+    Raises:
+        HamuError: if not.
+    """
+    if count % 2:
+        raise HamuError(f"split pairing needs an even number of processes; there are {count}")
+
+
+def side_of_process(rank: int, count: int) -> str:
+    """The side of which a process has the data, of this many processes: the first half has that to be retained."""
+    return SIDES[rank // (count // 2)]
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Parameters that are exchanged together, as one flat tensor.
+
+    Attributes:
+        members: (number of the parameter, its start, its end) in the flat tensor.
+        size: of the flat tensor, a multiple of the number of processes.
+        own: (number of the parameter, start, end) of the pieces of this process's part, relative to the part.
+    """
+
+    members: list[tuple[int, int, int]]
+    size: int
+    own: list[tuple[int, int, int]]
+
+
+class SplitPairing:
+    """The layout of split pairing; see `Layout`.
+
+    Args:
+        parameters: the trainable parameters, the same on all processes.
+        block_of: the block of each.
+
+    Attributes:
+        half: the number of processes of a half.
+
+    Raises:
+        HamuError: if the number of processes is not even.
+    """
+
+    is_whole = False
+
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
+        self._world = dist.get_world_size() if dist.is_initialized() else 1
+        check_even(self._world)
+        rank = dist.get_rank()
+        self.half = self._world // 2
+        self._place = rank % self.half  # within it
+        self._partner = (rank + self.half) % self._world
+        self.sides: tuple[str, ...] = (side_of_process(rank, self._world),)
+        self._is_retain = self.sides == ("retain",)
+        groups = [dist.new_group(list(range(start, start + self.half))) for start in (0, self.half)]
+        self._group = groups[0 if self._is_retain else 1]
+        self._parameters = parameters
+        self._buckets = self._bucketed()
+        self.block_of: Sequence[int] = [
+            block_of[number] for b in self._buckets for number, _, _ in b.own
+        ]
+        self.parts: Sequence[Tensor] = [  # expanded, so that they take no memory
+            parameters[number].detach().new_empty(1).expand(end - start)
+            for b in self._buckets
+            for number, start, end in b.own
+        ]
+        self._present: list[bool] = []
+
+    def _bucketed(self) -> list[_Bucket]:
+        """Parameters in order, with like precision together, up to `BUCKET` elements each."""
+        buckets, members, end = [], [], 0
+        for number, parameter in enumerate(self._parameters):
+            other = bool(members) and self._parameters[members[0][0]].dtype != parameter.dtype
+            if members and (other or end + parameter.numel() > BUCKET):
+                buckets.append(self._bucket(members, end))
+                members, end = [], 0
+            members.append((number, end, end + parameter.numel()))
+            end += parameter.numel()
+        return [*buckets, self._bucket(members, end)]
+
+    def _bucket(self, members: list[tuple[int, int, int]], end: int) -> _Bucket:
+        size = -(-end // self._world) * self._world
+        part = size // self._world
+        start = (
+            2 * self._place + (not self._is_retain)
+        ) * part  # the first half of a shard stays with the retain side
+        filled = [
+            *members[:-1],
+            (*members[-1][:2], size),
+        ]  # the padding counts as part of the last one
+        own = [
+            (number, max(a, start) - start, min(b, start + part) - start)
+            for number, a, b in filled
+            if a < start + part and b > start
+        ]
+        return _Bucket(members, size, own)
+
+    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
+        """Steps 1 and 2, a bucket at a time; each gradient is freed once it is on its way."""
+        mine = grads[self.sides[0]]
+        device = self._parameters[0].device
+        present = torch.tensor([g is not None for g in mine], dtype=torch.int32, device=device)
+        dist.all_reduce(present)
+        self._present = (present > 0).tolist()
+        retain: Grads = []
+        forget: Grads = []
+        for bucket in self._buckets:
+            r, f = self._swapped(self._scattered(self._packed(bucket, mine)))
+            for _, start, end in bucket.own:
+                retain.append(r[start:end])
+                forget.append(f[start:end])
+        return retain, forget
+
+    def _packed(self, bucket: _Bucket, grads: Grads) -> Tensor:
+        flat = self._parameters[bucket.members[0][0]].new_zeros(bucket.size)
+        for number, start, end in bucket.members:
+            grad = grads[number]
+            if grad is not None:
+                flat[start:end].view(grad.shape).copy_(grad)
+                grads[number] = None
+            del grad
+        return flat
+
+    def _scattered(self, flat: Tensor) -> Tensor:
+        """The shard of its half's sum that this process keeps."""
+        if self.half == 1:
+            return flat
+        shard = flat.new_empty(len(flat) // self.half)
+        _reduce_scatter(shard, flat, group=self._group)
+        return shard
+
+    def _swapped(self, shard: Tensor) -> tuple[Tensor, Tensor]:
+        """The retain and the forget side of this process's part, half a shard each."""
+        first, second = shard.chunk(2)
+        kept, sent = (first, second) if self._is_retain else (second, first)
+        received = torch.empty_like(sent)
+        for work in dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, sent.contiguous(), self._partner),
+                dist.P2POp(dist.irecv, received, self._partner),
+            ]
+        ):
+            work.wait()
+        kept = kept.clone()  # so that the other half of the shard is freed
+        return (kept, received) if self._is_retain else (received, kept)
+
+    def total(self, gram: PairGram) -> PairGram:
+        """Step 3."""
+        sums = torch.stack([gram.retain_sq, gram.forget_sq, gram.dot])
+        dist.all_reduce(sums)
+        return PairGram(sums[0], sums[1], sums[2], gram.eps)
+
+    def agree(self, numbers: Tensor) -> Tensor:
+        """As they are: nothing is summed over whole tensors."""
+        return numbers
+
+    def give(self, combined: Grads) -> Grads:
+        """Step 5; the gradients are views of one buffer per bucket."""
+        whole: Grads = [None] * len(self._parameters)
+        parts = drained(combined)
+        for bucket in self._buckets:
+            flat = self._gathered(bucket, parts)
+            for number, start, end in bucket.members:
+                if self._present[number]:
+                    whole[number] = flat[start:end].view(self._parameters[number].shape)
+        return whole
+
+    def _gathered(self, bucket: _Bucket, parts: Iterator[Tensor | None]) -> Tensor:
+        like = self._parameters[bucket.members[0][0]]
+        part = like.new_zeros(bucket.size // self._world)
+        for (_, start, end), piece in zip(bucket.own, parts, strict=False):
+            if piece is not None:
+                part[start:end].copy_(piece)
+        gathered = like.new_empty(bucket.size)
+        _all_gather(gathered, part)
+        # all first halves come before all second halves
+        return (
+            gathered.view(2, self.half, -1).transpose(0, 1).reshape(-1)
+            if self.half > 1
+            else gathered
+        )

@@ -1,5 +1,0 @@
-"""What is shown of runs: pictures saved as files, and the report, one HTML file."""
-
-from hamu.reporting.plots import plot_comparison, plot_frontiers, plot_trajectories
-
-__all__ = ["plot_comparison", "plot_frontiers", "plot_trajectories"]

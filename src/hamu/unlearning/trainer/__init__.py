@@ -1,0 +1,15 @@
+"""The trainer: UnlearnConfig, UnlearnTrainer, and the training of the model to start from."""
+
+from hamu.unlearning.trainer.config import TrainConfig, UnlearnConfig
+from hamu.unlearning.trainer.original import train_original
+from hamu.unlearning.trainer.pairing import PairCollator, PairedDataset
+from hamu.unlearning.trainer.trainer import UnlearnTrainer
+
+__all__ = [
+    "PairCollator",
+    "PairedDataset",
+    "TrainConfig",
+    "UnlearnConfig",
+    "UnlearnTrainer",
+    "train_original",
+]

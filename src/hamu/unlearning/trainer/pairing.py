@@ -1,0 +1,148 @@
+"""Pairs of one retain and one forget record, made in the data set so that samplers and loaders need not know.
+
+One epoch is one pass over the retain data. The forget data are drawn round and round, each round in a new order, and
+go on where the last epoch ended; shuffled once, the rounds that begin in the first epoch lend their orders to all that
+follow. Which record stands where depends on the seed alone: not on the batch size, the number of processes, or whether
+the run was resumed. A run by goal narrows the forget data down to the records that are not forgotten yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hamu.core.gram import SIDES
+from hamu.errors import HamuError
+
+Shuffle = Literal["epoch", "once"]
+WEIGHT = "weight"  # of a batch of pairs, 1 if it is not there
+POSITIONS = (
+    "positions"  # of a batch's forget records in their data set, where limits belong to them
+)
+_KEPT = 2  # orders of a side: a batch may reach from one round into the next
+
+
+class PairedDataset(Dataset[dict[str, Any]]):
+    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, with only the sides that are asked for.
+
+    Args:
+        retain: the data that stay; its length is the length of an epoch.
+        forget: the data that must go.
+        sides: which of "retain" and "forget" a method needs. The length is the same for all, so that every method
+            takes the same number of steps in an epoch.
+        seed: seed of every order.
+        shuffle: "epoch" for a new order each epoch, "once" for the first epoch's orders in the whole run (the paper):
+            where the forget records fit into an epoch a whole number of times, all epochs have the same pairs.
+        with_positions: whether batches name their forget records by position, each once.
+
+    Attributes:
+        focus: (start, positions), at most two: from this place of the run on, counted in pairs, the forget data are the
+            records at these positions.
+
+    Raises:
+        HamuError: if either side is empty.
+    """
+
+    def __init__(
+        self,
+        retain: Dataset[Any],
+        forget: Dataset[Any],
+        *,
+        sides: Sequence[str] = SIDES,
+        seed: int = 42,
+        shuffle: Shuffle = "epoch",
+        with_positions: bool = False,
+    ) -> None:
+        self._data = {"retain": retain, "forget": forget}
+        self._lengths = {side: len(data) for side, data in self._data.items()}  # type: ignore[arg-type]
+        for side, length in self._lengths.items():
+            if length == 0:
+                raise HamuError(
+                    f"the {side} set is empty; unlearning needs at least one record to {side}"
+                )
+        self._sides = tuple(sides)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._orders: dict[str, dict[tuple[int, int], Tensor]] = {side: {} for side in self._data}
+        self._epoch = 0
+        self._with_positions = with_positions
+        self.focus: list[tuple[int, list[int]]] = []
+
+    def focus_on(self, positions: Sequence[int], start: int) -> None:
+        """Draw the forget data from these positions alone (all, if there are none), from the place `start` of the run.
+
+        A loader may hold a batch already; the place has to lie beyond that, so that a resumed run draws the same.
+        """
+        self.focus = [*self.focus[-1:], (start, list(positions))]
+
+    def __len__(self) -> int:
+        return self._lengths["retain"]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose pairs are given out; data loaders call this."""
+        self._epoch = epoch
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {side: self._data[side][self._position(side, index)] for side in self._sides}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
+        """A batch: for each side a list of items, or what the side's own `__getitems__` returns.
+
+        Indices below 0, ~i for i, are records that are read for their shape alone: the batch then has the "weight" 0.
+        """
+        batch: dict[str, Any] = {WEIGHT: 0.0} if min(indices) < 0 else {}
+        indices = [~i if i < 0 else i for i in indices]
+        for side in self._sides:
+            data, positions = self._data[side], [self._position(side, i) for i in indices]
+            if side == "forget" and self._with_positions:
+                positions = list(dict.fromkeys(positions))
+                batch[POSITIONS] = torch.tensor(positions)
+            fetch = getattr(data, "__getitems__", None)
+            batch[side] = fetch(positions) if fetch else [data[i] for i in positions]
+        return batch
+
+    def _position(self, side: str, index: int) -> int:
+        place = self._epoch * len(self) + index
+        if side == "forget":
+            for start, focus in reversed(self.focus):
+                if place >= start:
+                    if focus:
+                        turn, place = divmod(place, len(focus))
+                        return focus[int(self._order("forget", turn, len(focus))[place])]
+                    break
+        length = self._lengths[side]
+        turn, place = divmod(place, length)
+        if self._shuffle == "once":
+            turn %= -(-len(self) // length)  # the rounds that begin in the first epoch
+        return int(self._order(side, turn, length)[place])
+
+    def _order(self, side: str, turn: int, length: int) -> Tensor:
+        orders, key = self._orders[side], (turn, length)
+        if key not in orders:
+            if len(orders) == _KEPT:
+                del orders[next(iter(orders))]
+            generator = torch.Generator().manual_seed(
+                (self._seed * 1_000_003 + turn) * 2 + SIDES.index(side)
+            )
+            orders[key] = torch.randperm(length, generator=generator)
+        return orders[key]
+
+
+class PairCollator:
+    """Collates each side of a batch of pairs by the data's own collator; a side fetched whole stays as it is."""
+
+    def __init__(self, collate: Callable[[list[Any]], Mapping[str, Tensor]]) -> None:
+        self._collate = collate
+
+    def __call__(self, batch: Any) -> dict[str, Mapping[str, Tensor]]:
+        """For each side, what the data's collator makes of its items."""
+        if not isinstance(batch, Mapping):  # a loader that fetches item by item
+            batch = {side: [item[side] for item in batch] for side in batch[0]}
+        return {
+            side: items if isinstance(items, Mapping | float | Tensor) else self._collate(items)
+            for side, items in batch.items()
+        }
