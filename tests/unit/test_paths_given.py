@@ -3,7 +3,7 @@
 import pytest
 
 from hamu import HamuError
-from hamu.cli import reproduce
+from experiments import reproduce
 from hamu.cli.options import PATHS, DataOptions, ResumeOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.unlearning.trainer import UnlearnConfig
