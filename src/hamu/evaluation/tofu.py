@@ -177,7 +177,8 @@ def tofu_report(
         if texts is None or not len(texts):
             continue
         report[name] = figures = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
-        chosen = (draw_positions(len(texts), most, seed) or range(len(texts))) if generate else []
+        drawn = draw_positions(len(texts), most, seed) if generate else []
+        chosen = range(len(texts)) if drawn is None else drawn
         figures |= {"generated": len(chosen), "rouge": None}
         if len(chosen):
             asked = texts.select(sorted(chosen))
