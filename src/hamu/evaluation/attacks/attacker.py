@@ -372,8 +372,9 @@ def _rounded(functional: Any, weight: Tensor, bits: int) -> Tensor:
         values, scales, _ = functional.int8_vectorwise_quant(weight.half().contiguous())
         found = functional.int8_vectorwise_dequant(values, scales)
     else:
+        # flat, as the blocks run over rows: on some CPUs its kernel mixes up blocks of several rows
         codes, state = functional.quantize_4bit(
-            weight.contiguous(), blocksize=_BLOCK, quant_type="nf4"
+            weight.reshape(1, -1).contiguous(), blocksize=_BLOCK, quant_type="nf4"
         )
-        found = functional.dequantize_4bit(codes, state)
+        found = functional.dequantize_4bit(codes, state).view_as(weight)
     return torch.as_tensor(found).to(weight.dtype)
