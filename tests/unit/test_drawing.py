@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hamu.data.drawing import draw_positions, subset
+from hamu.data.forget_sets import draw_positions, subset
 
 
 def test_the_same_records_are_drawn_as_ever():

@@ -170,7 +170,7 @@ def test_row_lists_are_read_from_text_and_files(tmp_path):
         parse_rows(str(file))
     file.write_bytes(b"3\xff")
     with pytest.raises(
-        HamuError, match=r"rows\.txt is not a text file; expected one row number per line"
+        HamuError, match=r"rows\.txt is not a text file; expected one row number a line"
     ):
         parse_rows(str(file))
     with pytest.raises(HamuError, match="neither a list of row numbers nor a file"):

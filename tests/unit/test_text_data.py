@@ -10,7 +10,7 @@ import torch
 
 from hamu import HamuError
 from hamu.data import TextCollator, encode, forget_data, matching, read_text
-from hamu.data.text_readers import has_test_split, is_text
+from hamu.data.text_files import has_test_split, is_text
 from hamu.models.language import new_tokenizer
 
 RECORDS = [

@@ -20,9 +20,9 @@ from hamu.data import (
     matching,
     read_text,
 )
-from hamu.data.drawing import draw_positions
+from hamu.data.forget_sets import draw_positions
 from hamu.data.sources import MINIATURE, is_of_hub
-from hamu.data.text_readers import has_test_split
+from hamu.data.text_files import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import (
     TokenPredictions,

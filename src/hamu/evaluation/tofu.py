@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hamu.data import TextCollator, TextRecords, encode
-from hamu.data.drawing import draw_positions
+from hamu.data.forget_sets import draw_positions
 from hamu.errors import HamuError
 from hamu.evaluation.generation import MAX_NEW_TOKENS, generate_answers, rouge_l_recall
 from hamu.evaluation.likelihood import (

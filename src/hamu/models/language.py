@@ -28,7 +28,7 @@ from transformers import (
 from hamu.core.blocks import trainable_parameters
 from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.models.causality import check_is_causal
+from hamu.models.causal_mask import check_causal_mask
 from hamu.models.loading import (
     ADAPTER_CONFIG,
     check_is_saved,
@@ -352,7 +352,7 @@ def check_reads(model: Any, data: TextData) -> None:
     changed[-1] = (shortest[-1] + 1) % rows
     both = torch.stack([shortest, changed]).to(next(model.parameters()).device)
     try:
-        check_is_causal(model, {"input_ids": both}, len(shortest) - 1)
+        check_causal_mask(model, {"input_ids": both}, len(shortest) - 1)
     except HamuError:
         raise
     except (ValueError, RuntimeError, IndexError) as error:

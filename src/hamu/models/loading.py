@@ -22,12 +22,10 @@ from transformers.utils import cached_file
 
 from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.unlearning.run_files import CHECKPOINT, MODEL
 
-CONFIG, ADAPTER_CONFIG = (
-    "config.json",
-    "adapter_config.json",
-)  # beside the weights of a whole model, of an adapter
+# beside the weights of a whole model, of an adapter
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+_MODEL, _CHECKPOINT = "model", "checkpoint-"  # in the folder of a run
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
 _STATISTICS = ("running_mean", "running_var")
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
@@ -61,16 +59,16 @@ def _check_no_run(source: str) -> None:
     Raises:
         HamuError: if it is; the message says where that is, or its newest checkpoint.
     """
-    model = Path(source) / MODEL
+    model = Path(source) / _MODEL
     if any((model / name).is_file() for name in CONFIGS):
         raise HamuError(f"{source} is the folder of a run; its model is {model}")
     checkpoints = [
         path
-        for path in Path(source).glob(f"{CHECKPOINT}*")
-        if path.name[len(CHECKPOINT) :].isdecimal()
+        for path in Path(source).glob(f"{_CHECKPOINT}*")
+        if path.name[len(_CHECKPOINT) :].isdecimal()
     ]
     if checkpoints:
-        newest = max(checkpoints, key=lambda path: int(path.name[len(CHECKPOINT) :]))
+        newest = max(checkpoints, key=lambda path: int(path.name[len(_CHECKPOINT) :]))
         raise HamuError(
             f"{source} is the folder of a run that has no model yet: resume it, or give its newest checkpoint, {newest}"
         )

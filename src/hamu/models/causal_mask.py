@@ -12,7 +12,7 @@ from hamu.core.modes import evaluating, without_autocast
 from hamu.errors import HamuError
 
 
-def check_is_causal(model: nn.Module, inputs: Mapping[str, Tensor], place: int) -> None:
+def check_causal_mask(model: nn.Module, inputs: Mapping[str, Tensor], place: int) -> None:
     """Check that the predictions before a token do not depend on it.
 
     Args:
@@ -34,11 +34,11 @@ def check_is_causal(model: nn.Module, inputs: Mapping[str, Tensor], place: int) 
         )
 
 
-def check_batch_is_read_causally(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+def check_causal_mask_of_batch(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     """The same with a record of a batch. Of a sharded model all processes must call it, as they run it together.
 
     Args:
-        model: see `check_is_causal`.
+        model: see `check_causal_mask`.
         batch: input_ids and labels, [B, T], and whatever else the model takes; other batches are not tried.
 
     Raises:
@@ -64,7 +64,7 @@ def check_batch_is_read_causally(model: nn.Module, batch: Mapping[str, Tensor]) 
         if isinstance(value, Tensor) and value.dim() and len(value) == len(ids) and name != "labels"
     }
     two["input_ids"][1, place] = int(ids[row, place] == 0)  # another token that any vocabulary has
-    check_is_causal(model, two, place)
+    check_causal_mask(model, two, place)
 
 
 def model_type(model: nn.Module) -> str:
