@@ -45,7 +45,7 @@ from hamu.models.language import (
     new_tokenizer,
 )
 from hamu.models.loading import check_is_saved
-from hamu.models.merging import check_can_merge, merged
+from hamu.models.saving import check_can_merge, merged
 from hamu.unlearning.run_files import MERGED
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig
