@@ -263,12 +263,6 @@ def test_a_dark_image_of_16_bits_stays_dark(ending, tmp_path):
     assert pixels[:, 0, 0].tolist() == [[0, 0, 0, 0], [0, 100, 200, 255]]
 
 
-def test_a_set_of_16_bits_that_is_dark_throughout_stays_dark(tmp_path):
-    (tmp_path / "dark").mkdir()
-    (tmp_path / "dark" / "0.pgm").write_bytes(b"P5 2 1 65535\n" + bytes([0, 100, 0, 200]))
-    assert read_images(str(tmp_path), num_channels=1).pixels.flatten().tolist() == [0, 0]
-
-
 def test_images_of_16_bits_are_read_in_either_order_of_bytes(tmp_path):
     values = np.array([[0, 256 * 100, 256 * 255 + 7]] * 3)
     for name, kind in (("least", "<u2"), ("most", ">u2")):

@@ -98,7 +98,7 @@ class SmallResNet(PreTrainedModel):
                 inputs = outputs
         self.blocks = nn.Sequential(*layers)
         self.classifier = nn.Linear(inputs, config.num_labels or 0)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
