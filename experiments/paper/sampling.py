@@ -20,10 +20,10 @@ from hamu.data import (
     read_images,
     read_text,
 )
-from hamu.data.drawing import draw_positions
-from hamu.data.image_readers import CLASSES
+from hamu.data.forget_sets import draw_positions
+from hamu.data.image_files import CLASSES
 from hamu.data.sources import DIGITS, MINIATURE, located
-from hamu.data.text_readers import has_test_split
+from hamu.data.text_files import has_test_split
 from hamu.errors import HamuError
 from hamu.file_digests import file_digest
 from hamu.json_files import read_json

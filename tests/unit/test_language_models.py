@@ -386,14 +386,6 @@ def test_a_config_that_does_not_fit_the_weights_is_named_with_both_shapes():
         load_language_model("base")
 
 
-def test_trying_a_record_leaves_each_module_in_its_mode(texts, tokenizer):
-    model = new_language_model(tokenizer, hidden=16, layers=2, max_length=64).train()
-    model.model.layers[0].eval()
-    modes = [module.training for module in model.modules()]
-    check_reads(model, encode(texts, tokenizer, 64))
-    assert [module.training for module in model.modules()] == modes
-
-
 def test_tensors_of_another_model_are_not_put_into_this_one(tmp_path):
     save_model(torch.nn.Linear(2, 3), tmp_path)
     with pytest.raises(

@@ -13,8 +13,7 @@ from hamu.models.language import (
     new_tokenizer,
     with_adapter,
 )
-from hamu.models.merging import check_can_merge, merged
-from hamu.models.saving import save_model
+from hamu.models.saving import check_can_merge, merged, save_model
 
 
 def saved_besides(**of_lora):

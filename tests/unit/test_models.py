@@ -175,22 +175,6 @@ def test_the_image_that_is_tried_goes_to_the_models_device(tmp_path):
     assert [image.device.type for image in asked if isinstance(image, torch.Tensor)] == ["meta"]
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_trying_an_image_leaves_each_module_in_its_mode(tmp_path, training):
-    data = read_images("digits")
-    model = saved(tmp_path).train(training)
-    model.blocks[0].train(not training)
-    modes = [module.training for module in model.modules()]
-    check_fits(model, data)
-    assert [module.training for module in model.modules()] == modes
-    wrong = vision_transformer(image_size=16).train(training)
-    wrong.vit.embeddings.train(not training)
-    modes = [module.training for module in wrong.modules()]
-    with pytest.raises(HamuError, match="cannot take the images"):
-        check_fits(wrong, data)
-    assert [module.training for module in wrong.modules()] == modes
-
-
 @pytest.mark.parametrize(
     ("written", "names"),
     [

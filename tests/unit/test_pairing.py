@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from hamu import HamuError
-from hamu.unlearning.trainer import PairCollator, PairedDataset
+from hamu.data import PairCollator, PairedDataset
 
 RETAIN, FORGET = list(range(10)), list(range(100, 104))
 

@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from hamu import HamuError
-from hamu.data import forget_rows, image_readers, pixel_statistics, read_images, read_text
-from hamu.data.image_readers import has_test_split
+from hamu.data import forget_rows, pixel_statistics, read_images, read_text
+from hamu.data.image_files import has_test_split
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 0, 1, 0, 1])
@@ -81,13 +81,11 @@ def test_an_npz_is_decoded_only_where_it_must_be_and_its_pixels_are_the_same(
     monkeypatch.setattr(Image, "fromarray", lambda array: made.append(array) or picture(array))
     found = read_images(path, **wanted)
     assert bool(made) is decodes
-    monkeypatch.setattr(image_readers, "_are_as_wanted", lambda *_: False)
-    decoded = read_images(path, **wanted)
-    assert torch.equal(found.pixels, decoded.pixels)
     assert found.pixels.is_contiguous()
-    for name in ("labels", "rows"):
-        assert torch.equal(getattr(found, name), getattr(decoded, name))
-    assert found.classes == decoded.classes
+    assert found.labels.tolist() == LABELS.tolist()
+    if not decodes:
+        expected = images if images.ndim == 4 else images[..., None]
+        assert torch.equal(found.pixels, torch.from_numpy(expected).permute(0, 3, 1, 2))
 
 
 def test_a_folder_with_train_and_test_has_both_splits(parquet):
@@ -265,12 +263,6 @@ def test_a_dark_image_of_16_bits_stays_dark(ending, tmp_path):
     assert pixels[:, 0, 0].tolist() == [[0, 0, 0, 0], [0, 100, 200, 255]]
 
 
-def test_a_set_of_16_bits_that_is_dark_throughout_stays_dark(tmp_path):
-    (tmp_path / "dark").mkdir()
-    (tmp_path / "dark" / "0.pgm").write_bytes(b"P5 2 1 65535\n" + bytes([0, 100, 0, 200]))
-    assert read_images(str(tmp_path), num_channels=1).pixels.flatten().tolist() == [0, 0]
-
-
 def test_images_of_16_bits_are_read_in_either_order_of_bytes(tmp_path):
     values = np.array([[0, 256 * 100, 256 * 255 + 7]] * 3)
     for name, kind in (("least", "<u2"), ("most", ">u2")):
@@ -380,7 +372,7 @@ def labelled_by(labels, feature=None):
         (lambda f: (str(f / "cat"), {}), "holds no images"),
         (
             lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=LABELS[:3]), {}),
-            "6 images but 3 labels",
+            r"labels in .* have shape \(3,\); expected one number for each of 6 images",
         ),
         (lambda f: (save_npz(f / "a.npz", images=PIXELS / 255, labels=LABELS), {}), "type float64"),
         (
@@ -401,7 +393,7 @@ def labelled_by(labels, feature=None):
         (lambda f: (save_npz(f / "a.npz", pictures=PIXELS), {}), "has no image column"),
         (
             lambda f: (save_npz(f / "a.npz", images=PIXELS, labels=PIXELS), {}),
-            r"the labels in .* have shape \(6, 5, 5, 3\); expected one number per image",
+            r"the labels in .* have shape \(6, 5, 5, 3\); expected one number for each",
         ),
         (
             lambda f: (

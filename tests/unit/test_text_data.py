@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hamu import HamuError
-from hamu.data import TextCollator, encode, forget_data, matching, read_text
-from hamu.data.text_readers import has_test_split, is_text
+from hamu.data import TextCollator, encode, matching, read_text
+from hamu.data.text_files import has_test_split, is_text
 from hamu.models.language import new_tokenizer
 
 RECORDS = [
@@ -492,12 +492,6 @@ def test_a_chat_template_that_does_not_serve_is_refused(
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(HamuError, match=message):
         encode(texts, tokenizer)
-
-
-def test_the_forget_records_leave_the_retain_set(texts):
-    problem = forget_data(texts, None, texts.select([1]))
-    assert [r.answer for r in problem.retain.records] == [" Ada."]
-    assert "1 of them found" in problem.forget_name
 
 
 def test_the_tokenizer_writes_any_text(tokenizer):

@@ -15,7 +15,7 @@ from hamu.cli.options import OriginalOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
-from hamu.data.image_readers import has_test_split
+from hamu.data.image_files import has_test_split
 from hamu.data.images import collate
 from hamu.data.sources import DIGITS
 from hamu.errors import HamuError

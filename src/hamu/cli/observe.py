@@ -10,7 +10,7 @@ from hamu.cli.named_sources import NamedSources
 from hamu.cli.problem import fitted_problem
 from hamu.cli.text_task import TextTask, some_records
 from hamu.data import ImageData, TextRecords, UnlearningData
-from hamu.data.drawing import draw_positions, subset
+from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation import embed
 from hamu.report.answers import AnsweredRecord, answered

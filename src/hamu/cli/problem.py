@@ -11,7 +11,7 @@ from rich.console import Console
 from hamu.cli.options import DataOptions, OriginalOptions, RunOptions
 from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
-from hamu.data.drawing import subset
+from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.unlearning.record import Inputs
 from hamu.unlearning.run_folder import RunFolder

@@ -25,7 +25,7 @@ from hamu.data import (
     parse_rows,
 )
 from hamu.data.sources import is_local, located
-from hamu.data.text_readers import is_text
+from hamu.data.text_files import is_text
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.models.language import adapter_base

@@ -20,9 +20,9 @@ from hamu.data import (
     matching,
     read_text,
 )
-from hamu.data.drawing import draw_positions
+from hamu.data.forget_sets import draw_positions
 from hamu.data.sources import MINIATURE, is_of_hub
-from hamu.data.text_readers import has_test_split
+from hamu.data.text_files import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import (
     TokenPredictions,
@@ -45,7 +45,7 @@ from hamu.models.language import (
     new_tokenizer,
 )
 from hamu.models.loading import check_is_saved
-from hamu.models.merging import check_can_merge, merged
+from hamu.models.saving import check_can_merge, merged
 from hamu.unlearning.run_files import MERGED
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig

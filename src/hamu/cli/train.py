@@ -18,7 +18,7 @@ from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import Task, choose_task
 from hamu.core.distributed import from_main
 from hamu.errors import HamuError
-from hamu.models.merging import CannotMerge
+from hamu.models.saving import CannotMerge
 from hamu.unlearning.record import check_same, with_settings
 from hamu.unlearning.run_files import EVALUATION
 from hamu.unlearning.run_folder import RunFolder

@@ -25,7 +25,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.json_files import read_json
 from hamu.models import first_not_finite
-from hamu.models.merging import CannotMerge
+from hamu.models.saving import CannotMerge
 from hamu.unlearning.record import Asked, Inputs, build, check_same, with_settings, write
 from hamu.unlearning.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.unlearning.run_folder import RunFolder

@@ -1,19 +1,32 @@
-"""Reading data and dividing it into what must go and what must stay."""
+"""Records in, batches out: texts, images, the forget set, and pairs of both sides."""
 
-from hamu.data.forget_sets import forget_class, forget_data, forget_rows, lists_rows, parse_rows
-from hamu.data.image_readers import read_images
+from hamu.data.forget_sets import (
+    UnlearningData,
+    draw_positions,
+    forget_class,
+    forget_data,
+    forget_rows,
+    lists_rows,
+    matching,
+    parse_rows,
+    subset,
+)
+from hamu.data.image_files import read_images
 from hamu.data.images import ImageData, pixel_statistics
-from hamu.data.split import UnlearningData
+from hamu.data.pairing import PairCollator, PairedDataset
 from hamu.data.text import TextCollator, TextData, TextRecord, TextRecords, encode
-from hamu.data.text_readers import matching, read_text
+from hamu.data.text_files import read_text
 
 __all__ = [
     "ImageData",
+    "PairCollator",
+    "PairedDataset",
     "TextCollator",
     "TextData",
     "TextRecord",
     "TextRecords",
     "UnlearningData",
+    "draw_positions",
     "encode",
     "forget_class",
     "forget_data",
@@ -24,4 +37,5 @@ __all__ = [
     "pixel_statistics",
     "read_images",
     "read_text",
+    "subset",
 ]

@@ -1,26 +1,86 @@
-"""What to forget: a class (with the paper's similarity mixing), a list of rows, or a second data set."""
+"""The division of data into forget set and retain set: by class, rows, filter, or a second file."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, Subset
 
 from hamu.data.images import ImageData
-from hamu.data.split import Records, UnlearningData
+from hamu.data.text import TextData, TextRecords
+from hamu.data.text_files import column_names
 from hamu.errors import HamuError
+
+Records = TypeVar("Records", ImageData, TextRecords, TextData)
+_Read = TypeVar("_Read", ImageData, TextRecords)  # before they are tokenized
+
+
+@dataclass(frozen=True)
+class UnlearningData(Generic[Records]):
+    """The three sets of an unlearning problem.
+
+    Attributes:
+        retain: training records that stay.
+        forget: training records that must go.
+        test: records that were never trained on, None where there are none.
+        forget_name: the choice of the forget set in words, for records and tables.
+        target_class: the class to forget, None if the forget set is not built on one.
+        not_found: the number of forget records that are not among the training records, which only
+            `allow_missing` lets pass.
+    """
+
+    retain: Records
+    forget: Records
+    test: Records | None
+    forget_name: str
+    target_class: int | None = None
+    not_found: int = 0
+
+    def copies(self) -> int:
+        """Count the retain records that are equal to a forget record."""
+        retain, gone = self._trained[0], {*self._trained[1]}
+        return sum(digest in gone for digest in retain)
+
+    def known_tests(self) -> int:
+        """Count the test records that are equal to a retain or forget record."""
+        if self.test is None:
+            return 0
+        test: Any = self.test
+        known = {*self._trained[0], *self._trained[1]}
+        return sum(digest in known for digest in test.digests())
+
+    @cached_property
+    def _trained(self) -> tuple[list[bytes], list[bytes]]:
+        retain, forget = self.sets()["retain"], self.sets()["forget"]
+        return retain.digests(), forget.digests()
+
+    def sets(self) -> dict[str, Any]:
+        """Return the sets that there are, by name."""
+        named = {"retain": self.retain, "forget": self.forget, "test": self.test}
+        return {name: data for name, data in named.items() if data is not None}
+
+    def normalized(self, mean: list[float], std: list[float]) -> UnlearningData[ImageData]:
+        """Normalise all sets of images by the same statistics."""
+        changed = {name: data.normalized(mean, std) for name, data in self.sets().items()}
+        return replace(self, **changed)  # type: ignore[return-value]
 
 
 def forget_class(
     train: ImageData, test: ImageData | None, target: str | int, rho: float = 0.0, seed: int = 42
-) -> UnlearningData:
+) -> UnlearningData[ImageData]:
     """Forget a class, mixed with other records by the similarity mixing ratio ρ (paper, App. E.1).
 
-    Of the n records of the class, n - ⌊ρn⌋ are drawn at random; ⌊ρn⌋ more are drawn from everything not yet chosen.
-    ρ = 0 forgets the whole class (easy); ρ = 1 forgets a random sample of all classes (hard).
+    Of the n records of the class, n - ⌊ρn⌋ are drawn at random; ⌊ρn⌋ more are drawn from everything
+    not yet chosen. ρ = 0 forgets the whole class (easy); ρ = 1 a random sample of all classes.
 
     Args:
         train: the training data.
@@ -32,26 +92,29 @@ def forget_class(
     Raises:
         HamuError: if the class does not exist or has no records, or ρ is out of range.
     """
-    number = _class_number(train, target)
+    name = str(target)
+    if name not in train.classes and not (name.isdigit() and int(name) < len(train.classes)):
+        raise HamuError(
+            f"class {target!r} does not exist in {train.source}; choose one of "
+            f"{', '.join(train.classes)}"
+        )
+    number = train.classes.index(name) if name in train.classes else int(name)
+    name = train.classes[number]
     if not 0 <= rho <= 1:
         raise HamuError(f"the similarity mixing ratio rho is a share in [0, 1]; got {rho}")
     generator = torch.Generator().manual_seed(seed)
     members = (train.labels == number).nonzero().flatten()
     if not len(members):
-        raise HamuError(
-            f"class {train.classes[number]!r} has no records in {train.source}; choose another class"
-        )
+        raise HamuError(f"class {name!r} has no records in {train.source}; choose another class")
     mixed = math.floor(Fraction(str(rho)) * len(members))  # exact: 0.29 * 100 is 29, not 28
     own = members[torch.randperm(len(members), generator=generator)[: len(members) - mixed]]
-    free = torch.ones(len(train), dtype=torch.bool)
-    free[own] = False
-    rest = free.nonzero().flatten()
+    rest = _others(len(train), own)
     others = rest[torch.randperm(len(rest), generator=generator)[:mixed]]
-    name = f"class {train.classes[number]}" + (f", rho {rho:g}" if rho else "")
-    return _split(train, test, torch.cat([own, others]), name, number)
+    words = f"class {name}" + (f", rho {rho:g}" if rho else "")
+    return _split(train, test, torch.cat([own, others]), words, number)
 
 
-def forget_rows(train: Records, test: Records | None, rows: list[int]) -> UnlearningData:
+def forget_rows(train: _Read, test: _Read | None, rows: list[int]) -> UnlearningData[_Read]:
     """Forget the records in these rows of the training data.
 
     Raises:
@@ -72,46 +135,89 @@ def forget_rows(train: Records, test: Records | None, rows: list[int]) -> Unlear
 
 
 def forget_data(
-    train: Records, test: Records | None, forget: Records, allow_missing: bool = False
-) -> UnlearningData:
-    """Forget the records of a second data set; where the training data hold the same records, they leave it.
+    train: _Read, test: _Read | None, forget: _Read, allow_missing: bool = False
+) -> UnlearningData[_Read]:
+    """Forget the records of a second data set; equal records leave the training data.
 
     Args:
         train: the training data.
         test: data that was not trained on, or None.
-        forget: what to forget.
-        allow_missing: forget also what the training data do not hold, as where they hold the retain set alone.
+        forget: the records to forget.
+        allow_missing: forget also records that the training data do not hold, as where they are the
+            retain set alone.
 
     Raises:
-        HamuError: if the two do not fit together, records are missing, or nothing is left to retain.
+        HamuError: if the two do not fit together, records are missing, or nothing is left.
     """
     forget = train.matched(forget)
     digests, there = forget.digests(), train.digests()
     gone, known = set(digests), set(there)
-    kept = torch.tensor(
-        [i for i, digest in enumerate(there) if digest not in gone], dtype=torch.long
-    )
+    kept = torch.tensor([i for i, digest in enumerate(there) if digest not in gone]).long()
     if not len(kept):
         raise HamuError(_EVERYTHING)
-    found = sum(digest in known for digest in digests)
-    if found < len(forget) and not allow_missing:
+    found, file = sum(digest in known for digest in digests), Path(forget.source).name
+    missing = len(forget) - found
+    if missing and not allow_missing and not found:
         raise HamuError(
-            _missing(len(forget) - found, len(forget), Path(forget.source).name, train.source)
+            f"none of the {len(forget)} records of {file} is in {train.source}; name the file of "
+            f"records to forget in the form that they have there, or give --allow_missing if "
+            f"{train.source} holds only what is to be retained"
         )
-    name = f"{len(forget)} records of {Path(forget.source).name}, {found or 'none'} of them found in the training data"
+    if missing and not allow_missing:
+        raise HamuError(
+            f"{missing} of {len(forget)} records of {file} are not in {train.source} as they are; "
+            f"where it holds them in another form they would be retained: correct them, or give "
+            f"--allow_missing to forget them all the same"
+        )
+    words = f"{len(forget)} records of {file}, {found or 'none'} of them found in the training data"
     rows = len(train) - len(kept)
     if rows != found:
-        name += f", where they are {rows} records"
-    return UnlearningData(train.select(kept), forget, test, name, not_found=len(forget) - found)
+        words += f", where they are {rows} records"
+    return UnlearningData(train.select(kept), forget, test, words, not_found=missing)
+
+
+def matching(texts: TextRecords, expression: str) -> list[int]:
+    """Find the positions of the records that a filter chooses.
+
+    It is "COLUMN=VALUE", "COLUMN!=VALUE" or "COLUMN~REGEX"; the last looks anywhere in the column.
+
+    Raises:
+        HamuError: if the expression cannot be read, or names a column that is not there.
+    """
+    parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
+    if parsed is None:
+        raise HamuError(
+            f"the filter {expression!r} cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or "
+            f"COLUMN~REGEX"
+        )
+    column, operator, value = parsed.groups()
+    try:
+        found = re.compile(value).search if operator == "~" else None
+    except re.error as error:
+        raise HamuError(f"{value!r} in the filter is not a regular expression: {error}") from error
+    chosen = []
+    for position, record in enumerate(texts.records):
+        if column not in record.fields:
+            has = column_names(record.fields, texts.source)
+            raise HamuError(
+                f"record {position} of {texts.source} has no column {column}; it has {has}"
+            )
+        cell = record.fields[column]
+        written = {str(cell)}
+        if cell is None or isinstance(cell, bool):
+            written.add(json.dumps(cell))  # true, false and null
+        if any(map(found, written)) if found else (value in written) == (operator == "="):
+            chosen.append(position)
+    return chosen
 
 
 def lists_rows(value: str) -> bool:
-    """Whether a text is itself a list of row numbers, not the name of a file with one."""
+    """Tell a list of row numbers from the name of a file with one."""
     return all(part.strip().lstrip("-").isdigit() for part in value.split(",") if part.strip())
 
 
 def parse_rows(value: str) -> list[int]:
-    """Row numbers from "3,17,25" or from a file with one number per line (or a JSON-like list).
+    """Read row numbers from "3,17,25" or from a file with one number per line (or a JSON list).
 
     Raises:
         HamuError: if the file does not exist or something in it is not a number.
@@ -121,16 +227,14 @@ def parse_rows(value: str) -> list[int]:
         path = Path(value)
         if not path.is_file():
             raise HamuError(
-                f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name a file"
+                f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name one"
             )
         try:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
-            raise HamuError(
-                f"{value} is not a text file; expected one row number per line"
-            ) from None
+            raise HamuError(f"{value} is not a text file; expected one row number a line") from None
     rows = []
-    for part in text.replace("[", " ").replace("]", " ").replace(",", " ").split():
+    for part in re.sub(r"[\[\],]", " ", text).split():
         try:
             rows.append(int(part))
         except ValueError:
@@ -140,16 +244,21 @@ def parse_rows(value: str) -> list[int]:
     return rows
 
 
-def _missing(missing: int, records: int, forget: str, train: str) -> str:
-    if missing == records:
-        return (
-            f"none of the {records} records of {forget} is in {train}; name the file of records to forget in the form "
-            f"that they have there, or give --allow_missing if {train} holds only what is to be retained"
-        )
-    return (
-        f"{missing} of {records} records of {forget} are not in {train} as they are; where it holds them in another "
-        f"form they would be retained: correct them, or give --allow_missing to forget them all the same"
-    )
+def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None:
+    """Draw at most this many of the positions 0 to length - 1, in random order; None for all.
+
+    The draw depends on the arguments alone, and a smaller number draws the beginning of a larger.
+    """
+    if most is None or length <= most:
+        return None
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+    return order[:most].tolist()
+
+
+def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
+    """Return the records of `draw_positions`; the data set itself if these are all."""
+    positions = draw_positions(len(data), most, seed)  # type: ignore[arg-type]
+    return data if positions is None else Subset(data, positions)
 
 
 _EVERYTHING = (
@@ -157,22 +266,17 @@ _EVERYTHING = (
 )
 
 
+def _others(length: int, positions: Tensor) -> Tensor:
+    """The positions that are not among these, in order."""
+    free = torch.ones(length, dtype=torch.bool)
+    free[positions] = False
+    return free.nonzero().flatten()
+
+
 def _split(
-    train: Records, test: Records | None, forget: Tensor, name: str, target: int | None
-) -> UnlearningData:
-    stays = torch.ones(len(train), dtype=torch.bool)
-    stays[forget] = False
-    retain = stays.nonzero().flatten()
+    train: _Read, test: _Read | None, forget: Tensor, name: str, target: int | None
+) -> UnlearningData[_Read]:
+    retain = _others(len(train), forget)
     if not len(retain):
         raise HamuError(_EVERYTHING)
     return UnlearningData(train.select(retain), train.select(forget), test, name, target)
-
-
-def _class_number(data: ImageData, target: str | int) -> int:
-    if str(target) in data.classes:
-        return data.classes.index(str(target))
-    if str(target).isdigit() and int(target) < len(data.classes):
-        return int(target)
-    raise HamuError(
-        f"class {target!r} does not exist in {data.source}; choose one of {', '.join(data.classes)}"
-    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -23,11 +23,11 @@ class ImageData(Dataset[dict[str, Tensor]]):
         labels: [N], int64, in 0..K-1.
         classes: the K class names.
         source: where they come from, for messages.
-        rows: [N], int64, the row of each image in its source (or in the split of it that was read), from 0.
-        mean: of the pixels in [0, 1] by channel, shape [C], for normalisation; see `normalized`.
-        std: their standard deviation, [C].
-        named: whether the source names its classes; else they are called by their numbers.
-        left_out: files of the source that were not read: images of no class, files of a class that are no images.
+        rows: [N], int64, the row of each image in its source, or in the split that was read.
+        mean: channel means of pixels in [0, 1], [C], for normalisation; see `normalized`.
+        std: their standard deviations, [C].
+        named: False if the source names no classes; their numbers are then their names.
+        left_out: files of the source that were not read: images of no class, other files.
     """
 
     pixels: Tensor
@@ -52,76 +52,68 @@ class ImageData(Dataset[dict[str, Tensor]]):
         index = torch.as_tensor(indices)
         values = self.pixels[index].float().div_(255.0)
         if self.mean:
-            shape = (1, len(self.mean), 1, 1)
-            values.sub_(torch.tensor(self.mean).view(shape)).div_(
-                torch.tensor(self.std).view(shape)
-            )
+            mean, std = (torch.tensor(of).view(1, -1, 1, 1) for of in (self.mean, self.std))
+            values.sub_(mean).div_(std)
         return {"pixel_values": values, "labels": self.labels[index]}
 
     def normalized(self, mean: Sequence[float], std: Sequence[float]) -> ImageData:
-        """The same images, normalised by these statistics when they are fetched."""
+        """Return the same images, normalised by these statistics when they are fetched."""
         return replace(self, mean=tuple(mean), std=tuple(std))
 
     def select(self, positions: Tensor | Sequence[int]) -> ImageData:
-        """The images at these positions, in this order."""
+        """Return the images at these positions, in this order."""
         index = torch.as_tensor(positions, dtype=torch.long)
-        return replace(
-            self, pixels=self.pixels[index], labels=self.labels[index], rows=self.rows[index]
-        )
+        chosen = {name: getattr(self, name)[index] for name in ("pixels", "labels", "rows")}
+        return replace(self, **chosen)
 
     def matched(self, other: ImageData) -> ImageData:
-        """A second data set in a form that fits this one: the same shape, labels numbered by these classes.
+        """Return a second data set in the form of this one: RGB if this is, its label numbers.
 
         Raises:
             HamuError: if the shapes differ, or it has a class that does not occur here.
         """
-        if (
-            other.pixels.shape[1] == 1 and self.pixels.shape[1] == 3
-        ):  # as within one source: grey becomes RGB
+        if other.pixels.shape[1] == 1 and self.pixels.shape[1] == 3:  # as within one source
             other = replace(other, pixels=other.pixels.repeat(1, 3, 1, 1))
-        if other.pixels.shape[1:] != self.pixels.shape[1:]:
+        ours, theirs = (tuple(data.pixels.shape[1:]) for data in (self, other))
+        if ours != theirs:
             raise HamuError(
-                f"images of {other.source} have shape {tuple(other.pixels.shape[1:])}, those of {self.source} "
-                f"{tuple(self.pixels.shape[1:])}; give --image_size, or --num_channels"
+                f"images of {other.source} have shape {theirs}, those of {self.source} {ours}; "
+                f"give --image_size, or --num_channels"
             )
         return other.with_classes(self.classes)
 
     def with_classes(self, classes: tuple[str, ...]) -> ImageData:
-        """The same images, their labels numbered as in another data set's classes.
+        """Return the same images, their labels numbered as in these classes.
 
         Raises:
-            HamuError: if one of the classes does not occur there.
+            HamuError: if one of the own classes is not among them.
         """
         unknown = [name for name in self.classes if name not in classes]
         if unknown:
             raise HamuError(
-                f"class {unknown[0]} of {self.source} is not among the classes {', '.join(classes[:8])}; name the "
-                f"classes of both alike"
+                f"class {unknown[0]} of {self.source} is not among the classes "
+                f"{', '.join(classes[:8])}; name the classes of both alike"
             )
         numbers = torch.tensor([classes.index(name) for name in self.classes])
         return replace(self, labels=numbers[self.labels], classes=classes)
 
     def digests(self) -> list[bytes]:
-        """A digest of each image's pixels and label, by which equal records are recognised."""
-        labels = self.labels.tolist()
-        flat = self.pixels.flatten(1).numpy()
+        """Digest each image's pixels and label; equal records have equal digests."""
         return [
-            hashlib.blake2b(
-                row.tobytes(), digest_size=16, salt=label.to_bytes(8, "little")
-            ).digest()
-            for row, label in zip(flat, labels, strict=True)
+            blake2b(row.tobytes(), digest_size=16, salt=label.to_bytes(8, "little")).digest()
+            for row, label in zip(self.pixels.numpy(), self.labels.tolist(), strict=True)
         ]
 
 
 def pixel_statistics(*sets: ImageData) -> tuple[list[float], list[float]]:
-    """Per-channel mean and standard deviation of pixels in [0, 1]; a constant channel gets deviation 1.
+    """Channel means and deviations of pixels in [0, 1]; a constant channel has deviation 1.
 
-    They are counted: how the pixels are divided among sets changes nothing.
+    They come from exact counts, so the division of the images into sets changes nothing.
     """
-    counts = torch.stack([
-        torch.stack([torch.bincount(channel, minlength=256) for channel in data.pixels.transpose(0, 1).flatten(1)])
-        for data in sets
-    ]).sum(0)  # fmt: skip
+    counts = torch.zeros(sets[0].pixels.shape[1], 256, dtype=torch.long)
+    for data in sets:
+        for count, channel in zip(counts, data.pixels.transpose(0, 1).flatten(1), strict=True):
+            count += torch.bincount(channel, minlength=256)
     share = counts.double() / counts.sum(1, keepdim=True)
     values = torch.arange(256, dtype=torch.float64) / 255.0
     mean = share @ values
@@ -130,7 +122,7 @@ def pixel_statistics(*sets: ImageData) -> tuple[list[float], list[float]]:
 
 
 def collate(items: Any) -> Mapping[str, Tensor]:
-    """A batch of images: one that was fetched whole stays as it is, a list of items is stacked."""
+    """Make a batch of images: one that was fetched whole stays as it is, items are stacked."""
     from transformers import default_data_collator  # loads what reading images does not need
 
     return items if isinstance(items, Mapping) else default_data_collator(items)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hamu.data import TextCollator, TextRecords, encode
-from hamu.data.drawing import draw_positions
+from hamu.data.forget_sets import draw_positions
 from hamu.errors import HamuError
 from hamu.evaluation.generation import MAX_NEW_TOKENS, generate_answers, rouge_l_recall
 from hamu.evaluation.predictions import TokenPredictions, predict_tokens, probabilities

@@ -1,4 +1,4 @@
-"""Models: the paper's ResNet, and classifiers; `models.language` has language models and adapters."""
+"""Models: ResNet-20 and other image classifiers, language models and adapters, files."""
 
 from hamu.models.classifiers import (
     check_fits,

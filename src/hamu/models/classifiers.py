@@ -1,6 +1,7 @@
 """Image classifiers, new or saved, and whether they fit the data before anything runs.
 
-A classifier is a built-in name ("resnet20", "resnet8", ...), or a saved model; see `hamu.models.loading`.
+A classifier is a built-in name ("resnet20", "resnet8", ...), or a saved model; see
+`hamu.models.loading`.
 """
 
 from __future__ import annotations
@@ -75,13 +76,15 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
         trust_remote_code: run the code that comes with it; that can do anything.
 
     Raises:
-        HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its image processor does
-            what is not done here.
+        HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its
+            image processor does what is not done here.
     """
     check_is_saved(source, CLASSIFIER_CONFIGS)
     # dtype "auto" would train a half-precision copy in half precision
     kind = AutoModelForImageClassification
-    model = from_pretrained(kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    model: PreTrainedModel = from_pretrained(
+        kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code
+    )
     check_undamaged(model, source)
     if (
         getattr(model.config, "image_mean", None) is None
@@ -108,7 +111,7 @@ def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any
 
 
 def class_names(source: str) -> tuple[str, ...] | None:
-    """What a saved model calls its classes, by their numbers; None if it does not say, or there is no such model."""
+    """Read the class names of a saved model, by number; None if it has none, or is not there."""
     hub = is_of_hub(source)
     if not hub and not (Path(source) / CONFIG).is_file():
         return None
@@ -124,9 +127,11 @@ def class_names(source: str) -> tuple[str, ...] | None:
 
 
 def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
-    """Give a model that is to be trained the classes of its data, where it names none of them; whether it did not.
+    """Give a model that is to be trained the classes of its data, where it names none of them;
+    whether it did not.
 
-    Its first outputs are then theirs, whatever they were before. Classes that are called by numbers name nothing.
+    Its first outputs are then theirs, whatever they were before. Classes that are called by numbers
+    name nothing.
     """
     names = {
         int(number): str(name)
@@ -143,7 +148,8 @@ def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
 
 
 def check_as_many_classes(source: str, other: str, role: str = "retain") -> None:
-    """Check that two saved classifiers can be compared, by their configurations; none is fetched from the hub for it.
+    """Check that two saved classifiers can be compared, by their configurations; none is fetched
+    from the hub for it.
 
     Raises:
         HamuError: if one has more classes than the other.
@@ -151,7 +157,8 @@ def check_as_many_classes(source: str, other: str, role: str = "retain") -> None
     ours, theirs = map(_number_of_classes, (source, other))
     if ours is not None and theirs is not None and ours != theirs:
         raise HamuError(
-            f"the model {source} has {ours} classes, the {role} model {other} {theirs}; both need the same"
+            f"the model {source} has {ours} classes, the {role} model {other} {theirs}; both need "
+            f"the same"
         )
 
 
@@ -170,15 +177,16 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
     """Check that the model can classify this data, in the end by trying one image.
 
     Raises:
-        HamuError: if the model has no trainable parameter, channels, classes or image size do not fit.
+        HamuError: if the model has no trainable parameter, channels, classes or image size do not
+            fit.
     """
     trainable_parameters(model)
     config = getattr(model, "config", None)
     channels = getattr(config, "num_channels", None)
     if channels is not None and channels != data.pixels.shape[1]:
         raise HamuError(
-            f"the model takes images with {channels} channels, those of {data.source} have {data.pixels.shape[1]}; "
-            f"give --num_channels {channels} to convert them"
+            f"the model takes images with {channels} channels, those of {data.source} have "
+            f"{data.pixels.shape[1]}; give --num_channels {channels} to convert them"
         )
     for name in ("image_mean", "image_std"):
         values = getattr(config, name, None)
@@ -186,21 +194,23 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             values, data.pixels.shape[1], above=0 if name == "image_std" else None
         ):
             raise HamuError(
-                f"the model has {name} {values!r}; expected a number for each of {data.pixels.shape[1]} channels"
+                f"the model has {name} {values!r}; expected a number for each of "
+                f"{data.pixels.shape[1]} channels"
             )
     classes = getattr(config, "num_labels", None)
     highest = int(data.labels.max())
     if classes is not None and highest >= classes:
         raise HamuError(
-            f"label {highest} of {data.source} is out of range: the model has {classes} classes (0 to {classes - 1}); "
-            f"use the data it was trained on, or a model with at least {highest + 1} classes"
+            f"label {highest} of {data.source} is out of range: the model has {classes} classes "
+            f"(0 to {classes - 1}); use the data it was trained on, or a model with at least "
+            f"{highest + 1} classes"
         )
     names = getattr(config, "id2label", None) or {}
     order = [str(names.get(number, "")) for number in range(len(data.classes))]
     if order != list(data.classes) and {str(name) for name in names.values()} & set(data.classes):
         raise HamuError(
-            f"the model numbers the classes {', '.join(order[:4])}, ..., the data {', '.join(data.classes[:4])}, ...; "
-            f"both need the same classes in the same order"
+            f"the model numbers the classes {', '.join(order[:4])}, ..., the data "
+            f"{', '.join(data.classes[:4])}, ...; both need the same classes in the same order"
         )
     _check_same_names([str(name) for name in names.values()], data.classes)
     device = next(model.parameters()).device
@@ -216,19 +226,19 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
 
 
 def _check_same_names(ours: Sequence[str], theirs: Sequence[str]) -> None:
-    """Check that the names of a model's classes are not all others than those of the data; numbers are no names."""
+    """Reject class names that are all others than those of the data; numbers are no names."""
     if set(ours) & set(theirs) or not all(
         any(not _NUMBER.fullmatch(name) for name in one) for one in (ours, theirs)
     ):
         return
     if {name.casefold() for name in ours} & {name.casefold() for name in theirs}:
         raise HamuError(
-            f"the model writes its classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, ...; they "
-            f"differ in upper and lower case: write them alike"
+            f"the model writes its classes {', '.join(ours[:4])}, ..., the data "
+            f"{', '.join(theirs[:4])}, ...; they differ in upper and lower case: write them alike"
         )
     raise HamuError(
-        f"the model has the classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, ..., and no name is "
-        f"the same, so that it is not known which is which; name them alike"
+        f"the model has the classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, "
+        f"..., and no name is the same, so that it is not known which is which; name them alike"
     )
 
 

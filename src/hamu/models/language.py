@@ -1,8 +1,8 @@
 """Causal language models and their adapters: new, saved, or of the hub.
 
-A model is "tiny-llama" (new, with a tokenizer of its own), a folder written by `save_pretrained` (a whole model, or a
-PEFT adapter), or "hub:OWNER/NAME". Only the last may use the network. Code that comes with a model runs
-only where `trust_remote_code` is given.
+A model is "tiny-llama" (new, with a tokenizer of its own), a folder written by `save_pretrained` (a
+whole model, or a PEFT adapter), or "hub:OWNER/NAME". Only the last may use the network. Code that
+comes with a model runs only where `trust_remote_code` is given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers import (
 from hamu.core.blocks import trainable_parameters
 from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.models.causality import check_is_causal
+from hamu.models.causal_mask import check_causal_mask
 from hamu.models.loading import (
     ADAPTER_CONFIG,
     check_is_saved,
@@ -52,7 +52,8 @@ _DTYPES = {
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _OTHER_VOCABULARY = re.compile(  # what torch says of tensors with other rows, the same width
-    r"size mismatch for \S*(?:embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out)\.\S*weight: .*"
+    r"size mismatch for \S*(?:embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out)"
+    r"\.\S*weight: .*"
     r"\[(\d+), (\d+)\].*\[(?!\1,)\d+, \2\]"
 )
 _END, _PAD = "<|end|>", "<|pad|>"
@@ -67,8 +68,8 @@ class AdapterSettings:
         rank: r, the rank of each update.
         alpha: α; the update is scaled by α/r.
         dropout: dropout of the adapter's input while it trains.
-        targets: names of the layers to adapt, "all-linear" for all but the head, "" for what PEFT knows about the
-            architecture.
+        targets: names of the layers to adapt, "all-linear" for all but the head, "" for what PEFT
+            knows about the architecture.
     """
 
     rank: int = 8
@@ -102,7 +103,8 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedTok
 def new_language_model(
     tokenizer: PreTrainedTokenizerBase, *, hidden: int = 256, layers: int = 4, max_length: int = 512
 ) -> LlamaForCausalLM:
-    """A small Llama with random weights, input and output embeddings shared: 4.3 M parameters for 4,096 tokens.
+    """A small Llama with random weights, input and output embeddings shared: 4.3 M parameters for
+    4,096 tokens.
 
     Args:
         tokenizer: gives the vocabulary and the special tokens.
@@ -160,7 +162,8 @@ def _tokenizer_beside(source: str, trust_remote_code: bool) -> PreTrainedTokeniz
         tokenizer("Does it work?")
     except Exception as error:  # as `reading`
         raise HamuError(
-            f"the tokenizer of {source} cannot be loaded: {first_line(error)}; --tokenizer takes that of another model"
+            f"the tokenizer of {source} cannot be loaded: {first_line(error)}; --tokenizer takes "
+            f"that of another model"
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -180,17 +183,18 @@ def load_language_model(
     Args:
         source: a folder with config.json or adapter_config.json, or "hub:OWNER/NAME".
         base_model: where an adapter's base model lies, if not where the adapter says.
-        adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays the only one, and
-            is trained on.
-        dtype: "float32", "bfloat16", "float16", or "auto" for that of the file. Adapters are float32 in any case.
+        adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays
+            the only one, and is trained on.
+        dtype: "float32", "bfloat16", "float16", or "auto" for that of the file. Adapters are
+            float32 in any case.
         trust_remote_code: run the code that comes with the model; that can do anything.
 
     Returns:
         A PreTrainedModel, or with an adapter a PeftModel.
 
     Raises:
-        HamuError: if the dtype is unknown, or the model is not there, cannot be loaded, or has weights that are not
-            finite.
+        HamuError: if the dtype is unknown, or the model is not there, cannot be loaded, or has
+            weights that are not finite.
     """
     if dtype not in _DTYPES:
         raise HamuError(f"model_dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
@@ -227,8 +231,8 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
         # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
         if not (Path(source) / _ADAPTER_WEIGHTS).is_file():
             raise HamuError(
-                f"the adapter {source} has no {_ADAPTER_WEIGHTS}, and no other file is read, for a pickle can run "
-                f"code; save it again with save_pretrained"
+                f"the adapter {source} has no {_ADAPTER_WEIGHTS}, and no other file is read, for "
+                f"a pickle can run code; save it again with save_pretrained"
             )
         where = str(Path(source).resolve())
     with reading(f"the adapter {source}"):
@@ -237,9 +241,10 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
         except RuntimeError as error:
             if _OTHER_VOCABULARY.search(str(error)):
                 raise HamuError(
-                    f"the adapter {source} was saved with a vocabulary of another size than its base model has: tokens "
-                    f"were added before it was trained; call resize_token_embeddings on the base model, save it with "
-                    f"the adapter's tokenizer, and name it with --base_model"
+                    f"the adapter {source} was saved with a vocabulary of another size than its "
+                    f"base model has: tokens were added before it was trained; call "
+                    f"resize_token_embeddings on the base model, save it with the adapter's "
+                    f"tokenizer, and name it with --base_model"
                 ) from error
             raise
         own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
@@ -307,7 +312,7 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
     targets = [name.strip() for name in settings.targets.split(",") if name.strip()]
     config = LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]
         lora_dropout=settings.dropout,
         target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets or None,
         task_type="CAUSAL_LM",
@@ -316,13 +321,14 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
         return get_peft_model(model, config)
     except ValueError as error:
         raise HamuError(
-            f"the adapter does not fit the model: {first_line(error)}; name its layers with --lora_targets"
+            f"the adapter does not fit the model: {first_line(error)}; name its layers with "
+            f"--lora_targets"
         ) from error
 
 
 def longest_text(model: Any) -> int | None:
     """The most tokens that the model can read at once, None if it does not say."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
     value = getattr(inner, "max_position_embeddings", None)
     return int(value) if value else None
@@ -332,27 +338,29 @@ def check_reads(model: Any, data: TextData) -> None:
     """Check that the model can read this data, in the end by trying its shortest record.
 
     Raises:
-        HamuError: if the model has no trainable parameter, vocabulary or length do not fit, or a later token changes
-            what it says before.
+        HamuError: if the model has no trainable parameter, vocabulary or length do not fit, or a
+            later token changes what it says before.
     """
     trainable_parameters(model)
     highest = max(int(ids.max()) for ids in data.tokens)
     rows = len(model.get_input_embeddings().weight)  # an adapter around it has the weight too
     if highest >= rows:
         raise HamuError(
-            f"the tokenizer has token {highest}, the model only {rows} embeddings; use the model's own tokenizer"
+            f"the tokenizer has token {highest}, the model only {rows} embeddings; use the "
+            f"model's own tokenizer"
         )
     longest, most = max(len(ids) for ids in data.tokens), longest_text(model)
     if most is not None and longest > most:
         raise HamuError(
-            f"a record of {data.texts.source} has {longest} tokens, the model reads {most}; give --max_length {most}"
+            f"a record of {data.texts.source} has {longest} tokens, the model reads {most}; give "
+            f"--max_length {most}"
         )
     shortest = min(data.tokens, key=lambda ids: (len(ids) < 2, len(ids))).long()
     changed = shortest.clone()
     changed[-1] = (shortest[-1] + 1) % rows
     both = torch.stack([shortest, changed]).to(next(model.parameters()).device)
     try:
-        check_is_causal(model, {"input_ids": both}, len(shortest) - 1)
+        check_causal_mask(model, {"input_ids": both}, len(shortest) - 1)
     except HamuError:
         raise
     except (ValueError, RuntimeError, IndexError) as error:
@@ -362,7 +370,7 @@ def check_reads(model: Any, data: TextData) -> None:
 
 
 def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:
-    """Where an adapter's base model is; a name that is not a folder is never looked up without being asked for."""
+    """Find an adapter's base model; only a user's own words send the search to the hub."""
     if base_model is not None:
         check_is_saved(base_model)
         return base_model
@@ -371,7 +379,7 @@ def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> s
         return f"{HUB}{base}"
     if not (Path(base) / "config.json").is_file():
         raise HamuError(
-            f"the adapter {source} was made for the base model {base!r}, which is not a folder here; name it with "
-            f"--base_model: a folder, or hub:OWNER/NAME"
+            f"the adapter {source} was made for the base model {base!r}, which is not a folder "
+            f"here; name it with --base_model: a folder, or hub:OWNER/NAME"
         )
     return base

@@ -1,7 +1,7 @@
 """Loading saved models of any kind, and what is asked of every one.
 
-A model is a folder written by `save_pretrained`, or "hub:OWNER/NAME". Only the latter may use the network. Code that
-comes with a model runs only where `trust_remote_code` is given.
+A model is a folder written by `save_pretrained`, or "hub:OWNER/NAME". Only the latter may use the
+network. Code that comes with a model runs only where `trust_remote_code` is given.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.unlearning.run_files import CHECKPOINT, MODEL
 
-CONFIG, ADAPTER_CONFIG = (
-    "config.json",
-    "adapter_config.json",
-)  # beside the weights of a whole model, of an adapter
+# beside the weights of a whole model, of an adapter
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+_MODEL, _CHECKPOINT = "model", "checkpoint-"  # in the folder of a run
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
 _STATISTICS = ("running_mean", "running_var")
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
@@ -44,35 +42,39 @@ def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
         configs: files of which the folder must have one.
 
     Raises:
-        HamuError: if it is not there. For the folder of a run the message names the model's folder below it.
+        HamuError: if it is not there. For the folder of a run the message names the model's folder
+            below it.
     """
     if is_of_hub(source) or any((Path(source) / name).is_file() for name in configs):
         return
     _check_no_run(source)
     raise HamuError(
-        f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written by save_pretrained "
-        f"(or by `hamu train`), or write hub:OWNER/NAME for a model of the Hugging Face hub"
+        f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written "
+        f"by save_pretrained (or by `hamu train`), or write hub:OWNER/NAME for a model of the "
+        f"Hugging Face hub"
     )
 
 
 def _check_no_run(source: str) -> None:
-    """Check that a folder without a model is not that of a run, which has its model in a folder below.
+    """Check that a folder without a model is not that of a run, which has its model in a folder
+    below.
 
     Raises:
         HamuError: if it is; the message says where that is, or its newest checkpoint.
     """
-    model = Path(source) / MODEL
+    model = Path(source) / _MODEL
     if any((model / name).is_file() for name in CONFIGS):
         raise HamuError(f"{source} is the folder of a run; its model is {model}")
     checkpoints = [
         path
-        for path in Path(source).glob(f"{CHECKPOINT}*")
-        if path.name[len(CHECKPOINT) :].isdecimal()
+        for path in Path(source).glob(f"{_CHECKPOINT}*")
+        if path.name[len(_CHECKPOINT) :].isdecimal()
     ]
     if checkpoints:
-        newest = max(checkpoints, key=lambda path: int(path.name[len(CHECKPOINT) :]))
+        newest = max(checkpoints, key=lambda path: int(path.name[len(_CHECKPOINT) :]))
         raise HamuError(
-            f"{source} is the folder of a run that has no model yet: resume it, or give its newest checkpoint, {newest}"
+            f"{source} is the folder of a run that has no model yet: resume it, or give its "
+            f"newest checkpoint, {newest}"
         )
 
 
@@ -90,18 +92,19 @@ def from_pretrained(
         source: a folder, or "hub:OWNER/NAME".
         dtype: of its weights.
         trust_remote_code: run the code that comes with it; that can do anything.
-        all_of_it: refuse what this kind has no place for, such as an encoder or the head of another task.
+        all_of_it: refuse what this kind has no place for, such as an encoder or the head of another
+            task.
 
     Raises:
-        HamuError: if it cannot be loaded, lacks a weight, which would be drawn at random, or has one of another shape
-            than its config.json says.
+        HamuError: if it cannot be loaded, lacks a weight, which would be drawn at random, or has
+            one of another shape than its config.json says.
     """
     is_local = not is_of_hub(source)
     with reading(f"the model {source}"):
         if is_local and not weight_files(Path(source)):
             raise HamuError(
-                f"the model {source} has no weights in safetensors, and no other file is read, for a pickle can run "
-                f"code; save it again with save_pretrained"
+                f"the model {source} has no weights in safetensors, and no other file is read, "
+                f"for a pickle can run code; save it again with save_pretrained"
             )
         where = source.removeprefix(HUB)
         settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
@@ -109,8 +112,8 @@ def from_pretrained(
         attention = str(getattr(config, "_attn_implementation", None))
         if "/" in attention:  # kernels that transformers would fetch whatever was asked of it
             raise HamuError(
-                f"the model {source} asks for code of the hub, {attention}, which is not run; take attn_implementation "
-                f"out of its config.json"
+                f"the model {source} asks for code of the hub, {attention}, which is not run; "
+                f"take attn_implementation out of its config.json"
             )
         if all_of_it:
             refuse_encoder(config, source)
@@ -126,8 +129,8 @@ def from_pretrained(
     if found["mismatched_keys"]:
         name, saved, wanted = min(found["mismatched_keys"])
         raise HamuError(
-            f"the model {source} has {name} as {tuple(saved)}, by its config.json it is {tuple(wanted)}; put back the "
-            f"config.json that the weights were saved with"
+            f"the model {source} has {name} as {tuple(saved)}, by its config.json it is "
+            f"{tuple(wanted)}; put back the config.json that the weights were saved with"
         )
     if found["missing_keys"]:
         raise HamuError(
@@ -136,8 +139,9 @@ def from_pretrained(
     lost = _without_place(model, source, found["unexpected_keys"]) if all_of_it else set()
     if lost:
         raise HamuError(
-            f"the model {source} has {min(lost)}, for which a {type(model).__name__} has no place, and which would be "
-            f"lost; it is of another kind, or its config.json is of another model"
+            f"the model {source} has {min(lost)}, for which a {type(model).__name__} has no "
+            f"place, and which would be lost; it is of another kind, or its config.json is of "
+            f"another model"
         )
     return model
 
@@ -154,8 +158,8 @@ def refuse_encoder(config: Any, source: str) -> None:
     """
     if getattr(config, "is_encoder_decoder", False):
         raise HamuError(
-            f"the model {source} is of type {config.model_type}, a decoder with an encoder, which would be lost; "
-            f"give a causal language model"
+            f"the model {source} is of type {config.model_type}, a decoder with an encoder, which "
+            f"would be lost; give a causal language model"
         )
 
 
@@ -173,7 +177,8 @@ def _without_place(model: Any, source: str, unexpected: Collection[str]) -> set[
     ):  # scales beside weights that are there
         modules = {name for name, _ in model.named_modules()}
         lost = {name for name in lost if name.rpartition(".")[0] not in modules}
-    # layers that predict further tokens (mtp) may go, some classes leave them out unsaid; what sees may not
+    # layers that predict further tokens (mtp) may go; the part that sees may not, though some
+    # classes leave it out unsaid
     text = model.config.get_text_config()
     further = range(getattr(text, "num_nextn_predict_layers", None) or 0)
     beyond = tuple(f"model.layers.{text.num_hidden_layers + i}." for i in further)
@@ -192,7 +197,7 @@ def _without_place(model: Any, source: str, unexpected: Collection[str]) -> set[
     return lost
 
 
-def _config(where: str, source: str, settings: dict[str, bool]) -> PreTrainedConfig:
+def _config(where: str, source: str, settings: dict[str, bool]) -> Any:
     try:
         return AutoConfig.from_pretrained(where, **settings)
     except ValueError as error:
@@ -202,8 +207,8 @@ def _config(where: str, source: str, settings: dict[str, bool]) -> PreTrainedCon
         if settings["trust_remote_code"] or "auto_map" not in raw:
             raise
         raise NeedsCode(
-            f"the model {source} is defined by code that comes with it, which is not run; if you trust it, give "
-            f"--trust_remote_code"
+            f"the model {source} is defined by code that comes with it, which is not run; if you "
+            f"trust it, give --trust_remote_code"
         ) from error
 
 
@@ -248,7 +253,8 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a saved model: those of its adapter if it is one, one file, or the parts that an index names.
+    """The safetensors of a saved model: those of its adapter if it is one, one file, or the parts
+    that an index names.
 
     Empty if there are none.
     """
@@ -263,7 +269,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def first_not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter, or statistic of a BatchNorm, that is not finite; None if all are."""
+    """Name the first parameter or BatchNorm statistic that is not finite; None if all are."""
     statistics = ((name, b) for name, b in model.named_buffers() if name.endswith(_STATISTICS))
     values = chain(model.named_parameters(), statistics)
     return next((name for name, value in values if not torch.isfinite(value).all()), None)
@@ -278,5 +284,6 @@ def check_undamaged(model: nn.Module, source: str) -> None:
     name = first_not_finite(model)
     if name is not None:
         raise HamuError(
-            f"the model {source} has weights that are not finite, first in {name}; start from an undamaged copy"
+            f"the model {source} has weights that are not finite, first in {name}; start from an "
+            f"undamaged copy"
         )

@@ -1,4 +1,4 @@
-"""What a model's image processor does to pixels, found by asking it: a shift and a scale for each channel."""
+"""Image processors as a shift and a scale for each channel, measured on images of one colour."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from transformers import AutoImageProcessor
 from transformers.image_processing_base import ImageProcessingMixin
-from transformers.utils import cached_file
+from transformers.utils.hub import cached_file
 
 from hamu.errors import HamuError, first_line
 
@@ -50,13 +50,15 @@ def load_processor(where: str, *, local: bool, trust_remote_code: bool = False) 
         stated = _stated(where, settings)
         if stated is not None:
             _logger.warning(
-                "the image processor of %s is of a kind that cannot be made here (%s); its image_mean and image_std "
+                "the image processor of %s is of a kind that cannot be made here (%s); its "
+                "image_mean and image_std "
                 "are used as they are written", where, first_line(error).partition(". ")[0],
             )  # fmt: skip
             return stated
         raise HamuError(
-            f"the image processor of {where} cannot be loaded: {first_line(error).partition('. ')[0]}; repair its "
-            f"preprocessor_config.json, or take it away: then pixels are normalised by config.json, or by the data"
+            f"the image processor of {where} cannot be loaded: "
+            f"{first_line(error).partition('. ')[0]}; repair its preprocessor_config.json, or "
+            f"take it away: then pixels are normalised by config.json, or by the data"
         ) from error
 
 
@@ -94,9 +96,11 @@ def _stated(where: str, settings: dict[str, Any]) -> Stated | None:
 
 
 def statistics_of(processor: Any, channels: int, source: str) -> tuple[list[float], list[float]]:
-    """The mean and the deviation by channel, for pixels in [0, 1], that do what a processor does to pixels.
+    """The mean and the deviation by channel, for pixels in [0, 1], that do what a processor does to
+    pixels.
 
-    It may rescale or not, normalise once, twice, or not at all: all that is a shift and a scale of each channel.
+    It may rescale or not, normalise once, twice, or not at all: all that is a shift and a scale of
+    each channel.
 
     Args:
         processor: of transformers.
@@ -112,7 +116,8 @@ def statistics_of(processor: Any, channels: int, source: str) -> tuple[list[floa
     black = _seen(processor, (0,) * channels, source)
     if black.shape != (channels,):
         raise HamuError(
-            f"the image processor of {source} makes {len(black)} channels of {channels}; the model cannot be used here"
+            f"the image processor of {source} makes {len(black)} channels of {channels}; the "
+            f"model cannot be used here"
         )
     alone = [tuple(255 * (i == k) for i in range(channels)) for k in range(channels)]
     change = np.stack(
@@ -127,8 +132,9 @@ def statistics_of(processor: Any, channels: int, source: str) -> tuple[list[floa
     )
     if not (scale > 0).all() or not off <= _CLOSE * scale.max():  # NaN is no good either
         raise HamuError(
-            f"the image processor of {source} does more than shift and scale each channel (it may swap them: "
-            f"do_flip_channel_order); build that into the model, and take it out of preprocessor_config.json"
+            f"the image processor of {source} does more than shift and scale each channel (it may "
+            f"swap them: do_flip_channel_order); build that into the model, and take it out of "
+            f"preprocessor_config.json"
         )
     return (
         _as_said(getattr(processor, "image_mean", None), (0.0 - black / scale).tolist()),
@@ -145,7 +151,7 @@ def _as_said(said: Any, found: list[float]) -> list[float]:
     return exact.tolist() if np.allclose(exact, found, _CLOSE, _CLOSE / 100) else found
 
 
-def _seen(processor: Any, colour: tuple[int, ...], source: str) -> np.ndarray:
+def _seen(processor: Any, colour: tuple[int, ...], source: str) -> Any:
     """What becomes of the middle of an image of one colour, by channel."""
     try:
         pixels = np.full((_SIDE, _SIDE, len(colour)), colour, dtype=np.uint8)
@@ -154,6 +160,7 @@ def _seen(processor: Any, colour: tuple[int, ...], source: str) -> np.ndarray:
         return values[:, values.shape[1] // 2, values.shape[2] // 2].astype(np.float64)
     except Exception as error:  # as above
         raise HamuError(
-            f"the image processor of {source} cannot take an image with {len(colour)} channels: {first_line(error)}; "
-            f"image_mean and image_std of its preprocessor_config.json need a number for each channel of the model"
+            f"the image processor of {source} cannot take an image with {len(colour)} channels: "
+            f"{first_line(error)}; image_mean and image_std of its preprocessor_config.json need "
+            f"a number for each channel of the model"
         ) from error

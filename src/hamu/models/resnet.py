@@ -1,7 +1,9 @@
-"""ResNets for small images (He et al. 2016, Sec. 4.2): depth 6n+2, three stages, identity shortcuts.
+"""ResNets for small images (He et al. 2016, Sec. 4.2): depth 6n+2, three stages, identity
+shortcuts.
 
-ResNet-20 is the paper's classifier for CIFAR-10. The model is a `PreTrainedModel`: `save_pretrained` writes
-safetensors, and `from_pretrained` (also `AutoModelForImageClassification.from_pretrained`) reads them back.
+ResNet-20 is the paper's classifier for CIFAR-10. The model is a `PreTrainedModel`:
+`save_pretrained` writes safetensors, and `from_pretrained` (also
+`AutoModelForImageClassification.from_pretrained`) reads them back.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class SmallResNetConfig(PretrainedConfig):
         depth: number of weighted layers, 6n+2 (20 in the paper).
         width: channels of the first stage; the next two have twice and four times as many.
         num_channels: channels of the input image.
-        image_mean, image_std: per-channel normalisation that the model was trained with, for pixels in [0, 1].
+        image_mean, image_std: per-channel normalisation that the model was trained with, for pixels
+            in [0, 1].
     """
 
     model_type = "small_resnet"
@@ -53,7 +56,7 @@ class SmallResNetConfig(PretrainedConfig):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions and a parameter-free shortcut (option A: subsample, pad the new channels with zeros)."""
+    """Two 3x3 convolutions and a parameter-free shortcut (option A: subsample, pad channels)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -94,8 +97,8 @@ class SmallResNet(PreTrainedModel):
                 layers.append(_Block(inputs, outputs, stride=2 if stage > 0 and block == 0 else 1))
                 inputs = outputs
         self.blocks = nn.Sequential(*layers)
-        self.classifier = nn.Linear(inputs, config.num_labels)
-        self.post_init()
+        self.classifier = nn.Linear(inputs, config.num_labels or 0)
+        self.post_init()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

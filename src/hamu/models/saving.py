@@ -1,4 +1,4 @@
-"""Models to files and back: whole files, whether a process holds the whole model or a part."""
+"""Model files, whole although each process may hold a part; adapters merged into their models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hamu.core.distributed import is_main, is_sharded
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 
 _REST = "rest.safetensors"
 _SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: whether its adapter's file had them
@@ -38,12 +38,13 @@ def save_model(model: Any, folder: Path) -> None:
 
 
 def set_saves_embeddings(model: nn.Module, does: bool) -> None:
-    """Say whether `save_model` is to write an adapter with its base's embeddings, as one that was read had them."""
+    """Choose whether `save_model` writes an adapter with its base's embeddings."""
     setattr(model, _SAVES_EMBEDDINGS, does)
 
 
 def save_rest(model: Any, folder: Path) -> None:
-    """After `save_model`, write what of the trainable tensors and buffers is not there by its own name.
+    """After `save_model`, write what of the trainable tensors and buffers is not there by its own
+    name.
 
     An adapter's files, for one, leave out its name. All processes must call it.
     """
@@ -73,8 +74,9 @@ def load_tensors(model: Any, folder: Path) -> None:
                 value = file.get_tensor(name)
                 if value.shape != own[name].shape:
                     raise HamuError(
-                        f"{folder} has {name} as {tuple(value.shape)}, the model as {tuple(own[name].shape)}; resume "
-                        f"with the model that the run was started with"
+                        f"{folder} has {name} as {tuple(value.shape)}, the model as "
+                        f"{tuple(own[name].shape)}; resume with the model that the run was "
+                        f"started with"
                     )
                 _put(own[name], value)
                 left.discard(name)
@@ -134,3 +136,82 @@ def _names(folder: Path) -> set[str]:
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Without shared memory, which safetensors refuses, and in the usual order of elements."""
     return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+
+
+class CannotMerge(HamuError):
+    """An adapter that PEFT, or the memory, refuses to put into its model."""
+
+
+def check_can_merge(model: Any) -> None:
+    """Check what can be known before the adapter is trained.
+
+    Args:
+        model: a PeftModel.
+
+    Raises:
+        HamuError: if its adapter is of a kind that is never merged, or has a bias where its layer
+            has none.
+    """
+    if not hasattr(model.base_model, "merge_and_unload"):
+        kind = next(iter(model.peft_config.values())).peft_type.value
+        raise HamuError(
+            f"an adapter of type {kind} cannot be merged into its model; leave --merge out"
+        )
+    for name, module in model.named_modules():
+        has_bias = any(getattr(module, "lora_bias", {}).values())
+        if has_bias and getattr(_inner(module), "bias", None) is None:
+            raise HamuError(
+                f"the adapter has a bias at {name}, where its model has none to merge it into; "
+                f"leave --merge out"
+            )
+
+
+def merged(model: Any) -> Any:
+    """The model with its adapter merged in, in float32; the model itself is used up.
+
+    In float32: small updates would be rounded away in the half precision of a base model.
+
+    Args:
+        model: a PeftModel.
+
+    Raises:
+        CannotMerge: if PEFT cannot, or the memory does not suffice.
+    """
+    try:
+        model = model.float()
+        first, last = (_inner(end) for end in _ends(model))
+        shared = None not in (first, last) and first.weight is last.weight
+        if shared and _is_adapted(model):  # what is put into the one would be in the other too
+            last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
+        whole = model.merge_and_unload()
+    except (
+        ValueError,
+        RuntimeError,
+    ) as error:  # not implemented and out of memory are among the latter
+        raise CannotMerge(
+            f"the adapter cannot be merged into its model: {first_line(error)}; what else the run "
+            f"leaves is complete"
+        ) from error
+    if shared:
+        first, last = _ends(whole)
+        whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
+    return whole
+
+
+def _ends(model: Any) -> tuple[Any, Any]:
+    """The modules of the input and of the output embeddings."""
+    return model.get_input_embeddings(), model.get_output_embeddings()
+
+
+def _is_adapted(model: Any) -> bool:
+    return any(_inner(end) is not end for end in _ends(model))
+
+
+def _inner(module: Any) -> Any:
+    """The module that an adapter is put around."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    if isinstance(module, BaseTunerLayer):
+        return module.get_base_layer()
+    return module.original_module if isinstance(module, ModulesToSaveWrapper) else module

@@ -1,4 +1,4 @@
-"""The size of a model and of a run with it; of a language model from its configuration alone, without weights."""
+"""Sizes of models and of runs; of a language model from its configuration alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hamu.core.forward import predict_logits
 from hamu.core.modes import evaluating
@@ -18,7 +18,7 @@ from hamu.errors import HamuError
 from hamu.models.language import AdapterSettings, base_of, longest_text, with_adapter
 from hamu.models.loading import reading, refuse_encoder
 
-# Published shapes of models that recipes name, so that a plan can be made without reaching for the hub.
+# Published shapes of models that recipes name: a plan needs no look at the hub.
 KNOWN = {
     "hub:meta-llama/Llama-2-7b-chat-hf": lambda: LlamaConfig(
         vocab_size=32000,
@@ -64,9 +64,10 @@ def model_shape(
     """The shape of a model that need not be there.
 
     Args:
-        source: a folder with config.json or adapter_config.json, or a hub name (looked up only if its shape is not
-            known here).
-        adapter: a new adapter to count, or None to train everything. A saved adapter stays the only one.
+        source: a folder with config.json or adapter_config.json, or a hub name (looked up only if
+            its shape is not known here).
+        adapter: a new adapter to count, or None to train everything. A saved adapter stays the only
+            one.
         dtype: "float32", "bfloat16", "float16", or "auto" for that of the configuration.
         base_model: where a saved adapter's base model lies, if not where the adapter says.
         trust_remote_code: run the code that comes with the model; that can do anything.
@@ -128,19 +129,22 @@ def estimate_memory(
     keeps_original: bool,
     checkpointing: bool,
 ) -> dict[str, float]:
-    """Where the memory of a run goes, in GB (1e9 bytes); what cannot be known beforehand is an upper estimate.
+    """Where the memory of a run goes, in GB (1e9 bytes); what cannot be known beforehand is an
+    upper estimate.
 
     Args:
         shape: the model.
         tokens: tokens in one forward pass: records times their length.
         optimizer: transformers' name of it.
         sides: 2 for a method that needs both gradients.
-        keeps_original: whether a method compares with the original model, which costs a copy of what is trained.
+        keeps_original: whether a method compares with the original model, which costs a copy of
+            what is trained.
         checkpointing: whether activations are recomputed.
 
     Returns:
-        weights, gradients, optimizer state, original model, activations, logits; activations after Korthikanti
-        et al. 2022 (34 bytes per token, layer and unit of width in half precision, without attention scores).
+        weights, gradients, optimizer state, original model, activations, logits; activations after
+        Korthikanti et al. 2022 (34 bytes per token, layer and unit of width in half precision,
+        without attention scores).
     """
     per_layer = 34 * tokens * shape.hidden
     activations = (
@@ -157,7 +161,8 @@ def estimate_memory(
 def memory_of_weights(
     trained: int, frozen: int, *, optimizer: str, sides: int, keeps_original: bool
 ) -> dict[str, float]:
-    """What the weights of a run take, in GB (1e9 bytes), whatever its batches: the first four of `estimate_memory`.
+    """What the weights of a run take, in GB (1e9 bytes), whatever its batches: the first four of
+    `estimate_memory`.
 
     Args:
         trained, frozen: bytes of the weights that are trained, and of the others.
@@ -173,7 +178,7 @@ def memory_of_weights(
 
 
 def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:
-    """Bytes that a forward pass keeps for its backward pass, beside the weights: its activations."""
+    """Count the bytes of activations that a forward pass keeps for its backward pass."""
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -202,7 +207,7 @@ def _like_saved(model: nn.Module, source: str) -> Any:
         return get_peft_model(model, config)
 
 
-def _configuration(source: str, trust_remote_code: bool) -> PreTrainedConfig:
+def _configuration(source: str, trust_remote_code: bool) -> Any:
     if source in KNOWN:
         return KNOWN[source]()
     with reading(f"the configuration of {source}"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.data import TextData
-from hamu.data.drawing import draw_positions
+from hamu.data.forget_sets import draw_positions
 from hamu.errors import HamuError
 from hamu.evaluation.generation import generate_answers, rouge_l_recall
 from hamu.evaluation.predictions import TokenPredictions, predict, predict_tokens

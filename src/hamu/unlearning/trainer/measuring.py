@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from hamu.core.gram import SIDES
 from hamu.core.modes import without_autocast
-from hamu.data.drawing import subset
+from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict_shared

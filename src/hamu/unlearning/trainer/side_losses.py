@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import OriginalModel, predict_logits
 from hamu.core.objectives import Scored, build_objective
+from hamu.data.pairing import WEIGHT
 from hamu.errors import HamuError
-from hamu.unlearning.trainer.pairing import WEIGHT
 
 
 class SideLosses:

@@ -35,9 +35,10 @@ from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients
 from hamu.core.pair_step import PairStep
 from hamu.data.images import collate
+from hamu.data.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.models.causality import check_batch_is_read_causally
+from hamu.models.causal_mask import check_causal_mask_of_batch
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
 from hamu.unlearning.goals import Standing
@@ -48,7 +49,6 @@ from hamu.unlearning.trainer.early_ends import EarlyEnds
 from hamu.unlearning.trainer.items import check_items
 from hamu.unlearning.trainer.measuring import Evaluations, eval_sets, gains, set_figures
 from hamu.unlearning.trainer.monitor import Monitor
-from hamu.unlearning.trainer.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.unlearning.trainer.preparation import new_pair, prepare_model
 from hamu.unlearning.trainer.resumable import ResumableTrainer
 from hamu.unlearning.trainer.run_memory import RunMemory
@@ -402,7 +402,7 @@ class UnlearnTrainer(ResumableTrainer):
         limits: Tensor | None = None,
     ) -> Tensor:
         if not self._causality_checked and torch.is_grad_enabled():
-            check_batch_is_read_causally(self.model, batch)
+            check_causal_mask_of_batch(self.model, batch)
             self._causality_checked = True
         total, scored = self.side_losses.total(
             model, side, batch, limits if side == "forget" else None

@@ -1,9 +1,10 @@
-"""Pairs of one retain and one forget record, made in the data set so that samplers and loaders need not know.
+"""Pairs of one retain and one forget record, made in the data set, unseen by samplers and loaders.
 
-One epoch is one pass over the retain data. The forget data are drawn round and round, each round in a new order, and
-go on where the last epoch ended; shuffled once, the rounds that begin in the first epoch lend their orders to all that
-follow. Which record stands where depends on the seed alone: not on the batch size, the number of processes, or whether
-the run was resumed. A run by goal narrows the forget data down to the records that are not forgotten yet.
+One epoch is one pass over the retain data. The forget data are drawn round and round, each round in
+a new order, and go on where the last epoch ended; shuffled once, later epochs reuse the orders of
+the rounds that begin in the first. The place of a record depends on the seed alone: not on the
+batch size, the number of processes, or a resume. A run by goal narrows the forget data down to the
+records that are not forgotten yet.
 """
 
 from __future__ import annotations
@@ -20,28 +21,27 @@ from hamu.errors import HamuError
 
 Shuffle = Literal["epoch", "once"]
 WEIGHT = "weight"  # of a batch of pairs, 1 if it is not there
-POSITIONS = (
-    "positions"  # of a batch's forget records in their data set, where limits belong to them
-)
+POSITIONS = "positions"  # of a batch's forget records in their data set, where limits need them
 _KEPT = 2  # orders of a side: a batch may reach from one round into the next
 
 
 class PairedDataset(Dataset[dict[str, Any]]):
-    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, with only the sides that are asked for.
+    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, or one of the two sides.
 
     Args:
-        retain: the data that stay; its length is the length of an epoch.
+        retain: the data that stay; its length is the length of an epoch, whatever the sides, so
+            that every method takes the same number of steps.
         forget: the data that must go.
-        sides: which of "retain" and "forget" a method needs. The length is the same for all, so that every method
-            takes the same number of steps in an epoch.
+        sides: the sides that a method needs, of "retain" and "forget".
         seed: seed of every order.
-        shuffle: "epoch" for a new order each epoch, "once" for the first epoch's orders in the whole run (the paper):
-            where the forget records fit into an epoch a whole number of times, all epochs have the same pairs.
-        with_positions: whether batches name their forget records by position, each once.
+        shuffle: "epoch" for a new order each epoch, "once" for the first epoch's orders in the
+            whole run (the paper): where the forget records fit into an epoch a whole number of
+            times, all epochs have the same pairs.
+        with_positions: True if batches name their forget records by position, each once.
 
     Attributes:
-        focus: (start, positions), at most two: from this place of the run on, counted in pairs, the forget data are the
-            records at these positions.
+        focus: (start, positions), at most two: from this place of the run on, counted in pairs, the
+            forget data are the records at these positions.
 
     Raises:
         HamuError: if either side is empty.
@@ -73,9 +73,10 @@ class PairedDataset(Dataset[dict[str, Any]]):
         self.focus: list[tuple[int, list[int]]] = []
 
     def focus_on(self, positions: Sequence[int], start: int) -> None:
-        """Draw the forget data from these positions alone (all, if there are none), from the place `start` of the run.
+        """Draw the forget data from these positions (all, if empty) from the place `start` on.
 
-        A loader may hold a batch already; the place has to lie beyond that, so that a resumed run draws the same.
+        A loader may hold a batch already; the place has to lie beyond that, so that a resumed run
+        draws the same.
         """
         self.focus = [*self.focus[-1:], (start, list(positions))]
 
@@ -83,16 +84,17 @@ class PairedDataset(Dataset[dict[str, Any]]):
         return self._lengths["retain"]
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose pairs are given out; data loaders call this."""
+        """Choose the epoch; data loaders call this."""
         self._epoch = epoch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {side: self._data[side][self._position(side, index)] for side in self._sides}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
-        """A batch: for each side a list of items, or what the side's own `__getitems__` returns.
+        """A batch: for each side a list of items, or the result of its own `__getitems__`.
 
-        Indices below 0, ~i for i, are records that are read for their shape alone: the batch then has the "weight" 0.
+        Indices below 0, ~i for i, are records that are read for their shape alone: the batch then
+        has the "weight" 0.
         """
         batch: dict[str, Any] = {WEIGHT: 0.0} if min(indices) < 0 else {}
         indices = [~i if i < 0 else i for i in indices]
@@ -133,13 +135,13 @@ class PairedDataset(Dataset[dict[str, Any]]):
 
 
 class PairCollator:
-    """Collates each side of a batch of pairs by the data's own collator; a side fetched whole stays as it is."""
+    """Collates each side of a batch by its own collator; one fetched whole stays as it is."""
 
     def __init__(self, collate: Callable[[list[Any]], Mapping[str, Tensor]]) -> None:
         self._collate = collate
 
-    def __call__(self, batch: Any) -> dict[str, Mapping[str, Tensor]]:
-        """For each side, what the data's collator makes of its items."""
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        """Return the batch of each side."""
         if not isinstance(batch, Mapping):  # a loader that fetches item by item
             batch = {side: [item[side] for item in batch] for side in batch[0]}
         return {

@@ -1,4 +1,4 @@
-"""Whether a model predicts each token from those before it alone: labels are shifted by one for such models."""
+"""Causal mask check: no prediction may depend on later tokens, for labels are shifted by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hamu.core.modes import evaluating, without_autocast
 from hamu.errors import HamuError
 
 
-def check_is_causal(model: nn.Module, inputs: Mapping[str, Tensor], place: int) -> None:
+def check_causal_mask(model: nn.Module, inputs: Mapping[str, Tensor], place: int) -> None:
     """Check that the predictions before a token do not depend on it.
 
     Args:
@@ -29,28 +29,32 @@ def check_is_causal(model: nn.Module, inputs: Mapping[str, Tensor], place: int) 
         *before, precision=next(p.dtype for p in model.parameters() if p.is_floating_point())
     ):
         raise HamuError(
-            f"a model of type {model_type(model)} is not a causal language model: its predictions change with tokens "
-            f"that come later; give one that was trained to predict the next token"
+            f"a model of type {model_type(model)} is not a causal language model: its predictions "
+            f"change with tokens that come later; give one that was trained to predict the next "
+            f"token"
         )
 
 
-def check_batch_is_read_causally(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
-    """The same with a record of a batch. Of a sharded model all processes must call it, as they run it together.
+def check_causal_mask_of_batch(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    """The same with a record of a batch. Of a sharded model all processes must call it, as they run
+    it together.
 
     Args:
-        model: see `check_is_causal`.
-        batch: input_ids and labels, [B, T], and whatever else the model takes; other batches are not tried.
+        model: see `check_causal_mask`.
+        batch: input_ids and labels, [B, T], and whatever else the model takes; other batches are
+            not tried.
 
     Raises:
-        HamuError: if the predictions depend on later tokens, or the model writes another text than it reads.
+        HamuError: if the predictions depend on later tokens, or the model writes another text than
+            it reads.
     """
     ids = batch.get("input_ids")
     if ids is None or ids.dim() != 2 or batch["labels"].shape != ids.shape:
         return
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         raise HamuError(
-            f"a model of type {model_type(model)} has an encoder, and its labels are not the next tokens of what it "
-            f"reads; give a causal language model"
+            f"a model of type {model_type(model)} has an encoder, and its labels are not the next "
+            f"tokens of what it reads; give a causal language model"
         )
     real = batch.get("attention_mask")
     if real is None or real.shape != ids.shape:
@@ -64,7 +68,7 @@ def check_batch_is_read_causally(model: nn.Module, batch: Mapping[str, Tensor]) 
         if isinstance(value, Tensor) and value.dim() and len(value) == len(ids) and name != "labels"
     }
     two["input_ids"][1, place] = int(ids[row, place] == 0)  # another token that any vocabulary has
-    check_is_causal(model, two, place)
+    check_causal_mask(model, two, place)
 
 
 def model_type(model: nn.Module) -> str:
