@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from hamu.core.forward import OriginalModel
-from hamu.core.modes import evaluating, rounds_to_tf32, without_autocast, without_tf32
+from hamu.core.forward import (
+    OriginalModel,
+    evaluating,
+    rounds_to_tf32,
+    without_autocast,
+    without_tf32,
+)
 from hamu.evaluation.predictions import predict
 
 

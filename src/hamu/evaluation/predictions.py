@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from hamu.core.forward import predict_logits
-from hamu.core.modes import evaluating
+from hamu.core.forward import evaluating, predict_logits
 from hamu.core.objectives import Scored
 from hamu.errors import HamuError
 
