@@ -132,7 +132,9 @@ def test_a_method_of_another_package_is_given_what_its_fields_are_and_no_more(mo
         "stopping_window",
     }
     assert unused >= {"constraint", "constraint_mode", "distribution", "correct_steps"}
-    monkeypatch.setattr("hamu.core.methods.registry._OURS", (Bounded, HamuQ))
+    monkeypatch.setattr(
+        "hamu.core.methods.method_classes", lambda asked=None: {"bounded": Bounded, "hamu-q": HamuQ}
+    )
     found = cells(["bounded", "hamu-q"], [0.25, 0.5], [0.1], [1])
     assert [cell.name for cell in found] == [
         "bounded-lr0.1-s1",

@@ -231,20 +231,6 @@ def test_whole_model_blocks_and_undo():
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
-def test_a_stretched_step_is_as_if_the_learning_rate_had_been_so_much_higher():
-    method = HamuQ(0.5, constraint_mode="relative", stopping="off")
-    keep = ("retain", "forget")
-    guard, _, before, weights = next(run(method, OPTIMIZERS["sgd"], keep=keep))
-    one, after = guard.taken, [w.detach().clone() for w in weights]
-    guard.stretch(4.0)
-    for now, b, a in zip(weights, before, after, strict=True):
-        torch.testing.assert_close(now.detach(), b + 4 * (a - b), rtol=1e-12, atol=1e-14)
-    for name in ("retain_change", "forget_change", "gain", "demand", "lengths"):
-        torch.testing.assert_close(getattr(guard.taken, name), 4 * getattr(one, name))
-    guard.stretch(0.25)
-    torch.testing.assert_close([w.detach() for w in weights], after, rtol=1e-12, atol=1e-14)
-
-
 def test_a_step_that_is_not_taken_leaves_the_weights():
     method = HamuQ(1e9, on_infeasible="skip")
     for guard, step, before, after in run(method, OPTIMIZERS["sgd"], steps=2):

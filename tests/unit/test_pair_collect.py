@@ -398,7 +398,7 @@ def test_a_share_of_nothing_is_infeasible(method, retain, forget, on_infeasible)
     )
     assert step.decision == on_infeasible
     assert step.reason == (
-        "the constraint cannot be met: the gradients allow no change at all of the loss that it is demanded of; one of "
+        "the constraint cannot be met: the gradients allow no change at all of the constrained loss; one of "
         "them is zero where something is demanded"
     )
     assert grads == [None] * len(grads)

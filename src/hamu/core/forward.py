@@ -75,7 +75,7 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
     for prefix, module in model.named_modules():
         tensors = {k: p for k, p in module._parameters.items() if p is not None and p.requires_grad}
         buffers = module._buffers.items()
-        tensors |= {  # type: ignore[assignment]  # buffers are no parameters
+        tensors |= {
             k: b
             for k, b in buffers
             if b is not None

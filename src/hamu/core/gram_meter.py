@@ -62,7 +62,7 @@ class GramMeter:
                 torch.float64: [],
                 torch.float32: [],
             }
-            large = []
+            large: list[int] = []
             for number, p in enumerate(parameters):
                 if p.device != device:
                     continue
@@ -71,9 +71,9 @@ class GramMeter:
                     packed[torch.float64 if fine else torch.float32].append((number, p))
                 else:
                     large.append(number)
-            for dtype, members in packed.items():
-                if members:
-                    self._parts.append(_Small(scratch, members, block_of, self._num_blocks, dtype))
+            for dtype, group in packed.items():
+                if group:
+                    self._parts.append(_Small(scratch, group, block_of, self._num_blocks, dtype))
             if large:
                 self._parts.append(_Large(scratch, large, block_of, self._num_blocks))
 

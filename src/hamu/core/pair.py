@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
@@ -138,7 +138,7 @@ class PairedGradients:
         self.parameters = [p for _, p in named]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
-        layout: type[Layout] = Replicated
+        layout: Callable[..., Layout] = Replicated
         if sharded:
             from hamu.core.distributed.sharded import Sharded as layout  # noqa: N813 loads FSDP2
         self.use(layout(self.parameters, self.block_of))
@@ -366,7 +366,7 @@ class PairedGradients:
                 f"combine()"
             )
         self._check_stale()
-        grads = {side: self._grads.get(side, self._no_grads()) for side in SIDES}
+        grads: dict[str, Grads] = {s: self._grads.get(s, self._no_grads()) for s in SIDES}
         self.discard()
         if any(g is not None and g.is_sparse for side in SIDES for g in grads[side]):
             raise HamuError(

@@ -63,10 +63,10 @@ def plugins(
                 f"the {kind} {cls.name!r} of {point.value} has a name that is taken; rename it"
             )
         classes[cls.name] = cls
-    for name, error in broken.items():
+    for name, failure in broken.items():
         if needs_all or (name == asked and name not in taken and name not in classes):
-            raise error
-        _warn(f"warning: {error}; it is skipped")
+            raise failure
+        _warn(f"warning: {failure}; it is skipped")
     return classes
 
 

@@ -204,7 +204,9 @@ class SplitPairing:
 
     def _bucketed(self) -> list[_Bucket]:
         """Parameters in order, with like precision together, up to `BUCKET` elements each."""
-        buckets, members, end = [], [], 0
+        buckets: list[_Bucket] = []
+        members: list[tuple[int, int, int]] = []
+        end = 0
         for number, parameter in enumerate(self._parameters):
             other = bool(members) and self._parameters[members[0][0]].dtype != parameter.dtype
             if members and (other or end + parameter.numel() > BUCKET):

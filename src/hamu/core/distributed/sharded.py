@@ -39,7 +39,8 @@ def shard(model: nn.Module, device_type: str) -> None:
 
 def local_part(tensor: Tensor) -> Tensor:
     """Local shard of a tensor, without a graph; all of it if it is not sharded."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach()
 
 
 def gathered(tensor: Tensor) -> Tensor | None:
@@ -114,7 +115,8 @@ def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
 
 def _put(model: nn.Module, parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     # autograd has nothing of these parameters that a backward pass is yet to use
-    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(parameters)):
+    preserved: Any = torch.autograd
+    with torch.no_grad(), preserved._unsafe_preserve_version_counter(tuple(parameters)):
         for parameter, value in zip(parameters, values, strict=True):
             local_part(parameter).copy_(local_part(value))
     _give_back(model)
@@ -150,7 +152,7 @@ class Sharded:
                 "mesh"
             )
         self._group = mesh.get_group()
-        self._parameters = parameters
+        self._parameters = [p for p in parameters if isinstance(p, DTensor)]
         self.parts: Sequence[Tensor] = [local_part(p) for p in parameters]
         self.block_of: Sequence[int] = block_of
 

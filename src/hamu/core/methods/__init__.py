@@ -137,7 +137,9 @@ def build_method(name: str, **settings: Any) -> Method:
     if name not in classes:
         raise unknown("method", name, classes)
     cls = classes[name]
-    own = {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    own: set[str] = set()
+    if dataclasses.is_dataclass(cls):
+        own = {field.name for field in dataclasses.fields(cls)}
     return made("method", cls, **{key: value for key, value in settings.items() if key in own})
 
 
