@@ -11,7 +11,6 @@ from torch import nn
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, StepGuard, build_method
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from _memory_meter import AllocationMeter
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
@@ -115,14 +114,6 @@ def test_the_demand_is_the_methods_times_the_learning_rate():
         )
         reach = constraint.radius * step.gram.forget_norm
         torch.testing.assert_close(guard.taken.demand, 1e-2 * constraint.fraction * reach)
-
-
-def test_of_a_block_with_two_learning_rates_the_higher_one_counts():
-    method = HamuQ(0.5, constraint_mode="relative", stopping="off")
-    for guard, step, *_ in run(method, OPTIMIZERS["two rates"], blocks="model", schedule=False):
-        assert guard.taken.demand.item() == pytest.approx(
-            1e-2 * step.weights.constraint.clipped_demand.item()
-        )
 
 
 def test_no_more_is_demanded_than_the_radius_allows():
@@ -256,26 +247,6 @@ def test_a_step_that_kept_nothing_is_refused_before_the_weights_move():
     with pytest.raises(HamuError, match=message), guard.around(step):
         optimizer.step()
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-
-
-def test_the_weights_before_are_kept_once():
-    """The copy of the next step takes the memory of the last one's, also where that was not released."""
-    method = HamuQ(0.5, constraint_mode="relative", stopping="off")
-    like = [torch.ones(1 << 18)]
-    pair = PairedGradients(Holder(like), method)
-    guard = StepGuard(pair, torch.optim.SGD(pair.parameters, lr=0.1), correct_steps=False)
-    for phase in ("first", "second"):
-        collect(pair, "retain", like)
-        collect(pair, "forget", like)
-        step = pair.combine(keep=guard.keep)
-        with AllocationMeter() as meter, meter.phase(phase):
-            guard.before(step)
-        taken = meter.phases[phase].peak - meter.phases[phase].start
-        assert taken // (4 << 18) == (phase == "first"), phase
-        with torch.no_grad():
-            pair.parameters[0].add_(1.0)
-    guard.undo()
-    assert (pair.parameters[0] == 1.0).all(), "the weights before the second step"
 
 
 def test_what_cannot_be_guarded_is_named():

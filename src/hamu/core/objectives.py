@@ -152,8 +152,8 @@ class ScrubRetain(Objective):
 class NegativePreference(Objective):
     """(2/β)·log σ(-β·log(π/π_original)), to be raised: NPO's loss negated (Zhang et al. 2024).
 
-    β = 0.1; π is the probability of a record's whole answer. At π = π_original the gradient is that of the
-    answer's negative log-likelihood; it fades as the record is forgotten.
+    β = 0.1; π is the probability of a record's whole answer. At π = π_original the
+    gradient is that of the answer's negative log-likelihood; it fades as the record is forgotten.
     """
 
     name = "npo"

@@ -353,8 +353,8 @@ class PairedGradients:
             if parameter.grad is not None and parameter.requires_grad:
                 raise HamuError(
                     f"{name} was frozen when PairedGradients was made, but has a gradient now: the "
-                    f"sum of both sides; make the pair anew, or freeze it again and set its grad to "
-                    f"None"
+                    f"sum of both sides; make the pair anew, or freeze it again and set its "
+                    f"grad to None"
                 )
         uses = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
         needed = {side for side, used in uses.items() if used and side in self.layout.sides}

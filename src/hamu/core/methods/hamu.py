@@ -77,8 +77,8 @@ class _Hamu(Method):
         if isinstance(self.distribution, str):
             if self.distribution not in ("norm_product", "uniform"):
                 raise HamuError(
-                    f"distribution {self.distribution!r} is unknown; choose norm_product, uniform or "
-                    f"give one share per block"
+                    f"distribution {self.distribution!r} is unknown; choose norm_product, uniform "
+                    f"or give one share per block"
                 )
         elif not (
             isinstance(self.distribution, Iterable)
@@ -122,8 +122,8 @@ class _Hamu(Method):
         margin = self.stopping_rule.margin
         conflict = conflicting = self._conflicting(gram)
         if self.stopping_rule.criterion in ("aggregate", "off"):
-            # The sum includes the sines of opposed blocks, which are no limit, and a step that gains
-            # on both sides can meet it; so the criterion also requires a price.
+            # The sum includes the sines of opposed blocks, which are no limit, and a step that
+            # gains on both sides can meet it; so the criterion also requires a price.
             if margin:
                 objective, constrained, _ = self._step(gram, *lengths, fraction * (1.0 + margin))
             objective_sq = gram.forget_sq if self._swapped else gram.retain_sq
@@ -160,8 +160,8 @@ class _Hamu(Method):
         cos, sin = gram.cos, gram.sin
         direct = (cos <= -phi) | (constrained_norm == 0)
         # A collinear block's perpendicular is rounding noise, which must not be normalised into a
-        # full step: only the part along g_c stays, which alone meets the demand. Elsewhere the small
-        # term in the root covers the rounding of the Gram and keeps the step within its radius.
+        # full step: only the part along g_c stays, which meets the demand. Elsewhere the
+        # small term in the root covers the rounding of the Gram and keeps the step within its radius.
         perpendicular = ((1.0 - phi) * (1.0 + phi) / (sin * sin + 8 * _FLOAT64_EPS)).sqrt()
         perpendicular = perpendicular.masked_fill(gram.collinear, 0.0)
 
