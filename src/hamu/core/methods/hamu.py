@@ -161,7 +161,7 @@ class _Hamu(Method):
         direct = (cos <= -phi) | (constrained_norm == 0)
         # A collinear block's perpendicular is rounding noise, which must not be normalised into a
         # full step: only the part along g_c stays, which meets the demand. Elsewhere the
-        # small term in the root covers the rounding of the Gram and keeps the step within its radius.
+        # small term in the root covers rounding of the Gram and keeps the step within its radius.
         perpendicular = ((1.0 - phi) * (1.0 + phi) / (sin * sin + 8 * _FLOAT64_EPS)).sqrt()
         perpendicular = perpendicular.masked_fill(gram.collinear, 0.0)
 
