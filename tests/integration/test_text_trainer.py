@@ -327,9 +327,7 @@ def test_the_last_token_that_is_not_padding_is_the_one_that_is_changed(side):
         torch.tensor([[0, 0, 1, 1] if side == "left" else [1, 1, 0, 0]]),
     )
     with pytest.raises(HamuError, match="a model of type bert is not a causal"):
-        check_causal_mask_of_batch(
-            model, {"input_ids": ids, "attention_mask": real, "labels": ids}
-        )
+        check_causal_mask_of_batch(model, {"input_ids": ids, "attention_mask": real, "labels": ids})
     check_causal_mask_of_batch(
         model, {"input_ids": ids, "attention_mask": real, "labels": torch.tensor([1])}
     )

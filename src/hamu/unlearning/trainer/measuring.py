@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hamu.core.forward import without_autocast
 from hamu.core.gram import SIDES
-from hamu.core.modes import without_autocast
 from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.core.distributed import all_reduced, world_size
-from hamu.core.modes import rounds_to_tf32, without_autocast, without_tf32
+from hamu.core.forward import rounds_to_tf32, without_autocast, without_tf32
 
 _LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
 _ROUGH = 3.0  # in units of which examples/rounding.py finds 0.3 to 3 as the deviation, mostly 0.7

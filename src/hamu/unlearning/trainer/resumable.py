@@ -226,7 +226,7 @@ class ResumableTrainer(Trainer):
         if not is_sharded(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        from hamu.core.distributed.sharding import whole_optimizer_state
+        from hamu.core.distributed.sharded import whole_optimizer_state
 
         state = whole_optimizer_state(self.optimizer)
         if is_main():
@@ -242,7 +242,7 @@ class ResumableTrainer(Trainer):
 
     def _load_sharded(self, checkpoint: Path) -> None:
         """Restore optimizer and schedule; of the optimizer's state each process takes its part."""
-        from hamu.core.distributed.sharding import shard_optimizer_state
+        from hamu.core.distributed.sharded import shard_optimizer_state
 
         state = torch.load(checkpoint / _OPTIMIZER, map_location="cpu", weights_only=True)
         self.optimizer.load_state_dict(shard_optimizer_state(self.optimizer, state))
