@@ -9,9 +9,8 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU
-from hamu.assess import BlockHardness, Hessian, frontier, influences, lanczos, share_of_top
-from hamu.assess.assessed_model import AssessedModel
-from hamu.assess.gradients import parted_gradient
+from hamu.assess import BlockHardness, Hessian, frontier, gradient_alignment, lanczos, share_of_top
+from hamu.assess.gradients import AssessedModel, parted_gradient
 from hamu.assess.hardness import constraint_status
 
 
@@ -108,12 +107,12 @@ def test_a_linear_loss_has_no_curvature():
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 0.999), (torch.float32, 0.99)])
-def test_influences_rank_the_records_as_backward_passes_do(dtype, least):
+def test_gradient_alignment_rank_the_records_as_backward_passes_do(dtype, least):
     model, (x, y) = network(dtype), data(dtype, 80)
     parameters = list(model.parameters())
     retain = torch.autograd.grad(nn.functional.cross_entropy(model(x[:40]), y[:40]), parameters)
     before = [p.detach().clone() for p in parameters]
-    ours = influences(
+    ours = gradient_alignment(
         lambda: nn.functional.cross_entropy(model(x[40:]), y[40:], reduction="none").double(),
         parameters,
         retain,
@@ -138,10 +137,10 @@ def test_influences_rank_the_records_as_backward_passes_do(dtype, least):
 def test_weights_are_restored_when_a_pass_fails():
     w = nn.Parameter(torch.ones(3))
     with pytest.raises(ZeroDivisionError):
-        influences(lambda: 1 / 0, [w], [torch.ones(3)])
+        gradient_alignment(lambda: 1 / 0, [w], [torch.ones(3)])
     assert torch.equal(w.detach(), torch.ones(3))
     with pytest.raises(HamuError, match=r"has length 0\.0"):
-        influences(lambda: torch.zeros(1), [w], [torch.zeros(3)])
+        gradient_alignment(lambda: torch.zeros(1), [w], [torch.zeros(3)])
 
 
 def test_the_share_of_the_top_records():

@@ -9,14 +9,14 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from hamu import HamuQ, HamuU
-from hamu.assess import assess, frontier, judge, plain_answer
+from hamu.assess import assess_model, frontier, judge, plain_answer
 
 
 @pytest.fixture(scope="module")
 def found():
     torch.manual_seed(0)
     records = [{"pixel_values": torch.randn(3), "labels": i % 2} for i in range(40)]
-    return assess(
+    return assess_model(
         nn.Linear(3, 2), records, records[:12], collate=default_collate, batch_size=10, most_batches=2,
         curvature_samples=0, conflicts=False,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from hamu.assess import (
     MUST_HURT,
     WILL_COST,
     Hessian,
-    assess,
+    assess_model,
     assessment,
     bootstrap,
     conjugate_gradients,
@@ -25,8 +25,13 @@ from hamu.assess import (
     lanczos,
     second_order,
 )
-from hamu.assess.assessed_model import AssessedModel
-from hamu.assess.gradients import PartedGram, affordable_parts, count_parts, parted_gradient
+from hamu.assess.gradients import (
+    AssessedModel,
+    PartedGram,
+    affordable_parts,
+    count_parts,
+    parted_gradient,
+)
 from hamu.assess.hardness import Hardness, constraint_status
 
 
@@ -66,7 +71,7 @@ def gradient(model, data):
 def test_its_figures_are_those_of_the_mean_gradients():
     model = network()
     g_r, g_f = gradient(model, RETAIN), gradient(model, FORGET)
-    found = assess(model, RETAIN, FORGET, collate=collate, max_grad_norm=None, batch_size=7)
+    found = assess_model(model, RETAIN, FORGET, collate=collate, max_grad_norm=None, batch_size=7)
     assert found.gradient_norms == pytest.approx((g_r.norm().item(), g_f.norm().item()))
     assert found.hamu_q.kappa == pytest.approx(g_r.dot(g_f).item())
     for side in ("forget", "retain"):
@@ -82,7 +87,7 @@ def test_its_figures_are_those_of_the_mean_gradients():
 def test_clipping_shortens_the_gradients_as_a_step_does():
     model = network()
     g_r, g_f = gradient(model, RETAIN), gradient(model, FORGET)
-    found = assess(model, RETAIN, FORGET, collate=collate, max_grad_norm=0.01)
+    found = assess_model(model, RETAIN, FORGET, collate=collate, max_grad_norm=0.01)
     assert found.hamu_q.kappa == pytest.approx(
         1e-4 * (g_r / g_r.norm()).dot(g_f / g_f.norm()).item(), rel=1e-3
     )
@@ -91,7 +96,7 @@ def test_clipping_shortens_the_gradients_as_a_step_does():
 
 def test_its_curvature_is_that_of_the_mean_retain_loss():
     model = network()
-    found = assess(model, RETAIN, FORGET, collate=collate, curvature_samples=len(RETAIN), bootstrap_memory=0.0,
+    found = assess_model(model, RETAIN, FORGET, collate=collate, curvature_samples=len(RETAIN), bootstrap_memory=0.0,
                    conflicts=False, batch_size=45)  # fmt: skip
     named = dict(model.eval().named_parameters())
 
@@ -114,7 +119,7 @@ def test_nothing_is_changed():
     model = network().train()
     model[0].weight.grad = torch.ones_like(model[0].weight)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assess(model, RETAIN, FORGET, collate=collate)
+    assess_model(model, RETAIN, FORGET, collate=collate)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert model.training
     assert model[2].training
@@ -188,9 +193,12 @@ def test_too_few_parts_give_no_interval():
     assert affordable_parts([torch.zeros(1000, dtype=torch.bfloat16)], memory=7.5e-5) == 9, (
         "kept as float32"
     )
-    assert assess(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals is None
-    assert assess(network(), Points(7, 1), FORGET, collate=collate).intervals is None
-    assert assess(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
+    assert (
+        assess_model(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals
+        is None
+    )
+    assert assess_model(network(), Points(7, 1), FORGET, collate=collate).intervals is None
+    assert assess_model(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
 
 
 def random_parts(sizes=(9, 11), blocks=3):
@@ -308,7 +316,7 @@ def test_each_block_has_both_variants_thresholds_with_intervals():
     method = HamuU(
         0.05, radius=0.5
     )  # with each its own radius, the shares of the reach would be the same
-    found = assess(model, RETAIN, FORGET, collate=collate, method=method, curvature_samples=0)
+    found = assess_model(model, RETAIN, FORGET, collate=collate, method=method, curvature_samples=0)
     record = json.loads(json.dumps(found.record()))
     assert record["intervals"]["regimes"] == record["intervals"]["hamu-u"]["regimes"]
     for variant, status in (("hamu-q", found.hamu_q), ("hamu-u", found.hamu_u)):
@@ -331,7 +339,7 @@ def test_each_block_has_both_variants_thresholds_with_intervals():
     assert any(
         block["hamu-q"]["regimes"] != block["hamu-u"]["regimes"] for block in record["blocks"]
     )
-    few = assess(model, Points(7, 1), FORGET, collate=collate, curvature_samples=0).record()[
+    few = assess_model(model, Points(7, 1), FORGET, collate=collate, curvature_samples=0).record()[
         "blocks"
     ][0]["hamu-q"]
     assert set(few) == {"direct_threshold", "stop_threshold", "regime"}
@@ -352,7 +360,7 @@ def test_each_block_has_both_variants_thresholds_with_intervals():
 ])  # fmt: skip
 def test_what_cannot_be_assessed_is_refused(settings, message):
     with pytest.raises(HamuError, match=message):
-        assess(network(), RETAIN, FORGET, collate=collate, **settings)
+        assess_model(network(), RETAIN, FORGET, collate=collate, **settings)
 
 
 @pytest.mark.parametrize("parts", [8, 16])
@@ -370,7 +378,7 @@ def test_intervals_are_as_wide_as_so_few_parts_ask_for(parts):
 
 def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():
     told = []
-    found = assess(network(), Points(1000, 1), Points(200, 2), collate=collate, batch_size=50,
+    found = assess_model(network(), Points(1000, 1), Points(200, 2), collate=collate, batch_size=50,
                    progress=lambda done, total: told.append((done, total)))  # fmt: skip
     assert found.epochs <= 3
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -383,7 +391,7 @@ def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():
     ("retain", "forget"), [(2, 1), (3, 3), (20, 5), (40, 9), (90, 40), (300, 30), (2000, 100)]
 )
 def test_it_costs_at_most_three_epochs_however_few_records_there_are(retain, forget, batch_size):
-    found = assess(
+    found = assess_model(
         network(), Points(retain, 1), Points(forget, 2), collate=collate, batch_size=batch_size
     )
     assert found.epochs <= 3
@@ -393,7 +401,9 @@ def test_it_costs_at_most_three_epochs_however_few_records_there_are(retain, for
 
 
 def test_what_was_asked_for_is_measured_whatever_it_costs():
-    found = assess(network(), Points(3, 1), Points(3, 2), collate=collate, curvature_samples=2)
+    found = assess_model(
+        network(), Points(3, 1), Points(3, 2), collate=collate, curvature_samples=2
+    )
     assert found.curvature is not None
     assert found.curvature_samples == 2
     assert found.epochs > 3
@@ -412,7 +422,7 @@ def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
     monkeypatch.setattr(
         Hessian, "product", lambda hessian, vector: products.append(1) or product(hessian, vector)
     )
-    found = assess(
+    found = assess_model(
         model,
         RETAIN,
         FORGET,
@@ -436,7 +446,7 @@ def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
         "score",
         lambda assessed, batch: sizes.append(len(batch["labels"])) or score(assessed, batch),
     )
-    found = assess(network(), Points(1307, 1), Points(131, 2), collate=collate, batch_size=128, conflicts=False,
+    found = assess_model(network(), Points(1307, 1), Points(131, 2), collate=collate, batch_size=128, conflicts=False,
                    curvature_samples=0)  # fmt: skip
     assert found.intervals.parts == 8
     assert (len(sizes[:11]), len(sizes[11:])) == (11, 8)
@@ -445,7 +455,7 @@ def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
     assert count_parts(10_000, 128, 9) == 9
     assert count_parts(20, 500, 1) == 1
     sizes.clear()
-    assess(
+    assess_model(
         network(),
         Points(10, 1),
         Points(7, 2),
@@ -457,7 +467,7 @@ def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
 
 
 def test_the_solver_has_what_the_spectrum_leaves(monkeypatch):
-    found = assess(network(), Points(14, 1), Points(6, 2), collate=collate, conflicts=False)
+    found = assess_model(network(), Points(14, 1), Points(6, 2), collate=collate, conflicts=False)
     assert found.curvature is not None
     assert found.second_order.unavoidable is None
     assert found.second_order.undecided.startswith(
@@ -472,13 +482,13 @@ def test_the_solver_has_what_the_spectrum_leaves(monkeypatch):
 
     monkeypatch.setattr(assessment, "second_order", told)
     for count in (14, 30, 80, 1000):
-        assess(network(), Points(count, 1), Points(6, 2), collate=collate, conflicts=False)
+        assess_model(network(), Points(count, 1), Points(6, 2), collate=collate, conflicts=False)
     assert steps == sorted(steps)
     assert (steps[0], steps[-2:]) == (0, [10, 10])
 
 
 def test_it_looks_at_no_more_batches_than_it_is_told_to():
-    found = assess(
+    found = assess_model(
         network(),
         RETAIN,
         FORGET,
@@ -495,16 +505,16 @@ def test_it_looks_at_no_more_batches_than_it_is_told_to():
 
 def test_broken_inputs_are_named():
     with pytest.raises(HamuError, match="the forget set is empty"):
-        assess(network(), RETAIN, Points(0, 1), collate=collate)
+        assess_model(network(), RETAIN, Points(0, 1), collate=collate)
     with pytest.raises(HamuError, match="no trainable parameter"):
-        assess(network().requires_grad_(False), RETAIN, FORGET, collate=collate)
+        assess_model(network().requires_grad_(False), RETAIN, FORGET, collate=collate)
     model = network()
     with torch.no_grad():
         model[0].weight[0, 0] = float("nan")
     with pytest.raises(HamuError, match="retain loss is not finite"):
-        assess(model, RETAIN, FORGET, collate=collate)
+        assess_model(model, RETAIN, FORGET, collate=collate)
     with pytest.raises(HamuError, match="the retain set has nothing that is scored"):
-        assess(Untaught(), Unscored(), Unscored(), collate=collate)
+        assess_model(Untaught(), Unscored(), Unscored(), collate=collate)
 
 
 class Untaught(nn.Module):
@@ -657,7 +667,7 @@ def test_the_error_ratio_is_that_of_the_step_that_will_be_taken():
     """½λ‖Δw‖²/(‖g_r‖‖Δw‖): HAMU-U's step is as long as the forget gradient, not the retain gradient."""
     model = network()
     for method in (HamuQ(0.5, "relative"), HamuU(0.5, "relative")):
-        found = assess(
+        found = assess_model(
             model,
             RETAIN,
             FORGET,
@@ -680,7 +690,7 @@ def test_a_loss_without_a_slope_is_said_to_be_one():
     data = Points(20, 3)
     data.y.zero_()
     with pytest.raises(HamuError, match="the gradient of the retain loss is zero"):
-        assess(model, data, FORGET, collate=collate)
+        assess_model(model, data, FORGET, collate=collate)
 
 
 def test_the_random_state_is_left_alone():
@@ -688,7 +698,7 @@ def test_the_random_state_is_left_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    assess(model, RETAIN, FORGET, collate=collate)
+    assess_model(model, RETAIN, FORGET, collate=collate)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -746,7 +756,7 @@ def test_nothing_of_an_assessment_is_computed_in_tf32(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model = Watched(6, 3).double()
-    found = assess(model, RETAIN, FORGET, collate=collate, curvature_samples=8)
+    found = assess_model(model, RETAIN, FORGET, collate=collate, curvature_samples=8)
     assert found.curvature is not None
     assert set(found.conflicts) == {"retain", "forget"}
     assert set(seen) == {"ieee"}

@@ -9,7 +9,7 @@ from helpers import hamu_q_update
 from torch import nn
 
 from hamu import HamuQ, HamuU
-from hamu.assess import assess
+from hamu.assess import assess_model
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(60, 4, generator=GENERATOR, dtype=torch.float64)
@@ -41,7 +41,7 @@ def gradient(model, side):
 
 
 def assessed(model, method, max_grad_norm=0.5, **settings):
-    return assess(
+    return assess_model(
         model,
         SIDES["retain"],
         SIDES["forget"],
