@@ -69,14 +69,6 @@ def test_it_answers_how_hard_it_will_be_and_whether_to_start(
     )
 
 
-def test_it_names_the_records_that_were_measured_and_not_all_there_are(found):
-    assert found.records == {"retain": 40, "forget": 12}
-    assert (
-        "measured on 20 retain and 12 forget records before any step, to first order"
-        in plain_answer(found)
-    )
-
-
 def test_it_names_what_makes_it_doubtful(found):
     regime = found.hardness.regime
     sure = replace(

@@ -44,7 +44,7 @@ def gradient_alignment(
     """∇L(z)·g of every record z, by two forward passes with the weights moved ±ε along g.
 
     With g the retain gradient and z the forget records, the mean over records is κ (unclipped):
-    forgetting the records at the top raises the retain loss most. The weights are restored bit for bit.
+    forgetting the records at the top raises the retain loss most. Restores the weights bit for bit.
 
     Args:
         losses: computes each record's loss at the current weights, [N] float64, in evaluation mode.
@@ -65,8 +65,9 @@ def gradient_alignment(
             f"the gradient to move the weights along has length {slope}; "
             f"it must be positive and finite"
         )
-    # The third root of the machine's precision would balance the rounding of the losses against a third
-    # derivative of like size. A trained network bends far more than that: the step must be much shorter.
+    # The third root of the machine's precision would balance the rounding of the losses against a
+    # third derivative of like size. A trained network bends far more than that: the step must be
+    # much shorter.
     eps = max(torch.finfo(p.dtype).eps for p, _ in pairs) if precision is None else precision
     epsilon = eps**0.5 / 64 * max(norm([p for p, _ in pairs]), eps) / slope
     kept = [p.clone() for p, _ in pairs]
@@ -79,8 +80,8 @@ def gradient_alignment(
     finally:
         for (p, _), original in zip(pairs, kept, strict=True):
             p.copy_(original)
-    difference: Tensor = moved[0] - moved[1]
-    return difference / (2.0 * epsilon)
+    difference = moved[0].sub(moved[1])
+    return difference.div(2.0 * epsilon)
 
 
 def share_of_top(values: Tensor, share: float = 0.1) -> float:

@@ -73,11 +73,12 @@ class Assessment:
         measured_records: the number of those in the gradients.
         gradient_norms: ‖g_r‖ and ‖g_f‖ before clipping.
         clip: the clip factors of both.
-        step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where ‖g_f‖
-            is larger.
+        step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where
+            ‖g_f‖ is larger.
         hamu_q: the hardness for HAMU-Q (κ1 and κ2).
         hamu_u: the hardness for HAMU-U (κ3 and κ4).
-        intervals: of κ, cosθ, the thresholds and the regime; None with too few records or too little memory.
+        intervals: of κ, cosθ, the thresholds and the regime; None with too few records or too
+            little memory.
         block_names: of each block.
         block_hardness: the hardness of each, by variant.
         frontiers: by variant.
@@ -273,10 +274,11 @@ def assess_model(
 
     Losses are cross-entropies on both sides, whatever the objectives of the run to come.
 
-    The defaults cost at most three epochs' worth of passes: one forward and backward pass over all records, two forward
-    passes for the records in conflict, and at most one epoch's worth for the curvature. Data that do not pay for a few
-    products with the Hessian of a single record go without curvature. By the clock it costs more where passes are so
-    short that overhead dominates (docs/results/assess_cost.md).
+    The defaults cost at most three epochs' worth of passes: one forward and backward pass over all
+    records, two forward passes for the records in conflict, and at most one epoch's worth for the
+    curvature. Data that do not pay for a few products with the Hessian of a single record go
+    without curvature. By the clock it costs more where passes are so short that overhead dominates
+    (docs/results/assess_cost.md).
 
     Args:
         model: the model before unlearning.
@@ -286,15 +288,16 @@ def assess_model(
         learning_rate, max_grad_norm, blocks: of the run to come.
         batch_size: records per pass.
         most_batches: measure this many random batches of each side; by default all records.
-        curvature_samples: retain records for the curvature, 0 for none; by default as many as one epoch pays for, which
-            also limits the products with the Hessian.
+        curvature_samples: retain records for the curvature, 0 for none; by default as many as one
+            epoch pays for, which also limits the products with the Hessian.
         bootstrap_memory: GB for the parts of the gradients that give the intervals.
         conflicts: find the records in conflict.
         seed: seed of every draw.
         progress: receives (done, total) in records of a forward and backward pass.
 
     Raises:
-        HamuError: if a setting is out of range, a set is empty, nothing is trainable, or a gradient is not finite.
+        HamuError: if a setting is out of range, a set is empty, nothing is trainable, or a gradient
+            is not finite.
     """
     check_settings(
         learning_rate=learning_rate,
@@ -308,7 +311,7 @@ def assess_model(
     if not isinstance(method, HamuQ | HamuU):
         name = getattr(method, "name", method)
         raise HamuError(
-            f"method {name!r} has no constraint that could be assessed; give HamuQ(...) or HamuU(...)"
+            f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
         )
     cost = _Cost(progress)
     assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, cost.add)
@@ -415,7 +418,7 @@ def _second_order(
     demand: float,
     budget: HessianBudget,
 ) -> tuple[Curvature, SecondOrder]:
-    """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
+    """The retain Hessian's spectrum on some records, and the second-order condition."""
     positions, parameters = assessed.positions("retain", budget.samples), assessed.parameters
     batches = list(assessed.batches("retain", positions, budget.size))
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)

@@ -1,10 +1,10 @@
-"""Curvature of the retain loss: its largest eigenvalue (paper, App. B.1) and the second-order condition (App. B.5).
+"""Curvature of the retain loss (paper, App. B.1) and the second-order condition (App. B.5).
 
-With Q demanded of the forget loss to first order and the retain loss taken to second, the least retain change over all
-steps, of any length, is F = ½((Q+C)²/A - B), where A = g_f'H⁻¹g_f, B = g_r'H⁻¹g_r, C = g_r'H⁻¹g_f. It is positive, and
-collateral forgetting unavoidable, where Q + C > √(AB), if H, the retain loss's Hessian, is positive definite. A
-network's is not: H + δI takes its place, with a stated damping δ; the result then holds for that problem, in which the
-retain loss rises more steeply.
+With Q demanded of the forget loss to first order and the retain loss taken to second, the least
+retain change over all steps, of any length, is F = ½((Q+C)²/A - B), where A = g_f'H⁻¹g_f,
+B = g_r'H⁻¹g_r, C = g_r'H⁻¹g_f. It is positive, and collateral forgetting unavoidable, where
+Q + C > √(AB), if H, the retain loss's Hessian, is positive definite. A network's is not: H + δI takes its place, with a stated damping δ; the result then holds
+for that problem, in which the retain loss rises more steeply.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hamu.assess.gradients import FULL_BATCH, flat, shaped
 from hamu.errors import HamuError
 
-# Cost of a product with the Hessian for a record, in forward and backward passes, and of the next through
-# the same graph (docs/results/assess_cost.md).
+# Cost of a product with the Hessian for a record, in forward and backward passes, and of the next
+# through the same graph (docs/results/assess_cost.md).
 _PRODUCT, _NEXT_PRODUCT = 3.3, 2.3
 # products at most for the spectrum, and for each of the solver's two solutions
 LANCZOS, SOLVER = 12, 10
 _FEWEST_PRODUCTS = 4  # of Lanczos' iteration that bound a largest eigenvalue
-_SETTLED = 0.1  # the largest residual that decides anything: by then the solver met what matters of the spectrum
+_SETTLED = 0.1  # the largest residual that decides the condition
 
 LossOfBatch = Callable[[Any], Tensor]
-ProductByParameter = Callable[
-    [Sequence[Tensor]], list[Tensor]
-]  # H·v of a tensor like each parameter
+ProductByParameter = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v by parameter
 FlatProduct = Callable[[Tensor], Tensor]  # H·v of a flat vector
 
 
@@ -43,7 +41,8 @@ class Curvature:
     Attributes:
         largest: eigenvalue, by Lanczos (inside the true range).
         smallest: likewise.
-        residual: ‖Hv - λv‖ of the largest; the true spectrum has an eigenvalue within this distance of it.
+        residual: ‖Hv - λv‖ of the largest; the true spectrum has an eigenvalue within this distance
+            of it.
     """
 
     largest: float
@@ -51,11 +50,11 @@ class Curvature:
     residual: float
 
     def error_ratio(self, learning_rate: float) -> float:
-        """½η|λ|_max: the second-order term of a gradient step over its first-order one, at most (App. B.1)."""
+        """½η|λ|_max bounds second order over first order of a gradient step (App. B.1)."""
         return 0.5 * learning_rate * self.size
 
     def trusted_rate(self, error_ratio: float) -> float:
-        """The learning rate at which `error_ratio` has this value; infinite without any curvature."""
+        """The learning rate at which `error_ratio` has this value; infinite without curvature."""
         return 2.0 * error_ratio / self.size if self.size > 0 else float("inf")
 
     @property
@@ -67,7 +66,8 @@ class Curvature:
 class Hessian:
     """H of the sum of some batches' losses, by a second backward pass through each batch.
 
-    Keeps the graph of a single batch from product to product, which saves a third of each; freed with this object.
+    Keeps the graph of a single batch from product to product, which saves a third of each; freed
+    with this object.
 
     Args:
         loss_of_batch: a batch's part of the loss, 0-dim, with a graph to the parameters.
@@ -141,8 +141,8 @@ def lanczos(
         diagonal.append(hv.dot(direction).item())
         if not torch.isfinite(hv).all():
             raise HamuError(
-                "the Hessian is not finite: the loss has infinite slopes at these weights; assess without curvature, "
-                "--curvature_samples 0"
+                "the Hessian is not finite: the loss has infinite slopes at these weights; "
+                "assess without curvature, --curvature_samples 0"
             )
         for _ in range(
             2
@@ -209,20 +209,21 @@ def second_order(
     """The condition, with H⁻¹g by conjugate gradients.
 
     With the residual r = g - (H+δI)x and μ the smallest eigenvalue of H + δI, g'x falls short of
-    g'(H+δI)⁻¹g by at most ‖r‖²/μ; the condition is decided only if it holds for any shortfall within
-    that bound. As Lanczos' μ lies inside the true spectrum, ‖r‖ above 0.1 ‖g‖ decides nothing.
+    g'(H+δI)⁻¹g by at most ‖r‖²/μ; the condition is decided only if it holds for any shortfall
+    within that bound. As Lanczos' μ lies inside the true spectrum, ‖r‖ above 0.1 ‖g‖ decides
+    nothing.
 
     Args:
         product: H·v for a flat vector v, [P].
         retain, forget: g_r and g_f, [P].
         spectrum: the ends of H's spectrum.
         demand: Q, in loss.
-        steps: products with H at most for each of the two solutions; 0 gives the sphere and Lemma B.1 alone.
+        steps: products with H at most for each of the two solutions; 0 gives the sphere and Lemma
+            B.1 alone.
     """
     kappa = retain.dot(forget).item()
     norms = (retain.norm() * forget.norm()).item()
     spherical = norms - spectrum.largest * demand
-    definite = spectrum.smallest > 0
     margin = 1e-3 * spectrum.largest
     damped_by = max(-2.0 * spectrum.smallest, 0.0) + 10 * margin
     damping = 0.0 if spectrum.smallest > margin else damped_by
@@ -230,17 +231,15 @@ def second_order(
     def damped(v: Tensor) -> Tensor:
         return product(v) + damping * v
 
-    solutions = [conjugate_gradients(damped, g, steps=steps) for g in (forget, retain)]
-    of_forget, of_retain = solutions
-    residual = max(found.relative_residual for found in solutions)
+    of_forget, of_retain = (conjugate_gradients(damped, g, steps=steps) for g in (forget, retain))
+    residual = max(of_forget.relative_residual, of_retain.relative_residual)
     # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
     small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, spectrum.smallest))
-    bound = ((2 * large - small) * norms - demand) / small
     unavoidable: bool | None = None
     least: float | None = None
-    undecided = ""
-    if any(found.negative for found in solutions):
-        definite, undecided = False, "there is a direction of negative curvature"
+    negative, undecided = of_forget.negative or of_retain.negative, ""
+    if negative:
+        undecided = "there is a direction of negative curvature"
     else:
         a, b = forget.dot(of_forget.x).item(), retain.dot(of_retain.x).item()
         # off by r_r'(H+δI)⁻¹r_f, as a by r_f'…r_f
@@ -255,24 +254,25 @@ def second_order(
             unavoidable = above
             # where it does not bind, the best step for the retain loss alone forgets enough
             least = 0.5 * ((demand + c) ** 2 / a - b) if demand + c > 0 else -0.5 * b
+        elif steps:
+            undecided = f"the solver left a residual of {residual:.2g} after {steps} products"
         else:
             undecided = (
-                f"the solver left a residual of {residual:.2g} after {steps} products"
-                if steps
-                else "so few records pay for no product of the solver; --curvature_samples N takes N whatever they cost"
+                "so few records pay for no product of the solver; --curvature_samples N takes N "
+                "whatever they cost"
             )
     return SecondOrder(
-        demand,
-        kappa,
-        spherical,
-        kappa > spherical,
-        definite,
-        damping,
-        unavoidable,
-        least,
-        undecided,
-        bound,
-        residual,
+        demand=demand,
+        kappa=kappa,
+        spherical_threshold=spherical,
+        spherical_unavoidable=kappa > spherical,
+        positive_definite=spectrum.smallest > 0 and not negative,
+        damping=damping,
+        unavoidable=unavoidable,
+        least_retain_change=least,
+        undecided=undecided,
+        bound_threshold=((2 * large - small) * norms - demand) / small,
+        residual=residual,
     )
 
 
@@ -344,7 +344,7 @@ class HessianBudget:
 
     @classmethod
     def affordable(cls, budget: float, records: int, batch_size: int) -> HessianBudget:
-        """As many records as pay for all products; none where one record pays for too few products."""
+        """As many records as pay for all products; none where one pays for too few."""
         single = cls(1, batch_size)
         products = LANCZOS + 2 * SOLVER
         samples = int(budget / single.cost(products))

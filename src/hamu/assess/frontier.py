@@ -1,4 +1,4 @@
-"""The first-order price of each demand (paper, Theorem 4.1) and the verdict on the one of the run."""
+"""The first-order price of each demand (paper, Theorem 4.1) and the verdict on the run's."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ class Frontier:
 
     Attributes:
         demand: the constraint, Q/η or U/η, [P] from 0 to the feasible limit.
-        retain_change: change of the retain loss, [P]; negative is an improvement (F_r* of Theorem 4.1
-            for HAMU-Q).
+        retain_change: change of the retain loss, [P]; negative is an improvement (F_r* of Theorem
+            4.1 for HAMU-Q).
         forget_change: change of the forget loss, [P]; positive is forgetting.
         feasible_limit: the largest demand that the gradients allow, Σ n_r,i n_f,i.
         free_limit: the largest demand that costs the other side nothing to first order, where the
-            price turns from gain to loss; for one block it is n_r n_f sinθ where κ > 0, else all that
-            is feasible (App. B.4).
-        criterion_limit: the demand that meets the aggregate stopping criterion, Σ n_r,i n_f,i sinθ_i
-            (App. C; a step's `ConstraintStatus.free_limit`). With several blocks of different angles it
-            may be on either side of the free limit, and far below it where some are opposed.
+            price turns from gain to loss; for one block it is n_r n_f sinθ where κ > 0, else all
+            that is feasible (App. B.4).
+        criterion_limit: the demand that meets the aggregate stopping criterion, Σ n_r,i n_f,i
+            sinθ_i (App. C; a step's `ConstraintStatus.free_limit`). With several blocks of
+            different angles it may be on either side of the free limit, and far below it where some
+            are opposed.
     """
 
     demand: Tensor
@@ -107,9 +108,10 @@ class Verdict:
             possible: the exit code of `hamu assess`.
         headline: in a few words.
         reason: the figures behind it, in words.
-        constraint: a suggested share of the feasible demand, for constraint_mode="relative"; 0 for none.
-        learning_rate: a suggested rate, at which second order is at most a tenth of first order; None
-            if unknown.
+        constraint: a suggested share of the feasible demand, for constraint_mode="relative"; 0 for
+            none.
+        learning_rate: a suggested rate, at which second order is at most a tenth of first order;
+            None if unknown.
     """
 
     code: int
@@ -127,8 +129,10 @@ def judge(
     Args:
         found: the method's frontier.
         method: the HAMU method of the run to come.
-        scales: the reciprocals of the retain and forget clip factors, so that changes are of the losses.
-        trusted_rate: the learning rate that first order allows, infinite or None if there is no bound.
+        scales: the reciprocals of the retain and forget clip factors, so that changes are of the
+            losses.
+        trusted_rate: the learning rate that first order allows, infinite or None if there is no
+            bound.
     """
     feasible, free, share = found.feasible_limit, found.free_limit, found.free_share
     suggested = max(0.01, round(0.5 * share, 2))

@@ -1,4 +1,4 @@
-"""The mean gradients of both sides of an assessed model, in parts from which intervals are resampled."""
+"""An assessed model and the mean gradients of both its sides, in parts for the bootstrap."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ class Hardness:
         cos: cosθ between them.
         direct_threshold: κ1 (κ3 for HAMU-U); at or below it the objective's own gradient meets the
             constraint.
-        stop_threshold: κ2 (κ4); above it every step that meets the constraint must hurt the other side.
+        stop_threshold: κ2 (κ4); above it every step that meets the constraint must hurt the other
+            side.
         regime: "direct", "rectified" or "unavoidable" (Fig. 1).
         max_demand: the largest constraint that the gradients allow.
     """
@@ -121,8 +122,8 @@ def measure_hardness(
         The hardness; the thresholds are those of HAMU-Q at a demand of half of the feasible limit.
 
     Raises:
-        HamuError: if a set is empty or has nothing that is scored, nothing is trainable, or a gradient
-            is zero or not finite.
+        HamuError: if a set is empty or has nothing that is scored, nothing is trainable, or a
+            gradient is zero or not finite.
     """
     assessed = AssessedModel(model, retain, forget, collate, batch_size)
     with assessed.untouched():
@@ -157,10 +158,11 @@ class VariantIntervals:
 class Intervals:
     """Bootstrap intervals over the batches of both sides (Efron 1979), and each regime's frequency.
 
-    An interval lies between quantiles of the replicates after a shift of their mean to the estimate: a
-    resampled mean gradient is longer than the mean gradient, which would pull every cosine towards 0.
-    The replicates spread by √(m/(m-1)) about it, as the parts are that much nearer to their mean than to
-    the truth. Regimes compare a replicate's κ, so moved, with the thresholds of the estimate.
+    An interval lies between quantiles of the replicates after a shift of their mean to the
+    estimate: a resampled mean gradient is longer than the mean gradient, which would pull every
+    cosine towards 0. The replicates spread by √(m/(m-1)) about it, as the parts are that much nearer to their mean
+    than to the truth. Regimes compare a replicate's κ, so moved, with the thresholds of the
+    estimate.
 
     Attributes:
         level: the share of replicates that lie inside.
@@ -278,7 +280,7 @@ def _of_variant(
 
 
 def _interval(name: str, values: Tensor, level: float) -> Tensor:
-    """[..., 2] from replicates [B, ...]: |cosθ| is at most 1, κ1 and κ3 are not above 0, κ2 and κ4 not below."""
+    """[..., 2] from replicates [B, ...]; |cosθ| ≤ 1, κ1 and κ3 ≤ 0, κ2 and κ4 ≥ 0."""
     quantiles = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)
     ends = torch.quantile(values, quantiles, dim=0).movedim(0, -1)
     if name.endswith("cos"):
