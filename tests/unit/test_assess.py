@@ -10,7 +10,7 @@ from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU
 from hamu.assess import BlockHardness, Hessian, frontier, gradient_alignment, lanczos, share_of_top
-from hamu.assess.gradients import AssessedModel, parted_gradient
+from hamu.assess.gradients import AssessedModel, norm, parted_gradient
 from hamu.assess.hardness import constraint_status
 
 
@@ -180,3 +180,25 @@ def test_small_gradients_of_half_precision_add_up():
         assert {g.dtype for g in gradient.parts[0]} == {torch.float32}
         found[dtype] = math.sqrt(sum(g.double().square().sum().item() for g in gradient.total()))
     assert found[torch.bfloat16] == pytest.approx(found[torch.float32], rel=0.01)
+
+
+def test_the_criterion_and_the_price_of_several_blocks_set_different_limits():
+    found = frontier(gram_at([1.0, 1.0], [1.0, 1.0], [0.6, -0.5]), HamuQ())
+    assert found.criterion_limit == pytest.approx(0.8 + 0.75**0.5)
+    assert found.free_limit == pytest.approx(1.996, abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_one_entry_that_is_not_finite_shows_in_the_largest(dtype, bad):
+    tensors = [torch.ones(3, dtype=dtype), torch.zeros(1000, dtype=dtype), torch.ones(0)]
+    assert norm(tensors, math.inf) == 1
+    assert norm([torch.zeros(3)], math.inf) == norm([]) == 0
+    tensors[1][999] = bad
+    assert not math.isfinite(norm(tensors, math.inf))
+
+
+def test_the_length_is_that_of_one_vector_in_float64():
+    tensors = [torch.randn(7, 40).T, torch.full((3,), 1e30), torch.ones(0)]
+    expected = torch.cat([t.double().flatten() for t in tensors]).norm().item()
+    assert norm(tensors) == pytest.approx(expected, rel=1e-14)

@@ -317,7 +317,7 @@ def test_the_error_ratio_is_that_of_the_step_that_will_be_taken():
 )
 def test_the_verdict(cos, constraint, mode, code, headline):
     method = HamuQ(constraint, mode)
-    found = judge(frontier(gram_at([2.0], [1.0], [cos]), method), method, (1.0, 1.0), 0.0123456)
+    found = judge(frontier(gram_at([2.0], [1.0], [cos]), method), method, (1.0, 1.0), 0.0129)
     assert found.code == code
     assert headline in found.headline
     assert found.learning_rate == 0.012
@@ -414,7 +414,9 @@ def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
     samples = []
     for _ in range(60):
         draws = [torch.randint(m, (m,), generator=generator) for m in (9, 11)]
-        samples.append(figures(*(d.bincount(minlength=m) for d, m in zip(draws, (9, 11), strict=True))))
+        samples.append(
+            figures(*(d.bincount(minlength=m) for d, m in zip(draws, (9, 11), strict=True)))
+        )
     known, drawn = list(figures()), [torch.stack(one) for one in zip(*samples, strict=True)]
     moved = [
         (v - v.mean(0)) * (parts / (parts - 1)) ** 0.5 + k

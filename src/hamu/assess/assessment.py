@@ -329,7 +329,9 @@ def assess_model(
         gradients, parted = _gradients(assessed, bootstrap_memory, used)
         first_order = _first_order(assessed, parted, method, max_grad_norm)
         if budget.samples:
-            status = constraint_status(clipped(parted.gram(), max_grad_norm), _as_q(method))
+            status = constraint_status(
+                clipped(parted.gram(), max_grad_norm), variants_of(method)[HamuQ.name]
+            )
             demand = learning_rate * status.clipped_demand.item() / first_order["clip"][1]
             spectrum, condition = _second_order(assessed, gradients, demand, budget)
             found |= {"curvature": spectrum, "second_order": condition}
@@ -369,11 +371,6 @@ class _Cost:
 
     def finish(self) -> None:
         self._progress(self.total, self.total)
-
-
-def _as_q(method: HamuQ | HamuU) -> HamuQ | HamuU:
-    """HAMU-Q with the method's constraint."""
-    return variants_of(method)[HamuQ.name]
 
 
 def _gradients(

@@ -3,8 +3,9 @@
 With Q demanded of the forget loss to first order and the retain loss taken to second, the least
 retain change over all steps, of any length, is F = ½((Q+C)²/A - B), where A = g_f'H⁻¹g_f,
 B = g_r'H⁻¹g_r, C = g_r'H⁻¹g_f. It is positive, and collateral forgetting unavoidable, where
-Q + C > √(AB), if H, the retain loss's Hessian, is positive definite. A network's is not: H + δI takes its place, with a stated damping δ; the result then holds
-for that problem, in which the retain loss rises more steeply.
+Q + C > √(AB), if H, the retain loss's Hessian, is positive definite. A network's is not: H + δI
+takes its place, with a stated damping δ; the result then holds for that problem, in which the
+retain loss rises more steeply.
 """
 
 from __future__ import annotations

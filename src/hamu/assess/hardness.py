@@ -160,9 +160,9 @@ class Intervals:
 
     An interval lies between quantiles of the replicates after a shift of their mean to the
     estimate: a resampled mean gradient is longer than the mean gradient, which would pull every
-    cosine towards 0. The replicates spread by √(m/(m-1)) about it, as the parts are that much nearer to their mean
-    than to the truth. Regimes compare a replicate's κ, so moved, with the thresholds of the
-    estimate.
+    cosine towards 0. The replicates spread by √(m/(m-1)) about it, as the parts are
+    that much nearer to their mean than to the truth. Regimes compare a replicate's κ, so moved,
+    with the thresholds of the estimate.
 
     Attributes:
         level: the share of replicates that lie inside.
