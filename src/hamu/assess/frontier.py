@@ -163,9 +163,8 @@ def judge(
         )
         if share >= NEXT_TO_NOTHING:
             return Verdict(CAN_IMPROVE, "can improve both", reason, suggested, rate)
-        reason += (
-            " That is next to nothing of the feasible demand; a demand that does more will cost."
-        )
+        much = "That is next to nothing of what the gradients allow"
+        reason += f" {much}; a demand that does more will cost."
         return Verdict(CAN_IMPROVE, "can improve both, by next to nothing", reason, 0.0, rate)
     if method.constrained == "forget":
         price = f"will cost about {abs(retain / forget):.3g} retain loss per 1 of forget loss"
