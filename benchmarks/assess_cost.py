@@ -20,9 +20,7 @@ import torch
 from _report import print_report
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-from hamu.assess import assess
-from hamu.assess.assessed_model import AssessedModel
-from hamu.assess.curvature import Hessian
+from hamu.assess import AssessedModel, Hessian, assess_model
 from hamu.data import ImageData, TextCollator, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.models import new_classifier
@@ -56,7 +54,9 @@ def measured(
     epochs = [one() for _ in range(3)]
     found: list[Any] = []
     took = seconds(
-        lambda: found.append(assess(model, retain, forget, collate=collate, batch_size=batch_size))
+        lambda: found.append(
+            assess_model(model, retain, forget, collate=collate, batch_size=batch_size)
+        )
     )
     epochs += [one() for _ in range(3)]
     clock, processor = took / np.median(epochs, axis=0)

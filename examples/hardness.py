@@ -33,8 +33,7 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from hamu import HamuQ, PairedGradients
-from hamu.assess import Hessian, lanczos, measure_hardness
-from hamu.assess.assessed_model import AssessedModel
+from hamu.assess import AssessedModel, Hessian, lanczos, measure_hardness
 from hamu.cli.demo_digits import Digits
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from hamu.assess import assess as assess_in_python
+from hamu.assess import assess_model
 from hamu.cli import main
 from hamu.core.forward import predict_logits
 from hamu.core.objectives import CrossEntropy, Scored
@@ -169,7 +169,7 @@ def test_records_in_conflict_are_those_of_backward_passes_on_trained_networks(
             texts.select(range(24)),
             TextCollator(0),
         )
-    found = assess_in_python(
+    found = assess_model(
         model, retain, forget, collate=collator, batch_size=64, curvature_samples=0
     )
     parameters = [p for p in model.parameters() if p.requires_grad]

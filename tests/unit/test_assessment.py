@@ -16,7 +16,7 @@ from hamu.assess import (
     MUST_HURT,
     WILL_COST,
     Hessian,
-    assess,
+    assess_model,
     assessment,
     bootstrap,
     conjugate_gradients,
@@ -25,8 +25,12 @@ from hamu.assess import (
     lanczos,
     second_order,
 )
-from hamu.assess.assessed_model import AssessedModel
-from hamu.assess.gradients import PartedGram, affordable_parts, count_parts, parted_gradient
+from hamu.assess.gradients import (
+    AssessedModel,
+    PartedGram,
+    affordable_parts,
+    parted_gradient,
+)
 from hamu.assess.hardness import Hardness, constraint_status
 
 
@@ -66,7 +70,7 @@ def gradient(model, data):
 def test_its_figures_are_those_of_the_mean_gradients():
     model = network()
     g_r, g_f = gradient(model, RETAIN), gradient(model, FORGET)
-    found = assess(model, RETAIN, FORGET, collate=collate, max_grad_norm=None, batch_size=7)
+    found = assess_model(model, RETAIN, FORGET, collate=collate, max_grad_norm=None, batch_size=7)
     assert found.gradient_norms == pytest.approx((g_r.norm().item(), g_f.norm().item()))
     assert found.hamu_q.kappa == pytest.approx(g_r.dot(g_f).item())
     for side in ("forget", "retain"):
@@ -77,49 +81,6 @@ def test_its_figures_are_those_of_the_mean_gradients():
     assert found.intervals.kappa[0] < found.hamu_q.kappa < found.intervals.kappa[1]
     assert sum(found.intervals.regimes.values()) == pytest.approx(1)
     found.record()
-
-
-def test_clipping_shortens_the_gradients_as_a_step_does():
-    model = network()
-    g_r, g_f = gradient(model, RETAIN), gradient(model, FORGET)
-    found = assess(model, RETAIN, FORGET, collate=collate, max_grad_norm=0.01)
-    assert found.hamu_q.kappa == pytest.approx(
-        1e-4 * (g_r / g_r.norm()).dot(g_f / g_f.norm()).item(), rel=1e-3
-    )
-    assert found.clip[0] == pytest.approx(0.01 / g_r.norm().item(), rel=1e-3)
-
-
-def test_its_curvature_is_that_of_the_mean_retain_loss():
-    model = network()
-    found = assess(model, RETAIN, FORGET, collate=collate, curvature_samples=len(RETAIN), bootstrap_memory=0.0,
-                   conflicts=False, batch_size=45)  # fmt: skip
-    named = dict(model.eval().named_parameters())
-
-    def loss(values):
-        parts = values.split([p.numel() for p in named.values()])
-        weights = {
-            name: part.view_as(p) for (name, p), part in zip(named.items(), parts, strict=True)
-        }
-        return nn.functional.cross_entropy(
-            torch.func.functional_call(model, weights, (RETAIN.x,)), RETAIN.y
-        )
-
-    hessian = torch.func.hessian(loss)(torch.cat([p.detach().flatten() for p in named.values()]))
-    assert found.curvature.largest == pytest.approx(
-        torch.linalg.eigvalsh(hessian)[-1].item(), rel=0.02
-    )
-
-
-def test_nothing_is_changed():
-    model = network().train()
-    model[0].weight.grad = torch.ones_like(model[0].weight)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    assess(model, RETAIN, FORGET, collate=collate)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert model.training
-    assert model[2].training
-    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
-    assert model[0].bias.grad is None
 
 
 def test_the_parts_of_a_gradient_reweigh_to_any_sample():
@@ -139,24 +100,6 @@ def test_the_parts_of_a_gradient_reweigh_to_any_sample():
     direct = gradient(assessed.model, drawn).norm().item()
     gram = parted.gram(torch.tensor([2, 1, 1, 1, 0]))
     assert gram.retain_sq.sum().sqrt().item() == pytest.approx(direct)
-
-
-def test_the_regime_of_the_estimate_is_that_of_most_replicates_if_its_interval_is_there():
-    """Resampled gradients are longer, which would pull every replicate towards an easier regime."""
-    draw = torch.Generator().manual_seed(0)
-    common = torch.randn(200, generator=draw, dtype=torch.float64)
-    parts = [
-        common + 2.0 * torch.randn(16, 200, generator=draw, dtype=torch.float64) for _ in range(2)
-    ]
-    shares = torch.full((16,), 1 / 16, dtype=torch.float64)
-    both = torch.cat(parts)
-    parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
-    method = HamuQ(0.75, "relative")
-    whole = Hardness.at(constraint_status(parted.gram(), method))
-    assert whole.regime == "unavoidable"
-    found = bootstrap(parted, method, None, replicates=200)
-    assert found.regimes["unavoidable"] > 0.5
-    assert sum(found.regimes.values()) == pytest.approx(1)
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
@@ -188,215 +131,12 @@ def test_too_few_parts_give_no_interval():
     assert affordable_parts([torch.zeros(1000, dtype=torch.bfloat16)], memory=7.5e-5) == 9, (
         "kept as float32"
     )
-    assert assess(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals is None
-    assert assess(network(), Points(7, 1), FORGET, collate=collate).intervals is None
-    assert assess(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
-
-
-def random_parts(sizes=(9, 11), blocks=3):
-    """The products of random parts that have a direction in common, which for block 2 is the reverse one."""
-    draw = torch.Generator().manual_seed(4)
-    products = []
-    for block in range(blocks):
-        common = torch.randn(40, generator=draw, dtype=torch.float64)
-        sides = [sign * common + 1.5 * torch.randn(m, 40, generator=draw, dtype=torch.float64)
-                 for m, sign in zip(sizes, (1, -1 if block == 2 else 1), strict=True)]  # fmt: skip
-        products.append((both := torch.cat(sides)) @ both.T / 100)
-    shares = [torch.full((m,), 1 / m, dtype=torch.float64) for m in sizes]
-    return PartedGram(torch.stack(products), *shares, 1e-16)
-
-
-@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
-@pytest.mark.parametrize(
-    "method",
-    [
-        HamuQ(0.6, "relative"),
-        HamuU(0.3, "relative", "uniform"),
-        HamuQ(0.002, distribution=(1.0, 2.0, 0.0)),
-    ],
-)
-def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
-    """κ, cosθ and κ1 to κ4 of the whole model and of each block, one weighing of one sample after the other."""
-    parted, replicates, parts = random_parts(), 60, 9
-    found = bootstrap(parted, method, max_grad_norm, replicates=replicates, level=0.8, seed=7)
-
-    def figures(*counts):
-        gram = parted.gram(*counts)
-        gram = gram.scaled(*gram.clip_factors(max_grad_norm))
-        of_all = {
-            "kappa": gram.dot,
-            "cos": gram.cos,
-            "whole kappa": gram.dot.sum(),
-            "whole cos": gram.total().cos[0],
-        }
-        for name, cls in (("hamu-q", HamuQ), ("hamu-u", HamuU)):
-            shared = (method.constraint, method.constraint_mode, method.distribution)
-            status = cls(*shared).weigh(gram).constraint
-            phi, norms = status.fraction.clamp(max=1), (gram.retain_sq * gram.forget_sq).sqrt()
-            of_all[f"{name} direct"], of_all[f"{name} stop"] = (
-                -phi * norms,
-                (1 - phi**2).sqrt() * norms,
-            )
-            of_all[f"{name} whole direct"] = status.direct_threshold
-            of_all[f"{name} whole stop"] = status.stop_threshold
-        return of_all
-
-    generator = torch.Generator().manual_seed(7)
-    samples = []
-    for _ in range(replicates):
-        counts = [
-            torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in (9, 11)
-        ]
-        samples.append(figures(*counts))
-    known = figures()
-    moved = {name: torch.stack([one[name] for one in samples]) for name in known}
-    moved = {
-        name: (v - v.mean(0)) * (parts / (parts - 1)) ** 0.5 + known[name]
-        for name, v in moved.items()
-    }
-    ends = {name: v.quantile(torch.tensor([0.1, 0.9], dtype=torch.float64), dim=0).movedim(0, -1)
-            for name, v in moved.items()}  # fmt: skip
-
-    def same(ours, theirs):
-        torch.testing.assert_close(
-            torch.as_tensor(ours, dtype=torch.float64), theirs, rtol=1e-9, atol=1e-12
-        )
-
-    same(found.kappa, ends["whole kappa"])
-    same(found.cos, ends["whole cos"].clamp(-1, 1))
-    same(found.block_kappa, ends["kappa"])
-    same(found.block_cos, ends["cos"].clamp(-1, 1))
-    for name, sure in found.variants.items():
-        same(sure.direct_threshold, ends[f"{name} whole direct"])
-        same(sure.stop_threshold, ends[f"{name} whole stop"])
-        same(sure.block_direct_threshold, ends[f"{name} direct"])
-        same(sure.block_stop_threshold, ends[f"{name} stop"])
-        for kappa, at, shares in (
-            (
-                "whole kappa",
-                "whole ",
-                torch.tensor([list(sure.regimes.values())], dtype=torch.float64),
-            ),
-            ("kappa", "", sure.block_regimes),
-        ):
-            above = [
-                (moved[kappa] > known[f"{name} {at}{which}"]).double().mean(0)
-                for which in ("direct", "stop")
-            ]
-            same(
-                shares,
-                torch.stack([1 - above[0], above[0] - above[1], above[1]], dim=-1).reshape(
-                    shares.shape
-                ),
-            )
-    assert found.regimes == found.variants[method.name].regimes
-    assert list(found.regimes) == ["direct", "rectified", "unavoidable"]
-    if method.constraint == 0.6:
-        assert (
-            len(
-                {
-                    tuple(row)
-                    for row in found.variants["hamu-q"].block_regimes.round(decimals=2).tolist()
-                }
-            )
-            > 1
-        )
-
-
-def test_each_block_has_both_variants_thresholds_with_intervals():
-    model = network()
-    method = HamuU(
-        0.05, radius=0.5
-    )  # with each its own radius, the shares of the reach would be the same
-    found = assess(model, RETAIN, FORGET, collate=collate, method=method, curvature_samples=0)
-    record = json.loads(json.dumps(found.record()))
-    assert record["intervals"]["regimes"] == record["intervals"]["hamu-u"]["regimes"]
-    for variant, status in (("hamu-q", found.hamu_q), ("hamu-u", found.hamu_u)):
-        sure = record["intervals"][variant]
-        for key in ("direct_threshold", "stop_threshold"):
-            assert sure[key][0] < getattr(status, key) < sure[key][1]
-        blocks = [block[variant] for block in record["blocks"]]
-        assert len(blocks) == len(list(model.parameters()))
-        for number, block in enumerate(blocks):
-            assert block["direct_threshold"] <= 0 <= block["stop_threshold"]
-            kappa = record["blocks"][number]["kappa"]
-            above = (kappa > block["direct_threshold"]) + (kappa > block["stop_threshold"])
-            assert block["regime"] == ["direct", "rectified", "unavoidable"][above]
-            assert block["direct_threshold_interval"][0] < block["direct_threshold_interval"][1]
-            assert block["stop_threshold_interval"][0] < block["stop_threshold_interval"][1]
-            assert sum(block["regimes"].values()) == pytest.approx(1)
-    assert [block["regime"] for block in record["blocks"]] == [
-        block["hamu-u"]["regime"] for block in record["blocks"]
-    ]
-    assert any(
-        block["hamu-q"]["regimes"] != block["hamu-u"]["regimes"] for block in record["blocks"]
+    assert (
+        assess_model(network(), RETAIN, FORGET, collate=collate, bootstrap_memory=0).intervals
+        is None
     )
-    few = assess(model, Points(7, 1), FORGET, collate=collate, curvature_samples=0).record()[
-        "blocks"
-    ][0]["hamu-q"]
-    assert set(few) == {"direct_threshold", "stop_threshold", "regime"}
-
-
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"max_grad_norm": -1.0}, "max_grad_norm -1.0 must be positive, or None for no clipping"),
-    ({"max_grad_norm": 0}, "max_grad_norm 0 must be positive"),
-    ({"learning_rate": math.nan}, "learning_rate nan must be a positive number: that of the run to come"),
-    ({"learning_rate": -1.0}, "learning_rate -1.0 must be a positive number"),
-    ({"most_batches": 0}, r"most_batches \(--assess_batches\) 0 must be at least 1"),
-    ({"batch_size": 0}, "batch_size 0 must be at least 1 record"),
-    ({"curvature_samples": -1}, "curvature_samples -1 must not be negative; 0 for no curvature"),
-    ({"bootstrap_memory": math.inf}, "bootstrap_memory inf must be a number of GB, 0 or more"),
-    ({"bootstrap_memory": math.nan}, "bootstrap_memory nan must be a number of GB"),
-    ({"method": build_method("gdiff")}, "method 'gdiff' has no constraint that could be assessed"),
-    ({"method": "hamu-q"}, "method 'hamu-q' has no constraint"),
-])  # fmt: skip
-def test_what_cannot_be_assessed_is_refused(settings, message):
-    with pytest.raises(HamuError, match=message):
-        assess(network(), RETAIN, FORGET, collate=collate, **settings)
-
-
-@pytest.mark.parametrize("parts", [8, 16])
-def test_intervals_are_as_wide_as_so_few_parts_ask_for(parts):
-    """κ is linear in each part of one side, so the variance of its replicates is known: short of the truth's by 1/m."""
-    draw = torch.Generator().manual_seed(0)
-    forget = torch.ones(parts, 1, dtype=torch.float64) / parts
-    retain = torch.randn(parts, 1, generator=draw, dtype=torch.float64) / parts
-    both = torch.cat([retain, forget])
-    shares = torch.full((parts,), 1 / parts, dtype=torch.float64)
-    parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
-    low, high = bootstrap(parted, HamuQ(0.5, "relative"), None, replicates=4000, level=0.6827).kappa
-    assert high - low == pytest.approx(2 * (parts * retain).std().item() / parts**0.5, rel=0.06)
-
-
-def test_it_costs_at_most_three_epochs_and_says_how_far_it_is():
-    told = []
-    found = assess(network(), Points(1000, 1), Points(200, 2), collate=collate, batch_size=50,
-                   progress=lambda done, total: told.append((done, total)))  # fmt: skip
-    assert found.epochs <= 3
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1][0] == told[-1][1]
-    assert len(told) > 20
-
-
-@pytest.mark.parametrize("batch_size", [4, 500])
-@pytest.mark.parametrize(
-    ("retain", "forget"), [(2, 1), (3, 3), (20, 5), (40, 9), (90, 40), (300, 30), (2000, 100)]
-)
-def test_it_costs_at_most_three_epochs_however_few_records_there_are(retain, forget, batch_size):
-    found = assess(
-        network(), Points(retain, 1), Points(forget, 2), collate=collate, batch_size=batch_size
-    )
-    assert found.epochs <= 3
-    assert (found.curvature is None) == (found.second_order is None) == (retain + forget < 11)
-    assert found.curvature_samples == 0 if found.curvature is None else found.curvature_samples >= 1
-    found.record()
-
-
-def test_what_was_asked_for_is_measured_whatever_it_costs():
-    found = assess(network(), Points(3, 1), Points(3, 2), collate=collate, curvature_samples=2)
-    assert found.curvature is not None
-    assert found.curvature_samples == 2
-    assert found.epochs > 3
+    assert assess_model(network(), Points(7, 1), FORGET, collate=collate).intervals is None
+    assert assess_model(network(), Points(8, 1), FORGET, collate=collate).intervals.parts == 8
 
 
 @pytest.mark.parametrize("batch_size", [500, 4])
@@ -412,7 +152,7 @@ def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
     monkeypatch.setattr(
         Hessian, "product", lambda hessian, vector: products.append(1) or product(hessian, vector)
     )
-    found = assess(
+    found = assess_model(
         model,
         RETAIN,
         FORGET,
@@ -428,57 +168,8 @@ def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
     assert found.epochs == pytest.approx(1 + 12 * (3.3 + (len(products) - 1) * following) / 130)
 
 
-def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
-    """1,307 and 131 records in batches of 128 are 13 passes; in 16 parts of both sides there would be 32."""
-    sizes, score = [], AssessedModel.score
-    monkeypatch.setattr(
-        AssessedModel,
-        "score",
-        lambda assessed, batch: sizes.append(len(batch["labels"])) or score(assessed, batch),
-    )
-    found = assess(network(), Points(1307, 1), Points(131, 2), collate=collate, batch_size=128, conflicts=False,
-                   curvature_samples=0)  # fmt: skip
-    assert found.intervals.parts == 8
-    assert (len(sizes[:11]), len(sizes[11:])) == (11, 8)
-    assert (min(sizes[:11]), min(sizes[11:])) == (118, 16)
-    assert count_parts(10_000, 128, 16) == 16
-    assert count_parts(10_000, 128, 9) == 9
-    assert count_parts(20, 500, 1) == 1
-    sizes.clear()
-    assess(
-        network(),
-        Points(10, 1),
-        Points(7, 2),
-        collate=collate,
-        conflicts=False,
-        curvature_samples=0,
-    )
-    assert sizes == [10, 7], "without intervals no parts"
-
-
-def test_the_solver_has_what_the_spectrum_leaves(monkeypatch):
-    found = assess(network(), Points(14, 1), Points(6, 2), collate=collate, conflicts=False)
-    assert found.curvature is not None
-    assert found.second_order.unavoidable is None
-    assert found.second_order.undecided.startswith(
-        "so few records pay for no product of the solver; "
-    )
-    assert math.isfinite(found.second_order.spherical_threshold)
-    steps = []
-
-    def told(*of, **having):
-        steps.append(having["steps"])
-        return second_order(*of, **having)
-
-    monkeypatch.setattr(assessment, "second_order", told)
-    for count in (14, 30, 80, 1000):
-        assess(network(), Points(count, 1), Points(6, 2), collate=collate, conflicts=False)
-    assert steps == sorted(steps)
-    assert (steps[0], steps[-2:]) == (0, [10, 10])
-
-
 def test_it_looks_at_no_more_batches_than_it_is_told_to():
-    found = assess(
+    found = assess_model(
         network(),
         RETAIN,
         FORGET,
@@ -491,41 +182,6 @@ def test_it_looks_at_no_more_batches_than_it_is_told_to():
     assert found.epochs == pytest.approx(2 * 20 * (1 + 2 / 3) / 130)
     assert found.curvature is None
     assert found.verdict.learning_rate is None
-
-
-def test_broken_inputs_are_named():
-    with pytest.raises(HamuError, match="the forget set is empty"):
-        assess(network(), RETAIN, Points(0, 1), collate=collate)
-    with pytest.raises(HamuError, match="no trainable parameter"):
-        assess(network().requires_grad_(False), RETAIN, FORGET, collate=collate)
-    model = network()
-    with torch.no_grad():
-        model[0].weight[0, 0] = float("nan")
-    with pytest.raises(HamuError, match="retain loss is not finite"):
-        assess(model, RETAIN, FORGET, collate=collate)
-    with pytest.raises(HamuError, match="the retain set has nothing that is scored"):
-        assess(Untaught(), Unscored(), Unscored(), collate=collate)
-
-
-class Untaught(nn.Module):
-    """A language model of two tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(2, 2)
-
-    def forward(self, input_ids):
-        return self.table(input_ids)
-
-
-class Unscored(Dataset):
-    """Texts without an answer."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, i):
-        return {"input_ids": torch.tensor([0, 1]), "labels": torch.tensor([-100, -100])}
 
 
 def test_a_loss_with_an_infinite_slope_has_no_curvature():
@@ -606,18 +262,6 @@ def test_a_solver_that_has_not_arrived_gives_no_verdict(span):
     assert (told == 0) if span > 2 else (told > 3)
 
 
-def test_lemma_b1_bounds_the_bilinear_form():
-    h, g_r, g_f = spread()
-    inverse = torch.linalg.inv(h)
-    values = torch.linalg.eigvalsh(inverse)
-    norms = g_r.norm() * g_f.norm()
-    assert g_r @ inverse @ g_f >= values[0] * g_r.dot(g_f) - (values[-1] - values[0]) * norms
-    found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), 0.5, steps=50)
-    assert found.bound_threshold == pytest.approx(
-        (((2 * values[-1] - values[0]) * norms - 0.5) / values[0]).item()
-    )
-
-
 def test_on_a_sphere_both_conditions_agree():
     _, g_r, g_f = spread()
     h = 2.0 * torch.eye(len(g_r), dtype=torch.float64)
@@ -640,24 +284,11 @@ def test_a_hessian_that_is_not_positive_definite_is_said_to_be():
     assert found.undecided == "there is a direction of negative curvature"
 
 
-@pytest.mark.parametrize("radius", [0.25, 3.0])
-@pytest.mark.parametrize("variant", [HamuQ, HamuU])
-def test_the_frontier_ends_where_the_method_ends(variant, radius):
-    gram = gram_at([2.0, 1.0], [1.0, 3.0], [0.5, -0.2])
-    method = variant(0.5, radius=radius)
-    assert frontier(gram, method).feasible_limit == pytest.approx(
-        method.weigh(gram).constraint.max_demand.item()
-    )
-    assert frontier(gram, method).feasible_limit != pytest.approx(
-        frontier(gram, variant()).feasible_limit
-    )
-
-
 def test_the_error_ratio_is_that_of_the_step_that_will_be_taken():
     """½λ‖Δw‖²/(‖g_r‖‖Δw‖): HAMU-U's step is as long as the forget gradient, not the retain gradient."""
     model = network()
     for method in (HamuQ(0.5, "relative"), HamuU(0.5, "relative")):
-        found = assess(
+        found = assess_model(
             model,
             RETAIN,
             FORGET,
@@ -670,26 +301,6 @@ def test_the_error_ratio_is_that_of_the_step_that_will_be_taken():
         length = 0.1 * (n_r if isinstance(method, HamuQ) else n_f)
         assert found.error_ratio == pytest.approx(0.5 * found.curvature.size * length / n_r)
         assert found.trusted_rate(found.error_ratio) == pytest.approx(0.1)
-
-
-def test_a_loss_without_a_slope_is_said_to_be_one():
-    model = network()
-    with torch.no_grad():
-        model[3].weight.zero_()
-        model[3].bias.copy_(torch.tensor([1e4, 0.0, 0.0]))
-    data = Points(20, 3)
-    data.y.zero_()
-    with pytest.raises(HamuError, match="the gradient of the retain loss is zero"):
-        assess(model, data, FORGET, collate=collate)
-
-
-def test_the_random_state_is_left_alone():
-    model = network()
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    assess(model, RETAIN, FORGET, collate=collate)
-    assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize(
@@ -706,7 +317,7 @@ def test_the_random_state_is_left_alone():
 )
 def test_the_verdict(cos, constraint, mode, code, headline):
     method = HamuQ(constraint, mode)
-    found = judge(frontier(gram_at([2.0], [1.0], [cos]), method), method, (1.0, 1.0), 0.0123456)
+    found = judge(frontier(gram_at([2.0], [1.0], [cos]), method), method, (1.0, 1.0), 0.0129)
     assert found.code == code
     assert headline in found.headline
     assert found.learning_rate == 0.012
@@ -715,14 +326,6 @@ def test_the_verdict(cos, constraint, mode, code, headline):
     assert found.code == (WILL_COST if mode == "absolute" else code), (
         "clamped, the most that is possible is asked"
     )
-
-
-def test_the_verdict_suggests_half_of_what_is_free_and_a_rate_that_is_never_rounded_up():
-    found = judge(
-        frontier(gram_at([2.0], [1.0], [0.5]), HamuQ()), HamuQ(0.95, "relative"), (1.0, 1.0), 0.0129
-    )
-    assert found.constraint == pytest.approx(0.5 * 0.75**0.5, abs=0.005)
-    assert found.learning_rate == 0.012
 
 
 def test_the_price_in_the_verdict_is_that_of_the_step():
@@ -746,8 +349,223 @@ def test_nothing_of_an_assessment_is_computed_in_tf32(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     model = Watched(6, 3).double()
-    found = assess(model, RETAIN, FORGET, collate=collate, curvature_samples=8)
+    found = assess_model(model, RETAIN, FORGET, collate=collate, curvature_samples=8)
     assert found.curvature is not None
     assert set(found.conflicts) == {"retain", "forget"}
     assert set(seen) == {"ieee"}
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def test_nothing_is_changed():
+    model = network().train()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    assess_model(model, RETAIN, FORGET, collate=collate)
+    assert torch.equal(torch.rand(3), expected), "the random state"
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.training
+    assert model[2].training
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    assert model[0].bias.grad is None
+
+
+def random_parts(sizes=(9, 11), blocks=3):
+    """Products of random parts with a direction in common, for block 2 the reverse one."""
+    draw = torch.Generator().manual_seed(4)
+    products = []
+    for block in range(blocks):
+        common = torch.randn(40, generator=draw, dtype=torch.float64)
+        signs = (1, -1 if block == 2 else 1)
+        noise = [1.5 * torch.randn(m, 40, generator=draw, dtype=torch.float64) for m in sizes]
+        both = torch.cat([sign * common + n for sign, n in zip(signs, noise, strict=True)])
+        products.append(both @ both.T / 100)
+    shares = [torch.full((m,), 1 / m, dtype=torch.float64) for m in sizes]
+    return PartedGram(torch.stack(products), *shares, 1e-16)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize(
+    "method",
+    [
+        HamuQ(0.6, "relative"),
+        HamuU(0.3, "relative", "uniform"),
+        HamuQ(0.002, distribution=(1.0, 2.0, 0.0)),
+    ],
+)
+def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
+    """κ, cosθ and κ1 to κ4 of the whole model and of each block, one sample after the other."""
+    parted, parts, generator = random_parts(), 9, torch.Generator().manual_seed(7)
+    found = bootstrap(parted, method, max_grad_norm, replicates=60, level=0.8, seed=7)
+
+    def figures(*counts):
+        gram = parted.gram(*counts)
+        gram = gram.scaled(*gram.clip_factors(max_grad_norm))
+        yield from (gram.dot.sum(), gram.total().cos[0], gram.dot, gram.cos)
+        for cls in (HamuQ, HamuU):
+            shared = (method.constraint, method.constraint_mode, method.distribution)
+            status = cls(*shared).weigh(gram).constraint
+            phi, norms = status.fraction.clamp(max=1), (gram.retain_sq * gram.forget_sq).sqrt()
+            yield from (status.direct_threshold, status.stop_threshold)
+            yield from (-phi * norms, (1 - phi**2).sqrt() * norms)
+
+    samples = []
+    for _ in range(60):
+        draws = [torch.randint(m, (m,), generator=generator) for m in (9, 11)]
+        samples.append(
+            figures(*(d.bincount(minlength=m) for d, m in zip(draws, (9, 11), strict=True)))
+        )
+    known, drawn = list(figures()), [torch.stack(one) for one in zip(*samples, strict=True)]
+    moved = [
+        (v - v.mean(0)) * (parts / (parts - 1)) ** 0.5 + k
+        for v, k in zip(drawn, known, strict=True)
+    ]
+    levels = torch.tensor([0.1, 0.9], dtype=torch.float64)
+    ends = [v.quantile(levels, dim=0).movedim(0, -1) for v in moved]
+    ours = [found.kappa, found.cos, found.block_kappa, found.block_cos]
+    for number, sure in enumerate(found.variants.values()):
+        ours += [sure.direct_threshold, sure.stop_threshold]
+        ours += [sure.block_direct_threshold, sure.block_stop_threshold]
+        whole, block = (
+            [(moved[kappa] > known[at + which]).double().mean(0) for which in (0, 1)]
+            for kappa, at in ((0, 4 + 4 * number), (2, 6 + 4 * number))
+        )
+        direct, stop = (torch.cat([w[None], b]) for w, b in zip(whole, block, strict=True))
+        shares = torch.stack([1 - direct, direct - stop, stop], dim=-1)
+        told = torch.tensor(list(sure.regimes.values()), dtype=torch.float64)
+        torch.testing.assert_close(torch.cat([told[None], sure.block_regimes]), shares)
+    for mine, theirs in zip(ours, ends, strict=True):
+        mine = torch.as_tensor(mine, dtype=torch.float64)
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+    assert found.regimes == found.variants[method.name].regimes
+
+
+def test_the_regime_of_the_estimate_is_that_of_most_replicates_if_its_interval_is_there():
+    """Resampled gradients are longer, which would pull every replicate towards an easier regime."""
+    draw = torch.Generator().manual_seed(0)
+    common = torch.randn(200, generator=draw, dtype=torch.float64)
+    noise = [2.0 * torch.randn(16, 200, generator=draw, dtype=torch.float64) for _ in range(2)]
+    both = torch.cat([common + n for n in noise])
+    shares = torch.full((16,), 1 / 16, dtype=torch.float64)
+    parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
+    method = HamuQ(0.75, "relative")
+    assert Hardness.at(constraint_status(parted.gram(), method)).regime == "unavoidable"
+    found = bootstrap(parted, method, None, replicates=200)
+    assert found.regimes["unavoidable"] > 0.5
+
+
+def test_each_block_has_both_variants_thresholds_with_intervals():
+    method = HamuU(0.05, radius=0.5)  # with its own radius each side would have the same shares
+    model, settings = network(), {"collate": collate, "method": method, "curvature_samples": 0}
+    record = json.loads(json.dumps(assess_model(model, RETAIN, FORGET, **settings).record()))
+    assert record["intervals"]["regimes"] == record["intervals"]["hamu-u"]["regimes"]
+    assert len(record["blocks"]) == len(list(model.parameters()))
+    for block in record["blocks"]:
+        assert block["regime"] == block["hamu-u"]["regime"]
+        assert block["kappa_interval"][0] < block["kappa"] < block["kappa_interval"][1]
+        for variant in ("hamu-q", "hamu-u"):
+            of = block[variant]
+            above = (block["kappa"] > of["direct_threshold"]) + (
+                block["kappa"] > of["stop_threshold"]
+            )
+            assert of["regime"] == ["direct", "rectified", "unavoidable"][above]
+            for key in ("direct_threshold", "stop_threshold"):
+                assert of[f"{key}_interval"][0] < of[f"{key}_interval"][1]
+            assert sum(of["regimes"].values()) == pytest.approx(1)
+    few = assess_model(model, Points(7, 1), FORGET, **settings).record()["blocks"][0]["hamu-q"]
+    assert set(few) == {"direct_threshold", "stop_threshold", "regime"}
+
+
+class Untaught(nn.Embedding):
+    """A language model of two tokens."""
+
+    def forward(self, input_ids):
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_grad_norm": -1.0}, "max_grad_norm -1.0 must be positive, or None for no clipping"),
+        ({"learning_rate": math.nan}, "learning_rate nan must be a positive number"),
+        ({"most_batches": 0}, r"most_batches \(--assess_batches\) 0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size 0 must be at least 1 record"),
+        ({"curvature_samples": -1}, "must not be negative; 0 for no curvature"),
+        ({"bootstrap_memory": math.inf}, "bootstrap_memory inf must be a number of GB, 0 or more"),
+        ({"method": build_method("gdiff")}, "method 'gdiff' has no constraint"),
+        ({"method": "hamu-q"}, "method 'hamu-q' has no constraint"),
+        ({"forget": Points(0, 1)}, "the forget set is empty"),
+        ({"model": network().requires_grad_(False)}, "no trainable parameter"),
+    ],
+)
+def test_what_cannot_be_assessed_is_refused(settings, message):
+    usual = {"model": network(), "retain": RETAIN, "forget": FORGET, "collate": collate}
+    with pytest.raises(HamuError, match=message):
+        assess_model(**usual | settings)
+
+
+def test_gradients_that_are_zero_not_finite_or_of_nothing_are_refused():
+    model = network()
+    with torch.no_grad():
+        model[3].weight.zero_()
+        model[3].bias.copy_(torch.tensor([1e4, 0.0, 0.0]))
+    data = Points(20, 3)
+    data.y.zero_()
+    with pytest.raises(HamuError, match="the gradient of the retain loss is zero"):
+        assess_model(model, data, FORGET, collate=collate)
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    with pytest.raises(HamuError, match="retain loss is not finite"):
+        assess_model(model, RETAIN, FORGET, collate=collate)
+    unscored = [{"input_ids": torch.tensor([0, 1]), "labels": torch.tensor([-100, -100])}] * 4
+    with pytest.raises(HamuError, match="the retain set has nothing that is scored"):
+        assess_model(Untaught(2, 2), unscored, unscored, collate=collate)
+
+
+@pytest.mark.parametrize("batch_size", [4, 500])
+@pytest.mark.parametrize(("retain", "forget"), [(2, 1), (3, 3), (20, 5), (90, 40), (2000, 100)])
+def test_it_costs_at_most_three_epochs_and_reports_its_progress(retain, forget, batch_size):
+    told, sets = [], (Points(retain, 1), Points(forget, 2))
+    settings = {"collate": collate, "batch_size": batch_size}
+    found = assess_model(network(), *sets, progress=lambda *of: told.append(of), **settings)
+    assert found.epochs <= 3
+    assert (found.curvature is None) == (found.second_order is None) == (retain + forget < 11)
+    done = [done for done, _ in told]
+    assert done == sorted(done)
+    assert done[-1] == told[-1][1]
+    found = assess_model(network(), *sets, curvature_samples=2, **settings)
+    assert found.curvature_samples == 2, "whatever it costs"
+
+
+def test_no_batch_of_a_part_is_much_smaller_than_the_others(monkeypatch):
+    """1,307 and 131 records in batches of 128 are 13 passes; 16 parts of both sides would be 32."""
+    sizes, score = [], AssessedModel.score
+    monkeypatch.setattr(
+        AssessedModel,
+        "score",
+        lambda one, batch: sizes.append(len(batch["labels"])) or score(one, batch),
+    )
+    quick = {"collate": collate, "conflicts": False, "curvature_samples": 0}
+    assess_model(network(), Points(1307, 1), Points(131, 2), batch_size=128, **quick)
+    assert (len(sizes[:11]), len(sizes[11:])) == (11, 8)
+    assert (min(sizes[:11]), min(sizes[11:])) == (118, 16)
+    sizes.clear()
+    assess_model(network(), Points(10, 1), Points(7, 2), **quick)
+    assert sizes == [10, 7], "without intervals no parts"
+
+
+def test_the_solver_has_what_the_spectrum_leaves(monkeypatch):
+    steps = []
+    monkeypatch.setattr(
+        assessment,
+        "second_order",
+        lambda *of, **by: steps.append(by["steps"]) or second_order(*of, **by),
+    )
+    for count in (14, 30, 80, 1000):
+        found = assess_model(network(), Points(count, 1), Points(6, 2), collate=collate)
+        undecided = found.second_order.undecided
+        assert (steps[-1] == 0) == undecided.startswith("so few records pay for no product")
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-2:]) == (0, [10, 10])

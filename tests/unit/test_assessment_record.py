@@ -9,7 +9,7 @@ from helpers import hamu_q_update
 from torch import nn
 
 from hamu import HamuQ, HamuU
-from hamu.assess import assess
+from hamu.assess import assess_model
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(60, 4, generator=GENERATOR, dtype=torch.float64)
@@ -41,7 +41,7 @@ def gradient(model, side):
 
 
 def assessed(model, method, max_grad_norm=0.5, **settings):
-    return assess(
+    return assess_model(
         model,
         SIDES["retain"],
         SIDES["forget"],
@@ -79,24 +79,6 @@ def test_the_hardness_of_both_variants_is_there_and_that_of_the_run_is_its_metho
     assert record["hamu-u"] == asdict(found.hamu_u)
     assert found.hardness == found.hamu_u
     assert found.hamu_u.stop_threshold != pytest.approx(found.hamu_q.stop_threshold)
-
-
-def test_both_ends_of_the_spectrum_are_there_and_the_rates_of_these_error_ratios(found):
-    record, length = found.record()["curvature"], found.step_length
-    assert record["largest_eigenvalue"] == found.curvature.largest
-    assert record["smallest_eigenvalue"] == found.curvature.smallest < found.curvature.largest
-    for key, ratio in (("learning_rate_of_1_percent", 0.01), ("learning_rate_of_10_percent", 0.1)):
-        assert found.curvature.error_ratio(record[key] * length) == pytest.approx(ratio)
-    assert record["error_ratio"] == pytest.approx(found.curvature.error_ratio(0.02 * length))
-
-
-def test_the_intervals_of_a_block_are_about_its_own_figures(found):
-    blocks = found.record()["blocks"]
-    assert [block["name"] for block in blocks] == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    for block in blocks:
-        for key in ("kappa", "cos"):
-            low, high = block[f"{key}_interval"]
-            assert low < block[key] < high
 
 
 def test_the_curvature_is_that_of_the_mean_loss():

@@ -9,8 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
 from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
-from hamu.assess import influences
-from hamu.assess.assessed_model import AssessedModel
+from hamu.assess import AssessedModel, gradient_alignment
 from hamu.assess.gradients import PartedGram, parted_gradient
 from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes
@@ -217,7 +216,7 @@ def reads_of_an_assessment(reads, layers):
     PartedGram.of(assessed, *sides)
     products = [*reads]
     del reads[:]
-    influences(lambda: torch.zeros(1), assessed.parameters, sides[0].total())
+    gradient_alignment(lambda: torch.zeros(1), assessed.parameters, sides[0].total())
     return passes, products, [*reads]
 
 

@@ -1,20 +1,48 @@
-"""Before the run: how hard it is, what it costs, how far first order holds, which records are in conflict."""
+"""Before the run: hardness, price, the range of first order, and the records in conflict."""
 
-from hamu.assess.answer import plain_answer
-from hamu.assess.assessment import Assessment, Conflicts, assess
-from hamu.assess.curvature import Curvature, Hessian, lanczos
-from hamu.assess.frontier import Frontier, frontier
-from hamu.assess.hardness import REGIMES, BlockHardness, Hardness, measure_hardness
-from hamu.assess.influence import influences, share_of_top
-from hamu.assess.intervals import Intervals, VariantIntervals, bootstrap
-from hamu.assess.second_order import SecondOrder, conjugate_gradients, second_order
-from hamu.assess.verdict import CAN_IMPROVE, MUST_HURT, WILL_COST, Verdict, judge
+from hamu.assess.alignment import Conflicts, gradient_alignment, share_of_top
+from hamu.assess.assessment import (
+    ERROR_RATIO,
+    Assessment,
+    assess_model,
+    check_settings,
+    plain_answer,
+)
+from hamu.assess.curvature import (
+    Curvature,
+    Hessian,
+    SecondOrder,
+    conjugate_gradients,
+    lanczos,
+    second_order,
+)
+from hamu.assess.frontier import (
+    CAN_IMPROVE,
+    MUST_HURT,
+    WILL_COST,
+    Frontier,
+    Verdict,
+    frontier,
+    judge,
+)
+from hamu.assess.gradients import AssessedModel
+from hamu.assess.hardness import (
+    REGIMES,
+    BlockHardness,
+    Hardness,
+    Intervals,
+    VariantIntervals,
+    bootstrap,
+    measure_hardness,
+)
 
 __all__ = [
     "CAN_IMPROVE",
+    "ERROR_RATIO",
     "MUST_HURT",
     "REGIMES",
     "WILL_COST",
+    "AssessedModel",
     "Assessment",
     "BlockHardness",
     "Conflicts",
@@ -26,11 +54,12 @@ __all__ = [
     "SecondOrder",
     "VariantIntervals",
     "Verdict",
-    "assess",
+    "assess_model",
     "bootstrap",
+    "check_settings",
     "conjugate_gradients",
     "frontier",
-    "influences",
+    "gradient_alignment",
     "judge",
     "lanczos",
     "measure_hardness",

@@ -4,94 +4,97 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hamu.assess.assessed_model import AssessedModel, count_records
-from hamu.assess.curvature import Curvature, Hessian, lanczos
-from hamu.assess.frontier import Frontier, frontier
+from hamu.assess.alignment import Conflicts, gradient_alignment, share_of_top
+from hamu.assess.curvature import (
+    LANCZOS,
+    SOLVER,
+    Curvature,
+    Hessian,
+    HessianBudget,
+    SecondOrder,
+    lanczos,
+    second_order,
+)
+from hamu.assess.frontier import (
+    CAN_IMPROVE,
+    NEXT_TO_NOTHING,
+    WILL_COST,
+    Frontier,
+    Verdict,
+    frontier,
+    judge,
+)
 from hamu.assess.gradients import (
     FEWEST_PARTS,
+    AssessedModel,
     PartedGram,
     affordable_parts,
     count_parts,
+    flat,
     parted_gradient,
+    shaped,
 )
 from hamu.assess.hardness import (
     REGIMES,
     BlockHardness,
     Hardness,
+    Intervals,
+    bootstrap,
     clipped,
     constraint_status,
     variants_of,
 )
 from hamu.assess.hessian_budget import LANCZOS, SOLVER, HessianBudget
-from hamu.assess.influence import influences, share_of_top
+from hamu.assess.influence import share_of_top
 from hamu.assess.intervals import Intervals, bootstrap
 from hamu.assess.second_order import SecondOrder, second_order
 from hamu.assess.settings import check_settings
 from hamu.assess.vectors import flat, shaped
 from hamu.assess.verdict import ERROR_RATIO, Verdict, judge
-from hamu.core.gram import Blocks, PairGram
+from hamu.core.gram import Blocks, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
 from hamu.errors import HamuError
 
-_FORWARD = 1 / 3  # what a forward pass costs, in forward and backward passes
-_LISTED = 20
-
-
-@dataclass(frozen=True)
-class Conflicts:
-    """The records of one side by how their loss changes along the other side's gradient.
-
-    Attributes:
-        values: ∇L(z)·g of each record that was looked at; their mean is κ (not clipped).
-        rows: the record of each: its row in the source if the data set knows it, else its position in the set.
-        top_share: the part of all that is in conflict (above 0) that the top tenth of the records makes up.
-    """
-
-    values: Tensor
-    rows: Tensor
-    top_share: float
-
-    def top(self, count: int = _LISTED) -> list[dict[str, float]]:
-        """The records in the hardest conflict, worst first."""
-        order = self.values.argsort(descending=True)[:count]
-        return [
-            {"row": self.rows[i].item(), "value": self.values[i].item()} for i in order.tolist()
-        ]
+ERROR_RATIO = 0.1  # the share of first order up to which second order is negligible
+_FORWARD = 1 / 3  # the cost of a forward pass, in forward and backward passes
+_EASY, _MODERATE = 2 / 3, 1 / 3  # shares of the feasible demand that are free
+_SURE = 0.9  # of the resamples
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """What is known before the first step.
+    """The figures of an unlearning problem before the first step.
 
     Attributes:
-        method: the HAMU method and the constraint that the regime and the verdict are for.
+        method: the HAMU method and the constraint of the regime and the verdict.
         records: the number of records of each side.
-        measured_records: how many of them the gradients were measured on.
+        measured_records: the number of those in the gradients.
         gradient_norms: ‖g_r‖ and ‖g_f‖ before clipping.
-        clip: the factors by which clipping shortens them.
-        step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where ‖g_f‖ is larger.
+        clip: the clip factors of both.
+        step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where
+            ‖g_f‖ is larger.
         hamu_q: the hardness for HAMU-Q (κ1 and κ2).
         hamu_u: the hardness for HAMU-U (κ3 and κ4).
-        intervals: of κ, cosθ, the thresholds and the regime; None with too few records, or where memory did not allow
-            it.
+        intervals: of κ, cosθ, the thresholds and the regime; None with too few records or too
+            little memory.
         block_names: of each block.
         block_hardness: the hardness of each, by variant.
         frontiers: by variant.
         learning_rate: of the run to come.
-        curvature: the retain loss's; None if it was not asked for, or the records are too few to pay for it.
-        curvature_samples: retain records that it was measured on.
+        curvature: the retain loss's; None if not requested, or for too few records to pay for it.
+        curvature_samples: retain records of the curvature.
         second_order: the second-order condition; None likewise.
-        conflicts: by side; empty if they were not asked for.
-        verdict: whether to start.
-        epochs: what all this cost, in forward and backward passes over all records of both sides.
+        conflicts: by side; empty if not requested.
+        verdict: the answer to whether to start.
+        epochs: the cost, in forward and backward passes over all records of both sides.
     """
 
     method: HamuQ | HamuU
@@ -116,64 +119,32 @@ class Assessment:
 
     @property
     def hardness(self) -> Hardness:
-        """For the method that will be run."""
+        """For the method of the run."""
         return self.hamu_q if self.method.constrained == "forget" else self.hamu_u
 
     @property
     def blocks(self) -> BlockHardness:
-        """The hardness of each block for the method that will be run."""
+        """The hardness of each block for the method of the run."""
         return self.block_hardness[self.method.name]
 
     @property
     def error_ratio(self) -> float | None:
-        """½ηλ_max of a step at the learning rate of the run to come: the second-order part of the retain change over
-        the most that a step of this length can change to first order, ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
+        """½ηλ_max of a step of the run: the second-order part of the retain change over the largest
+        first-order change of a step of this length, ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
         """
-        return (
-            None
-            if self.curvature is None
-            else self.curvature.error_ratio(self.learning_rate * self.step_length)
-        )
+        if self.curvature is None:
+            return None
+        return self.curvature.error_ratio(self.learning_rate * self.step_length)
 
     def trusted_rate(self, error_ratio: float) -> float | None:
         """The learning rate at which `error_ratio` has this value."""
-        return (
-            None
-            if self.curvature is None
-            else self.curvature.trusted_rate(error_ratio) / self.step_length
-        )
+        if self.curvature is None:
+            return None
+        return self.curvature.trusted_rate(error_ratio) / self.step_length
 
     def record(self) -> dict[str, Any]:
         """Everything but the records' own contents, as JSON holds it."""
-        blocks: list[dict[str, Any]] = []
-        rows = zip(
-            self.block_names, self.blocks.kappa, self.blocks.cos, self.blocks.regime, strict=True
-        )
-        for number, (name, kappa, cos, regime) in enumerate(rows):
-            blocks.append(
-                {
-                    "name": name,
-                    "kappa": kappa.item(),
-                    "cos": cos.item(),
-                    "regime": REGIMES[int(regime)],
-                }
-            )
-            if self.intervals is not None:
-                blocks[-1]["kappa_interval"] = self.intervals.block_kappa[number].tolist()
-                blocks[-1]["cos_interval"] = self.intervals.block_cos[number].tolist()
-            blocks[-1] |= {
-                variant: self._block_record(variant, number) for variant in self.block_hardness
-            }
-        intervals = self.intervals and {
-            key: getattr(self.intervals, key)
-            for key in ("level", "replicates", "parts", "kappa", "cos", "regimes")
-        } | {
-            name: {
-                key: getattr(found, key)
-                for key in ("direct_threshold", "stop_threshold", "regimes")
-            }
-            for name, found in self.intervals.variants.items()
-        }
+        spectrum, sure = self.curvature, self.intervals
         return {
             "loss": CrossEntropy.name,
             "method": self.method.name,
@@ -185,14 +156,22 @@ class Assessment:
             "clip_factors": dict(zip(("retain", "forget"), self.clip, strict=True)),
             "hamu-q": asdict(self.hamu_q),
             "hamu-u": asdict(self.hamu_u),
-            "intervals": intervals,
-            "frontiers": {name: _frontier_record(found) for name, found in self.frontiers.items()},
+            "intervals": sure
+            and _plain(sure, "level", "replicates", "parts", "kappa", "cos", "regimes")
+            | {
+                name: _plain(found, "direct_threshold", "stop_threshold", "regimes")
+                for name, found in sure.variants.items()
+            },
+            "frontiers": {
+                name: _plain(found, *(field.name for field in fields(found)))
+                for name, found in self.frontiers.items()
+            },
             "learning_rate": self.learning_rate,
-            "curvature": self.curvature
+            "curvature": spectrum
             and {
-                "largest_eigenvalue": self.curvature.largest,
-                "smallest_eigenvalue": self.curvature.smallest,
-                "residual": self.curvature.residual,
+                "largest_eigenvalue": spectrum.largest,
+                "smallest_eigenvalue": spectrum.smallest,
+                "residual": spectrum.residual,
                 "samples": self.curvature_samples,
                 "error_ratio": self.error_ratio,
                 "learning_rate_of_1_percent": _finite(self.trusted_rate(0.01)),
@@ -207,29 +186,79 @@ class Assessment:
                 }
                 for side, found in self.conflicts.items()
             },
-            "blocks": blocks,
+            "blocks": [self._block_record(number) for number in range(len(self.block_names))],
             "epochs_of_passes": self.epochs,
         }
 
-    def _block_record(self, variant: str, number: int) -> dict[str, Any]:
-        """A block's thresholds and regime for a variant, with intervals where there are some."""
-        hardness = self.block_hardness[variant]
+    def _block_record(self, number: int) -> dict[str, Any]:
+        """A block's hardness, with both variants' thresholds and regimes, and intervals if any."""
+        sure = self.intervals
         found: dict[str, Any] = {
-            "direct_threshold": hardness.direct_threshold[number].item(),
-            "stop_threshold": hardness.stop_threshold[number].item(),
-            "regime": REGIMES[int(hardness.regime[number])],
+            "name": self.block_names[number],
+            "kappa": self.blocks.kappa[number].item(),
+            "cos": self.blocks.cos[number].item(),
+            "regime": REGIMES[int(self.blocks.regime[number])],
         }
-        if self.intervals is None:
-            return found
-        sure = self.intervals.variants[variant]
-        return found | {
-            "direct_threshold_interval": sure.block_direct_threshold[number].tolist(),
-            "stop_threshold_interval": sure.block_stop_threshold[number].tolist(),
-            "regimes": dict(zip(REGIMES, sure.block_regimes[number].tolist(), strict=True)),
-        }
+        if sure is not None:
+            found["kappa_interval"] = sure.block_kappa[number].tolist()
+            found["cos_interval"] = sure.block_cos[number].tolist()
+        for variant, hardness in self.block_hardness.items():
+            found[variant] = {
+                "direct_threshold": hardness.direct_threshold[number].item(),
+                "stop_threshold": hardness.stop_threshold[number].item(),
+                "regime": REGIMES[int(hardness.regime[number])],
+            }
+            if sure is not None:
+                of = sure.variants[variant]
+                found[variant] |= {
+                    "direct_threshold_interval": of.block_direct_threshold[number].tolist(),
+                    "stop_threshold_interval": of.block_stop_threshold[number].tolist(),
+                    "regimes": dict(zip(REGIMES, of.block_regimes[number].tolist(), strict=True)),
+                }
+        return found
 
 
-def assess(
+def _plain(found: Any, *names: str) -> dict[str, Any]:
+    values = {name: getattr(found, name) for name in names}
+    return {key: v.tolist() if isinstance(v, Tensor) else v for key, v in values.items()}
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or math.isinf(value) else value
+
+
+def check_settings(
+    *,
+    learning_rate: float,
+    max_grad_norm: float | None,
+    batch_size: int,
+    most_batches: int | None,
+    curvature_samples: int | None,
+    bootstrap_memory: float,
+) -> None:
+    """Check the numbers that `assess_model` takes, before a model is loaded for them.
+
+    Raises:
+        HamuError: if one is out of range.
+    """
+    if not 0 < learning_rate < math.inf:
+        raise HamuError(
+            f"learning_rate {learning_rate} must be a positive number: that of the run to come"
+        )
+    check_max_norm(max_grad_norm)
+    if batch_size < 1:
+        raise HamuError(f"batch_size {batch_size} must be at least 1 record")
+    if most_batches is not None and most_batches < 1:
+        raise HamuError(f"most_batches (--assess_batches) {most_batches} must be at least 1")
+    if curvature_samples is not None and curvature_samples < 0:
+        raise HamuError(
+            f"curvature_samples {curvature_samples} must not be negative; 0 for no curvature"
+        )
+    if not 0 <= bootstrap_memory < math.inf:
+        raise HamuError(f"bootstrap_memory {bootstrap_memory} must be a number of GB, 0 or more")
+
+
+def assess_model(
     model: nn.Module,
     retain: Dataset[Any],
     forget: Dataset[Any],
@@ -247,33 +276,34 @@ def assess(
     seed: int = 42,
     progress: Callable[[float, float], None] | None = None,
 ) -> Assessment:
-    """Assess an unlearning problem; model and data are left as they are.
+    """Assess an unlearning problem; leaves model and data unchanged.
 
-    Losses are cross-entropies on both sides, whatever objectives the run to come has: hardness, curvature and conflicts
-    are of these.
+    Losses are cross-entropies on both sides, whatever the objectives of the run to come.
 
-    At the defaults it costs at most three epochs' worth of passes: one forward and backward pass over all records, two
-    forward passes for the records in conflict, and at most one epoch's worth for the curvature. Data that do not pay
-    for a few products with the Hessian of a single record have their curvature not measured. By the clock it costs more
-    where passes are so short that it is not the records that take the time (docs/results/assess_cost.md).
+    The defaults cost at most three epochs' worth of passes: one forward and backward pass over all
+    records, two forward passes for the records in conflict, and at most one epoch's worth for the
+    curvature. Data that do not pay for a few products with the Hessian of a single record go
+    without curvature. By the clock it costs more where passes are so short that overhead dominates
+    (docs/results/assess_cost.md).
 
     Args:
         model: the model before unlearning.
         retain, forget: the two sets.
-        collate: makes a batch of what a data set gives.
-        method: the HAMU method that will be run; by default HAMU-Q with half of what is possible.
+        collate: makes a batch from records.
+        method: the HAMU method of the run; by default HAMU-Q with half of the feasible demand.
         learning_rate, max_grad_norm, blocks: of the run to come.
         batch_size: records per pass.
-        most_batches: look at this many random batches of each side; by default at all records.
-        curvature_samples: retain records for the curvature, 0 for none; by default as many as one epoch pays for, which
-            ends the products with the Hessian too.
-        bootstrap_memory: GB that may be taken to keep parts of the gradients for the intervals.
-        conflicts: whether to look for the records in conflict.
+        most_batches: measure this many random batches of each side; by default all records.
+        curvature_samples: retain records for the curvature, 0 for none; by default as many as one
+            epoch pays for, which also limits the products with the Hessian.
+        bootstrap_memory: GB for the parts of the gradients that give the intervals.
+        conflicts: find the records in conflict.
         seed: seed of every draw.
-        progress: told (done, total) in records of a forward and backward pass.
+        progress: receives (done, total) in records of a forward and backward pass.
 
     Raises:
-        HamuError: if a setting is out of range, a set is empty, nothing is trainable, or a gradient is not finite.
+        HamuError: if a setting is out of range, a set is empty, nothing is trainable, or a gradient
+            is not finite.
     """
     check_settings(
         learning_rate=learning_rate,
@@ -287,148 +317,102 @@ def assess(
     if not isinstance(method, HamuQ | HamuU):
         name = getattr(method, "name", method)
         raise HamuError(
-            f"method {name!r} has no constraint that could be assessed; give HamuQ(...) or HamuU(...)"
+            f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
         )
-    records = count_records(retain, forget)
-    most = None if most_batches is None else most_batches * batch_size
-    used = {side: count if most is None else min(count, most) for side, count in records.items()}
-    one_pass = sum(used.values())
-    budget = HessianBudget.asked_or_affordable(
-        curvature_samples, one_pass, records["retain"], batch_size
-    )
-    cost = _Cost(
-        one_pass * (1 + 2 * _FORWARD * conflicts) + budget.cost(LANCZOS + 2 * SOLVER), progress
-    )
+    cost = _Cost(progress)
     assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, cost.add)
-    step = _Step(method, learning_rate, max_grad_norm)
+    most = math.inf if most_batches is None else most_batches * batch_size
+    used = {side: int(min(count, most)) for side, count in assessed.records.items()}
+    one_pass = sum(used.values())
+    if curvature_samples is None:
+        budget = HessianBudget.affordable(one_pass, assessed.records["retain"], batch_size)
+    else:
+        budget = HessianBudget(min(curvature_samples, assessed.records["retain"]), batch_size)
+    passes = one_pass * (1 + 2 * _FORWARD * conflicts)
+    cost.total = passes + budget.cost(LANCZOS + 2 * SOLVER)
+    found: dict[str, Any] = {"curvature": None, "second_order": None, "conflicts": {}}
     with assessed.untouched():
-        measured = _measure(assessed, step, used, budget, bootstrap_memory, conflicts)
+        gradients, parted = _gradients(assessed, bootstrap_memory, used)
+        first_order = _first_order(assessed, parted, method, max_grad_norm)
+        if budget.samples:
+            status = constraint_status(
+                clipped(parted.gram(), max_grad_norm), variants_of(method)[HamuQ.name]
+            )
+            demand = learning_rate * status.clipped_demand.item() / first_order["clip"][1]
+            spectrum, condition = _second_order(assessed, gradients, demand, budget)
+            found |= {"curvature": spectrum, "second_order": condition}
+        if conflicts:
+            for side, other in (("forget", "retain"), ("retain", "forget")):
+                records = _conflicts(assessed, side, gradients[other], used[side])
+                found["conflicts"][side] = records
     cost.finish()
-    return _judge(assessed, step, measured, epochs=cost.done / sum(records.values()))
-
-
-class _Cost:
-    """What was done so far and will be in all, in records of a forward and backward pass."""
-
-    def __init__(self, total: float, progress: Callable[[float, float], None] | None) -> None:
-        self.total, self.done = total, 0.0
-        self._progress = progress
-
-    def add(self, cost: float) -> None:
-        self.done += cost
-        if self._progress is not None:
-            self._progress(min(self.done, self.total), self.total)
-
-    def finish(self) -> None:
-        if self._progress is not None:
-            self._progress(self.total, self.total)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What determines a step of the run to come, beside the gradients."""
-
-    method: HamuQ | HamuU
-    learning_rate: float
-    max_grad_norm: float | None
-
-    def demand(self, gram: PairGram) -> float:
-        """Q in loss: what it is to raise the forget loss by, from the Gram before clipping."""
-        status = constraint_status(
-            clipped(gram, self.max_grad_norm), variants_of(self.method)[HamuQ.name]
-        )
-        _, forget_clip = self.clip(gram)
-        return self.learning_rate * status.clipped_demand.item() / forget_clip
-
-    def clip(self, gram: PairGram) -> tuple[float, float]:
-        """The factors by which clipping shortens the gradients."""
-        retain, forget = gram.clip_factors(self.max_grad_norm)
-        return retain.item(), forget.item()
-
-
-@dataclass(frozen=True)
-class _Measurements:
-    """Results of the passes over the data; `records` of each side were in them."""
-
-    records: Mapping[str, int]
-    parted: PartedGram
-    curvature: Curvature | None
-    curvature_samples: int
-    second_order: SecondOrder | None
-    conflicts: dict[str, Conflicts]
-
-
-def _measure(
-    assessed: AssessedModel,
-    step: _Step,
-    used: Mapping[str, int],
-    budget: HessianBudget,
-    bootstrap_memory: float,
-    conflicts: bool,
-) -> _Measurements:
-    """All passes over the data: gradients, curvature, the records in conflict; of so many records of each side."""
-    gradients, parted = _gradients(assessed, bootstrap_memory, used)
-    spectrum, condition = None, None
-    if budget.samples:
-        spectrum, condition = _second_order(assessed, gradients, step.demand(parted.gram()), budget)
-    conflict_records = {}
-    if conflicts:
-        for side, other in (("forget", "retain"), ("retain", "forget")):
-            conflict_records[side] = _conflicts(assessed, side, gradients[other], used[side])
-    return _Measurements(used, parted, spectrum, budget.samples, condition, conflict_records)
-
-
-def _judge(
-    assessed: AssessedModel, step: _Step, measured: _Measurements, epochs: float
-) -> Assessment:
-    """What follows from the measurements, without another pass."""
-    method, spectrum = step.method, measured.curvature
-    raw = measured.parted.gram()
-    gram, clip = clipped(raw, step.max_grad_norm), step.clip(raw)
-    variants = variants_of(method)
-    statuses = {name: constraint_status(gram, variant) for name, variant in variants.items()}
-    frontiers = {name: frontier(gram, variant) for name, variant in variants.items()}
-    retain_norm, forget_norm = raw.retain_sq.sum().sqrt(), raw.forget_sq.sum().sqrt()
-    length = (constraint_status(gram, method).radius.square().sum().sqrt() / retain_norm).item()
-    rate = None if spectrum is None else spectrum.trusted_rate(ERROR_RATIO) / length
+    spectrum, rate = found["curvature"], None
+    if spectrum is not None:
+        rate = spectrum.trusted_rate(ERROR_RATIO) / first_order["step_length"]
+    scales = (1 / first_order["clip"][0], 1 / first_order["clip"][1])
     return Assessment(
         method=method,
         records=assessed.records,
-        measured_records=dict(measured.records),
-        gradient_norms=(retain_norm.item(), forget_norm.item()),
-        clip=clip,
-        step_length=length,
-        hamu_q=Hardness.at(statuses[HamuQ.name]),
-        hamu_u=Hardness.at(statuses[HamuU.name]),
-        intervals=bootstrap(measured.parted, method, step.max_grad_norm, seed=assessed.seed),
+        measured_records=used,
         block_names=assessed.block_names,
-        block_hardness={name: BlockHardness.at(status) for name, status in statuses.items()},
-        frontiers=frontiers,
-        learning_rate=step.learning_rate,
-        curvature=spectrum,
-        curvature_samples=measured.curvature_samples,
-        second_order=measured.second_order,
-        conflicts=measured.conflicts,
-        verdict=judge(frontiers[method.name], method, (1 / clip[0], 1 / clip[1]), rate),
-        epochs=epochs,
+        learning_rate=learning_rate,
+        curvature_samples=budget.samples,
+        verdict=judge(first_order["frontiers"][method.name], method, scales, rate),
+        epochs=cost.done / sum(assessed.records.values()),
+        **first_order,
+        **found,
     )
+
+
+class _Cost:
+    """The work done so far and in all, in records of a forward and backward pass."""
+
+    def __init__(self, progress: Callable[[float, float], None] | None) -> None:
+        self.total, self.done = 0.0, 0.0
+        self._progress = progress or (lambda done, total: None)
+
+    def add(self, cost: float) -> None:
+        self.done += cost
+        self._progress(min(self.done, self.total), self.total)
+
+    def finish(self) -> None:
+        self._progress(self.total, self.total)
 
 
 def _gradients(
     assessed: AssessedModel, memory: float, used: Mapping[str, int]
 ) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
-    """The mean gradient of each side, and the products of the parts that so many GB have room for."""
-    affordable = affordable_parts(assessed.parameters, memory)
-    if min(used.values()) < FEWEST_PARTS:  # there will be no intervals
-        affordable = 1
-    sides = {
-        side: parted_gradient(
-            assessed, side, count_parts(count, assessed.batch_size, affordable), count
-        )
-        for side, count in used.items()
-    }
+    """The mean gradient of each side, and the products of the parts that fit into so many GB."""
+    enough = min(used.values()) >= FEWEST_PARTS
+    affordable = affordable_parts(assessed.parameters, memory) if enough else 1
+    sides = {}
+    for side, count in used.items():
+        parts = count_parts(count, assessed.batch_size, affordable)
+        sides[side] = parted_gradient(assessed, side, parts, count)
     parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
     return {side: gradient.total() for side, gradient in sides.items()}, parted
+
+
+def _first_order(
+    assessed: AssessedModel, parted: PartedGram, method: HamuQ | HamuU, max_norm: float | None
+) -> dict[str, Any]:
+    """The figures of an `Assessment` that follow from the gradients."""
+    raw = parted.gram()
+    gram, clip = clipped(raw, max_norm), raw.clip_factors(max_norm)
+    variants = variants_of(method)
+    statuses = {name: constraint_status(gram, variant) for name, variant in variants.items()}
+    retain_norm, forget_norm = raw.retain_sq.sum().sqrt(), raw.forget_sq.sum().sqrt()
+    radius = constraint_status(gram, method).radius
+    return {
+        "gradient_norms": (retain_norm.item(), forget_norm.item()),
+        "clip": (clip[0].item(), clip[1].item()),
+        "step_length": (radius.square().sum().sqrt() / retain_norm).item(),
+        "hamu_q": Hardness.at(statuses[HamuQ.name]),
+        "hamu_u": Hardness.at(statuses[HamuU.name]),
+        "intervals": bootstrap(parted, method, max_norm, seed=assessed.seed),
+        "block_hardness": {name: BlockHardness.at(status) for name, status in statuses.items()},
+        "frontiers": {name: frontier(gram, variant) for name, variant in variants.items()},
+    }
 
 
 def _second_order(
@@ -437,13 +421,12 @@ def _second_order(
     demand: float,
     budget: HessianBudget,
 ) -> tuple[Curvature, SecondOrder]:
-    """The spectrum of the retain Hessian on some records, and the second-order condition with it."""
-    batches = list(
-        assessed.batches("retain", assessed.positions("retain", budget.samples), budget.size)
-    )
+    """The retain Hessian's spectrum on some records, and the second-order condition."""
+    positions, parameters = assessed.positions("retain", budget.samples), assessed.parameters
+    batches = list(assessed.batches("retain", positions, budget.size))
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)
     hessian = Hessian(
-        lambda batch: assessed.total(assessed.score(batch)) / count, batches, assessed.parameters
+        lambda batch: assessed.total(assessed.score(batch)) / count, batches, parameters
     )
     done = 0
 
@@ -455,15 +438,14 @@ def _second_order(
         return found
 
     def flat_product(vector: Tensor) -> Tensor:
-        return flat(product(shaped(vector, assessed.parameters)), assessed.parameters)
+        return flat(product(shaped(vector, parameters)), parameters)
 
     spectrum = lanczos(
-        product, assessed.parameters, steps=budget.lanczos_steps, tolerance=1e-2, seed=assessed.seed
+        product, parameters, steps=budget.lanczos_steps, tolerance=1e-2, seed=assessed.seed
     )
-    g_r, g_f = (flat(gradients[side], assessed.parameters) for side in ("retain", "forget"))
-    return spectrum, second_order(
-        flat_product, g_r, g_f, spectrum, demand, steps=budget.solver_steps_left(done)
-    )
+    g_r, g_f = (flat(gradients[side], parameters) for side in ("retain", "forget"))
+    left = budget.solver_steps_left(done)
+    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=left)
 
 
 def _conflicts(
@@ -471,36 +453,64 @@ def _conflicts(
 ) -> Conflicts:
     """So many records of a side against the other side's gradient."""
     positions = assessed.positions(side, most)
-    data = assessed.data(side)
-    known = getattr(data, "rows", None)
-    rows = torch.arange(len(data)) if known is None else torch.as_tensor(known)  # type: ignore[arg-type]
+    known = getattr(assessed.data(side), "rows", None)
+    rows = torch.arange(assessed.records[side]) if known is None else torch.as_tensor(known)
 
     def losses() -> Tensor:
         found, predictions = [], 0
         for batch in assessed.batches(side, positions):
             scored = assessed.score(batch)
-            each = nn.functional.cross_entropy(
-                scored.logits.double(), scored.labels, reduction="none"
-            )
+            logits = scored.logits.double()
+            each = nn.functional.cross_entropy(logits, scored.labels, reduction="none")
             found.append(scored.per_record(each).cpu())
             predictions += len(scored.labels)
             assessed.advance(_FORWARD * scored.records)
         values = torch.cat(found)
         return values * (len(values) / max(1, predictions))
 
-    precision = max(
-        torch.finfo(p.dtype).eps for p in assessed.model.parameters() if p.is_floating_point()
-    )
-    values = influences(losses, assessed.parameters, gradient, precision)
+    floating = [p for p in assessed.model.parameters() if p.is_floating_point()]
+    precision = max(torch.finfo(p.dtype).eps for p in floating)
+    values = gradient_alignment(losses, assessed.parameters, gradient, precision)
     return Conflicts(values, rows[positions], share_of_top(values))
 
 
-def _frontier_record(found: Frontier) -> dict[str, Any]:
-    return {
-        key: value.tolist() if isinstance(value, Tensor) else value
-        for key, value in ((name, getattr(found, name)) for name in Frontier.__dataclass_fields__)
-    }
+def plain_answer(found: Assessment) -> str:
+    """Answer in one sentence how hard it will be and whether to start, with basis and doubts."""
+    counts, sure, ratio = found.measured_records, found.intervals, found.error_ratio
+    notes = [
+        f"measured on {counts['retain']:,} retain and {counts['forget']:,} forget records "
+        f"before any step, to first order"
+    ]
+    if sure is not None and sure.regimes[found.hardness.regime] < _SURE:
+        agree = sure.regimes[found.hardness.regime]
+        notes.append(f"other records may say otherwise: {agree:.0%} of resamples agree")
+    if ratio is not None and ratio > ERROR_RATIO:
+        notes.append(
+            f"at learning rate {found.learning_rate:g} second order may be {ratio:.0%} of it"
+        )
+    return f"{_answer(found)} ({'; '.join(notes)})."
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isinf(value) else value
+def _answer(found: Assessment) -> str:
+    verdict, curve = found.verdict, found.frontiers[found.method.name]
+    share = curve.free_share
+    if curve.feasible_limit <= 0:
+        return "Do not start: the gradients allow no change of the loss that the demand is made of"
+    if share < NEXT_TO_NOTHING and verdict.code == CAN_IMPROVE:
+        return (
+            "It will be very hard: this demand costs nothing, but it forgets next to nothing; "
+            "start only if little is enough"
+        )
+    if share < NEXT_TO_NOTHING:
+        only = f"only {share:.1%} of what the gradients allow is"
+        much = "no demand is" if curve.free_limit == 0 else only
+        return f"It will be very hard, do not start: {much} free, and more than that hurts"
+    how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
+    smaller = f"--constraint_mode relative --constraint {verdict.constraint:g}, which is free"
+    if verdict.code == CAN_IMPROVE:
+        raises = "a step can raise the forget loss without raising the retain loss"
+        return f"It will be {how}, start: {raises}"
+    if verdict.code == WILL_COST:
+        price = f"It will be {how}, and this demand has a price: it {verdict.headline}"
+        return f"{price}; accept that, or start with {smaller}"
+    return f"Do not start with this demand, which no step can meet: it will be {how} with {smaller}"

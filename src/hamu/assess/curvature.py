@@ -1,7 +1,16 @@
-"""How far first order can be trusted: the largest eigenvalue of a loss's Hessian (paper, App. B.1)."""
+"""Curvature of the retain loss (paper, App. B.1) and the second-order condition (App. B.5).
+
+With Q demanded of the forget loss to first order and the retain loss taken to second, the least
+retain change over all steps, of any length, is F = ½((Q+C)²/A - B), where A = g_f'H⁻¹g_f,
+B = g_r'H⁻¹g_r, C = g_r'H⁻¹g_f. It is positive, and collateral forgetting unavoidable, where
+Q + C > √(AB), if H, the retain loss's Hessian, is positive definite. A network's is not: H + δI
+takes its place, with a stated damping δ; the result then holds for that problem, in which the
+retain loss rises more steeply.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +19,20 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hamu.assess.vectors import flat, shaped
+from hamu.assess.gradients import FULL_BATCH, flat, shaped
 from hamu.errors import HamuError
 
+# Cost of a product with the Hessian for a record, in forward and backward passes, and of the next
+# through the same graph (docs/results/assess_cost.md).
+_PRODUCT, _NEXT_PRODUCT = 3.3, 2.3
+# products at most for the spectrum, and for each of the solver's two solutions
+LANCZOS, SOLVER = 12, 10
+_FEWEST_PRODUCTS = 4  # of Lanczos' iteration that bound a largest eigenvalue
+_SETTLED = 0.1  # the largest residual that decides the condition
+
 LossOfBatch = Callable[[Any], Tensor]
-ProductByParameter = Callable[
-    [Sequence[Tensor]], list[Tensor]
-]  # H·v of a tensor like each parameter
+ProductByParameter = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v by parameter
+FlatProduct = Callable[[Tensor], Tensor]  # H·v of a flat vector
 
 
 @dataclass(frozen=True)
@@ -24,9 +40,10 @@ class Curvature:
     """The ends of a Hessian's spectrum.
 
     Attributes:
-        largest: eigenvalue, as far as Lanczos found it (it lies inside the true range).
+        largest: eigenvalue, by Lanczos (inside the true range).
         smallest: likewise.
-        residual: ‖Hv - λv‖ of the largest; the true spectrum has an eigenvalue within this distance of it.
+        residual: ‖Hv - λv‖ of the largest; the true spectrum has an eigenvalue within this distance
+            of it.
     """
 
     largest: float
@@ -34,11 +51,11 @@ class Curvature:
     residual: float
 
     def error_ratio(self, learning_rate: float) -> float:
-        """½η|λ|_max: the second-order term of a gradient step over its first-order one, at most (App. B.1)."""
+        """½η|λ|_max bounds second order over first order of a gradient step (App. B.1)."""
         return 0.5 * learning_rate * self.size
 
     def trusted_rate(self, error_ratio: float) -> float:
-        """The learning rate at which `error_ratio` has this value; infinite without any curvature."""
+        """The learning rate at which `error_ratio` has this value; infinite without curvature."""
         return 2.0 * error_ratio / self.size if self.size > 0 else float("inf")
 
     @property
@@ -50,13 +67,13 @@ class Curvature:
 class Hessian:
     """H of the sum of some batches' losses, by a second backward pass through each batch.
 
-    Where there is one batch its graph is kept from product to product: it is there while a product is computed in any
-    case, and what it took to make it, a third of the whole, is then paid once. It goes with this object.
+    Keeps the graph of a single batch from product to product, which saves a third of each; freed
+    with this object.
 
     Args:
         loss_of_batch: a batch's part of the loss, 0-dim, with a graph to the parameters.
         batches: the data.
-        parameters: the parameters that H is taken over.
+        parameters: the arguments of H.
     """
 
     def __init__(
@@ -74,9 +91,7 @@ class Hessian:
             grads = self._gradients(batch) if self._kept is None else self._kept
             self._kept = grads if keep else None
             inner = torch.stack([(g * v).sum() for g, v in zip(grads, vector, strict=True)]).sum()
-            if (
-                inner.requires_grad
-            ):  # a loss that is linear in the parameters has no second derivative
+            if inner.requires_grad:  # a linear loss has no second derivative
                 parts = torch.autograd.grad(
                     inner, self.parameters, retain_graph=keep, materialize_grads=True
                 )
@@ -85,14 +100,10 @@ class Hessian:
 
     def _gradients(self, batch: Any) -> Sequence[Tensor]:
         """Of a batch's loss, with the graph that a second backward pass needs."""
-        with sdpa_kernel(
-            SDPBackend.MATH
-        ):  # the fused kernels of attention have no second derivative
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+            loss = self._loss_of_batch(batch)
             return torch.autograd.grad(
-                self._loss_of_batch(batch),
-                self.parameters,
-                create_graph=True,
-                materialize_grads=True,
+                loss, self.parameters, create_graph=True, materialize_grads=True
             )
 
 
@@ -104,12 +115,12 @@ def lanczos(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> Curvature:
-    """The ends of the Hessian's spectrum by Lanczos' iteration, every new direction made orthogonal to all before.
+    """The ends of a Hessian's spectrum by Lanczos' iteration with full orthogonalization.
 
     Args:
         product: H·v of a tensor like each parameter; see `Hessian.product`.
-        parameters: what H is taken over.
-        steps: products at most; each direction is kept, as large as the parameters.
+        parameters: the arguments of H.
+        steps: products at most; keeps each direction, as large as the parameters.
         tolerance: enough once the residual of the largest eigenvalue is this share of it.
         seed: seed of the first direction.
 
@@ -119,9 +130,8 @@ def lanczos(
     generator = torch.Generator().manual_seed(seed)
     size = sum(p.numel() for p in parameters)
     first = parameters[0]
-    direction = torch.randn(size, generator=generator, dtype=torch.float64).to(
-        first.device, first.dtype
-    )
+    direction = torch.randn(size, generator=generator, dtype=torch.float64)
+    direction = direction.to(first.device, first.dtype)
     direction /= direction.norm()
     basis: list[Tensor] = []
     diagonal: list[float] = []
@@ -132,21 +142,19 @@ def lanczos(
         diagonal.append(hv.dot(direction).item())
         if not torch.isfinite(hv).all():
             raise HamuError(
-                "the Hessian is not finite: the loss has infinite slopes at these weights; assess without curvature, "
-                "--curvature_samples 0"
+                "the Hessian is not finite: the loss has infinite slopes at these weights; "
+                "assess without curvature, --curvature_samples 0"
             )
-        for _twice in range(
+        for _ in range(
             2
-        ):  # once leaves rounding errors that grow into false copies of the same eigenvalue
+        ):  # once leaves rounding errors that grow into false copies of an eigenvalue
             for known in basis:
                 hv -= known.dot(hv) * known
         beta = hv.norm().item()
         values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, off_diagonal))
         residual = abs(beta * vectors[-1, -1].item())
-        if (
-            residual <= tolerance * abs(values[-1].item())
-            or beta <= 1e-12 * abs(values).max().item()
-        ):
+        settled = residual <= tolerance * abs(values[-1].item())
+        if settled or beta <= 1e-12 * abs(values).max().item():
             break
         off_diagonal.append(beta)
         direction = hv / beta
@@ -157,3 +165,211 @@ def _tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> Tensor:
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     off = torch.tensor(off_diagonal, dtype=torch.float64)
     return matrix + torch.diag(off, 1) + torch.diag(off, -1) if off_diagonal else matrix
+
+
+@dataclass(frozen=True)
+class SecondOrder:
+    """The second-order condition for one demand.
+
+    Attributes:
+        demand: Q, in loss.
+        kappa: κ = g_r·g_f of the gradients as they are, not clipped.
+        spherical_threshold: ‖g_r‖‖g_f‖ - λQ with λ the largest eigenvalue (Ineq. for H = λI).
+        spherical_unavoidable: κ lies above it.
+        positive_definite: of H, by Lanczos' eigenvalues and the solver's directions.
+        damping: δ, 0 where H is positive definite by a margin.
+        unavoidable: Q + C > √(AB) (and Q + C > 0), for H + δI; None if undecided.
+        least_retain_change: F, in loss; None likewise.
+        undecided: the reason in words; empty if decided.
+        bound_threshold: the κ above which it is unavoidable by Lemma B.1, from the spectrum's ends.
+        residual: the larger ‖(H+δI)x - g‖/‖g‖ of the two solutions.
+    """
+
+    demand: float
+    kappa: float
+    spherical_threshold: float
+    spherical_unavoidable: bool
+    positive_definite: bool
+    damping: float
+    unavoidable: bool | None
+    least_retain_change: float | None
+    undecided: str
+    bound_threshold: float
+    residual: float
+
+
+def second_order(
+    product: FlatProduct,
+    retain: Tensor,
+    forget: Tensor,
+    spectrum: Curvature,
+    demand: float,
+    *,
+    steps: int = 10,
+) -> SecondOrder:
+    """The condition, with H⁻¹g by conjugate gradients.
+
+    With the residual r = g - (H+δI)x and μ the smallest eigenvalue of H + δI, g'x falls short of
+    g'(H+δI)⁻¹g by at most ‖r‖²/μ; the condition is decided only if it holds for any shortfall
+    within that bound. As Lanczos' μ lies inside the true spectrum, ‖r‖ above 0.1 ‖g‖ decides
+    nothing.
+
+    Args:
+        product: H·v for a flat vector v, [P].
+        retain, forget: g_r and g_f, [P].
+        spectrum: the ends of H's spectrum.
+        demand: Q, in loss.
+        steps: products with H at most for each of the two solutions; 0 gives the sphere and Lemma
+            B.1 alone.
+    """
+    kappa = retain.dot(forget).item()
+    norms = (retain.norm() * forget.norm()).item()
+    spherical = norms - spectrum.largest * demand
+    margin = 1e-3 * spectrum.largest
+    damped_by = max(-2.0 * spectrum.smallest, 0.0) + 10 * margin
+    damping = 0.0 if spectrum.smallest > margin else damped_by
+
+    def damped(v: Tensor) -> Tensor:
+        return product(v) + damping * v
+
+    of_forget, of_retain = (conjugate_gradients(damped, g, steps=steps) for g in (forget, retain))
+    residual = max(of_forget.relative_residual, of_retain.relative_residual)
+    # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
+    small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, spectrum.smallest))
+    unavoidable: bool | None = None
+    least: float | None = None
+    negative, undecided = of_forget.negative or of_retain.negative, ""
+    if negative:
+        undecided = "there is a direction of negative curvature"
+    else:
+        a, b = forget.dot(of_forget.x).item(), retain.dot(of_retain.x).item()
+        # off by r_r'(H+δI)⁻¹r_f, as a by r_f'…r_f
+        c = (retain.dot(of_forget.x) + of_retain.x.dot(of_forget.residual)).item()
+        missing_a, missing_b = (
+            found.residual.dot(found.residual).item() * large for found in (of_forget, of_retain)
+        )
+        missing_c = math.sqrt(missing_a * missing_b)
+        above = demand + c - missing_c > math.sqrt((a + missing_a) * (b + missing_b))
+        below = demand + c + missing_c <= math.sqrt(max(a * b, 0.0))
+        if residual <= _SETTLED and (above or below):
+            unavoidable = above
+            # where it does not bind, the best step for the retain loss alone forgets enough
+            least = 0.5 * ((demand + c) ** 2 / a - b) if demand + c > 0 else -0.5 * b
+        elif steps:
+            undecided = f"the solver left a residual of {residual:.2g} after {steps} products"
+        else:
+            undecided = (
+                "so few records pay for no product of the solver; --curvature_samples N takes N "
+                "whatever they cost"
+            )
+    return SecondOrder(
+        demand=demand,
+        kappa=kappa,
+        spherical_threshold=spherical,
+        spherical_unavoidable=kappa > spherical,
+        positive_definite=spectrum.smallest > 0 and not negative,
+        damping=damping,
+        unavoidable=unavoidable,
+        least_retain_change=least,
+        undecided=undecided,
+        bound_threshold=((2 * large - small) * norms - demand) / small,
+        residual=residual,
+    )
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Approximate solution of A·x = g.
+
+    Attributes:
+        x: the approximate solution, [P].
+        residual: g - Ax, [P].
+        relative_residual: ‖g - Ax‖/‖g‖, 0 for g = 0.
+        negative: a direction p had pᵀAp ≤ 0, so A is not positive definite.
+    """
+
+    x: Tensor
+    residual: Tensor
+    relative_residual: float
+    negative: bool
+
+
+def conjugate_gradients(
+    product: FlatProduct, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2
+) -> Solution:
+    """Solve A·x = g for a positive definite A (Hestenes and Stiefel 1952).
+
+    Args:
+        product: A·v.
+        g: the right-hand side, flat.
+        steps: products with A at most.
+        tolerance: stops once ‖g - Ax‖ is this share of ‖g‖.
+
+    Returns:
+        The `Solution`.
+    """
+    x = torch.zeros_like(g)
+    residual = g.clone()
+    p = residual.clone()
+    square, g_square = residual.dot(residual), g.dot(g)
+    for _ in range(steps):
+        if square <= tolerance**2 * g_square:
+            break
+        a_p = product(p)
+        p_a_p = p.dot(a_p)
+        if p_a_p <= 0:
+            return Solution(x, residual, (square / g_square).sqrt().item(), True)
+        step = square / p_a_p
+        x = x + step * p
+        residual = residual - step * a_p
+        square, last = residual.dot(residual), square
+        p = residual + (square / last) * p
+    return Solution(x, residual, (square / g_square).sqrt().item() if g_square > 0 else 0.0, False)
+
+
+@dataclass(frozen=True)
+class HessianBudget:
+    """Products with the Hessian that an assessment may compute, and the records they run over.
+
+    Attributes:
+        samples: records of the Hessian, 0 for none.
+        batch_size: of the passes of the assessment.
+        lanczos_steps: products at most for the spectrum.
+        most_cost: cost limit of all of them, in records of a forward and backward pass.
+    """
+
+    samples: int
+    batch_size: int
+    lanczos_steps: int = LANCZOS
+    most_cost: float = math.inf
+
+    @classmethod
+    def affordable(cls, budget: float, records: int, batch_size: int) -> HessianBudget:
+        """As many records as pay for all products; none where one pays for too few."""
+        single = cls(1, batch_size)
+        products = LANCZOS + 2 * SOLVER
+        samples = int(budget / single.cost(products))
+        if samples > single.size:
+            samples = max(single.size, int(budget / (products * _PRODUCT)))
+        samples = min(max(1, samples), records)
+        fitting = int((budget / samples - _PRODUCT) / _NEXT_PRODUCT) + 1
+        if fitting < _FEWEST_PRODUCTS:
+            return cls(0, batch_size, 0, budget)
+        return cls(samples, batch_size, min(LANCZOS, fitting), budget)
+
+    @property
+    def size(self) -> int:
+        """Records of a batch; a second derivative keeps several times the activations."""
+        return min(self.batch_size, FULL_BATCH)
+
+    def cost(self, products: int) -> float:
+        """Of so many, in records of a forward and backward pass."""
+        following = _NEXT_PRODUCT if self.samples <= self.size else _PRODUCT
+        return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
+
+    def solver_steps_left(self, done: int) -> int:
+        """Products left for each of the two solutions after so many."""
+        if math.isinf(self.most_cost):
+            return SOLVER
+        step = self.cost(done + 2) - self.cost(done)
+        return max(0, min(SOLVER, int((self.most_cost - self.cost(done)) / step)))

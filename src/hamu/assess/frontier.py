@@ -1,7 +1,8 @@
-"""What forgetting costs before any step is taken: the least first-order price of each demand (paper, Theorem 4.1)."""
+"""The first-order price of each demand (paper, Theorem 4.1) and the verdict on the run's."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,10 @@ from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.methods.base import ConstraintStatus
 
+CAN_IMPROVE, WILL_COST, MUST_HURT = 0, 3, 4
+# the free share of the feasible demand below which no demand worth making is free
+NEXT_TO_NOTHING = 0.05
+
 
 @dataclass(frozen=True)
 class Frontier:
@@ -18,14 +23,17 @@ class Frontier:
 
     Attributes:
         demand: the constraint, Q/η or U/η, [P] from 0 to the feasible limit.
-        retain_change: change of the retain loss, [P]; negative is an improvement (F_r* of Theorem 4.1 for HAMU-Q).
+        retain_change: change of the retain loss, [P]; negative is an improvement (F_r* of Theorem
+            4.1 for HAMU-Q).
         forget_change: change of the forget loss, [P]; positive is forgetting.
         feasible_limit: the largest demand that the gradients allow, Σ n_r,i n_f,i.
-        free_limit: the largest demand that costs the other side nothing to first order, where the price turns from
-            gain to loss; for one block it is n_r n_f sinθ where κ > 0, else all that is feasible (App. B.4).
-        criterion_limit: the demand at which the aggregate stopping criterion is met, Σ n_r,i n_f,i sinθ_i (App. C);
-            with several blocks of different angles it may be on either side of the free limit, and far below it where
-            some are opposed.
+        free_limit: the largest demand that costs the other side nothing to first order, where the
+            price turns from gain to loss; for one block it is n_r n_f sinθ where κ > 0, else all
+            that is feasible (App. B.4).
+        criterion_limit: the demand that meets the aggregate stopping criterion, Σ n_r,i n_f,i
+            sinθ_i (App. C; a step's `ConstraintStatus.free_limit`). With several blocks of
+            different angles it may be on either side of the free limit, and far below it where some
+            are opposed.
     """
 
     demand: Tensor
@@ -34,6 +42,11 @@ class Frontier:
     feasible_limit: float
     free_limit: float
     criterion_limit: float
+
+    @property
+    def free_share(self) -> float:
+        """The free share of the feasible demand."""
+        return self.free_limit / self.feasible_limit if self.feasible_limit > 0 else 0.0
 
     def at(self, demand: float) -> tuple[float, float]:
         """(retain_change, forget_change) of a demand, interpolated."""
@@ -52,15 +65,14 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
 
     Args:
         gram: their Gram.
-        method: its constrained side, its radius and its distribution over blocks are used, not its constraint.
-        points: how many demands to compute, denser towards the feasible limit.
+        method: gives the constrained side, radius and distribution over blocks, not the constraint.
+        points: number of demands, denser towards the feasible limit.
     """
 
     def at(share: float) -> tuple[Tensor, Tensor, ConstraintStatus]:
-        """The changes of both losses, and the constraint, at this share of what is feasible."""
-        weights = replace(
-            method, constraint=share, constraint_mode="relative", stopping="aggregate"
-        ).weigh(gram)
+        """The changes of both losses, and the constraint, at this share of the feasible demand."""
+        asked = replace(method, constraint=share, constraint_mode="relative", stopping="aggregate")
+        weights = asked.weigh(gram)
         assert weights.constraint is not None
         return *gram.changes(weights.retain, weights.forget), weights.constraint
 
@@ -69,19 +81,14 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
         return bool(retain <= 0 if method.constrained == "forget" else forget >= 0)
 
     even = torch.linspace(0.0, 1.0, points, dtype=torch.float64)
-    shares = (
-        1.0 - (1.0 - even).square()
-    )  # denser towards the feasible limit, where the price rises steeply
-    # a demand of nothing is the limit of small ones: the objective's own best step that does not harm the other side
+    shares = 1.0 - (1.0 - even).square()  # the price rises steeply towards the feasible limit
+    # a demand of nothing is the limit of small ones: the objective's own best step without harm
     found = [at(share) for share in shares.clamp(min=1e-9).tolist()]
     status = found[-1][2]
-    low, high = 0.0, 1.0
-    if is_free(1.0):
-        low = 1.0
-    else:  # the price never falls with the demand, so there is one place where it turns
-        for _ in range(50):
-            middle = 0.5 * (low + high)
-            low, high = (middle, high) if is_free(middle) else (low, middle)
+    low, high = (1.0, 1.0) if is_free(1.0) else (0.0, 1.0)
+    while high - low > 2.0**-50:  # the price never falls with the demand, so it turns only once
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if is_free(middle) else (low, middle)
     return Frontier(
         demand=torch.stack([constraint.demand for _, _, constraint in found]),
         retain_change=torch.stack([retain for retain, _, _ in found]),
@@ -90,3 +97,86 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
         free_limit=low * status.max_demand.item(),
         criterion_limit=status.free_limit.item(),
     )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to whether to start.
+
+    Attributes:
+        code: 0 both objectives can improve, 3 it costs, 4 next to nothing is free or no step is
+            possible: the exit code of `hamu assess`.
+        headline: in a few words.
+        reason: the figures behind it, in words.
+        constraint: a suggested share of the feasible demand, for constraint_mode="relative"; 0 for
+            none.
+        learning_rate: a suggested rate, at which second order is at most a tenth of first order;
+            None if unknown.
+    """
+
+    code: int
+    headline: str
+    reason: str
+    constraint: float
+    learning_rate: float | None
+
+
+def judge(
+    found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None
+) -> Verdict:
+    """Judge a constraint.
+
+    Args:
+        found: the method's frontier.
+        method: the HAMU method of the run to come.
+        scales: the reciprocals of the retain and forget clip factors, so that changes are of the
+            losses.
+        trusted_rate: the learning rate that first order allows, infinite or None if there is no
+            bound.
+    """
+    feasible, free, share = found.feasible_limit, found.free_limit, found.free_share
+    suggested = max(0.01, round(0.5 * share, 2))
+    rate = None if trusted_rate is None or math.isinf(trusted_rate) else _two_digits(trusted_rate)
+    asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)
+    if method.on_infeasible == "clamp":
+        asked = min(asked, feasible)
+    unit = "per unit of learning rate"
+    limits = f"a demand up to {free:.4g} of at most {feasible:.4g} {unit} is free ({share:.0%})"
+    same = "the gradients of both losses point"
+    if share < NEXT_TO_NOTHING and asked > free:
+        if free > 0:
+            reason = f"{same} nearly the same way; {limits}, and the demand is {asked:.4g}."
+            return Verdict(MUST_HURT, "stop: next to nothing is free", reason, 0.0, rate)
+        reason = f"{same} the same way; no demand is free, of at most {feasible:.4g} {unit}."
+        return Verdict(MUST_HURT, "stop: every step must hurt", reason, 0.0, rate)
+    if asked > feasible * (1 + 1e-12):
+        reason = (
+            f"the demand {asked:.4g} is more than the gradients allow, {feasible:.4g} {unit}, "
+            f"so no step can be taken; {limits}."
+        )
+        return Verdict(MUST_HURT, "stop: the constraint cannot be met", reason, suggested, rate)
+    retain, forget = (change * scale for change, scale in zip(found.at(asked), scales, strict=True))
+    if asked <= free * (1 + 1e-9):
+        reason = (
+            f"{limits}, and the demand is {asked:.4g}. To first order, a step of learning rate η "
+            f"changes the retain loss by {retain:+.4g}·η and the forget loss by {forget:+.4g}·η."
+        )
+        if share >= NEXT_TO_NOTHING:
+            return Verdict(CAN_IMPROVE, "can improve both", reason, suggested, rate)
+        much = "That is next to nothing of what the gradients allow"
+        reason += f" {much}; a demand that does more will cost."
+        return Verdict(CAN_IMPROVE, "can improve both, by next to nothing", reason, 0.0, rate)
+    if method.constrained == "forget":
+        price = f"will cost about {abs(retain / forget):.3g} retain loss per 1 of forget loss"
+    else:
+        price = (
+            f"will lower the forget loss by about {abs(forget / retain):.3g} per 1 of retain loss"
+        )
+    reason = f"{limits}, but the demand is {asked:.4g}."
+    return Verdict(WILL_COST, price, reason, suggested, rate)
+
+
+def _two_digits(value: float) -> float:
+    """Rounded down to two digits."""
+    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.floor(value / scale + 1e-9) * scale:.2g}")

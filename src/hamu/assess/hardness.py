@@ -1,7 +1,8 @@
-"""The hardness of an unlearning problem, from the mean gradients of both sides."""
+"""The hardness of an unlearning problem, from the mean gradients of both sides, with intervals."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hamu.assess.assessed_model import AssessedModel
-from hamu.assess.gradients import PartedGram, parted_gradient
+from hamu.assess.gradients import FEWEST_PARTS, AssessedModel, PartedGram, parted_gradient
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.methods.base import ConstraintStatus, regime_at
 
 REGIMES = ("direct", "rectified", "unavoidable")
+_AT_ONCE = 1 << 20  # numbers of the Grams' intermediate sums that are held at a time
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Hardness:
 
     Attributes:
         kappa: κ = g_r·g_f of the clipped gradients; the larger, the harder.
-        cos: cosθ between them, whatever their size.
-        direct_threshold: κ1 (κ3 for HAMU-U); at or below it the objective's own gradient keeps the promise.
-        stop_threshold: κ2 (κ4); above it every step that keeps the promise must hurt the other side.
+        cos: cosθ between them.
+        direct_threshold: κ1 (κ3 for HAMU-U); at or below it the objective's own gradient meets the
+            constraint.
+        stop_threshold: κ2 (κ4); above it every step that meets the constraint must hurt the other
+            side.
         regime: "direct", "rectified" or "unavoidable" (Fig. 1).
-        capacity: the largest constraint that the gradients allow.
+        max_demand: the largest constraint that the gradients allow.
     """
 
     kappa: float
@@ -41,7 +44,7 @@ class Hardness:
 
     @classmethod
     def at(cls, status: ConstraintStatus) -> Hardness:
-        """The whole model's, from how a constraint on the clipped gradients stands; see `constraint_status`."""
+        """The whole model's, from the `constraint_status` of the clipped gradients."""
         return cls(
             status.kappa.item(),
             status.gram.total().cos.item(),
@@ -72,7 +75,7 @@ class BlockHardness:
 
     @classmethod
     def at(cls, status: ConstraintStatus) -> BlockHardness:
-        """Each block's, from how a constraint on the clipped gradients stands; see `constraint_status`."""
+        """Each block's, from the `constraint_status` of the clipped gradients."""
         gram, phi = status.gram, status.fraction.clamp(max=1.0)
         norms = gram.retain_norm * gram.forget_norm
         direct, stop = -phi * norms, ((1.0 - phi) * (1.0 + phi)).sqrt() * norms
@@ -80,20 +83,20 @@ class BlockHardness:
 
 
 def variants_of(method: HamuQ | HamuU) -> dict[str, HamuQ | HamuU]:
-    """Both variants by name, with the same constraint, each demanding it of its own side."""
+    """HAMU-Q and HAMU-U by name, with the same constraint, each on its own side."""
     shared = (method.constraint, method.constraint_mode, method.distribution, method.radius)
     return {cls.name: cls(*shared) for cls in (HamuQ, HamuU)}
 
 
 def constraint_status(gram: PairGram, method: HamuQ | HamuU) -> ConstraintStatus:
-    """How a HAMU method's constraint stands."""
+    """The status of a HAMU method's constraint."""
     status = method.weigh(gram).constraint
     assert status is not None
     return status
 
 
 def clipped(gram: PairGram, max_grad_norm: float | None) -> PairGram:
-    """The Gram as a step would weigh it."""
+    """The Gram after clipping, as a step weighs it."""
     return gram.scaled(*gram.clip_factors(max_grad_norm))
 
 
@@ -105,28 +108,188 @@ def measure_hardness(
     collate: Callable[[Any], Mapping[str, Tensor]],
     batch_size: int = 500,
 ) -> Hardness:
-    """Measure the hardness over all data and nothing else: one pass over each side, in evaluation mode.
+    """Measure the hardness alone: one pass over all data of each side, in evaluation mode.
 
-    Each side's mean gradient is clipped to a norm of 1; `assess` has other settings.
+    Clips each side's mean gradient to a norm of 1; `assess_model` has other settings.
 
     Args:
-        model: the model; weights, gradients and mode are as before afterwards.
+        model: the model; the call restores weights, gradients and mode.
         retain, forget: the two sets.
-        collate: makes a batch from what a data set gives.
+        collate: makes a batch from records.
         batch_size: records per pass.
 
     Returns:
-        The hardness; the thresholds are those of HAMU-Q when half of what is possible is demanded.
+        The hardness; the thresholds are those of HAMU-Q at a demand of half of the feasible limit.
 
     Raises:
-        HamuError: if a set is empty or has nothing that is scored, nothing is trainable, or a gradient is zero or not
-            finite.
+        HamuError: if a set is empty or has nothing that is scored, nothing is trainable, or a
+            gradient is zero or not finite.
     """
     assessed = AssessedModel(model, retain, forget, collate, batch_size)
     with assessed.untouched():
         sides = [parted_gradient(assessed, side, parts=1) for side in ("retain", "forget")]
         with torch.no_grad():
             gram = clipped(PartedGram.of(assessed, *sides).gram(), max_grad_norm=1.0)
-    return Hardness.at(
-        constraint_status(gram, HamuQ(0.5, constraint_mode="relative", stopping="off"))
+    method = HamuQ(0.5, constraint_mode="relative", stopping="off")
+    return Hardness.at(constraint_status(gram, method))
+
+
+@dataclass(frozen=True)
+class VariantIntervals:
+    """The intervals of what depends on the variant, HAMU-Q or HAMU-U; see `Intervals`.
+
+    Attributes:
+        direct_threshold: (low, high) of κ1 (κ3 for HAMU-U) of the whole model.
+        stop_threshold: (low, high) of κ2 (κ4), likewise.
+        regimes: share of the replicates in each regime of the whole model.
+        block_direct_threshold, block_stop_threshold: of each block, [L, 2].
+        block_regimes: share of the replicates in each of `REGIMES`, [L, 3].
+    """
+
+    direct_threshold: tuple[float, float]
+    stop_threshold: tuple[float, float]
+    regimes: dict[str, float]
+    block_direct_threshold: Tensor
+    block_stop_threshold: Tensor
+    block_regimes: Tensor
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Bootstrap intervals over the batches of both sides (Efron 1979), and each regime's frequency.
+
+    An interval lies between quantiles of the replicates after a shift of their mean to the
+    estimate: a resampled mean gradient is longer than the mean gradient, which would pull every
+    cosine towards 0. The replicates spread by √(m/(m-1)) about it, as the parts are
+    that much nearer to their mean than to the truth. Regimes compare a replicate's κ, so moved,
+    with the thresholds of the estimate.
+
+    Attributes:
+        level: the share of replicates that lie inside.
+        replicates: their number.
+        parts: m, of the side that has fewer.
+        kappa, cos: (low, high) of the whole model.
+        regimes: those of the method's variant.
+        block_kappa, block_cos: [L, 2].
+        variants: by the name of the variant.
+    """
+
+    level: float
+    replicates: int
+    parts: int
+    kappa: tuple[float, float]
+    cos: tuple[float, float]
+    regimes: dict[str, float]
+    block_kappa: Tensor
+    block_cos: Tensor
+    variants: dict[str, VariantIntervals]
+
+
+def bootstrap(
+    parted: PartedGram,
+    method: HamuQ | HamuU,
+    max_grad_norm: float | None,
+    *,
+    replicates: int = 500,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Intervals | None:
+    """Resample the parts of each side with replacement; sums known dot products, reads no data.
+
+    Args:
+        parted: the dot products of all parts.
+        method: the HAMU method of the run; both variants take its constraint.
+        max_grad_norm: the clipping of the run to come.
+        replicates, level: see `Intervals`.
+        seed: seed of the resampling.
+
+    Returns:
+        The intervals; None if a side has fewer than 8 parts.
+    """
+    sizes = (len(parted.retain_shares), len(parted.forget_shares))
+    parts = min(sizes)
+    if parts < FEWEST_PARTS:
+        return None
+    variants = variants_of(method)
+
+    def of_sample(*counts: Tensor) -> dict[str, Tensor]:
+        return _figures(clipped(parted.gram(*counts), max_grad_norm), variants)
+
+    generator = torch.Generator().manual_seed(seed)
+    draws = [
+        [torch.randint(m, (m,), generator=generator).bincount(minlength=m) for m in sizes]
+        for _ in range(replicates)
+    ]
+    counts = (torch.stack(side).double() for side in zip(*draws, strict=True))
+    rows = max(1, _AT_ONCE // (len(parted.products) * sum(sizes)))
+    drawn = torch.func.vmap(of_sample, chunk_size=rows)(*counts)
+    known = of_sample(*(torch.ones(m) for m in sizes))
+    spread = math.sqrt(parts / (parts - 1))
+    moved = {name: (v - v.mean(0)) * spread + known[name] for name, v in drawn.items()}
+    ends = {name: _interval(name, values, level) for name, values in moved.items()}
+    by_variant = {name: _of_variant(name, moved, known, ends) for name in variants}
+    return Intervals(
+        level,
+        replicates,
+        parts,
+        _pair(ends["kappa"]),
+        _pair(ends["cos"]),
+        by_variant[method.name].regimes,
+        ends["block_kappa"],
+        ends["block_cos"],
+        by_variant,
     )
+
+
+def _figures(gram: PairGram, variants: Mapping[str, HamuQ | HamuU]) -> dict[str, Tensor]:
+    """The figures with intervals, by name; a variant's begin with its name."""
+    figures = {
+        "kappa": gram.dot.sum(),
+        "cos": gram.total().cos[0],
+        "block_kappa": gram.dot,
+        "block_cos": gram.cos,
+    }
+    for name, variant in variants.items():
+        status = constraint_status(gram, variant)
+        blocks = BlockHardness.at(status)
+        figures |= {
+            f"{name} direct": status.direct_threshold,
+            f"{name} stop": status.stop_threshold,
+            f"{name} block direct": blocks.direct_threshold,
+            f"{name} block stop": blocks.stop_threshold,
+        }
+    return figures
+
+
+def _of_variant(
+    name: str, moved: Mapping[str, Tensor], known: Mapping[str, Tensor], ends: Mapping[str, Tensor]
+) -> VariantIntervals:
+    def shares(kappa: str, of: str) -> Tensor:
+        regime = regime_at(moved[kappa], known[f"{name} {of}direct"], known[f"{name} {of}stop"])
+        each = [(regime == number).double().mean(0) for number in range(len(REGIMES))]
+        return torch.stack(each, dim=-1)
+
+    return VariantIntervals(
+        _pair(ends[f"{name} direct"]),
+        _pair(ends[f"{name} stop"]),
+        dict(zip(REGIMES, shares("kappa", "").tolist(), strict=True)),
+        ends[f"{name} block direct"],
+        ends[f"{name} block stop"],
+        shares("block_kappa", "block "),
+    )
+
+
+def _interval(name: str, values: Tensor, level: float) -> Tensor:
+    """[..., 2] from replicates [B, ...]; |cosθ| ≤ 1, κ1 and κ3 ≤ 0, κ2 and κ4 ≥ 0."""
+    quantiles = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)
+    ends = torch.quantile(values, quantiles, dim=0).movedim(0, -1)
+    if name.endswith("cos"):
+        return ends.clamp(-1.0, 1.0)
+    if name.endswith("direct"):
+        return ends.clamp(max=0.0)
+    return ends.clamp(min=0.0) if name.endswith("stop") else ends
+
+
+def _pair(ends: Tensor) -> tuple[float, float]:
+    low, high = ends.tolist()
+    return low, high

@@ -8,9 +8,14 @@ from rich.console import Console
 from rich.text import Text
 from transformers import set_seed
 
-from hamu.assess import REGIMES, Assessment, assess, plain_answer
-from hamu.assess.settings import check_settings
-from hamu.assess.verdict import ERROR_RATIO
+from hamu.assess import (
+    ERROR_RATIO,
+    REGIMES,
+    Assessment,
+    assess_model,
+    check_settings,
+    plain_answer,
+)
 from hamu.cli.options import AssessOptions, DataOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.problem import fitted_problem, open_problem
@@ -63,7 +68,7 @@ def run(argv: list[str], console: Console) -> int:
     _announce(task, problem, method, args, console)
     with task_bar(console) as bar:
         shown = bar.add_task("assess", total=None)
-        found = assess(
+        found = assess_model(
             model,
             problem.retain,
             problem.forget,

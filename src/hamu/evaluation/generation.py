@@ -104,7 +104,7 @@ def _plain_settings(model: Any) -> Iterator[None]:
 
     is_adapter = hasattr(model, "get_base_model")  # its settings are those of its base
     inner = model.get_base_model() if is_adapter else model
-    kept, inner.generation_config = inner.generation_config, GenerationConfig()  # type: ignore[no-untyped-call]
+    kept, inner.generation_config = inner.generation_config, GenerationConfig()
     try:
         yield
     finally:

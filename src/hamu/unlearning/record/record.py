@@ -39,7 +39,7 @@ from hamu.unlearning.run_files import (
 from hamu.unlearning.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from hamu.assess.hardness import Hardness
+    from hamu.assess import Hardness
     from hamu.unlearning.trainer import UnlearnTrainer
 
 VERSION = 2
