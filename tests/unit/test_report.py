@@ -100,7 +100,7 @@ def test_contents_are_in_a_page_only_on_request(tmp_path):
     names = ("Ada Unlikely", "Bob Unlikely")
     run = example_run(tmp_path, names=names)
     shown = report_page([Reported(run, image_observations(names))], contents=True)
-    hidden = report_page([Reported(run, image_observations(names))])
+    hidden = without_script(report_page([Reported(run, image_observations(names))]))
     assert "Ada Unlikely" in shown
     assert "data:image/png" in shown
     assert "holds contents of the data" in shown
@@ -648,7 +648,6 @@ def without(evaluation, *place):
     ("evaluation.json", "[" * 200_000, "evaluation.json cannot be read: "),
     ("steps.jsonl", "[" * 200_000 + "\n", "of steps.jsonl, 1 line is damaged"),
     ("steps.jsonl", '{"step": 1, "kappa": 1' + "0" * 400 + "}\n", ""),
-    ("steps.jsonl", '{"step": 1' + "0" * 400 + "}\n", "of steps.jsonl, 1 line is damaged"),
     ("layers.jsonl", '{"step": 0, "blocks": ["a", "b"]}\n{"step": 1, "cos": ["x", 1], "change": [1, 2]}\n', ""),
     ("layers.jsonl", '{"step": 0, "blocks": ["a"]}\n{"step": 1, "cos": 3, "change": [1]}\n', ""),
     ("layers.jsonl", '{"step": 0, "blocks": 5}\n{"step": 1, "cos": [1]}\n', "does not begin with the names"),

@@ -142,8 +142,9 @@ def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
 
 def label_of(name: str, end: Gains, limits: Limits) -> str:
     """Name of a method, with its end where that lies outside the picture."""
+    retain, forget = end
     inside = all(low <= value <= high for value, (low, high) in zip(end, limits, strict=True))
-    return name if inside else f"{name} (ends at {end.retain:.2g}, {end.forget:.2g})"
+    return name if inside else f"{name} (ends at {retain:.2g}, {forget:.2g})"
 
 
 def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
