@@ -4,7 +4,9 @@ import pytest
 import torch
 from helpers import Holder, collect, combine
 
-from hamu import HamuQ, PairedGradients, StepGuard, combining, guard
+from hamu import HamuQ, PairedGradients, StepGuard
+from hamu.core import combine as combining
+from hamu.core import guard
 
 SHAPES = [
     (40, 7),

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
-from hamu import HamuError, build_method, plugins
+from hamu import HamuError, build_method
 from hamu.cli import main
+from hamu.core import plugins
 from hamu.core.objectives import build_objective
 from hamu.evaluation import build_metrics, further_figures
 

@@ -19,8 +19,8 @@ from hamu import (
     PairedGradients,
     StoppingRule,
     build_method,
-    plugins,
 )
+from hamu.core import plugins
 from hamu.core.methods import method_classes
 
 
