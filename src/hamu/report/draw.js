@@ -28,7 +28,7 @@
       const shown = data.map((one) => one.line?.color === "#000000"
         ? { ...one, line: { ...one.line, color: ink("--ink") }, marker: { ...one.marker, color: ink("--ink") } } : one);
       const width = widthOf ? { width: widthOf(holder) } : {};
-      Plotly.react(holder, shown, { ...layoutOf(layout, ink), ...width }, { responsive: true, displaylogo: false });
+      Plotly.react(holder, shown, { ...layoutOf(layout, ink), ...width }, { responsive: true, displayModeBar: false });
     }
   };
 
