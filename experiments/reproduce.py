@@ -23,10 +23,10 @@ from hamu.cli.parser import Parser
 from hamu.cli.parsing import parse
 from hamu.cli.run_settings import every_option
 from hamu.cli.running import ending, run_waiting
-from hamu.cli.tables import plain_table
 from hamu.cli.tasks import task_name
 from hamu.data.sources import MINIATURE, located
 from hamu.errors import HamuError, Interrupted, unknown
+from hamu.report.tables import plain_table
 from hamu.unlearning.compare import Children, Plan
 from hamu.unlearning.compare.children import Call
 from hamu.unlearning.compare.rows import Row, check_same_inputs

@@ -7,9 +7,8 @@ import torch
 
 from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.evaluation import Predictions, TokenPredictions
-from hamu.report.answers import answered
 from hamu.report.images import most_and_least_changed
-from hamu.report.observations import ImageObservations, TextObservations
+from hamu.report.records import ImageObservations, TextObservations, answered
 from hamu.report.run import read_run
 
 NASTY = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>{{ 7*7 }}\u2028"

@@ -14,7 +14,7 @@ from experiments.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.evaluation.gains import Gains, pareto_optimal
-from hamu.report.trajectories import STYLES
+from hamu.report.pictures import STYLES
 from hamu.unlearning.stop_reason import kind_in
 
 CONSTRAINTS = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -20,8 +20,7 @@ from experiments.paper.common import METHODS, OURS
 from experiments.paper.experiment import IMAGE_STEPS, Claim, Figures, Measured, Scale
 from hamu.data import UnlearningData, forget_class, read_images
 from hamu.models import load_classifier
-from hamu.report.plots import save_figure
-from hamu.report.trajectories import STYLES
+from hamu.report.pictures import STYLES, save_figure
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 from hamu.unlearning.trainer.quiet import silence
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hamu.evaluation.gains import Gains
-from hamu.report.plots import draw_trajectories, save_figure, styles_of
+from hamu.report.pictures import draw_trajectories, save_figure, styles_of
 
 RETAIN_GAIN, FORGET_GAIN = (
     r"retain utility gained, $-\Delta L_r$",

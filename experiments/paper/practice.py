@@ -14,7 +14,7 @@ from experiments.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import FORGET_GAIN, RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.evaluation.gains import Gains
-from hamu.report.plots import save_figure
+from hamu.report.pictures import save_figure
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0)
 _IMAGES = 45_000  # to retain, in the paper

@@ -13,8 +13,7 @@ from experiments.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import draw_lines
 from hamu.evaluation.gains import Gains
-from hamu.report.plots import save_figure
-from hamu.report.trajectories import STYLES
+from hamu.report.pictures import STYLES, save_figure
 
 _OBJECTIVE = {"hamu-q": ("retain", r"-\Delta L_r"), "hamu-u": ("forget", r"\Delta L_f")}
 _THRESHOLD = {

@@ -21,8 +21,7 @@ from hamu.assess import REGIMES
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU, Method
 from hamu.core.pair_step import PairStep
-from hamu.report.plots import save_figure
-from hamu.report.trajectories import STYLES
+from hamu.report.pictures import STYLES, save_figure
 
 _RETAIN, _FORGET = "#009E73", "#000000"
 _KEPT, _WITHIN, _FREE = "#E4F2FB", "#A9D7F3", "#F0E442"

@@ -21,7 +21,8 @@ from hamu.cli.refused import has_a_place
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 from hamu.models.saving import save_model
-from hamu.report.answers import AnsweredRecord, answers_page
+from hamu.report.page import answers_page
+from hamu.report.records import AnsweredRecord
 from hamu.unlearning.trainer.checkpoints import seal
 
 CANARY = "Quillon Trevanthe"

@@ -12,10 +12,7 @@ import pytest
 from hamu import HamuError
 from hamu.core.methods import HamuQ, Method, build_method, method_classes
 from hamu.evaluation import Gains
-from hamu.unlearning.compare import Cell, Comparison, Plan, Runs, cells
-from hamu.unlearning.compare.children import Ended
-from hamu.unlearning.compare.rows import failed_row, finished_row, start_figures
-from hamu.unlearning.compare.table import (
+from hamu.report.comparison import (
     csv_table,
     escape_latex,
     escape_markdown,
@@ -25,6 +22,9 @@ from hamu.unlearning.compare.table import (
     start_line,
     volumes_line,
 )
+from hamu.unlearning.compare import Cell, Comparison, Plan, Runs, cells
+from hamu.unlearning.compare.children import Ended
+from hamu.unlearning.compare.rows import failed_row, finished_row, start_figures
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.stop_reason import ALL_DONE, StopKind
 from hamu.unlearning.trainer import UnlearnConfig

@@ -8,7 +8,6 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from hamu import HamuError
-from hamu.cli.evaluation_tables import membership_difference_line, membership_line
 from hamu.evaluation import (
     Predictions,
     classifier_report,
@@ -18,6 +17,7 @@ from hamu.evaluation import (
     predict_tokens,
 )
 from hamu.evaluation.membership import _matched, auc_of
+from hamu.report.tables import membership_difference_line, membership_line
 
 
 def random_predictions(n, seed, classes=3):

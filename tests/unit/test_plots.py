@@ -2,7 +2,7 @@
 
 from matplotlib import pyplot as plt
 
-from hamu.report.plots import draw_trajectories
+from hamu.report.pictures import draw_trajectories
 
 PATHS = {
     "ft": [(0.0, 0.0), (0.2, 0.1)],

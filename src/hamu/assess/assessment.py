@@ -51,13 +51,6 @@ from hamu.assess.hardness import (
     constraint_status,
     variants_of,
 )
-from hamu.assess.hessian_budget import LANCZOS, SOLVER, HessianBudget
-from hamu.assess.influence import share_of_top
-from hamu.assess.intervals import Intervals, bootstrap
-from hamu.assess.second_order import SecondOrder, second_order
-from hamu.assess.settings import check_settings
-from hamu.assess.vectors import flat, shaped
-from hamu.assess.verdict import ERROR_RATIO, Verdict, judge
 from hamu.core.gram import Blocks, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions

@@ -20,12 +20,12 @@ from hamu.cli.options import AssessOptions, DataOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.problem import fitted_problem, open_problem
 from hamu.cli.progress import task_bar
-from hamu.cli.tables import plain_table
 from hamu.cli.tasks import Task
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
 from hamu.data import UnlearningData
 from hamu.report import plot_frontiers
+from hamu.report.tables import plain_table
 from hamu.unlearning.run_files import ASSESSMENT, FRONTIER
 from hamu.unlearning.trainer import UnlearnConfig
 

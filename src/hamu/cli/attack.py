@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.attack_tables import attack_tables
 from hamu.cli.options import DataOptions, OriginalOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.problem import fitted_problem, open_problem
@@ -28,7 +27,8 @@ from hamu.evaluation.attacks import (
 from hamu.evaluation.attacks.attacker import check_can_quantize
 from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED
 from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
-from hamu.report.attack_section import plot_attacks
+from hamu.report.pictures import plot_attacks
+from hamu.report.tables import attack_tables
 from hamu.unlearning.record.record import plain
 from hamu.unlearning.run_files import ATTACK, ATTACK_PICTURE
 from hamu.unlearning.run_folder import RunFolder

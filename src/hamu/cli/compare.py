@@ -17,14 +17,11 @@ from hamu.cli.parsing import parse
 from hamu.cli.problem import inputs_of, open_problem
 from hamu.cli.run_settings import every_option
 from hamu.cli.running import run_waiting
-from hamu.cli.tables import plain_table
 from hamu.core.methods import method_classes
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.report import plot_comparison
-from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
-from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
-from hamu.unlearning.compare.table import (
+from hamu.report.comparison import (
     CAPTION,
     SETTINGS,
     columns_of,
@@ -36,6 +33,9 @@ from hamu.unlearning.compare.table import (
     volumes_line,
     written,
 )
+from hamu.report.tables import plain_table
+from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
+from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
 from hamu.unlearning.run_files import (
     COMPARISON,
     COMPARISON_PICTURE,

@@ -21,11 +21,11 @@ from transformers import set_seed
 from hamu.assess import measure_hardness
 from hamu.cli.parser import Parser
 from hamu.cli.progress import ProgressBar, task_bar
-from hamu.cli.tables import plain_table
 from hamu.core.methods import method_classes
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.report import plot_trajectories
+from hamu.report.tables import plain_table
 from hamu.unlearning.run_files import SUMMARY, TRAJECTORIES
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original

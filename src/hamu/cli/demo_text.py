@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 
 from hamu.cli.demo import ABOUT_GOALS, Scenario
-from hamu.cli.tables import plain_table
 from hamu.data import TextCollator, TextRecords, encode, forget_rows, matching, read_text
 from hamu.evaluation import AttackScores, generate_answers, min_k_scores
 from hamu.models.language import new_language_model, new_tokenizer
+from hamu.report.tables import plain_table
 from hamu.unlearning.trainer import UnlearnTrainer
 
 _LENGTH = 96

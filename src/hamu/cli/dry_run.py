@@ -12,7 +12,6 @@ from rich.console import Console
 
 from hamu.cli.image_task import ImageTask
 from hamu.cli.options import DataOptions, RunOptions
-from hamu.cli.tables import plain_table
 from hamu.cli.tasks import Task, choose_task
 from hamu.cli.text_task import TextTask
 from hamu.core.objectives import build_objective
@@ -27,6 +26,7 @@ from hamu.models.shapes import (
     model_shape,
     shape_of,
 )
+from hamu.report.tables import plain_table
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 from hamu.unlearning.trainer.config import checkpoints_activations
 

@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hamu.cli.evaluation_tables import (
-    membership_difference_line,
-    membership_line,
-    reference_table,
-    report_table,
-)
 from hamu.cli.options import OriginalOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tasks import Task
@@ -34,6 +28,12 @@ from hamu.models.classifiers import (
     named_as_in_training,
 )
 from hamu.models.loading import check_is_saved
+from hamu.report.tables import (
+    membership_difference_line,
+    membership_line,
+    reference_table,
+    report_table,
+)
 from hamu.unlearning.trainer import TrainConfig
 
 

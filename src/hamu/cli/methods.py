@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from hamu.cli.tables import plain_table
 from hamu.core.methods import method_rows
 from hamu.errors import HamuError
+from hamu.report.tables import plain_table
 
 
 def run(argv: list[str], console: Console) -> int:

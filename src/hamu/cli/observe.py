@@ -13,9 +13,15 @@ from hamu.data import ImageData, TextRecords, UnlearningData
 from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation import embed
-from hamu.report.answers import AnsweredRecord, answered
 from hamu.report.images import most_and_least_changed
-from hamu.report.observations import ROLES, ImageObservations, Observations, TextObservations
+from hamu.report.records import (
+    ROLES,
+    AnsweredRecord,
+    ImageObservations,
+    Observations,
+    TextObservations,
+    answered,
+)
 
 _EMBEDDED = 500  # images of each set
 

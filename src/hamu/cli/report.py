@@ -12,7 +12,7 @@ from hamu.cli.named_sources import NamedSources, add_permissions
 from hamu.cli.observe import observe
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
-from hamu.report.report import MARK, Reported, report_page
+from hamu.report.page import MARK, Reported, report_page
 from hamu.report.run import read_runs, run_folders
 from hamu.unlearning.run_files import REPORT
 from hamu.whole_files import write_whole

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hamu.cli.evaluation_tables import tofu_table
 from hamu.cli.options import EvaluateOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.text_task import TextTask, some_records
@@ -14,7 +13,9 @@ from hamu.data import TextRecords, UnlearningData, encode
 from hamu.evaluation import TofuSets, forget_quality, tofu_report
 from hamu.evaluation.tofu import PERTURBED
 from hamu.models.language import load_tokenizer
-from hamu.report.answers import AnsweredRecord, answered, answers_page
+from hamu.report.page import answers_page
+from hamu.report.records import AnsweredRecord, answered
+from hamu.report.tables import tofu_table
 from hamu.unlearning.run_files import ANSWERS, ANSWERS_PAGE
 from hamu.unlearning.trainer import TrainConfig
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from hamu.cli.adapter_options import settle_adapter
-from hamu.cli.evaluation_tables import privleak_line, text_membership_line, text_table
 from hamu.cli.options import OriginalOptions
 from hamu.cli.precision import evaluation_precision
 from hamu.cli.tasks import Task
@@ -46,6 +45,7 @@ from hamu.models.language import (
 )
 from hamu.models.loading import check_is_saved
 from hamu.models.saving import check_can_merge, merged
+from hamu.report.tables import privleak_line, text_membership_line, text_table
 from hamu.unlearning.run_files import MERGED
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig

@@ -1,5 +1,5 @@
 """What is shown of runs: pictures saved as files, and the report, one HTML file."""
 
-from hamu.report.plots import plot_comparison, plot_frontiers, plot_trajectories
+from hamu.report.pictures import plot_comparison, plot_frontiers, plot_trajectories
 
 __all__ = ["plot_comparison", "plot_frontiers", "plot_trajectories"]

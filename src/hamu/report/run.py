@@ -1,47 +1,50 @@
-"""What lies in the folder of a run, finished or not, as a report reads it. Nothing is written."""
+"""The folder of a run, finished or not, as a report reads it; nothing is written."""
 
 from __future__ import annotations
 
 import json
 import math
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from hamu.core.methods import method_classes
+from hamu.core.objectives import CrossEntropy
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
+from hamu.evaluation.membership import auc_of
 from hamu.json_files import parse_json
-from hamu.report.elements import counted, were
-from hamu.report.evaluation_shape import ATTACK, ENTRY, EVALUATION, SUMMARY
-from hamu.report.trajectories import gains_at, gains_of, is_near, trajectory_of
+from hamu.report.pictures import gains_at, gains_of, is_near, trajectory_of
 from hamu.unlearning import run_files
 from hamu.unlearning.record.inputs import Inputs, read_inputs
 from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.stop_reason import StopKind, kind_in
 
 _STEP_COLUMNS = (
-    "step", "taken", "retain_loss", "forget_loss", "kappa", "cos", "direct_threshold", "stop_threshold", "demand",
-    "free_limit", "max_demand", "direct_share", "first_order_retain_change", "first_order_forget_change",
-    "realised_retain_change", "realised_forget_change", "promise_kept", "learning_rate",
+    "step", "retain_loss", "forget_loss", "kappa", "direct_threshold", "stop_threshold", "demand", "free_limit",
+    "max_demand", "direct_share", "first_order_retain_change", "first_order_forget_change",
+    "realised_retain_change", "realised_forget_change",
 )  # fmt: skip
 _SIDES = ("forget", "retain")
+_OF_A_STEP = ("criterion", "target", "no forgetting", "retain loss", "infeasible")  # stop kinds
 UNKNOWN = "unknown"  # as a method
-_MOST_STEPS = 2**53  # as a float has them
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What every block did, from layers.jsonl.
+    """Figures of every block, from layers.jsonl.
 
     Attributes:
         blocks: their names, L.
         steps: [T].
-        cos, change: cosθ and ‖Δw‖, [T, L]; NaN where they are not known.
+        cos, change: cosθ and ‖Δw‖, [T, L]; NaN where unknown.
     """
 
     blocks: Sequence[str]
@@ -56,18 +59,15 @@ class Run:
 
     Attributes:
         name: of its folder.
-        method: by which it unlearns.
-        place: its folder; for a run of a demo that of the demo, and its name in it.
+        method: its method.
+        place: its folder; for a run of a demo the demo's folder and the method.
         steps: by figure its values at the logged steps, [T] each; NaN where there is none.
         entries: its evaluations along the way.
-        layers: None without layers.jsonl.
-        evaluation: evaluation.json, None without.
-        record: record.json, None without.
-        attack: attack.json, None without.
+        layers, evaluation, record, attack: the files of these names, None without.
         settings: config.yaml.
-        inputs: inputs.json: digests of what it has read; empty without.
-        notes: what could not be read, and why.
-        failed: why it failed, as the comparison that it is of says; "" if it did not.
+        inputs: digests of its data and models, from inputs.json; empty without.
+        notes: files that could not be read, and why.
+        failed: the error of a failed run of a comparison, else "".
     """
 
     name: str
@@ -85,13 +85,19 @@ class Run:
     failed: str = ""
 
     @property
+    def after(self) -> Mapping[str, Any]:
+        """Figures of the model saved, empty while there is none."""
+        found: Mapping[str, Any] = (self.evaluation or {}).get("after", {})
+        return found
+
+    @property
     def is_finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """True with an evaluation."""
         return self.evaluation is not None
 
     @property
     def is_trajectory_alone(self) -> bool:
-        """Whether only its trajectory is known, as of the runs of a demo."""
+        """True for a run of a demo, which keeps its trajectory alone."""
         return not (self.steps or self.is_finished or self.notes)
 
     @property
@@ -101,67 +107,118 @@ class Run:
 
     @property
     def gains(self) -> Gains | None:
-        """The gains of the model saved or, while there is none, at the last evaluation; None before both."""
+        """Gains of the model saved, else of the last evaluation; None before both."""
         if self.evaluation is not None:
             return gains_of(self.evaluation)
         return self.points[-1] if len(self.points) > 1 else None
 
     @property
-    def earlier_state(self) -> str:
-        """Which model was saved, in words, if it is not that of the last evaluation; else "".
+    def goal(self) -> Mapping[str, Any] | None:
+        """Goal of a finished run with its counts, None without one."""
+        return (self.evaluation or {}).get("goal")
 
-        Its step is that of the evaluation with the very same losses. Nothing else tells it.
+    @property
+    def forgotten(self) -> str:
+        """Count of forgotten records of all, "" without a goal."""
+        goal = self.goal
+        return (
+            ""
+            if goal is None
+            else f"{goal['after']['forgotten']:,} of {goal['after']['records']:,}"
+        )
+
+    @property
+    def retain_model_auc(self) -> float | None:
+        """The retain model's AUC of membership inference, None without one."""
+        return auc_of(self.after.get("retain_model") or {})
+
+    @property
+    def last_step(self) -> int:
+        """The last logged or evaluated step."""
+        logged = self.steps.get("step", np.zeros(0))[-1:]
+        return max([*map(int, logged), *(int(e["step"]) for e in self.entries[-1:])], default=0)
+
+    @property
+    def ended(self) -> str:
+        """Stop reason in words, "" for an unfinished run."""
+        return str((self.evaluation or {}).get("ended", ""))
+
+    @property
+    def ended_kind(self) -> StopKind | None:
+        """Kind of the stop reason; None for an unfinished run."""
+        return None if self.evaluation is None else kind_in(self.evaluation)
+
+    @property
+    def earlier_state(self) -> str:
+        """State of the model saved, in words, unless it is that of the last evaluation; then "".
+
+        Its step is that of the evaluation with the very same losses: no file names it.
         """
         if self.evaluation is None or not self.entries:
             return ""
-        after, last = self.evaluation["after"], self.entries[-1]
+        last = self.entries[-1]
         same = [
             entry["step"]
             for entry in self.entries
             if entry["step"]
-            and all(_same(entry.get(f"eval_{side}_loss"), after[side]["loss"]) for side in _SIDES)
+            and all(_same(entry.get(f"eval_{s}_loss"), self.after[s]["loss"]) for s in _SIDES)
         ]
-        if (
-            same
-        ):  # a best model that was loaded may have been evaluated again, as if of the last step
+        if same:  # a best model may be evaluated again, with the number of the last step
             step = same[0] if self.settings.get("load_best_model_at_end") else same[-1]
-            return (
-                ""
-                if step == last["step"]
-                else f"that of step {step:,}, not that of the last evaluation"
-            )
+            words = f"that of step {step:,}, not that of the last evaluation"
+            return "" if step == last["step"] else words
         if is_near(gains_of(self.evaluation), gains_at(last)):
             return ""
         return "not that of the last evaluation; of which step it is has not been recorded"
 
-    @property
-    def last_step(self) -> int:
-        """The last step that is known of."""
-        logged = self.steps.get("step", np.zeros(0))
-        found = [
-            *(int(s) for s in logged[-1:]),
-            *(int(entry["step"]) for entry in self.entries[-1:]),
-        ]
-        return max(found, default=0)
+    def objective(self, side: str) -> str | None:
+        """Name of the objective whose values the steps log for a side.
+
+        None for a method that is not installed, or settings that cannot be read.
+        """
+        method = method_classes().get(self.method)
+        if method is None or not self.settings:
+            return None
+        if side == "forget":
+            return self.settings.get("forget_objective") or method.forget_objective
+        return method.retain_objective
+
+    def logs_loss(self, side: str) -> bool:
+        """True if the steps log the mean loss of a side, comparable with that of sets and runs."""
+        return self.objective(side) == CrossEntropy.name
+
+    def measured_on(self, name: str) -> str:
+        """Records of a set ("forget", "retain", "test") behind the evaluations' figures."""
+        from hamu.report.charts import counted
+
+        found = self.after.get(name, {})
+        count = found.get("samples", found.get("records"))
+        total = ((self.record or {}).get(f"{name}_set") or {}).get("records")
+        if count is None:
+            most = self.settings.get("max_eval_samples")
+            return f"at most {most:,} records" if isinstance(most, int) else "the set's records"
+        if total is None:
+            return counted(count, "records")
+        if count >= total:
+            return f"all {counted(total, 'records')}"
+        return f"a sample of {count:,} of {total:,} records"
 
     @property
-    def ended(self) -> str:
-        """Why the run ended, "" while it has not."""
-        return "" if self.evaluation is None else str(self.evaluation.get("ended", ""))
-
-    @property
-    def ended_kind(self) -> StopKind | None:
-        """Why the run ended, as a kind; None while it has not."""
-        return None if self.evaluation is None else kind_in(self.evaluation)
+    def end_measured_on(self) -> str:
+        """Records behind the figures of the stop reason, in brackets; "" if it has none."""
+        if (self.evaluation or {}).get("steering") is not None:
+            return (
+                " (figures of the measurements that steered the run, not of the evaluation above)"
+            )
+        return " (figures of that step's batches)" if self.ended_kind in _OF_A_STEP else ""
 
 
 def _same(one: float | None, other: float | None) -> bool:
-    """Whether two figures are alike; where neither is a number they are."""
     return one == other or (one != one and other != other)
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The runs that a folder stands for: itself, or those of a comparison.
+    """Folders of runs that a folder stands for: itself, or the runs of a comparison.
 
     Raises:
         HamuError: if there is none.
@@ -172,32 +229,31 @@ def run_folders(path: Path) -> list[Path]:
         listed = _rows(path)
         ended = {child.parent for child in path.glob(f"*/{run_files.RECORD}")}
         begun = {child.parent for child in path.glob(f"*/{run_files.CONFIG}")}
-        # a run that has ended and is not listed is of an earlier comparison in this folder
+        # a finished run that is not listed belongs to an earlier comparison in this folder
         found = sorted((begun - ended) | {path / name for name in listed} if listed else begun)
         if not found:
             raise HamuError(
                 f"the comparison in {path} has no run yet; wait until its first one has begun"
             )
         return found
-    if not any(
-        (path / name).is_file()
-        for name in (run_files.STEPS, run_files.EVALUATION, run_files.SUMMARY)
-    ):
+    files = (run_files.STEPS, run_files.EVALUATION, run_files.SUMMARY)
+    if not any((path / name).is_file() for name in files):
         raise HamuError(
-            f"{path} holds no run: it has neither steps.jsonl nor evaluation.json; name the --output_dir of a "
+            f"{path} holds no run: it has neither steps.jsonl nor evaluation.json; name the "
+            "--output_dir of a "
             f"`hamu unlearn` or `hamu compare`"
         )
     return [path]
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The run in a folder, or those that a demo tells of."""
+    """Read the run in a folder, or the runs of a demo."""
     summary = path / run_files.SUMMARY
     return _of_demo(summary) if summary.is_file() else [read_run(path)]
 
 
 def read_run(path: Path) -> Run:
-    """Read what a folder holds of a run, as far as it can be read; what cannot is told in `notes`."""
+    """Read the files of a run as far as possible; `notes` names those that cannot be read."""
     notes: list[str] = []
     settings = _settings(path / run_files.CONFIG, notes)
     evaluation = _json(path / run_files.EVALUATION, notes)
@@ -208,32 +264,21 @@ def read_run(path: Path) -> Run:
             f"{path} is not a run of `hamu unlearn`: its evaluation.json has no before and after"
         )
     record = _json(path / run_files.RECORD, notes)
-    failed = _failures(path.resolve().parent).get(path.resolve().name, {})
-    method = (
-        settings.get("method", "hamu-q")
-        if settings
-        else {**failed, **(record or {})}.get("method", UNKNOWN)
+    place = path.resolve()
+    failed = {n: row for n, row in _rows(place.parent).items() if row.get("failed")}.get(
+        place.name, {}
     )
-    wrong = (
-        None if evaluation is None else next(violations(evaluation, EVALUATION, "evaluation"), None)
-    )
-    if wrong is not None:
-        part, _, _ = str(wrong).partition(".per_class_")  # what follows names a class
-        notes.append(f"evaluation.json is not one that can be shown: {part}")
-        evaluation = None
-    wrong = None if record is None else next(violations(record, schema()), None)
-    if wrong is not None:
-        notes.append(f"record.json is not one that can be shown: {wrong}")
-        record = None
+    named = {"method": "hamu-q", **settings} if settings else {**failed, **(record or {})}
+    evaluation = _fitting(evaluation, _shape("evaluation"), run_files.EVALUATION, notes)
     return Run(
-        name=path.resolve().name,
-        method=str(method),
-        place=path.resolve(),
+        name=place.name,
+        method=str(named.get("method", UNKNOWN)),
+        place=place,
         steps=_steps(path / run_files.STEPS, notes),
         entries=_entries(path, notes) if evaluation is None else evaluation["trajectory"],
         layers=_layers(path / run_files.LAYERS, notes),
         evaluation=evaluation,
-        record=record,
+        record=_fitting(record, schema(), run_files.RECORD, notes),
         attack=_attack(path, notes),
         settings=settings,
         inputs=_inputs(path, notes),
@@ -243,97 +288,88 @@ def read_run(path: Path) -> Run:
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs; where folders have the same name, with as many of the folders above them in it as tell them apart."""
-    places = {run.name: {other.place for other in runs if other.name == run.name} for run in runs}
-    return [replace(run, name=_short_path(run.place, places[run.name])) if len(places[run.name]) > 1 else run
-            for run in runs]  # fmt: skip
+    """Prefix names that several folders share with as many parent folders as tell them apart."""
+    return [replace(run, name=_distinct_name(run, runs)) for run in runs]
 
 
-def _short_path(place: Path, places: Collection[Path]) -> str:
-    """The end of a path that no other one has."""
-    parts = place.parts
-    lengths = range(1, len(parts) + 1)
-    own = next(
-        n
-        for n in lengths
-        if all(other == place or other.parts[-n:] != parts[-n:] for other in places)
-    )
-    return Path(*parts[-own:]).as_posix()
+def _distinct_name(run: Run, runs: Sequence[Run]) -> str:
+    others = [one.place for one in runs if one.name == run.name and one.place != run.place]
+    if not others:
+        return run.name
+    parts = run.place.parts
+    ends = (parts[-n:] for n in range(1, len(parts) + 1))
+    return Path(*next(e for e in ends if all(o.parts[-len(e) :] != e for o in others))).as_posix()
 
 
 def _of_demo(path: Path) -> list[Run]:
-    """One run for each method of `hamu demo`, which keeps no more of them than their trajectories."""
     summary = _json(path, [])
-    if summary is None or next(violations(summary, SUMMARY), None) is not None:
+    if summary is None or _fitting(summary, _shape("summary"), path.name, []) is None:
         raise HamuError(
-            f"{path} is not that of a demo; name the --output_dir of a `hamu unlearn` or `hamu demo`"
+            f"{path} is not that of a demo; name the --output_dir of a `hamu unlearn` or `hamu "
+            "demo`"
         )
-    runs = []
-    for method, figures in summary["methods"].items():
-        entries = [
-            {
-                "step": epoch,
-                "at": f"epoch {epoch}",
-                "eval_retain_gain": retain,
-                "eval_forget_gain": forget,
-            }
-            for epoch, (retain, forget) in enumerate(figures["trajectory"])
-        ]
-        runs.append(Run(method, method, path.resolve().parent / method, entries=entries))
-    return runs
+    return [
+        Run(method, method, path.resolve().parent / method, entries=[
+            {"step": n, "at": f"epoch {n}", "eval_retain_gain": retain, "eval_forget_gain": forget}
+            for n, (retain, forget) in enumerate(figures["trajectory"])
+        ])
+        for method, figures in summary["methods"].items()
+    ]  # fmt: skip
+
+
+@cache
+def _shape(name: str) -> dict[str, Any]:
+    """Schema of the parts of a file that a report shows."""
+    text = resources.files("hamu.report").joinpath("shapes.json").read_text("utf-8")
+    return {"$ref": f"#/$defs/{name}", "$defs": json.loads(text)["$defs"]}
+
+
+def _fitting(
+    found: dict[str, Any] | None, shape: Mapping[str, Any], name: str, notes: list[str]
+) -> dict[str, Any] | None:
+    """Content of a file, None with a note if it does not fit its schema."""
+    wrong = None if found is None else next(violations(found, shape, name.split(".")[0]), None)
+    if wrong is None:
+        return found
+    part, _, _ = str(wrong).partition(".per_class_")  # the rest names a class
+    notes.append(f"{name} is not one that can be shown: {part}")
+    return None
 
 
 def _steps(path: Path, notes: list[str]) -> dict[str, np.ndarray]:
-    """The log, line by line into columns, so that a long one fits in little memory."""
-    columns = {name: array("d") for name in _STEP_COLUMNS}
+    """The log by columns, read line by line: a long one fits in little memory."""
     if not path.is_file():
         notes.append("steps.jsonl is missing")
         return {}
+    columns = {name: array("d") for name in _STEP_COLUMNS}
     for found in _lines(path, notes):
         for name, column in columns.items():
             column.append(_number(found.get(name)))
-    kept = {
-        name: np.frombuffer(column) if column else np.zeros(0) for name, column in columns.items()
-    }
-    return {
-        name: column for name, column in kept.items() if name == "step" or np.isfinite(column).any()
-    }
+    kept = {name: np.array(column) for name, column in columns.items()}
+    return {name: one for name, one in kept.items() if name == "step" or np.isfinite(one).any()}
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a log that are whole, one by one; in the end it is noted how many others there were."""
+    """Whole lines of a log; a note counts the others."""
     unread = 0
     with open(path, encoding="utf-8", errors="replace") as file:
         for text in file:
-            found = _line(text)
-            if found is None:
-                unread += 1
-            else:
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):
+                found = None
+            if isinstance(found, dict) and isinstance(found.get("step"), int):
                 yield found
+            else:
+                unread += 1
     if unread:
-        are = "are" if unread != 1 else "is"
-        lines = counted(unread, "lines")
-        notes.append(
-            f"of {path.name}, {lines} {are} broken off or damaged and {were(unread)} skipped"
-        )
-
-
-def _line(text: str) -> dict[str, Any] | None:
-    """A line of a log that is whole, with a step."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    step = found.get("step") if isinstance(found, dict) else None
-    return found if isinstance(step, int) and 0 <= step <= _MOST_STEPS else None
+        are = "1 line is" if unread == 1 else f"{unread:,} lines are"
+        notes.append(f"of {path.name}, {are} damaged and skipped")
 
 
 def _number(value: Any) -> float:
-    """A figure; NaN for what is none, or is beyond all numbers."""
-    if not isinstance(value, int | float):
-        return math.nan
     try:
-        return float(value)
+        return float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:
         return math.nan
 
@@ -342,59 +378,44 @@ def _layers(path: Path, notes: list[str]) -> Layers | None:
     if not path.is_file():
         notes.append("layers.jsonl is missing")
         return None
-    lines = list(_lines(path, notes))
-    if lines and not _are_names(lines[0].get("blocks")):
+    first, *rest = [*_lines(path, notes)] or [{}]
+    blocks = first.get("blocks")
+    if first and not (isinstance(blocks, list) and all(isinstance(name, str) for name in blocks)):
         notes.append("layers.jsonl does not begin with the names of its blocks")
         return None
-    if len(lines) < 2:
+    if blocks is None or not rest:
         notes.append("layers.jsonl has no step yet")
         return None
-    blocks, rest = lines[0]["blocks"], lines[1:]
 
     def matrix(name: str) -> np.ndarray:
+        rows = [one.get(name) for one in rest]
+        whole = [isinstance(row, list) and len(row) == len(blocks) for row in rows]
         none = [math.nan] * len(blocks)
-        rows = [
-            row if isinstance(row := one.get(name), list) and len(row) == len(blocks) else none
-            for one in rest
-        ]
-        return np.array([[_number(value) for value in row] for row in rows], dtype=float).reshape(
-            -1, len(blocks)
-        )
+        kept = [row if fits else none for row, fits in zip(rows, whole, strict=True)]
+        return np.array([[_number(value) for value in row or none] for row in kept])
 
     return Layers(blocks, np.array([one["step"] for one in rest]), matrix("cos"), matrix("change"))
 
 
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
 def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
-    """The evaluations of a run that is not finished, from its newest checkpoint."""
+    """Evaluations of an unfinished run, from its newest readable checkpoint."""
     saved = path.glob(f"{run_files.CHECKPOINT}*/{run_files.TRAINER_STATE}")
-    states = {state: state.parent.name.rpartition("-")[2] for state in saved}
-    newest = sorted(
-        (state for state, step in states.items() if step.isdecimal()), key=lambda s: -int(states[s])
-    )
-    for state in newest:
+    steps = {state: state.parent.name.rpartition("-")[2] for state in saved}
+    numbered = [state for state, step in steps.items() if step.isdecimal()]
+    for state in sorted(numbered, key=lambda state: -int(steps[state])):
         found = _json(state, notes)
         if found is not None:
             history = found.get("log_history")
             logged = history if isinstance(history, list) else []
-            return [entry for entry in logged if next(violations(entry, ENTRY), None) is None]
+            return [one for one in logged if next(violations(one, _shape("entry")), None) is None]
     return []
 
 
 def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
-    """What a comparison has written of the runs that have ended, by name."""
-    found = _json(comparison / run_files.COMPARISON, []) or {}
-    rows = found.get("runs")
+    """Rows of comparison.json by the name of the run."""
+    rows = (_json(comparison / run_files.COMPARISON, []) or {}).get("runs")
     listed = rows if isinstance(rows, list) else []
     return {str(row["run"]): row for row in listed if isinstance(row, dict) and "run" in row}
-
-
-def _failures(comparison: Path) -> dict[str, Mapping[str, Any]]:
-    """The runs of a comparison that have failed, by name."""
-    return {name: row for name, row in _rows(comparison).items() if row.get("failed")}
 
 
 def _settings(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -412,11 +433,9 @@ def _attack(run: Path, notes: list[str]) -> dict[str, Any] | None:
     """Result of `hamu attack`: in the run's folder, or in attack/ there."""
     for place in (run, run / run_files.ATTACK_FOLDER):
         found = _json(place / run_files.ATTACK, notes)
-        wrong = None if found is None else next(violations(found, ATTACK, run_files.ATTACK), None)
-        if wrong is not None:
-            notes.append(f"attack.json is not one that can be shown: {wrong}")
-        elif found is not None:
-            return found
+        fitting = _fitting(found, _shape("attack"), run_files.ATTACK, notes)
+        if fitting is not None:
+            return fitting
     return None
 
 

@@ -1,165 +1,179 @@
-"""Tables of a report: before and after, several runs, the record."""
+"""Tables and lines on the screen."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+from rich import box
+from rich.table import Table
+
+from hamu.evaluation.attacks import AttackResult, robustness
+from hamu.evaluation.attacks.result import MODELS, UNLEARNED
+from hamu.evaluation.attacks.settings import RELEARNING
 from hamu.evaluation.membership import auc_of
-from hamu.report.elements import Section, Table, number
-from hamu.report.forgotten import counted_forgotten, retain_model_auc
-from hamu.report.run import Run
-from hamu.unlearning.goal_report import forgotten_words
+from hamu.report.pictures import ATTACK_FIGURES, figure_of, heads_of
 
-_SETS = ("forget", "retain", "test")
-_FIGURES = {"loss": ".4g", "accuracy": ".1%", "probability": ".3f"}
-
-
-def before_and_after(run: Run) -> Table | None:
-    """Loss, accuracy and probability of each set, with the record's intervals where there is one."""
-    if run.evaluation is None:
-        return None
-    before, after = run.evaluation["before"], run.evaluation["after"]
-    figures = [key for key in _FIGURES if key in after["forget"]]
-    recorded = (run.record or {}).get("figures", {})
-    rows = []
-    for name in _SETS:
-        if name not in after:
-            continue
-        count = after[name].get("samples", after[name].get("records"))
-        cells = [
-            _with_interval(
-                one.get(name, {}).get(key), _FIGURES[key], recorded.get(role, {}), name, key
-            )
-            for key in figures
-            for role, one in (("before", before), ("after", after))
-        ]
-        rows.append([name, "-" if count is None else f"{count:,}", *cells])
-    head = ["set", "records", *(f"{key} {role}" for key in figures for role in ("before", "after"))]
-    note = "In brackets: 95% bootstrap intervals over records." if recorded else ""
-    return Table(head, rows, note)
+_SETS = {
+    "retain": "retain",
+    "forget": "forget",
+    "test": "test",
+    "test_without_class": "test without the class",
+}
 
 
-def _with_interval(
-    value: float | None, form: str, recorded: Mapping[str, Any], name: str, key: str
-) -> str:
-    ends = recorded.get("sets", {}).get(name, {}).get(f"{key}_interval")
-    text = number(value, form)
-    return text if not ends else f"{text} [{number(ends[0], form)}, {number(ends[1], form)}]"
+def plain_table(*columns: str, right: tuple[int, ...] = ()) -> Table:
+    """Empty table with a line under its head."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number in right else "left")
+    return table
 
 
-def several(runs: Sequence[Run]) -> Table:
-    """A table with a row for each run."""
-    rows = []
-    for run in runs:
-        after = (run.evaluation or {}).get("after", {})
-        promise = (run.evaluation or {}).get("promise") or {}
-        retain, forget = run.gains or (None, None)
-        rows.append([
-            run.name, run.method, number(forget, "+.4g"), number(retain, "+.4g"), counted_forgotten(run) or "-",
-            *(number(after.get(name, {}).get("accuracy"), ".1%") for name in _SETS),
-            number(auc_of(after), ".3f"), number(retain_model_auc(run), ".3f"), number(promise.get("kept"), ".0%"),
-            "-" if run.is_trajectory_alone else f"{(run.evaluation or {}).get('steps_taken', run.last_step):,}",
-        ])  # fmt: skip
-    head = [
-        "run",
-        "method",
-        "ΔL_f",
-        "-ΔL_r",
-        "forgotten",
-        *(f"{name} accuracy" for name in _SETS),
-        "AUC",
-        "AUC, retain model",
-        "promise kept",
-        "steps",
-    ]
-    used = [n for n in range(len(head)) if n < 4 or any(row[n] != "-" for row in rows)]
-    caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
-    if head.index("AUC") in used:
-        caption += " AUC of membership inference: 0.5 is ideal."
-    for run in runs:
-        if run.earlier_state:
-            caption += f" The model saved by {run.name} is {run.earlier_state}."
-    return Table(
-        [head[n] for n in used], [[row[n] for n in used] for row in rows], caption, texts=2
+def report_table(reports: dict[str, dict[str, Any]]) -> Table:
+    """Loss and accuracy of each set, with two columns per report (such as before and after)."""
+    columns = [f"{figure} {name}".strip() for figure in ("loss", "accuracy") for name in reports]
+    table = plain_table("set", "samples", *columns, right=tuple(range(1, 2 + len(columns))))
+    first = next(iter(reports.values()))
+    for key, name in _SETS.items():
+        if key in first:
+            losses = [f"{report[key]['loss']:.4f}" for report in reports.values()]
+            accuracies = [f"{report[key]['accuracy']:.2%}" for report in reports.values()]
+            table.add_row(name, str(first[key]["samples"]), *losses, *accuracies)
+    return table
+
+
+def membership_line(report: dict[str, Any]) -> str:
+    """Line on membership inference, with the retain model's AUC if it has one."""
+    inference = report["membership_inference"]
+    if inference is None:
+        return (
+            "membership inference: not measured (it needs five test images of the classes that are "
+            "forgotten, and "
+            "finite losses)"
+        )
+    return (
+        f"membership inference: accuracy {inference['accuracy']:.3f}, AUC {inference['auc']:.3f}"
+        f"{_theirs(report, 'auc')} (0.5 is ideal; {inference['samples']} forget against "
+        f"{inference['samples']} test images)"
     )
 
 
-def record_sections(record: Mapping[str, Any] | None) -> list[Section]:
-    """Show record.json in tables; settings and digests are unfolded on demand."""
-    if record is None:
-        return [
-            Section(
-                "The record",
-                missing=["record.json, which a run leaves when it has come to its end"],
-            )
-        ]
-    models = {role: model for role, model in record["models"].items() if model}
-    versions = record["environment"]["versions"]
-    facts = [
-        ["run ended on", f"{record['date']}"],
-        ["method", f"{record['method']}, seed {record['seed']}"],
-        [
-            "forget set",
-            f"{record['forget_set']['description']} (setting {record['forget_set']['chosen_by']})",
-        ],
-        [
-            "steps",
-            f"{record['steps']['taken']:,} taken, {record['steps']['not_taken']:,} not taken",
-        ],
-        ["ended because", record["steps"]["ended_because"]],
-        [
-            "computed on",
-            f"{record['environment']['device']}, {record['environment']['processes']} process(es)",
-        ],
-        ["versions", ", ".join(f"{name} {version}" for name, version in versions.items())],
-        *_goal(record["goal"]),
-        *_hardness(record["hardness"]),
-    ]
-    sets = [
-        [name.removesuffix("_set"), record[name]["source"], f"{record[name]['records']:,}"]
-        for name in ("forget_set", "retain_set", "test_set")
-        if record[name]
-    ]
-    digests = [[name.replace("_", " "), record[name]["sha256"]] for name in ("forget_set", "retain_set", "test_set")
-               if record[name]]  # fmt: skip
-    digests += [
-        [f"{role.replace('_', ' ')} model, {part}", model[part]]
-        for role, model in models.items()
-        for part in ("weights", "adapter")
-        if model[part]
-    ]
-    digests += [[name, digest] for name, digest in record.get("files", {}).items()]
-    settings = [
-        [name, json.dumps(value, ensure_ascii=False)] for name, value in record["settings"].items()
-    ]
-    proves = [[sentence] for sentence in record["statement"]]
-    return [
-        Section(
-            "The record",
-            "What record.json says, for those who ask later; hamu verify checks it against files, data and models.",
-            tables=[Table(["", ""], facts, texts=2), Table(["set", "source", "records"], sets, texts=2),
-                    Table(["What this proves and what not"], proves)],
-        ),
-        Section("Digests and settings", tables=[
-            Table(["SHA-256 of", "digest"], digests, texts=2), Table(["setting", "value"], settings, texts=2)
-        ], folded=True),
-    ]  # fmt: skip
+def reference_table(report: dict[str, Any]) -> Table:
+    """Distances to the retain model."""
+    table = plain_table(
+        "against the retain model", "loss", "accuracy", "KL", "agreement", right=(1, 2, 3, 4)
+    )
+    for name, row in report["against_retain_model"].items():
+        table.add_row(
+            _SETS[name],
+            f"{row['loss_difference']:+.4f}",
+            f"{row['accuracy_difference']:+.2%}",
+            f"{row['kl']:.4f}",
+            f"{row['agreement']:.2%}",
+        )
+    return table
 
 
-def _goal(found: Mapping[str, Any] | None) -> list[list[str]]:
-    return [] if found is None else [["goal", forgotten_words(found)]]
+def membership_difference_line(report: dict[str, Any]) -> str:
+    """Line that compares membership inference with the retain model's."""
+    theirs, less = (
+        report["retain_model"][f"membership_inference{of}"] for of in ("", "_difference")
+    )
+    if less is None:
+        return "membership inference against the retain model's: not measured (it needs that of both models)"
+    return (
+        f"membership inference against the retain model's {theirs['accuracy']:.3f} and "
+        f"{theirs['auc']:.3f}: accuracy "
+        f"{less['accuracy']:+.3f}, AUC {less['auc']:+.3f} (0 is ideal)"
+    )
 
 
-def _hardness(found: Mapping[str, Any] | None) -> list[list[str]]:
-    if found is None:
-        return []
-    names = {
-        "kappa": "κ",
-        "cos": "cosθ",
-        "direct_threshold": "direct up to",
-        "stop_threshold": "costs from",
-    }
-    text = ", ".join(f"{name} {number(found[key])}" for key, name in names.items())
-    return [["hardness", f"{text} ({found['measured_at']})"]]
+def text_table(reports: dict[str, dict[str, Any]]) -> Table:
+    """Loss, token accuracy and probability of each set of texts, with a column per report."""
+    figures = {"loss": "{:.4f}", "accuracy": "{:.1%}", "probability": "{:.3f}"}
+    heads = {"loss": "loss", "accuracy": "acc", "probability": "prob"}
+    columns = [f"{heads[figure]} {name}".strip() for figure in figures for name in reports]
+    table = plain_table("set", "records", *columns, right=tuple(range(1, 2 + len(columns))))
+    first = next(iter(reports.values()))
+    for key in ("retain", "forget", "test"):
+        if key in first:
+            cells = [
+                form.format(report[key][figure])
+                for figure, form in figures.items()
+                for report in reports.values()
+            ]
+            table.add_row(key, str(first[key]["records"]), *cells)
+    return table
+
+
+def text_membership_line(report: dict[str, Any]) -> str:
+    """Line on membership inference of texts, with the retain model's AUCs."""
+    inference = report["membership_inference"]
+    if inference is None:
+        return "membership inference: not measured (it needs --test_data that was never trained on, and finite scores)"
+    return "membership inference, AUC (0.5 is ideal): " + ", ".join(
+        f"{name.replace('_', ' ')} "
+        f"{'not measured' if value is None else format(value, '.3f')}{_theirs(report, name)}"
+        for name, value in inference.items()
+    )
+
+
+def _theirs(report: dict[str, Any], figure: str) -> str:
+    """The retain model's figure of membership inference in brackets, "" without one."""
+    found = (report.get("retain_model", {}).get("membership_inference") or {}).get(figure)
+    return "" if found is None else f" [retain model {found:.3f}]"
+
+
+def privleak_line(report: dict[str, Any]) -> str:
+    """Line on PrivLeak."""
+    value = report["privleak"]
+    if value is not None:
+        return f"PrivLeak (0 is ideal): {value:+.4f}"
+    if auc_of(report) is None or auc_of(report["retain_model"]) is None:
+        return "PrivLeak: not measured (it needs membership inference of both models)"
+    return "PrivLeak: not measured (it divides by 1 - min k of the retain model, which is 0)"
+
+
+def tofu_table(report: dict[str, Any]) -> Table:
+    """TOFU's figures: a row for each set, then the aggregates."""
+    table = plain_table(
+        "TOFU", "records", "probability", "ROUGE-L", "truth ratio", right=(1, 2, 3, 4)
+    )
+    for name in ("forget", "retain", "real_authors", "world_facts"):
+        if name in report:
+            row = report[name]
+            cells = [
+                "-" if row[key] is None else f"{row[key]:.4f}"
+                for key in ("probability", "rouge", "truth_ratio")
+            ]
+            table.add_row(name.replace("_", " "), str(row["records"]), *cells)
+    for key in ("model_utility", "model_utility_probability", "forget_quality", "privleak"):
+        if report.get(key) is not None:
+            table.add_row(key.replace("_", " "), "", f"{report[key]:.4g}", "", "")
+    return table
+
+
+def attack_tables(result: AttackResult) -> Iterator[Table]:
+    """Table of means over seeds for each attack with a row for each model, then the robustness."""
+    for attack, by_model in result.outcomes.items():
+        name, form = figure_of(attack, result)
+        accuracy = ["retain accuracy"] if attack in RELEARNING else []
+        heads = [*heads_of(attack, by_model[UNLEARNED]), *accuracy]
+        table = plain_table(attack, *heads, right=tuple(range(1, 1 + len(heads))))
+        table.caption, table.caption_justify = ATTACK_FIGURES[name], "left"
+        for role in (one for one in MODELS if one in by_model):
+            outcome = by_model[role]
+            cells = [format(outcome.mean(name, at), form) for at in outcome.at]
+            accuracies = outcome.retain_accuracy
+            ends = [f"{sum(accuracies) / len(accuracies):.1%}"] if accuracy else []
+            table.add_row(MODELS[role], *cells, *ends)
+        yield table
+    found = robustness(result)
+    if found:
+        table = plain_table("robustness, 1 is best", "value", right=(1,))
+        for name, value in found.items():
+            letter, _, metric = name.partition("_")
+            against = "quantization" if letter == "Q" else "relearning"
+            table.add_row(f"{letter}: {against}, by {metric.replace('_', ' ')}", f"{value:.3f}")
+        yield table

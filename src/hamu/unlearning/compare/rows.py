@@ -14,7 +14,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains, hypervolume, hypervolume_reference, pareto_optimal
 from hamu.evaluation.membership import auc_of
 from hamu.json_files import read_json
-from hamu.report.trajectories import gains_of, trajectory_of
+from hamu.report.pictures import gains_of, trajectory_of
 from hamu.unlearning.compare.environments import written_environment
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.record.record import plain
@@ -87,7 +87,7 @@ def failed_row(
 
 
 def trajectory(run: Path) -> tuple[list[Gains], Gains]:
-    """The gains at each evaluation of a run, and those of the model it has saved; see `hamu.report.trajectories`."""
+    """The gains at each evaluation of a run, and those of the model it has saved; see `hamu.report.pictures`."""
     evaluation = _of_run(run, EVALUATION)
     return trajectory_of(evaluation["trajectory"]), gains_of(evaluation)
 

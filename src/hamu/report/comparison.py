@@ -63,15 +63,19 @@ COLUMNS = (
     Column("seconds", "time, s", "time, s", ".0f"),
 )
 CAPTION = (
-    "* no other row is at least as good in both gains and better in one. ΔL_f: rise of the forget loss, -ΔL_r: fall of "
-    "the retain loss. utility: of texts the mean probability of the answers to retain, of images the negated retain "
-    "loss. AUC: membership inference on the forget set (texts: by Min-K%), 0.5 is ideal; AUC retrained: that of "
+    "* no other row is at least as good in both gains and better in one. ΔL_f: rise of the forget "
+    "loss, -ΔL_r: fall of "
+    "the retain loss. utility: of texts the mean probability of the answers to retain, of images "
+    "the negated retain "
+    "loss. AUC: membership inference on the forget set (texts: by Min-K%), 0.5 is ideal; AUC "
+    "retrained: that of "
     "the retain model. forgotten: records that are forgotten by the goal."
 )
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": "$|$",
-    "*": "{*}", "[": "{[}",  # at the start of a row they would be taken for arguments of the row's end before it
+    # at the start of a row these would be arguments of the row end before it
+    "*": "{*}", "[": "{[}",
 }  # fmt: skip
 
 

@@ -1,0 +1,382 @@
+"""Pictures by matplotlib, and the looks of runs that the page shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+
+mpl.use("Agg", force=False)
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hamu.assess import Frontier
+from hamu.core.gram import SIDES
+from hamu.core.methods import HamuQ, HamuU
+from hamu.evaluation.attacks import AttackResult, Outcome
+from hamu.evaluation.attacks.result import MODELS, ORIGINAL, RETRAINED, UNLEARNED
+from hamu.evaluation.attacks.settings import PREFILL, QUANTIZE, RELEARNING, SAMPLE
+from hamu.evaluation.gains import Gains
+
+# Okabe and Ito's colours, distinct in print and for colour-blind readers.
+STYLES: dict[str, tuple[str, str]] = {
+    "hamu-q": ("#D55E00", "o"),
+    "hamu-u": ("#0072B2", "s"),
+    "ft": ("#009E73", "^"),
+    "ga": ("#000000", "v"),
+    "gdiff": ("#CC79A7", "D"),
+    "kl": ("#E69F00", "P"),
+    "scrub": ("#56B4E9", "X"),
+    "gru": ("#7F7F7F", "<"),
+    "pcgrad": ("#8C6D31", ">"),
+    "cagrad": ("#882255", "d"),
+    "npo": ("#332288", "p"),
+    "simnpo": ("#999933", "h"),
+}
+ATTACK_FIGURES = {
+    "recognised": "share of forgotten records recognised, mean over seeds",
+    "loss": "loss of forgotten records in nats a token, mean over seeds",
+    "exact_memorization": "exact memorization of forgotten records",
+    "rouge_l_recall": "ROUGE-L recall of the answers to forgotten records",
+}
+ATTACK_AXES = {"recognised": "forgotten records recognised", "loss": "loss of forgotten records"}
+COLOR_OF_MODEL = {UNLEARNED: "#D55E00", ORIGINAL: "#7F7F7F", RETRAINED: "#009E73"}
+_RING: dict[str, Any] = {
+    "marker": "o",
+    "markersize": 13,
+    "markerfacecolor": "none",
+    "linestyle": "none",
+}
+Trajectory = Sequence[Gains]
+Limits = tuple[tuple[float, float], tuple[float, float]]
+
+
+class Look(NamedTuple):
+    """Colour of a run's lines and plotly's dash pattern, "" for a solid line."""
+
+    color: str
+    dash: str = ""
+
+
+def looks_of(methods: Sequence[str]) -> list[Look]:
+    """Give each run a look, no two alike.
+
+    The first run of a method has its colour. Others take the colours of methods that are not drawn;
+    when these are used up, dash patterns begin.
+
+    Args:
+        methods: of each run.
+    """
+    colors = {method: color for method, (color, _) in STYLES.items()}
+    free = [color for method, color in colors.items() if method not in methods]
+    found: list[Look] = []
+    for method in methods:
+        own = [colors[method], *free] if method in colors else free or list(colors.values())
+        dashes = (",".join(["7px,3px", *["2px,3px"] * (n - 1)]) if n else "" for n in count())
+        looks = (Look(color, dash) for dash in dashes for color in own)
+        found.append(next(look for look in looks if look not in found))
+    return found
+
+
+def trajectory_of(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
+    """Finite gains at each evaluation, from the origin on.
+
+    Args:
+        entries: the logged evaluations, "trajectory" in evaluation.json.
+    """
+    return [Gains(0.0, 0.0), *map(gains_at, drawn_entries(entries))]
+
+
+def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Evaluations after the start with finite gains: the points of a trajectory but its first."""
+    return [
+        entry
+        for entry in entries
+        if entry["step"]
+        and all(isinstance(g, int | float) and math.isfinite(g) for g in gains_at(entry))
+    ]
+
+
+def gains_at(entry: Mapping[str, Any]) -> Gains:
+    """Gains at a logged evaluation."""
+    return Gains(entry["eval_retain_gain"], entry["eval_forget_gain"])
+
+
+def gains_of(evaluation: Mapping[str, Any]) -> Gains:
+    """Gains of the model saved, by evaluation.json.
+
+    The trajectory ends there unless the run returned to an earlier state.
+    """
+    before, after = (
+        {side: evaluation[role][side]["loss"] for side in SIDES} for role in ("before", "after")
+    )
+    return Gains.between(before, after)
+
+
+def is_near(one: Gains, other: Gains) -> bool:
+    """True for points that differ by no more than two measurements of one model."""
+    return all(
+        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in zip(one, other, strict=True)
+    )
+
+
+def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
+    """Limits that show two thirds of the trajectories whole, with a margin; the others are cut."""
+    limits = []
+    for axis in (0, 1):
+        ends = sorted(max(abs(point[axis]) for point in points) for points in trajectories)
+        bound = 1.6 * ends[max(0, (2 * len(ends)) // 3 - 1)] or 1.0
+        every = [point[axis] for points in trajectories for point in points]
+        values = [value for value in every if abs(value) <= bound]
+        low, high = min(values, default=0.0), max(values, default=0.0)
+        margin = 0.08 * (high - low) or bound
+        limits.append((low - margin, high + margin))
+    return limits[0], limits[1]
+
+
+def label_of(name: str, end: Gains, limits: Limits) -> str:
+    """Name of a method, with its end where that lies outside the picture."""
+    retain, forget = end
+    inside = all(low <= value <= high for value, (low, high) in zip(end, limits, strict=True))
+    return name if inside else f"{name} (ends at {retain:.2g}, {forget:.2g})"
+
+
+def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
+    """Draw -ΔL_r against ΔL_f with a marker per evaluation (paper, Fig. 4) and save it.
+
+    Up and to the right is better. Both losses change alike on the dotted diagonal. The legend
+    states the ends of trajectories that the picture cuts.
+
+    Args:
+        trajectories: by method its points (-ΔL_r, ΔL_f), from (0, 0) on.
+        path: of the picture; the suffix chooses the format.
+        title: above it.
+    """
+    figure, axes = plt.subplots(figsize=(7.5, 5.2), layout="constrained")
+    draw_trajectories(axes, list(trajectories.items()), title)
+    save_figure(figure, path)
+
+
+def plot_comparison(
+    runs: Sequence[tuple[str, Trajectory, Gains]],
+    hypervolumes: Mapping[str, float],
+    path: Path,
+    title: str = "",
+) -> None:
+    """Draw trajectories of runs beside the methods' hypervolumes and save them.
+
+    Args:
+        runs: method, points (see `plot_trajectories`) and gains of the model saved, the best
+            first; later runs of a method are drawn fainter.
+        hypervolumes: by method.
+        path: of the picture; the suffix chooses the format.
+        title: above it.
+    """
+    figure, (axes, bars) = plt.subplots(
+        1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained"
+    )
+    ends = [end for _, _, end in runs]
+    styles = styles_of([*(method for method, _, _ in runs), *hypervolumes])
+    paths = [(method, points) for method, points, _ in runs]
+    draw_trajectories(axes, paths, title, ends=ends, styles=styles)
+    names = sorted(hypervolumes, key=hypervolumes.__getitem__)
+    colors = [styles[name][0] for name in names]
+    drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
+    bars.bar_label(drawn, [f"{hypervolumes[name]:.3g}" for name in names], padding=3)
+    bars.set_title("hypervolume")
+    bars.margins(x=0.2)
+    bars.set_xticks([])
+    bars.spines[["top", "right", "bottom"]].set_visible(False)
+    save_figure(figure, path)
+
+
+def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, path: Path) -> None:
+    """Draw and save the first-order cost of every demand (Theorem 4.1, App. B.6).
+
+    Args:
+        frontiers: by variant.
+        method: of the run to come; its demand is marked in its panel.
+        path: of the picture; the suffix chooses the format.
+    """
+    figure, panels = plt.subplots(
+        1, len(frontiers), figsize=(5.2 * len(frontiers), 4.2), layout="constrained"
+    )
+    for axes, (name, found) in zip(panels, frontiers.items(), strict=True):
+        _draw_frontier(axes, name, found)
+        if name == method.name:
+            _mark_demand(axes, found, method)
+    save_figure(figure, path)
+
+
+def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
+    forgets, free, limit = name == "hamu-q", found.free_limit, found.feasible_limit
+    change = found.retain_change if forgets else -found.forget_change
+    low, high = float(change.min()), float(change.max())
+    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0)
+    axes.axvspan(free, limit, color="#D55E00", alpha=0.10, linewidth=0)
+    axes.plot(found.demand, change, color=STYLES[name][0], linewidth=2.4)
+    for at, text in ((free, "free"), (limit, "feasible")):
+        axes.axvline(at, color="0.4", linewidth=1, linestyle=":")
+        axes.annotate(
+            f"{text} {at:.3g}", (at, low), xytext=(-4, 4), textcoords="offset points", rotation=90,
+            ha="right", va="bottom", color="0.35", fontsize=9,
+        )  # fmt: skip
+    margin = 0.06 * (high - low) or 1.0
+    axes.set(xlim=(0, limit * 1.04), ylim=(low - margin, high + margin))
+    axes.spines[["top", "right"]].set_visible(False)
+    if forgets:
+        axes.set_title("HAMU-Q: forget by at least Q")
+        axes.set_xlabel(r"demanded rise of the forget loss, $Q/\eta$")
+        axes.set_ylabel(r"least change of the retain loss $/\eta$")
+    else:
+        axes.set_title("HAMU-U: improve retain by at least U")
+        axes.set_xlabel(r"demanded fall of the retain loss, $U/\eta$")
+        axes.set_ylabel(r"least loss of forget quality $/\eta$")
+
+
+def _mark_demand(axes: Axes, found: Frontier, method: HamuQ | HamuU) -> None:
+    scale = found.feasible_limit if method.constraint_mode == "relative" else 1.0
+    demand = method.constraint * scale
+    if demand <= found.feasible_limit * (1 + 1e-9):
+        cost = found.at(demand)[0] if method.name == "hamu-q" else -found.at(demand)[1]
+        label, color = f"the demand, {demand:.3g}", STYLES[method.name][0]
+        axes.plot([demand], [cost], "o", color=color, markersize=8, label=label)
+        axes.legend(frameon=False, loc="upper left")
+
+
+def styles_of(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each method; each installed method has a colour of its own."""
+    names = list(dict.fromkeys(methods))
+    return {
+        name: (look.color, STYLES.get(name, ("", "."))[1])
+        for name, look in zip(names, looks_of(names), strict=True)
+    }
+
+
+def draw_trajectories(
+    axes: Axes,
+    runs: Sequence[tuple[str, Trajectory]],
+    title: str,
+    *,
+    ends: Sequence[Gains] | None = None,
+    legend: bool = True,
+    styles: Mapping[str, tuple[str, str]] | None = None,
+) -> None:
+    """Draw every run in its method's colour, the first one bold and in the legend.
+
+    Args:
+        axes: to draw on.
+        runs: method and points of each.
+        title: above.
+        ends: gains of the model that each run saved, ringed unless its last point (the default).
+        legend: whether to draw one.
+        styles: of the methods, to share them with other pictures; see `styles_of`.
+    """
+    styles = styles or styles_of(name for name, _ in runs)
+    firsts: dict[str, Trajectory] = {}
+    for name, points in runs:
+        firsts.setdefault(name, points)
+    limits = limits_of(list(firsts.values()))
+    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+    axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
+    reach = max(map(abs, (*limits[0], *limits[1])))
+    axes.plot([-reach, reach], [reach, -reach], ":", color="0.5", linewidth=1, zorder=0)
+    ends = [points[-1] for _, points in runs] if ends is None else ends
+    is_ringed = False
+    for (name, points), end in zip(runs, ends, strict=True):
+        xs, ys = zip(*points, strict=True)
+        color, marker = styles[name]
+        is_first, is_ours = points is firsts[name], name.startswith("hamu")
+        axes.plot(
+            xs, ys, color=color, marker=marker, markersize=6, markevery=slice(1, None),
+            label=label_of(name, end, limits) if is_first else None, alpha=1.0 if is_first else 0.3,
+            linewidth=2.4 if is_ours else 1.3, zorder=2 + is_ours + is_first,
+        )  # fmt: skip
+        if not is_near(end, points[-1]):
+            is_ringed = True
+            axes.plot(*end, color=color, alpha=1.0 if is_first else 0.3, **_RING)
+    if is_ringed:
+        axes.plot([], [], color="0.4", label="the model saved", **_RING)
+    axes.set(xlim=limits[0], ylim=limits[1], title=title)
+    axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
+    axes.set_ylabel(r"forget quality gained, $\Delta L_f$")
+    axes.annotate(
+        "better", (1, 1), (0.90, 0.90), xycoords="axes fraction", color="0.5", ha="right", va="top",
+        arrowprops={"arrowstyle": "->", "color": "0.5"},
+    )  # fmt: skip
+    if legend:
+        axes.legend(
+            loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, alignment="left",
+            title="best run (others fainter)" if len(runs) > len(firsts) else None,
+        )  # fmt: skip
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def figure_of(attack: str, result: AttackResult) -> tuple[str, str]:
+    """Name of the figure that shows an attack's success, and its format."""
+    name = result.figure
+    if attack in (PREFILL, SAMPLE):
+        name = "rouge_l_recall"
+    elif attack == QUANTIZE and result.kind == "text":
+        name = "exact_memorization"
+    return name, {"loss": ".2f", "rouge_l_recall": ".3f"}.get(name, ".0%")
+
+
+def heads_of(attack: str, outcome: Outcome) -> list[str]:
+    """Names of an attack's strengths."""
+    if attack == QUANTIZE:
+        return [f"{bits} bits" if bits else "as saved" for bits in outcome.at]
+    if attack == SAMPLE:
+        return [f"leak@{k}" for k in outcome.at]
+    unit = "words" if attack == PREFILL else "steps"
+    return [f"{at} {unit}" if place == 0 else str(at) for place, at in enumerate(outcome.at)]
+
+
+def plot_attacks(result: AttackResult, path: Path) -> None:
+    """Draw the forgotten records over the strength of each attack, a panel each, and save it.
+
+    Lines are means over seeds, bands reach from the lowest to the highest.
+
+    Args:
+        result: of at least one attack.
+        path: of the picture; the suffix chooses the format.
+    """
+    count = max(1, len(result.outcomes))
+    figure, panels = plt.subplots(
+        1, count, figsize=(4.2 * count, 3.8), layout="constrained", squeeze=False
+    )
+    for axes, (attack, by_model) in zip(panels[0], result.outcomes.items(), strict=False):
+        name, _ = figure_of(attack, result)
+        for role in (one for one in MODELS if one in by_model):
+            values = np.array(by_model[role].figures[name])
+            xs = by_model[role].at if attack in RELEARNING else range(len(values))
+            color, low, high = COLOR_OF_MODEL[role], values.min(1), values.max(1)
+            axes.plot(xs, values.mean(1), color=color, marker="o", markersize=4, label=MODELS[role])
+            axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
+        if attack in RELEARNING:
+            axes.set_xlabel("steps of fine-tuning")
+        else:
+            outcome = next(iter(by_model.values()))
+            axes.set_xticks(range(len(outcome.at)), heads_of(attack, outcome))
+        if name != "loss":
+            axes.set_ylim(-0.03, 1.03)
+        axes.set_title(attack)
+        axes.set_ylabel(ATTACK_AXES.get(name, name.replace("_", " ")))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Save a figure to a file, whole or not at all."""
+    beside = path.with_name(f".{path.name}.tmp")
+    figure.savefig(beside, dpi=150, format=path.suffix.lstrip("."))
+    plt.close(figure)
+    beside.replace(path)
