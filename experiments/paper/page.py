@@ -9,8 +9,8 @@ from typing import Any
 
 from experiments.paper.experiment import Experiment
 from hamu.errors import HamuError
-from hamu.json_files import read_json
-from hamu.unlearning.compare.environments import differing_environments
+from hamu.files import read_json
+from hamu.unlearning.compare.rows import differing_environments
 from hamu.unlearning.compare.table import escape_markdown
 
 Result = dict[str, Any]

@@ -8,7 +8,7 @@ import torch
 
 from hamu.evaluation import Predictions, TokenPredictions
 from hamu.evaluation.intervals import change_intervals, record_intervals
-from hamu.unlearning.record.markdown import _interval
+from hamu.unlearning.record.record import _interval
 
 
 def classifier(records, seed=0):

@@ -9,7 +9,7 @@ from hamu.cli.options import DataOptions, RunOptions
 from hamu.cli.run_settings import recorded_settings
 from hamu.unlearning.record.digests import text_digest
 from hamu.unlearning.record.inputs import edited, with_settings
-from hamu.unlearning.record.statement import statement
+from hamu.unlearning.record.record import statement
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from hamu.cli.tables import plain_table
 from hamu.core.methods import method_classes
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
+from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.report import plot_trajectories
-from hamu.unlearning.run_files import SUMMARY, TRAJECTORIES
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
 from hamu.unlearning.trainer.quiet import quiet_trainer

@@ -18,9 +18,9 @@ from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import Task, choose_task
 from hamu.core.distributed import from_main
 from hamu.errors import HamuError
+from hamu.files import EVALUATION
 from hamu.models.merging import CannotMerge
 from hamu.unlearning.record import check_same, with_settings
-from hamu.unlearning.run_files import EVALUATION
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, train_original
 from hamu.unlearning.trainer.measuring import first_not_finite_loss, set_figures

@@ -23,11 +23,10 @@ from hamu.core.distributed import from_main, is_main
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
-from hamu.json_files import read_json
+from hamu.files import EVALUATION, HARDNESS, RECORD, read_json
 from hamu.models import first_not_finite
 from hamu.models.merging import CannotMerge
 from hamu.unlearning.record import Asked, Inputs, build, check_same, with_settings, write
-from hamu.unlearning.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 from hamu.unlearning.trainer.history import history

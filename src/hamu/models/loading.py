@@ -22,7 +22,7 @@ from transformers.utils import cached_file
 
 from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.unlearning.run_files import CHECKPOINT, MODEL
+from hamu.files import CHECKPOINT, MODEL
 
 CONFIG, ADAPTER_CONFIG = (
     "config.json",
