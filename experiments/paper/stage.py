@@ -30,11 +30,15 @@ from hamu.errors import HamuError
 from hamu.files import CONFIG, EVALUATION, INPUTS, MODEL, RECORD, file_digest, read_json
 from hamu.models.language import base_of
 from hamu.unlearning.compare.children import Call
-from hamu.unlearning.compare.rows import this_environment
-from hamu.unlearning.compare.rows import Row
+from hamu.unlearning.compare.rows import Row, this_environment
 from hamu.unlearning.compare.runs import Plan
-from hamu.unlearning.record.inputs import Inputs, digests_of, read_inputs, saved_model_entry
-from hamu.unlearning.record.inputs import recorded
+from hamu.unlearning.record.inputs import (
+    Inputs,
+    digests_of,
+    read_inputs,
+    recorded,
+    saved_model_entry,
+)
 from hamu.unlearning.run_folder import RunFolder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +27,15 @@ from hamu.evaluation import build_metrics
 from hamu.files import EVALUATION, HARDNESS, RECORD, read_json
 from hamu.models import first_not_finite
 from hamu.models.merging import CannotMerge
-from hamu.unlearning.record import Asked, Inputs, build, check_same, with_settings, write
+from hamu.unlearning.record import (
+    Asked,
+    Inputs,
+    build,
+    check_same,
+    with_settings,
+    write,
+    write_model_card,
+)
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 from hamu.unlearning.trainer.history import history
@@ -156,7 +165,6 @@ def _finish(
 ) -> None:
     """Save the model, its figures and the record, and print before and after."""
     args, problem = parsed.of(UnlearnConfig), prepared.problem
-    path = task.save_model(folder, prepared.model)
     reports = {
         name: task.report(predictions, problem, prepared.reference, args)
         for name, predictions in (
@@ -165,6 +173,15 @@ def _finish(
         )
     }
     evaluation = reports | history(trainer)
+    card = partial(
+        write_model_card,
+        base=str(parsed.of(RunOptions).model),
+        method=args.method,
+        forget_records=len(problem.forget),
+        reports=reports,
+        goal=evaluation["goal"],
+    )
+    path = task.save_model(folder, prepared.model, card)
     folder.write_json(EVALUATION, evaluation)
     failure = None
     try:

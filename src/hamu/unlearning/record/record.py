@@ -99,7 +99,7 @@ def build(
         "version": VERSION,
         "date": datetime.now(UTC).date().isoformat(),
         "forget_set": {
-            **_described(asked, "forget"),
+            **(_described(asked, "forget") or {}),
             "chosen_by": asked.chosen_by,
             "description": _description(asked),
         },

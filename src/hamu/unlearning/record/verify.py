@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -150,7 +151,7 @@ def _of_folder(run: Path, record: Mapping[str, Any], sources: Sources) -> Iterat
 
     yield "record.md says what record.json says", lambda: _markdown(run, record)
     for name, digest in record["files"].items():
-        yield f"{name} is as the run left it", lambda n=name, d=digest: _file(run / n, d)
+        yield f"{name} is as the run left it", partial(_file, run / name, digest)
     yield "record.json and config.yaml name the same settings", settings
     yield "record.json and inputs.json name the same data and models", lambda: _inputs(run, record)
     yield "record.json and evaluation.json say the same", lambda: _evaluation(run, record)
@@ -170,12 +171,12 @@ def _of_models(run: Path, record: Mapping[str, Any], sources: Sources) -> Iterat
         if adapter is not None:
             yield (
                 f"{name} has the adapter recorded",
-                lambda r=role, a=adapter: _weights(a, lambda: sources.adapter(r)),
+                partial(_weights, adapter, partial(sources.adapter, role)),
             )
         part = "weights" if adapter is None else "base model"
         yield (
             f"{name} has the {part} recorded",
-            lambda r=role, w=weights: _weights(w, lambda: sources.weights(r)),
+            partial(_weights, weights, partial(sources.weights, role)),
         )
     if models["merged"] is not None:
         merged = models["merged"]["weights"]
@@ -184,7 +185,7 @@ def _of_models(run: Path, record: Mapping[str, Any], sources: Sources) -> Iterat
         if record[key] is not None:
             yield (
                 f"the {side} set is the one recorded",
-                lambda k=key, s=side: _set(record[k], s, sources),
+                partial(_set, record[key], side, sources),
             )
 
 
@@ -211,12 +212,12 @@ def _of_figures(record: Mapping[str, Any], sources: Sources, evaluate: bool) -> 
             if record["figures"][role][part] is not None:
                 yield (
                     f"{_MODELS[role]} has the {name} recorded",
-                    lambda r=role, p=part: check(lambda near: figure(r, p, near)),
+                    partial(check, partial(figure, role, part)),
                 )
         if record["goal"] is not None:
             yield (
                 f"{_MODELS[role]} has forgotten as many records as recorded",
-                lambda r=role: check(lambda near: _forgotten(record["goal"], r, sources, near)),
+                partial(check, partial(_forgotten, record["goal"], role, sources)),
             )
     yield "the figures changed from before to after as recorded", lambda: check(change)
 
@@ -238,7 +239,7 @@ def _file(path: Path, digest: str) -> str:
 def _inputs(run: Path, record: Mapping[str, Any]) -> str:
     if not (run / INPUTS).is_file():
         raise Unavailable("inputs.json is missing")
-    recorded = {f"{side} set": record[key] for key, side in _SETS.items()}
+    recorded: dict[str, Any] = {f"{side} set": record[key] for key, side in _SETS.items()}
     recorded["original model"] = record["models"]["before"]
     recorded["retain model"] = record["models"]["retain_model"]
     found = without_order(read_inputs(run))
@@ -255,7 +256,7 @@ def _inputs(run: Path, record: Mapping[str, Any]) -> str:
 def _evaluation(run: Path, record: Mapping[str, Any]) -> str:
     evaluation = _needed(run / EVALUATION)
     try:
-        found = {role: figures(evaluation[role]) for role in _ROLES}
+        found: dict[str, Any] = {role: figures(evaluation[role]) for role in _ROLES}
         found |= {"steps": steps_of(evaluation), "promise": evaluation["promise"]}
         found |= {"goal": goal_figures(evaluation["goal"])}
     except (KeyError, TypeError) as error:
