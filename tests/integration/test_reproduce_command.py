@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hamu.unlearning.run_folder import RunFolder
 from interrupting import interrupted_at
 
 from experiments.__main__ import main
@@ -24,6 +23,7 @@ from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare import children
+from hamu.unlearning.run_folder import RunFolder
 
 NAMES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SMALL = ("--recipe", "digits", "--fraction", 0.1)

@@ -127,12 +127,6 @@ def test_a_line_that_no_run_has_written_is_named(tmp_path):
             folder.keep_lines("steps.jsonl", lambda line: line["step"] < 3)
 
 
-def test_one_file_keeps_its_folder(tmp_path):
-    with RunFolder(tmp_path / "deep/out") as folder:
-        folder.write_text("steps.jsonl", "")
-    assert (tmp_path / "deep/out/steps.jsonl").is_file()
-
-
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
 @pytest.mark.parametrize(
     "left", [".comparison.json.x1_2abcd", ".inputs.json.x1_2abcd", ".comparison.png.tmp"]
@@ -143,14 +137,6 @@ def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, ho
     with RunFolder(tmp_path / "out", **how) as folder:
         folder.write_text("steps.jsonl", "")
     assert [path.name for path in visible(tmp_path / "out")] == ["steps.jsonl"]
-
-
-def test_files_that_are_no_longer_true_are_removed(tmp_path):
-    with RunFolder(tmp_path / "out") as folder:
-        folder.write_text("record.md", "")
-        folder.write_text("steps.jsonl", "")
-        folder.remove("record.md", "report.html")
-        assert [path.name for path in visible(tmp_path / "out")] == ["steps.jsonl"]
 
 
 def files_of(folder):
@@ -283,14 +269,6 @@ def test_what_a_broken_off_removal_has_left_may_go(tmp_path, monkeypatch):
     monkeypatch.setattr("hamu.files.shutil.rmtree", broken_off)
     with pytest.raises(KeyboardInterrupt), RunFolder(tmp_path / "out", overwrite=True) as folder:
         folder.prepare()
-    with RunFolder(tmp_path / "out", overwrite=True) as folder:
-        folder.prepare()
-    assert list(visible(tmp_path / "out")) == []
-
-
-def test_checkpoints_alone_show_a_run(tmp_path):
-    (tmp_path / "out/checkpoint-4").mkdir(parents=True)
-    (tmp_path / "out/checkpoint-4/manifest.json").write_text('{"weights": {"sha256": ""}}')
     with RunFolder(tmp_path / "out", overwrite=True) as folder:
         folder.prepare()
     assert list(visible(tmp_path / "out")) == []
