@@ -18,6 +18,7 @@ from experiments.paper.page import PAGE, VERDICTS, check_output, page, results_i
 from experiments.paper.planning import OF_EXPERIMENTS, PaperRun, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
+from hamu.cli import main
 from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.cli.parser import Parser
 from hamu.cli.parsing import parse
@@ -81,7 +82,7 @@ def run(argv: list[str], console: Console) -> int:
     with output, work:
         for folder in (output, work):
             folder.prepare()
-        children = Children(options.jobs, environment, work.lock)
+        children = Children(options.jobs, environment, main)
         stale = _stale(names, output.path)
         for task, stage in stages.items():
             wanted = [

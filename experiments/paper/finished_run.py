@@ -12,9 +12,8 @@ from typing import Any
 
 from experiments.paper.batches import Batches
 from hamu.evaluation.gains import Gains
-from hamu.json_files import read_json
+from hamu.files import EVALUATION, STEPS, read_json
 from hamu.unlearning.record.inputs import Inputs, read_inputs
-from hamu.unlearning.run_files import EVALUATION, STEPS
 
 Evaluated = dict[str, float]  # figures of an evaluation, and its epoch
 

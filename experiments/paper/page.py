@@ -9,9 +9,9 @@ from typing import Any
 
 from experiments.paper.experiment import Experiment
 from hamu.errors import HamuError
-from hamu.json_files import read_json
+from hamu.files import read_json
 from hamu.report.comparison import escape_markdown
-from hamu.unlearning.compare.environments import differing_environments
+from hamu.unlearning.compare.rows import differing_environments
 
 Result = dict[str, Any]
 PAGE = "README.md"

@@ -25,8 +25,7 @@ from hamu.data.image_files import CLASSES
 from hamu.data.sources import DIGITS, MINIATURE, located
 from hamu.data.text_files import has_test_split
 from hamu.errors import HamuError
-from hamu.file_digests import file_digest
-from hamu.json_files import read_json
+from hamu.files import file_digest, read_json
 from hamu.unlearning.record.digests import text_digest
 from hamu.unlearning.run_folder import RunFolder
 

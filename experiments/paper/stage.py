@@ -27,16 +27,18 @@ from experiments.paper.sampling import (
 )
 from hamu.data.sources import DIGITS, MINIATURE, is_local, is_of_hub
 from hamu.errors import HamuError
-from hamu.file_digests import file_digest
-from hamu.json_files import read_json
+from hamu.files import CONFIG, EVALUATION, INPUTS, MODEL, RECORD, file_digest, read_json
 from hamu.models.language import base_of
 from hamu.unlearning.compare.children import Call
-from hamu.unlearning.compare.environments import this_environment
-from hamu.unlearning.compare.rows import Row
+from hamu.unlearning.compare.rows import Row, this_environment
 from hamu.unlearning.compare.runs import Plan
-from hamu.unlearning.record.inputs import Inputs, digests_of, read_inputs, saved_model_entry
-from hamu.unlearning.record.settings import recorded
-from hamu.unlearning.run_files import CONFIG, EVALUATION, INPUTS, MODEL, RECORD
+from hamu.unlearning.record.inputs import (
+    Inputs,
+    digests_of,
+    read_inputs,
+    recorded,
+    saved_model_entry,
+)
 from hamu.unlearning.run_folder import RunFolder
 
 

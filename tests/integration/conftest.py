@@ -1,12 +1,8 @@
 """A small trained classifier, its problem, and a quiet trainer, shared by the tests of whole runs."""
 
-import gc
 import importlib
-import os
+import multiprocessing
 import shutil
-import signal
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -118,50 +114,8 @@ def cli(capfd, tmp_path, monkeypatch):
     return call
 
 
-class Forked:
-    """Stands in for a process of `hamu`: a child forked from this one, which has loaded the libraries."""
-
-    def __init__(self, argv, environment, said, lock):
-        self.returncode = None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        code = 70
-        try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            gc.freeze()  # what both have is not to be copied
-            os.environ.clear()
-            os.environ.update(environment)
-            with (
-                open(os.devnull, "w") as sys.stdout,
-                os.fdopen(said.fileno(), "w", closefd=False) as sys.stderr,
-            ):
-                code = main(list(argv))
-        finally:
-            os._exit(code)
-
-    def poll(self):
-        if self.returncode is None:
-            done, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if done else None
-        return self.returncode
-
-    def send_signal(self, number):
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self):
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self):
-        deadline = time.monotonic() + 120
-        while self.poll() is None:
-            assert time.monotonic() < deadline, f"process {self.pid} does not end"
-            time.sleep(0.01)
-
-
 @pytest.fixture
 def forked_runs(monkeypatch):
     """The runs of a comparison without the seconds that each takes to load the libraries."""
     importlib.import_module("hamu.cli.unlearn")
-    monkeypatch.setattr(children, "start", Forked)
+    monkeypatch.setattr(children, "_CONTEXT", multiprocessing.get_context("fork"))

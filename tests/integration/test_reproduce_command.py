@@ -21,9 +21,9 @@ from experiments.paper.practice import Optimizers
 from hamu.cli.progress import ProgressBar
 from hamu.data import read_text
 from hamu.errors import HamuError
-from hamu.folder_lock import lock
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare import children
+from hamu.unlearning.run_folder import RunFolder
 
 NAMES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SMALL = ("--recipe", "digits", "--fraction", 0.1)
@@ -313,9 +313,9 @@ def test_a_run_that_is_killed_is_said_to_have_failed_and_the_same_command_goes_o
     assert len(finished) == 1
 
     asked = []
-    fork = children.start
+    child = children._Child
     monkeypatch.setattr(
-        children, "start", lambda argv, *rest: asked.append(argv) or fork(argv, *rest)
+        children, "_Child", lambda call, *rest: asked.append(call.argv) or child(call, *rest)
     )
     code, out, _ = reproduce("figure-12", "--epochs", 2)
     assert code == 0
@@ -382,7 +382,7 @@ def test_both_folders_are_locked_before_anything_is_run(reproduce, tmp_path, mon
             with pytest.raises(
                 HamuError, match="another run, or a process that a run left behind, is using"
             ):
-                lock(tmp_path / folder)
+                RunFolder(tmp_path / folder, resume=True)
             seen.append(folder)
 
     monkeypatch.setattr("experiments.reproduce._run_stage", run_stage)

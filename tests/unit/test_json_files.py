@@ -3,7 +3,7 @@
 import pytest
 
 from hamu import HamuError
-from hamu.json_files import parse_json, read_json
+from hamu.files import parse_json, read_json
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hamu.unlearning.run_files import LAYERS
+from hamu.files import LAYERS
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.layer_log import LayerLog, _stride
 

@@ -8,7 +8,7 @@ import torch
 
 from hamu.evaluation import Predictions, TokenPredictions
 from hamu.evaluation.intervals import change_intervals, record_intervals
-from hamu.unlearning.record.markdown import _interval
+from hamu.unlearning.record.record import _interval
 
 
 def classifier(records, seed=0):
@@ -39,13 +39,6 @@ def test_tokens_of_one_text_are_drawn_together():
     assert found["probability"] == pytest.approx((math.exp(-2.0), math.exp(-0.5)))
 
 
-def test_long_texts_weigh_more_in_the_loss_as_they_do_in_the_report():
-    found = texts([30, 1] * 200, ([0.5] * 30 + [2.0]) * 200)
-    low, high = record_intervals(found)["loss"]
-    assert low < found.losses.mean() < high
-    assert high < 0.6
-
-
 def test_the_change_of_the_same_records_is_known_better_than_either_figure():
     before = classifier(2000)
     after = Predictions(before.logits + 0.05 * classifier(2000, seed=1).logits, before.labels)
@@ -67,15 +60,6 @@ def test_the_change_of_a_text_is_drawn_as_a_whole():
     assert change_intervals(before, after)["loss"] == pytest.approx((-0.2, 1.0))
     assert "loss" not in change_intervals(
         texts([1, 1], [np.inf, 1.0]), texts([1, 1], [np.inf, 1.0])
-    )
-
-
-def test_the_seed_decides():
-    found = classifier(50)
-    assert (
-        record_intervals(found, seed=1)
-        == record_intervals(found, seed=1)
-        != record_intervals(found, seed=2)
     )
 
 

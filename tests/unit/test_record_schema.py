@@ -2,7 +2,6 @@
 
 import pytest
 
-from hamu import HamuError
 from hamu.unlearning.record.schema import schema, violations
 
 
@@ -34,19 +33,6 @@ def test_each_keyword_means_what_json_schema_says(part, good, bad):
         assert not list(violations(value, whole)), value
     for value in bad:
         assert list(violations(value, whole)), value
-
-
-def test_a_violation_names_its_place():
-    whole = {"properties": {"a": {"items": {"type": "object", "required": ["b"]}}}}
-    assert list(violations({"a": [{"b": 1}, {}]}, whole)) == ["record.a[1] has no b"]
-
-
-@pytest.mark.parametrize(
-    "part", [{"oneOf": []}, {"properties": {"a": {"maximum": 3}}}, {"$ref": "other.json"}]
-)
-def test_what_it_does_not_know_it_refuses(part):
-    with pytest.raises(HamuError, match="the schema"):
-        list(violations({"a": 1}, part))
 
 
 def test_the_schema_describes_every_object_to_its_end():

@@ -24,9 +24,9 @@ from hamu.cli.tasks import Task
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
 from hamu.data import UnlearningData
+from hamu.files import ASSESSMENT, FRONTIER
 from hamu.report import plot_frontiers
 from hamu.report.tables import plain_table
-from hamu.unlearning.run_files import ASSESSMENT, FRONTIER
 from hamu.unlearning.trainer import UnlearnConfig
 
 

@@ -27,10 +27,10 @@ from hamu.evaluation.attacks import (
 from hamu.evaluation.attacks.attacker import check_can_quantize
 from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED
 from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
+from hamu.files import ATTACK, ATTACK_PICTURE
 from hamu.report.pictures import plot_attacks
 from hamu.report.tables import attack_tables
 from hamu.unlearning.record.record import plain
-from hamu.unlearning.run_files import ATTACK, ATTACK_PICTURE
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig
 from hamu.unlearning.trainer.preparation import to_channels_last

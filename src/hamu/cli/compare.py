@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from hamu.cli import main
 from hamu.cli.options import CompareOptions, DataOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.cli.problem import inputs_of, open_problem
@@ -20,6 +21,7 @@ from hamu.cli.running import run_waiting
 from hamu.core.methods import method_classes
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
+from hamu.files import COMPARISON, COMPARISON_PICTURE, COMPARISON_TABLES, RECORD
 from hamu.report import plot_comparison
 from hamu.report.comparison import (
     CAPTION,
@@ -36,14 +38,7 @@ from hamu.report.comparison import (
 from hamu.report.tables import plain_table
 from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
-from hamu.unlearning.run_files import (
-    COMPARISON,
-    COMPARISON_PICTURE,
-    COMPARISON_TABLES,
-    RECORD,
-    holds_a_comparison,
-)
-from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.run_folder import RunFolder, holds_a_comparison
 from hamu.unlearning.trainer import UnlearnConfig
 
 _SHOWN = (*COMPARISON_TABLES, COMPARISON_PICTURE)  # made when all runs have ended
@@ -114,7 +109,7 @@ def run(argv: list[str], console: Console) -> int:
         folder.remove(
             *_SHOWN
         )  # runs may change from here on, and what shows them comes after the last
-        run_waiting(runs, Children(options.jobs, environment, folder.lock), console, "compare")
+        run_waiting(runs, Children(options.jobs, environment, main), console, "compare")
         _compare(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}", console)
     return 0
 

@@ -24,9 +24,9 @@ from hamu.cli.progress import ProgressBar, task_bar
 from hamu.core.methods import method_classes
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
+from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.report import plot_trajectories
 from hamu.report.tables import plain_table
-from hamu.unlearning.run_files import SUMMARY, TRAJECTORIES
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
 from hamu.unlearning.trainer.quiet import quiet_trainer

@@ -17,9 +17,9 @@ from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.evaluation.attacks import AttackSettings
+from hamu.files import EVALUATION
 from hamu.unlearning.goal_report import GoalSettings, goal_lines, goal_settings
 from hamu.unlearning.record.record import plain
-from hamu.unlearning.run_files import EVALUATION
 from hamu.unlearning.trainer import TrainConfig
 
 

@@ -20,6 +20,7 @@ from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError
+from hamu.files import CONFIG, MODEL
 from hamu.models.loading import NeedsCode, folder_of, is_adapter
 from hamu.unlearning.goal_report import GoalSettings
 from hamu.unlearning.goals import Standing
@@ -28,7 +29,6 @@ from hamu.unlearning.record.digests import weights_digest
 from hamu.unlearning.record.figures import changes, figures
 from hamu.unlearning.record.inputs import differing, read_inputs, without_order
 from hamu.unlearning.record.record import read_record
-from hamu.unlearning.run_files import CONFIG, MODEL
 from hamu.unlearning.trainer import UnlearnConfig
 
 

@@ -12,10 +12,9 @@ from hamu.cli.named_sources import NamedSources, add_permissions
 from hamu.cli.observe import observe
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
+from hamu.files import REPORT, write_whole
 from hamu.report.page import MARK, Reported, report_page
 from hamu.report.run import read_runs, run_folders
-from hamu.unlearning.run_files import REPORT
-from hamu.whole_files import write_whole
 
 _DESCRIPTION = """Make one HTML page of a run, finished or not, or of several side by side. It needs no network and
 nothing beside it. What the models say about the data is measured again, as far as both are still where the config.yaml

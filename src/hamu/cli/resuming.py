@@ -10,8 +10,9 @@ from hamu.cli.config_files import read_config
 from hamu.cli.options import PATHS, ResumeOptions
 from hamu.cli.parser import Parser
 from hamu.errors import HamuError
+from hamu.files import CONFIG, INPUTS
 from hamu.unlearning.record.inputs import edited, read_inputs
-from hamu.unlearning.run_files import CONFIG, INPUTS, READS
+from hamu.unlearning.run_folder import READS
 
 # what a run may be resumed with although it was begun with something else: none of it changes a result
 _MAY_CHANGE = {

@@ -10,7 +10,7 @@ from typing import Any
 from hamu.cli.help import SHOWN
 from hamu.cli.options import OF_AN_ADAPTER, DataOptions, RunOptions
 from hamu.cli.parsing import parse
-from hamu.unlearning.record.settings import recorded
+from hamu.unlearning.record.inputs import recorded
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.config import own_options
 

@@ -147,9 +147,11 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         """Parts to save with a model, so that it can be opened again."""
         return []
 
-    def save_model(self, folder: RunFolder, model: Any) -> Path:
-        """Save the model with what belongs to it."""
-        return folder.save_model(model, *self.beside_model())
+    def save_model(
+        self, folder: RunFolder, model: Any, card: Callable[[Path], Path] | None = None
+    ) -> Path:
+        """Save the model with what belongs to it, and its card."""
+        return folder.save_model(model, *self.beside_model(), *([card] if card else []))
 
     def save_merged(self, folder: RunFolder, model: Any) -> None:
         """Save what is made of the saved model, if asked for."""

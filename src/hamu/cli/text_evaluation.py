@@ -12,11 +12,11 @@ from hamu.cli.text_task import TextTask, some_records
 from hamu.data import TextRecords, UnlearningData, encode
 from hamu.evaluation import TofuSets, forget_quality, tofu_report
 from hamu.evaluation.tofu import PERTURBED
+from hamu.files import ANSWERS, ANSWERS_PAGE
 from hamu.models.language import load_tokenizer
 from hamu.report.page import answers_page
 from hamu.report.records import AnsweredRecord, answered
 from hamu.report.tables import tofu_table
-from hamu.unlearning.run_files import ANSWERS, ANSWERS_PAGE
 from hamu.unlearning.trainer import TrainConfig
 
 _TOFU_SETS = (

@@ -32,6 +32,7 @@ from hamu.evaluation import (
     text_report,
 )
 from hamu.evaluation.membership import auc_of
+from hamu.files import MERGED
 from hamu.models.language import (
     TINY,
     AdapterSettings,
@@ -46,7 +47,6 @@ from hamu.models.language import (
 from hamu.models.loading import check_is_saved
 from hamu.models.saving import check_can_merge, merged
 from hamu.report.tables import privleak_line, text_membership_line, text_table
-from hamu.unlearning.run_files import MERGED
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -18,9 +19,9 @@ from hamu.cli.progress import ProgressBar
 from hamu.cli.tasks import Task, choose_task
 from hamu.core.distributed import from_main
 from hamu.errors import HamuError
+from hamu.files import EVALUATION
 from hamu.models.saving import CannotMerge
-from hamu.unlearning.record import check_same, with_settings
-from hamu.unlearning.run_files import EVALUATION
+from hamu.unlearning.record import check_same, with_settings, write_model_card
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, train_original
 from hamu.unlearning.trainer.measuring import first_not_finite_loss, set_figures
@@ -102,7 +103,10 @@ def run(argv: list[str], console: Console) -> int:
                 f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
             )
         folder.begin(given, with_settings(inputs, given))
-        path = task.save_model(folder, model)
+        reports = {"": {name: _of_set(figures, name) for name in ("train", "test")}}
+        path = task.save_model(
+            folder, model, partial(write_model_card, base=start, reports=reports)
+        )
         failure = None
         try:
             task.save_merged(folder, model)
@@ -130,3 +134,9 @@ def _sets(task: Task, console: Console) -> tuple[Any, Any]:
     left_out = f"{len(problem.forget)} left out ({problem.forget_name})"
     console.print(f"{len(problem.retain)} training {task.noun}, {left_out}")
     return problem.retain, problem.test
+
+
+def _of_set(figures: dict[str, float], name: str) -> dict[str, float]:
+    """The figures of one set."""
+    keys = ("loss", "accuracy")
+    return {key: figures[f"{name}_{key}"] for key in keys if f"{name}_{key}" in figures}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -23,11 +24,18 @@ from hamu.core.distributed import from_main, is_main
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
-from hamu.json_files import read_json
+from hamu.files import EVALUATION, HARDNESS, RECORD, read_json
 from hamu.models import first_not_finite
 from hamu.models.saving import CannotMerge
-from hamu.unlearning.record import Asked, Inputs, build, check_same, with_settings, write
-from hamu.unlearning.run_files import EVALUATION, HARDNESS, RECORD
+from hamu.unlearning.record import (
+    Asked,
+    Inputs,
+    build,
+    check_same,
+    with_settings,
+    write,
+    write_model_card,
+)
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 from hamu.unlearning.trainer.history import history
@@ -157,7 +165,6 @@ def _finish(
 ) -> None:
     """Save the model, its figures and the record, and print before and after."""
     args, problem = parsed.of(UnlearnConfig), prepared.problem
-    path = task.save_model(folder, prepared.model)
     reports = {
         name: task.report(predictions, problem, prepared.reference, args)
         for name, predictions in (
@@ -166,6 +173,15 @@ def _finish(
         )
     }
     evaluation = reports | history(trainer)
+    card = partial(
+        write_model_card,
+        base=str(parsed.of(RunOptions).model),
+        method=args.method,
+        forget_records=len(problem.forget),
+        reports=reports,
+        goal=evaluation["goal"],
+    )
+    path = task.save_model(folder, prepared.model, card)
     folder.write_json(EVALUATION, evaluation)
     failure = None
     try:

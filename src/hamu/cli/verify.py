@@ -8,7 +8,7 @@ from rich.console import Console
 
 from hamu.cli.named_sources import NamedSources, add_permissions
 from hamu.cli.parser import Parser
-from hamu.file_digests import file_digest
+from hamu.files import file_digest
 from hamu.unlearning.record import TOLERANCE, Finding, verify
 
 _DESCRIPTION = """Check the record of a run against its files, its model, and the data and models that its config.yaml

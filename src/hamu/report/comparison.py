@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hamu.unlearning.compare.environments import differing_environments
-from hamu.unlearning.compare.rows import Comparison, Row
+from hamu.unlearning.compare.rows import Comparison, Row, differing_environments
 from hamu.unlearning.stop_reason import ALL_DONE
 
 

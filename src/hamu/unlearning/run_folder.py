@@ -1,40 +1,57 @@
 """The folder that a run leaves behind. Logs grow line by line, every other file appears whole or not at all.
 
-Nothing else is touched. Of several processes the main one writes.
-
-config.yaml  inputs.json  hardness.json  steps.jsonl  layers.jsonl  model/  evaluation.json  record.json  record.md
-report.html
+Nothing else in the folder is touched. Of several processes the main one writes.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import yaml
+from filelock import FileLock, Timeout
 
+from hamu import files
 from hamu.core.distributed import is_main
-from hamu.disk import is_of_disk
 from hamu.errors import HamuError, first_line
-from hamu.folder_lock import lock
+from hamu.files import CHECKPOINT, CONFIG, EVALUATION, INPUTS, MODEL, RECORD
 from hamu.models.saving import save_model
-from hamu.unlearning.run_files import (
-    CONFIG,
-    INPUTS,
-    MODEL,
-    holds_a_run,
-    interrupted_command,
-    is_finished,
-    is_left,
-    is_of_a_run,
-    shows_a_run,
+
+# A run of a command that can be resumed is identified by what it reads, and finished with its last file.
+READS = {"train": "training set", "unlearn": "forget set"}
+_LAST = {"train": EVALUATION, "unlearn": RECORD}
+_OF_COMPARISONS = (files.COMPARISON, *files.COMPARISON_TABLES, files.COMPARISON_PICTURE)
+_OF_RUNS = (
+    *(MODEL, files.MERGED, CONFIG, INPUTS, files.HARDNESS, files.STEPS, files.LAYERS, EVALUATION),
+    *(RECORD, files.READABLE_RECORD, files.REPORT, files.ANSWERS_PAGE, files.ANSWERS),
+    *(files.SUMMARY, files.TRAJECTORIES, files.ASSESSMENT, files.FRONTIER),
+    *(files.ATTACK, files.ATTACK_PICTURE, files.ATTACK_FOLDER),
+    *("runs", "tensorboard"),  # of tensorboard, as transformers names it
 )
-from hamu.whole_files import remove_whole, replace_folder, write_whole
+_LEFT = (f".{CHECKPOINT}", *(f".{name}." for name in (*_OF_RUNS, *_OF_COMPARISONS)))
+_LOCK = ".lock"  # stays only where its process was killed
+_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK)  # file systems without locks: there nothing is kept out
+# Files whose content only a command of HAMU gives them: for each, alternatives of the keys that it must have.
+_FORMS: dict[str, tuple[set[str], ...]] = {
+    INPUTS: tuple({name} for name in READS.values()),
+    files.HARDNESS: ({"measured_at", "kappa", "stop_threshold"},),
+    EVALUATION: (
+        {"retain", "forget"},
+        {"before", "after", "trajectory"},
+        {"seconds", "train_loss"},
+    ),
+    RECORD: ({"format"},),
+    files.ASSESSMENT: ({"hamu-q", "hamu-u", "verdict"},),
+    files.ATTACK: ({"format"},),
+    files.SUMMARY: ({"task", "hardness", "methods"},),
+}
+_FORMATS = {RECORD: "hamu-unlearning-record", files.ATTACK: "hamu-attack"}
 
 
 class RunFolder:
@@ -61,7 +78,8 @@ class RunFolder:
         sources: tuple[str, ...] = (),
     ) -> None:
         self.path = Path(path)
-        self.lock: int | None = None  # a descriptor, see `hamu.folder_lock`
+        self._lock: FileLock | None = None
+        self._prepared = False
         self._overwrite, self._resume = overwrite, resume
         resolved = self.path.resolve()
         for source in sources:
@@ -74,12 +92,17 @@ class RunFolder:
                 )
         self._check_place(resolved)
         self._absent = [p for p in (self.path, *self.path.parents) if not os.path.exists(p)]
-        if is_main():
-            self._try()
+        if is_main():  # an error later would cost a run
+            try:
+                self._acquire()
+            except OSError as error:
+                self._cannot_be_made(f"{error.strerror or error}; choose another")
+            finally:
+                self._release()
         self._stale()
 
     def _check_place(self, resolved: Path) -> None:
-        """Check what is at the place of the folder, and above it."""
+        """Check the place of the folder, and the folders above it."""
         if os.path.exists(self.path) and not self.path.is_dir():
             raise HamuError(f"the output folder {self.path} is a file; choose another --output_dir")
         for above in (self.path, *self.path.parents):
@@ -93,36 +116,44 @@ class RunFolder:
         if not os.access(existing, os.W_OK):
             self._cannot_be_made(f"{existing} is not writable; choose another")
 
-    def _try(self) -> None:
-        """Make the folder, see that nobody else uses it, and leave all as it was: an error later would cost a run."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            os.close(lock(self.path))
-        except OSError as error:
-            self._cannot_be_made(f"{error.strerror or error}; choose another")
-        finally:
-            self._remove_made()
-
     def _cannot_be_made(self, why: str) -> NoReturn:
         raise HamuError(f"the output folder {self.path} cannot be made: {why} --output_dir")
+
+    def _acquire(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / _LOCK, blocking=False)
+        try:
+            lock.acquire()
+            self._lock = lock
+        except Timeout:
+            raise HamuError(
+                f"another run, or a process that a run left behind, is using {self.path}; wait until it has ended, or "
+                f"choose another --output_dir"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+
+    def _release(self) -> None:
+        """Let others have the folder, and remove what was made for nothing."""
+        self._prepared = False
+        if self._lock is not None:
+            (self.path / _LOCK).unlink(
+                missing_ok=True
+            )  # while it is held, so that nobody else's goes
+            self._lock.release()
+            self._lock = None
+        for made in self._absent if is_main() else ():
+            if os.path.isdir(made):
+                if any(made.iterdir()):
+                    return
+                made.rmdir()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.lock is not None:
-            os.close(self.lock)
-            self.lock = None
-        if is_main():
-            self._remove_made()
-
-    def _remove_made(self) -> None:
-        """Remove the folders that were not there before and are empty."""
-        for made in self._absent:
-            if os.path.isdir(made):
-                if any(made.iterdir()):
-                    return
-                made.rmdir()
+        self._release()
 
     def prepare(self) -> Path:
         """Make the folder, and clear an earlier run out of it.
@@ -130,28 +161,29 @@ class RunFolder:
         Raises:
             HamuError: if another run came first.
         """
-        if self.lock is not None or not is_main():
+        if self._prepared or not is_main():
             return self.path
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.lock = lock(self.path)
+        self._acquire()
         stale = self._stale()  # as it is now: another run may have come and gone
-        # first what says that there is one to resume; last what shows that all of this may go
-        for left in sorted(stale, key=lambda path: (path.name != CONFIG, shows_a_run(path))):
-            remove_whole(left)
+        # first the settings, which promise a run to resume; last the files that show that all of this may go
+        for left in sorted(stale, key=lambda path: (path.name != CONFIG, _shows_a_run(path))):
+            files.remove_whole(left)
+        self._prepared = True
         return self.path
 
     def _stale(self) -> list[Path]:
-        """What an earlier run, or an interrupted write of this one, has left and is to go.
+        """Files to remove: of an earlier run, or of an interrupted write of this one.
 
         Raises:
-            HamuError: if there is what must not go.
+            HamuError: if there are others, which must stay.
         """
         found = list(self.path.iterdir()) if self.path.is_dir() else []
-        left = [path for path in found if is_left(path)]
+        found = [path for path in found if path.name != _LOCK]
+        left = [path for path in found if path.name.startswith(_LEFT)]
         if self._resume or left == found:
             return left
-        foreign = sorted(path.name for path in found if not is_of_a_run(path))
-        if not foreign and not holds_a_run(self.path):
+        foreign = sorted(path.name for path in found if not _is_of_a_run(path))
+        if not foreign and not _holds_a_run(self.path):
             foreign = sorted(path.name for path in found if path not in left)
         if not self._overwrite:
             raise HamuError(f"the output folder {self.path} {self._use(foreign)}")
@@ -162,24 +194,25 @@ class RunFolder:
             )
         return found
 
-    def _use(self, foreign: Sequence[str]) -> str:
+    def _use(self, foreign: list[str]) -> str:
         """Use of the folder, and the way out."""
         if foreign:
             return f"is in use: it holds {foreign[0]}, which is not of a run; choose another --output_dir"
         other = "choose another --output_dir, or replace it with --overwrite"
-        command = interrupted_command(self.path)
-        if command is not None:
+        inputs = _mapping(self.path / INPUTS)
+        command = next((name for name, reads in READS.items() if reads in inputs), None)
+        if command and self.has(CONFIG) and not self.has(_LAST[command]):
             return f"holds an interrupted run; go on with it by hamu {command} --resume --output_dir {self.path}, {other}"
         if is_finished(self.path):
             return f"holds a finished run; {other}"
         return f"holds what is left of a run that cannot go on; {other}"
 
     def has(self, name: str) -> bool:
-        """Whether a file is there; the last that a run writes tells that it has come to its end."""
+        """True if a file is there; the last file of a run shows that the run came to its end."""
         return (self.path / name).is_file()
 
     def remove(self, *names: str) -> None:
-        """Remove files that are no longer true, those of them that are there."""
+        """Remove files that are no longer true, as far as they are there."""
         for name in names if is_main() else ():
             (self.prepare() / name).unlink(missing_ok=True)
 
@@ -193,9 +226,8 @@ class RunFolder:
         if not is_main() or not file.is_file():
             return
         kept = []
-        for number, line in enumerate(
-            file.read_bytes().split(b"\n")[:-1], start=1
-        ):  # the last was broken off, or is ""
+        lines = file.read_bytes().split(b"\n")[:-1]  # the last was broken off, or is ""
+        for number, line in enumerate(lines, start=1):
             try:
                 kept += [line.decode() + "\n"] if belongs(json.loads(line)) else []
             except (ValueError, TypeError, KeyError, RecursionError):
@@ -205,17 +237,17 @@ class RunFolder:
         self.write_text(name, "".join(kept))
 
     def count_lines(self, name: str) -> int:
-        """How many lines a log has, 0 where there is none."""
+        """Number of lines of a log, 0 where there is none."""
         if not self.has(name):
             return 0
         with open(self.path / name, "rb") as file:
             return sum(1 for _ in file)
 
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
-        """Write one file whole: beside its place first, then renamed; a private one is for its owner alone."""
+        """Write one file whole; a private one is for its owner alone."""
         target = self.prepare() / name
         if is_main():
-            write_whole(target, text, private=private)
+            files.write_whole(target, text, private=private)
         return target
 
     def write_json(self, name: str, content: Any) -> Path:
@@ -223,19 +255,23 @@ class RunFolder:
         return self.write_text(name, json.dumps(content, indent=2, allow_nan=True) + "\n")
 
     def begin(self, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Write what a run was asked and what it reads; the settings last, as they say that there is one to resume."""
+        """Write a run's inputs and settings; the settings last, as they promise a run to resume."""
         self.write_json(INPUTS, inputs)
         self.write_config(settings)
 
     def write_config(self, content: Mapping[str, Any]) -> Path:
         """Write the settings of a run as YAML, in a form that --config reads."""
         text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
-        return self.write_text(
-            CONFIG, text, private="forget_filter" in content
-        )  # it may name a person
+        names_a_person = "forget_filter" in content
+        return self.write_text(CONFIG, text, private=names_a_person)
 
     def save_model(self, model: Any, *beside_it: Any, name: str = MODEL) -> Path:
         """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all.
+
+        Args:
+            model: the model.
+            beside_it: tokenizers, processors, and functions of the folder that write one more file.
+            name: of the folder.
 
         Raises:
             HamuError: if it cannot be written.
@@ -248,21 +284,68 @@ class RunFolder:
         try:
             save_model(model, beside)
             for other in beside_it:
-                other.save_pretrained(beside)
+                getattr(other, "save_pretrained", other)(beside)
         except BaseException as error:
             shutil.rmtree(beside, ignore_errors=True)
-            if is_of_disk(error):
+            if files.is_of_disk(error):
                 raise HamuError(
                     f"the model cannot be written into {self.path}: {first_line(error)}; where it is full "
                     f"make room, then go on with --resume"
                 ) from error
             raise
-        replace_folder(beside, target)
+        files.replace_folder(beside, target)
         return target
 
     def append_line(self, name: str, content: Mapping[str, Any]) -> None:
         """Append one JSON line and flush it, so that the log can be read while it grows."""
-        if not is_main():
-            return
-        with open(self.prepare() / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(dict(content)) + "\n")
+        if is_main():
+            with open(self.prepare() / name, "a", encoding="utf-8") as file:
+                file.write(json.dumps(dict(content)) + "\n")
+
+
+def is_finished(folder: Path) -> bool:
+    """True if a run, or another command with a folder of its own, came to its end in a folder."""
+    if READS["unlearn"] in _mapping(folder / INPUTS):
+        return _shows_a_run(folder / RECORD)
+    alone = (EVALUATION, files.ASSESSMENT, files.ATTACK, files.SUMMARY)
+    return any(_shows_a_run(folder / name) for name in alone)
+
+
+def holds_a_comparison(folder: Path) -> bool:
+    """True if a folder is that of `hamu compare`, whose own file may be damaged: only times are lost with it."""
+    if not (folder / files.COMPARISON).is_file():
+        return False
+    found = _mapping(folder / files.COMPARISON)
+    if isinstance(found.get("runs"), list) and isinstance(found.get("seconds"), dict):
+        return True
+    return any(_holds_a_run(path.parent) for path in folder.glob(f"*/{CONFIG}"))
+
+
+def _is_of_a_run(path: Path) -> bool:
+    """True for a name that runs give; a checkpoint must also have a manifest."""
+    if path.name.startswith(CHECKPOINT):
+        entries = _mapping(path / files.MANIFEST).values()
+        sealed = all(isinstance(entry, dict) and "sha256" in entry for entry in entries)
+        return path.name.removeprefix(CHECKPOINT).isdecimal() and bool(entries) and sealed
+    return path.name in _OF_RUNS or path.name.startswith(_LEFT)
+
+
+def _shows_a_run(path: Path) -> bool:
+    """True if a file has a form that only a run gives it; others have files of these names too."""
+    found = _mapping(path)
+    fits = any(found.keys() >= keys for keys in _FORMS.get(path.name, ()))
+    return fits and found.get("format") == _FORMATS.get(path.name, found.get("format"))
+
+
+def _holds_a_run(folder: Path) -> bool:
+    checkpoints = (path for path in folder.glob(f"{CHECKPOINT}*") if _is_of_a_run(path))
+    return any(_shows_a_run(folder / name) for name in _FORMS) or any(checkpoints)
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """Content of a JSON file, {} where that is no mapping."""
+    try:
+        found = files.parse_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,32 +1,37 @@
-"""Calls of `hamu` in processes of their own, so that one that crashes takes nothing with it."""
+"""Calls of a function in processes of their own, so that one that crashes takes nothing with it."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
 
 import torch
 
+Command = Callable[[list[str]], int]  # of a module, so that another process finds it; an exit code
 _POLL = 0.1  # seconds
-_INTERRUPTED = {
-    128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-}  # exit codes of `hamu`
+_CONTEXT: Any = multiprocessing.get_context("spawn")  # threads and devices do not survive a fork
+_INTERRUPTED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `hamu`.
+    """A call of a command.
 
     Attributes:
-        name: what it is called here.
-        argv: command and flags.
+        name: of the call.
+        argv: the words that the command takes.
     """
 
     name: str
@@ -35,13 +40,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a call ended.
+    """End of a call.
 
     Attributes:
         name: of the call.
         seconds: wall time, with the start of its process.
         reason: why it failed, in one line; "" if it did not.
-        interrupted: whether it says by its exit code that a signal has ended it.
+        interrupted: whether its exit code shows that a signal has ended it.
     """
 
     name: str
@@ -51,27 +56,28 @@ class Ended:
 
 
 class Children:
-    """Calls `hamu` again and again, some at a time; they share the processor's threads.
+    """Calls a command again and again, some at a time; they share the processor's threads.
+
+    A child of a process that was killed saves and ends.
 
     Args:
         jobs: how many at a time.
         environment: of their processes.
-        lock: a descriptor that they inherit, so that what is left of them when this process is killed keeps others
-            out of the folder, see `hamu.folder_lock`.
+        command: what is called, such as `hamu.cli.main`; its last line on standard error is the reason of a failure.
 
     Attributes:
         asked_by: the signal that first asked to end, 0 if none has.
     """
 
-    def __init__(self, jobs: int, environment: Mapping[str, str], lock: int | None) -> None:
-        self._jobs, self._lock = jobs, lock
-        self._environment = dict(environment)
+    def __init__(self, jobs: int, environment: Mapping[str, str], command: Command) -> None:
+        self._jobs, self._command = jobs, command
+        self._environment = {**environment, "PYTHONSAFEPATH": "1"}  # no file here is a library
         if jobs > 1:
             self._environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // jobs))
         self._asked, self.asked_by = 0, 0
 
     def ask_to_end(self, number: int) -> None:
-        """Make no more calls. Those under way are sent SIGTERM, upon which runs save and end; asked again, SIGKILL.
+        """Make no more calls. Those under way get SIGTERM, upon which runs save and end; asked again, SIGKILL.
 
         Args:
             number: of the signal that asks.
@@ -85,62 +91,79 @@ class Children:
         try:
             while running or (waiting and not self._asked):
                 while waiting and len(running) < self._jobs and not self._asked:
-                    running.append(_Child(waiting.popleft(), self._environment, self._lock))
+                    running.append(_Child(waiting.popleft(), self._command, self._environment))
                 if self._asked > obeyed:
-                    for child in running:
-                        child.process.send_signal(
-                            signal.SIGTERM if self._asked == 1 else signal.SIGKILL
-                        )
                     obeyed = self._asked
-                time.sleep(_POLL)
-                for child in [child for child in running if child.process.poll() is not None]:
+                    for child in running:
+                        child.process.terminate() if obeyed == 1 else child.process.kill()
+                connection.wait([child.process.sentinel for child in running], _POLL)
+                for child in [child for child in running if not child.process.is_alive()]:
                     running.remove(child)
                     yield child.ended()
         finally:
             for child in running:  # whoever takes what this yields has failed
                 child.process.kill()
-                child.process.wait()
+                child.ended()
 
 
 class _Child:
     """A call under way."""
 
-    def __init__(self, call: Call, environment: Mapping[str, str], lock: int | None) -> None:
+    def __init__(self, call: Call, command: Command, environment: Mapping[str, str]) -> None:
         self._name, self._begin = call.name, time.monotonic()
-        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self.process = start(call.argv, environment, self._said, lock)
+        handle, said = tempfile.mkstemp(prefix="hamu-")
+        os.close(handle)
+        self._said = Path(said)
+        self.process = _CONTEXT.Process(target=_run, args=(command, list(call.argv), said))
+        with _environment_of(environment):
+            self.process.start()
 
     def ended(self) -> Ended:
-        with self._said as said:
-            said.seek(0)
-            reason = _reason(said.read(), self.process.returncode)
-        seconds = time.monotonic() - self._begin
-        return Ended(self._name, seconds, reason, self.process.returncode in _INTERRUPTED)
+        self.process.join()
+        code = self.process.exitcode
+        reason = _reason(self._said.read_text(encoding="utf-8", errors="replace"), code)
+        self._said.unlink()
+        return Ended(self._name, time.monotonic() - self._begin, reason, code in _INTERRUPTED)
 
 
-def start(
-    argv: Iterable[str], environment: Mapping[str, str], said: IO[str], lock: int | None
-) -> subprocess.Popen[bytes]:
-    """Start `hamu` in a session of its own: Ctrl-C is for this process, which ends the others in order."""
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "hamu",
-            *argv,
-        ],  # as `hamu`: no file of the current folder is taken for a library
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=said,
-        start_new_session=True,
-        pass_fds=() if lock is None else (lock,),
-    )
+@contextmanager
+def _environment_of(environment: Mapping[str, str]) -> Iterator[None]:
+    """For the start of a process: its environment, and Ctrl-C held back until it has a session of its own."""
+    before = dict(os.environ)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _run(command: Command, argv: list[str], said: str) -> None:
+    """Call a command in this process: Ctrl-C is for its parent, which ends the others in order."""
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that was held back
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+    sys.stderr = open(said, "w", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
+    os.dup2(sys.stdout.fileno(), 1)
+    os.dup2(sys.stderr.fileno(), 2)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.exit(command(argv))
+
+
+def _end_with_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
+    parent: Any = multiprocessing.parent_process()
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _reason(said: str, code: int) -> str:
-    """Why a call failed, by what it said on standard error; "" if it did not."""
+    """The reason of a failure, from standard error; "" without one."""
     if not code:
         return ""
     if code < 0:

@@ -13,12 +13,10 @@ from typing import Any, Protocol
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains, hypervolume, hypervolume_reference, pareto_optimal
 from hamu.evaluation.membership import auc_of
-from hamu.json_files import read_json
+from hamu.files import EVALUATION, RECORD, read_json
 from hamu.report.pictures import gains_of, trajectory_of
-from hamu.unlearning.compare.environments import written_environment
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
-from hamu.unlearning.record.record import plain
-from hamu.unlearning.run_files import EVALUATION, RECORD
+from hamu.unlearning.record.record import plain, versions
 from hamu.unlearning.stop_reason import kind_in
 
 Row = dict[str, Any]
@@ -255,3 +253,34 @@ def _value(figure: Any) -> float:
 
 def _of_run(run: Path, name: str) -> Any:
     return read_json(run / name, remove=run)
+
+
+def written_environment(environment: Mapping[str, Any]) -> str:
+    """The environment that a record names, as text."""
+    numbers = ", ".join(f"{name} {number}" for name, number in environment["versions"].items())
+    return f"{environment['device']}, {numbers}"
+
+
+def this_environment(device: str) -> str:
+    """The environment of this process on a device, as text."""
+    return written_environment({"device": device, "versions": versions("torch", "transformers")})
+
+
+def differing_environments(runs: Mapping[str, str | None]) -> str:
+    """What tells the environments of runs apart, and whose each is; "" if they are the same.
+
+    Args:
+        runs: the environment of each, by name; None where it is not known, which tells nothing.
+    """
+    names: dict[str, list[str]] = {}
+    for name, environment in runs.items():
+        if environment is not None:
+            names.setdefault(environment, []).append(name)
+    if len(names) < 2:
+        return ""
+    common = set.intersection(*(set(environment.split(", ")) for environment in names))
+    groups = []
+    for environment, of in names.items():
+        own = [part for part in environment.split(", ") if part not in common] or ["nothing else"]
+        groups.append(f"{', '.join(own)} ({', '.join(of)})")
+    return "; ".join(groups)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hamu.errors import HamuError
+from hamu.files import COMPARISON, CONFIG, INPUTS, RECORD
 from hamu.unlearning.compare.children import Call, Children, Ended
 from hamu.unlearning.compare.rows import (
     Comparison,
@@ -20,7 +21,6 @@ from hamu.unlearning.compare.rows import (
     start_figures,
 )
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
-from hamu.unlearning.run_files import COMPARISON, CONFIG, INPUTS, RECORD
 from hamu.unlearning.run_folder import RunFolder
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves for those who ask later: a record of what was forgotten, how, and to what effect; its checking."""
+"""The record of a run: what was forgotten, how, and to what effect; its checks; the card of a saved model."""
 
 from hamu.unlearning.record.inputs import (
     Inputs,
@@ -7,6 +7,7 @@ from hamu.unlearning.record.inputs import (
     set_entries,
     with_settings,
 )
+from hamu.unlearning.record.model_card import write_model_card
 from hamu.unlearning.record.record import Asked, build, figures_of, write
 from hamu.unlearning.record.verify import TOLERANCE, Finding, Sources, Unavailable, verify
 
@@ -25,4 +26,5 @@ __all__ = [
     "verify",
     "with_settings",
     "write",
+    "write_model_card",
 ]

@@ -8,23 +8,18 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import hamu
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
 from hamu.data import ImageData, TextData, UnlearningData
-from hamu.file_digests import file_digest
-from hamu.models.loading import is_adapter
-from hamu.unlearning.record.digests import weights_digest
-from hamu.unlearning.record.figures import changes, figures, goal_figures
-from hamu.unlearning.record.inputs import Inputs, model_entry
-from hamu.unlearning.record.markdown import markdown
-from hamu.unlearning.record.schema import schema, violations
-from hamu.unlearning.record.statement import statement
-from hamu.unlearning.run_files import (
+from hamu.files import (
     CONFIG,
     EVALUATION,
     HARDNESS,
@@ -35,7 +30,14 @@ from hamu.unlearning.run_files import (
     READABLE_RECORD,
     RECORD,
     STEPS,
+    file_digest,
 )
+from hamu.models.loading import is_adapter
+from hamu.unlearning.goal_report import forgotten_words, meaning
+from hamu.unlearning.record.digests import weights_digest
+from hamu.unlearning.record.figures import changes, figures, goal_figures
+from hamu.unlearning.record.inputs import Inputs, model_entry
+from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 VERSION = 2
 _BESIDE = (CONFIG, INPUTS, HARDNESS, STEPS, LAYERS, EVALUATION)
+_SETS = ("retain", "forget", "test")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 
 
@@ -54,7 +57,7 @@ class Asked:
     Attributes:
         problem: the three sets.
         chosen_by: the option that said what to forget.
-        settings: see `hamu.unlearning.record.settings.recorded`.
+        settings: see `hamu.unlearning.record.inputs.recorded`.
         inputs: the sets and the models that it reads.
         hardness: as it was assessed before the run, see `figures_of`; None where it was not.
     """
@@ -96,7 +99,7 @@ def build(
         "version": VERSION,
         "date": datetime.now(UTC).date().isoformat(),
         "forget_set": {
-            **_described(asked, "forget"),
+            **(_described(asked, "forget") or {}),
             "chosen_by": asked.chosen_by,
             "description": _description(asked),
         },
@@ -144,6 +147,44 @@ def write(folder: RunFolder, record: Mapping[str, Any]) -> tuple[Path, str]:
     readable = folder.write_text(READABLE_RECORD, text)
     files[readable.name] = file_digest(readable)
     return readable, file_digest(folder.write_json(RECORD, {**record, "files": files}))
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """The record for people to read, record.md."""
+    sets = [name for name in _SETS if name in record["figures"]["after"]["sets"]]
+    return _templates().get_template("record.md.j2").render(record, sets=sets)
+
+
+def statement(record: Mapping[str, Any]) -> list[str]:
+    """Sentences on what a record proves and what it does not, from all else of the record."""
+    return _templates().get_template("statement.j2").render(record).splitlines()
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("hamu.unlearning.record", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"number": _number, "interval": _interval, "setting": _setting}
+    environment.globals |= {"forgotten_words": forgotten_words, "meaning": meaning}
+    return environment
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _interval(ends: list[float | None] | None) -> str:
+    return "" if ends is None or None in ends else f" [{ends[0]:.4g}, {ends[1]:.4g}]"
+
+
+def _setting(value: Any) -> str:
+    """A value as JSON, in one line of a table."""
+    return json.dumps(value, ensure_ascii=False).replace("|", "\\|")
 
 
 def read_record(run: Path) -> dict[str, Any] | None:

@@ -22,11 +22,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hamu.core.distributed import barrier, from_main, is_main
-from hamu.disk import is_of_disk
 from hamu.errors import HamuError, first_line
-from hamu.file_digests import file_digest
-from hamu.unlearning.run_files import CHECKPOINT, MANIFEST
-from hamu.whole_files import remove_whole, replace_folder, sync
+from hamu.files import (
+    CHECKPOINT,
+    MANIFEST,
+    file_digest,
+    is_of_disk,
+    remove_whole,
+    replace_folder,
+    sync,
+)
 
 
 class Checkpoints:

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from hamu.core.distributed import is_main
-from hamu.unlearning.run_files import LAYERS
+from hamu.files import LAYERS
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.trainer import UnlearnTrainer
 

@@ -18,8 +18,8 @@ from transformers.trainer_utils import SaveStrategy
 
 from hamu.core.distributed import all_reduced, is_main, is_sharded, world_size
 from hamu.errors import HamuError, first_line
+from hamu.files import TRAINER_STATE
 from hamu.models.saving import load_tensors, save_model, save_rest
-from hamu.unlearning.run_files import TRAINER_STATE
 from hamu.unlearning.trainer.checkpoints import Checkpoints, check_whole, restoring
 from hamu.unlearning.trainer.config import TrainConfig, own_options
 from hamu.unlearning.trainer.trackers import stand_between

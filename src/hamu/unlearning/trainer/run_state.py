@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState, TrainerState
 
-from hamu.unlearning.run_files import TRAINER_STATE
+from hamu.files import TRAINER_STATE
 from hamu.unlearning.trainer.checkpoints import restoring
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hamu.unlearning.run_files import HARDNESS, STEPS
+from hamu.files import HARDNESS, STEPS
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.layer_log import LayerLog
 from hamu.unlearning.trainer.trainer import UnlearnTrainer

@@ -1,0 +1,134 @@
+"""Files that commands leave: their names, JSON, digests, and writing that is whole or not there.
+
+Whatever is written beside its place has the name of the place with a dot before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from hamu.errors import HamuError
+
+# The files of a run of unlearning; the record is the last one written.
+CONFIG, INPUTS, HARDNESS = "config.yaml", "inputs.json", "hardness.json"
+STEPS, LAYERS, EVALUATION = "steps.jsonl", "layers.jsonl", "evaluation.json"
+READABLE_RECORD, RECORD = "record.md", "record.json"
+MODEL, MERGED = "model", "merged"  # folders
+REPORT, TRAJECTORIES = "report.html", "trajectories.png"
+ANSWERS_PAGE, ANSWERS = "answers.html", "answers.jsonl"
+ASSESSMENT, FRONTIER, SUMMARY = "assess.json", "frontier.png", "summary.json"
+ATTACK, ATTACK_PICTURE, ATTACK_FOLDER = "attack.json", "attack.png", "attack"
+COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
+COMPARISON_TABLES = ("comparison.csv", "comparison.md", "comparison.tex")
+# The folder of a step's checkpoint is CHECKPOINT and the step.
+CHECKPOINT, MANIFEST, TRAINER_STATE = "checkpoint-", "manifest.json", "trainer_state.json"
+
+
+def parse_json(path: Path) -> Any:
+    """Content of a JSON file.
+
+    Raises:
+        ValueError: if it is not JSON, or is nested too deeply to be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_json(path: Path, remove: Path | None = None) -> Any:
+    """Content of a JSON file that the command which left it would make anew.
+
+    Args:
+        path: the file.
+        remove: what to remove if it is damaged; None for the file itself.
+
+    Raises:
+        HamuError: if it is not JSON.
+    """
+    try:
+        return parse_json(path)
+    except ValueError as error:
+        raise HamuError(
+            f"{path} is damaged: {error}; remove {remove or path} and give the same command again"
+        ) from error
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_of_disk(error: BaseException) -> bool:
+    """True if a file could not be written; torch.save says so in words only."""
+    return isinstance(error, OSError | SafetensorError) or (
+        isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error)
+    )
+
+
+def write_whole(target: Path, text: str, *, private: bool = False) -> None:
+    """Write one file into a folder that is there, replacing an earlier one.
+
+    Args:
+        target: the file.
+        text: its content.
+        private: whether it is for its owner alone; else the process's mask decides.
+    """
+    with tempfile.NamedTemporaryFile(
+        "w", dir=target.parent, prefix=f".{target.name}.", delete=False, encoding="utf-8"
+    ) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.chmod(file.name, 0o600 if private else 0o666 & ~umask())
+    os.replace(file.name, target)
+
+
+def replace_folder(beside: Path, target: Path) -> None:
+    """Move a folder that was written beside its place into it; the process's mask decides who may read it."""
+    os.chmod(beside, 0o777 & ~umask())
+    if os.path.lexists(target):
+        remove_whole(target)
+    os.replace(beside, target)
+
+
+def remove_whole(path: Path) -> None:
+    """Remove a file or a folder so that no reader finds a part of it; of a link the link alone."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    beside = path
+    if not path.name.startswith("."):
+        beside = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(beside, ignore_errors=True)
+        os.replace(path, beside)
+    shutil.rmtree(beside)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def umask() -> int:
+    """The process's mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
