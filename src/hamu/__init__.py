@@ -1,19 +1,36 @@
 """HAMU: hardness-aware multi-objective machine unlearning for PyTorch.
 
-Importing this package loads torch and nothing heavier; the trainer arrives when it is first asked for.
+Importing this package loads nothing heavy; each name arrives when it is first asked for.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hamu.core.gram import PairGram
-from hamu.core.guard import StepGuard, StepTaken
-from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
-from hamu.core.pair import PairedGradients
-from hamu.core.pair_step import PairStep
-from hamu.errors import HamuError
-
 if TYPE_CHECKING:
+    from hamu.core.gram import PairGram
+    from hamu.core.guard import StepGuard, StepTaken
+    from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
+    from hamu.core.pair import PairedGradients
+    from hamu.core.pair_step import PairStep
+    from hamu.errors import HamuError
+    from hamu.unlearning.jobs import assess, attack, compare, evaluate, train, unlearn, verify
     from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
+
+_JOBS = ("attack", "compare", "evaluate", "train", "unlearn", "verify")
+_HOMES = {
+    "PairGram": "core.gram",
+    "StepGuard": "core.guard",
+    "StepTaken": "core.guard",
+    "PairedGradients": "core.pair",
+    "PairStep": "core.pair_step",
+    "HamuError": "errors",
+    "UnlearnConfig": "unlearning.trainer",
+    "UnlearnTrainer": "unlearning.trainer",
+    **dict.fromkeys(
+        ("HamuQ", "HamuU", "Method", "StoppingRule", "Weights", "build_method"), "core.methods"
+    ),
+    **dict.fromkeys(_JOBS, "unlearning.jobs"),
+}
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,13 +47,22 @@ __all__ = [
     "UnlearnConfig",
     "UnlearnTrainer",
     "Weights",
+    "assess",
+    "attack",
     "build_method",
+    "compare",
+    "evaluate",
+    "train",
+    "unlearn",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("UnlearnConfig", "UnlearnTrainer"):
-        import hamu.unlearning.trainer
-
-        return getattr(hamu.unlearning.trainer, name)
-    raise AttributeError(f"module 'hamu' has no attribute {name!r}")
+    if name == "assess":  # a room that can be called, see there
+        return import_module("hamu.assess")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hamu' has no attribute {name!r}")
+    found = getattr(import_module(f"hamu.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

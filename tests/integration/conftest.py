@@ -163,5 +163,5 @@ class Forked:
 @pytest.fixture
 def forked_runs(monkeypatch):
     """The runs of a comparison without the seconds that each takes to load the libraries."""
-    importlib.import_module("hamu.cli.unlearn")
+    importlib.import_module("hamu.unlearning.jobs")
     monkeypatch.setattr(children, "start", Forked)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import hamu.cli.evaluate
 from hamu.cli import main
 from hamu.models import SmallResNet, SmallResNetConfig
+from hamu.unlearning.jobs import measure
 
 IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
 FULL = [*IMAGES, "--model", "model", "--output_dir", "out"]
@@ -201,6 +201,6 @@ def test_a_command_for_one_process_that_is_started_in_several(cli, monkeypatch):
 
 def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):
     monkeypatch.setattr(
-        hamu.cli.evaluate, "open_problem", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+        measure, "open_problem", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
     )
     assert cli("evaluate", *FULL) == (143, "hamu evaluate: interrupted\n")

@@ -18,12 +18,12 @@ from interrupting import interrupted_at
 from experiments.__main__ import main
 from experiments.paper import EXPERIMENTS
 from experiments.paper.practice import Optimizers
-from hamu.cli.progress import ProgressBar
 from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.folder_lock import lock
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare import children
+from hamu.unlearning.jobs.progress import ProgressBar
 
 NAMES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SMALL = ("--recipe", "digits", "--fraction", 0.1)

@@ -14,10 +14,10 @@ from rich.console import Console
 
 import hamu
 from hamu import HamuError, folder_lock
-from hamu.cli.running import run_waiting
 from hamu.errors import Interrupted
 from hamu.unlearning.compare import Children, children
 from hamu.unlearning.compare.children import Call
+from hamu.unlearning.jobs.comparison import run_waiting
 from hamu.unlearning.run_folder import RunFolder
 
 

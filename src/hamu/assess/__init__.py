@@ -1,5 +1,10 @@
 """Before the run: how hard it is, what it costs, how far first order holds, which records are in conflict."""
 
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
 from hamu.assess.answer import plain_answer
 from hamu.assess.assessment import Assessment, Conflicts, assess
 from hamu.assess.curvature import Curvature, Hessian, lanczos
@@ -38,3 +43,13 @@ __all__ = [
     "second_order",
     "share_of_top",
 ]
+
+
+class _Room(ModuleType):
+    """Module that can be called as the job `hamu.assess(...)`, which has its name."""
+
+    def __call__(self, **options: Any) -> Any:
+        return import_module("hamu.unlearning.jobs").assess(**options)
+
+
+sys.modules[__name__].__class__ = _Room
