@@ -615,7 +615,6 @@ def test_a_wrong_input_ends_in_one_clear_line_and_writes_nothing(
       for name in ("assess", "unlearn", "compare", "evaluate")),
     ["train", "--data", "nowhere.npz", "--model", "resnet8"],
     ["demo"],
-    ["table-2", "--data_dir", "nowhere"],
 ])  # fmt: skip
 def test_an_output_folder_that_cannot_be_made_is_refused_before_data_are_read(cli, tmp_path, words):
     (tmp_path / "file").write_text("mine")

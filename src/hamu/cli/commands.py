@@ -41,8 +41,6 @@ def run(command: str, argv: list[str], console: Console) -> int:
     if command == "compare" and any(word.startswith("--resume") for word in argv):
         raise HamuError("compare needs no --resume: the same command again goes on where it was")
     options = given_flags(command, _ABOUT[command], argv)
-    if options is None:
-        return 0
     result = getattr(jobs, command)(console=console, **options)
     return _PRINT[type(result)](result, console) or 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from typing import Any
 
 from transformers import TrainingArguments
@@ -19,16 +20,17 @@ _OWN_WORDS = {
 }
 
 
-def given_flags(command: str, about: str, argv: list[str]) -> dict[str, Any] | None:
-    """The options that the flags of a job's command give, by name; None if they ask for help, which is printed.
+def given_flags(command: str, about: str, argv: list[str]) -> dict[str, Any]:
+    """The options that the flags of a job's command give, by name.
 
     Raises:
+        SystemExit: if they ask for help, once it is printed.
         HamuError: if a flag is unknown or has no place, or a value does not fit.
     """
     parser = parser_of(command)
     if any(word in _HELP for word in argv):
         _print_help(command, about, parser, everything="--help-all" in argv)
-        return None
+        sys.exit(0)
     for word in argv:
         if word.startswith("--"):
             check_has_a_place(word[2:].partition("=")[0].replace("-", "_"), "the command")

@@ -25,7 +25,7 @@ from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
 from hamu.unlearning.compare.table import csv_table, latex_page, markdown_page
 from hamu.unlearning.jobs.options import CompareOptions, DataOptions, RunOptions
 from hamu.unlearning.jobs.problem import inputs_of, open_problem
-from hamu.unlearning.jobs.progress import handling, task_bar
+from hamu.unlearning.jobs.progress import handling, silent, task_bar
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.run_files import (
     COMPARISON_PICTURE,
@@ -68,7 +68,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     Raises:
         HamuError: if an option is unknown or does not fit, or other runs are in the place of these.
     """
-    console = console or Console(quiet=True)
+    console = console or silent()
     environment = dict(os.environ)  # of the runs; reading settings changes it
     if "resume" in options:
         raise HamuError("compare needs no --resume: the same command again goes on where it was")

@@ -25,7 +25,7 @@ from hamu.unlearning.goals import standing_line
 from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.problem import fitted_problem, inputs_of, open_problem, predictions_of
-from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory
+from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
 from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import Asked, Inputs, build, check_same, with_settings, write
@@ -86,7 +86,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     Raises:
         HamuError: if an option is unknown or does not fit, no step could be taken, or the run diverged.
     """
-    console = console or Console(quiet=True)
+    console = console or silent()
     settings = settings_of("unlearn", options)
     data = settings.of(DataOptions)
     run = settings.of(RunOptions)

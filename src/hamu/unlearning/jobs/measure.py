@@ -40,7 +40,7 @@ from hamu.unlearning.jobs.options import (
     RunOptions,
 )
 from hamu.unlearning.jobs.problem import fitted_problem, open_problem, predictions_of
-from hamu.unlearning.jobs.progress import task_bar
+from hamu.unlearning.jobs.progress import silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.jobs.text_evaluation import TextEvaluation
@@ -113,7 +113,7 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
     Raises:
         HamuError: if an option is unknown or does not fit.
     """
-    console = console or Console(quiet=True)
+    console = console or silent()
     settings = settings_of("assess", options)
     run = settings.of(RunOptions)
     asked = settings.of(AssessOptions)
@@ -202,7 +202,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     Raises:
         HamuError: if an option is unknown or does not fit.
     """
-    console = console or Console(quiet=True)
+    console = console or silent()
     settings = settings_of("evaluate", options)
     run = settings.of(RunOptions)
     asked = settings.of(EvaluateOptions)
@@ -269,7 +269,7 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     Raises:
         HamuError: if an option or an attack is unknown or does not fit.
     """
-    console = console or Console(quiet=True)
+    console = console or silent()
     settings = settings_of("attack", options)
     run = settings.of(RunOptions)
     args = settings.of(TrainConfig)

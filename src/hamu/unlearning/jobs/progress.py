@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any, Self
 
+import datasets
 import torch
 from rich.console import Console
 from rich.progress import (
@@ -24,6 +25,7 @@ from rich.progress import (
 )
 from rich.table import Column
 from transformers import TrainerCallback
+from transformers.utils import logging as transformers_logging
 
 from hamu.errors import Interrupted
 from hamu.unlearning.trainer.resumable import ResumableTrainer
@@ -33,6 +35,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NOTHING_TAKEN = "interrupted before a step was taken"
 _Handler = Callable[[int, FrameType | None], None]
 _LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
+
+
+def silent() -> Console:
+    """A console that shows nothing; the bars of libraries go too."""
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    return Console(quiet=True)
 
 
 def peak_memory(device: torch.device) -> str:

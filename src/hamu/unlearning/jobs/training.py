@@ -19,7 +19,7 @@ from hamu.models.merging import CannotMerge
 from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.problem import choose_task
-from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order
+from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, silent
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import check_same, with_settings
@@ -61,7 +61,7 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     Raises:
         HamuError: if an option is unknown or does not fit, or training diverged.
     """
-    console = console or Console(quiet=True)
+    console = console or silent()
     settings = settings_of("train", options)
     data_options = settings.of(DataOptions)
     run = settings.of(RunOptions)
