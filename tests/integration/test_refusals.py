@@ -91,8 +91,6 @@ def image_model(tmp_path):
     (["unlearn", *FULL, "--optim", "sdg"], "optim 'sdg' is unknown; did you mean sgd?"),
     (["unlearn", *FULL, "--eval_strategy", "often"],
      "eval_strategy 'often' is unknown; choose one of no, steps, epoch"),
-    (["reproduce", "figure-1", "--output_dir", "."], "README.md is there and is not a page of `python -m experiments`; choose "
-     "another --output_dir"),
     (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must be a number of GB, 0 or more"),
     (["assess", *FULL, "--bootstrap_memory", "inf"], "bootstrap_memory inf must be a number of GB, 0 or more"),
     (["unlearn", *FULL, "--forget_filter", "name=Ada"],

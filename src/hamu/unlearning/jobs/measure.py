@@ -222,6 +222,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         model, reference = predictions_of(task, run.retain_model, problem, args)
         if further is not None:
             further.ask_retain_model(model)
+        del model  # gone before another is loaded
     if goal is not None and goal.kind == "unseen" and asked.original_model is not None:
         original = predictions_of(task, asked.original_model, problem, args, only=("test",))[1]
     model, predictions = predictions_of(task, str(run.model), problem, args)
