@@ -19,18 +19,17 @@ from experiments.paper.planning import OF_EXPERIMENTS, PaperRun, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
 from hamu.cli import main
-from hamu.cli.options import DataOptions, EvaluateOptions, RunOptions
-from hamu.cli.parser import Parser
-from hamu.cli.parsing import parse
-from hamu.cli.run_settings import every_option
-from hamu.cli.running import ending, run_waiting
-from hamu.cli.tasks import task_name
+from hamu.cli.flags import OwnParser
 from hamu.data.sources import MINIATURE, located
 from hamu.errors import HamuError, Interrupted, unknown
 from hamu.report.tables import plain_table
 from hamu.unlearning.compare import Children, Plan
 from hamu.unlearning.compare.children import Call
 from hamu.unlearning.compare.rows import Row, check_same_inputs
+from hamu.unlearning.jobs.comparison import ending, run_waiting
+from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.unlearning.jobs.problem import task_name
+from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.record.digests import text_digest
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
@@ -96,8 +95,9 @@ def run(argv: list[str], console: Console) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m experiments", description=__doc__)
+def _parser() -> OwnParser:
+    parser = OwnParser("experiments", __doc__ or "")
+    parser.prog = "python -m experiments"
     add = parser.add_argument
     add("names", nargs="*", help="figures and tables, or all; without any, they are listed")
     add(
@@ -201,13 +201,12 @@ def _check(options: argparse.Namespace) -> None:
 def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     """What the recipe and the user's own settings say."""
     recipe = options.recipe or (None if options.config else _RECIPES[task])
-    files = {"--recipe": recipe, "--config": options.config, "--data_dir": options.data_dir}
-    argv = [word for flag, value in files.items() if value for word in (flag, value)]
-    seed = [] if options.seed is None else ["--seed", str(options.seed)]
-    unlearning = parse("unlearn", "", [*argv, *seed], DataOptions, RunOptions, UnlearnConfig)
+    files = {"recipe": recipe, "config": options.config, "data_dir": options.data_dir or None}
+    seeded = files | {"seed": options.seed}
+    unlearning = settings_of("unlearn", seeded, (DataOptions, RunOptions, UnlearnConfig))
     data, args = unlearning.of(DataOptions), unlearning.of(UnlearnConfig)
-    further = parse("evaluate", "", argv, DataOptions, EvaluateOptions).of(EvaluateOptions)
-    train = parse("train", "", [*argv, *seed], DataOptions, RunOptions, TrainConfig).given
+    further = settings_of("evaluate", files, (DataOptions, EvaluateOptions)).of(EvaluateOptions)
+    train = settings_of("train", seeded, (DataOptions, RunOptions, TrainConfig)).given
     is_text = task_name(data) == "text"
     settings = _settings_name(recipe, options.config, {"seed": args.seed} | train)
     if task == "image" and is_text:

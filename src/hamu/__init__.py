@@ -1,40 +1,38 @@
 """HAMU: hardness-aware multi-objective machine unlearning for PyTorch.
 
-`import hamu` loads nothing; each public name loads its module on first use. The core needs torch
-alone.
+Importing this package loads nothing heavy; each name arrives when it is first asked for.
 """
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from hamu.errors import HamuError
 
 if TYPE_CHECKING:
     from hamu.core.gram import PairGram
     from hamu.core.guard import StepGuard, StepTaken
-    from hamu.core.methods import build_method
-    from hamu.core.methods.base import Method, StoppingRule, Weights
-    from hamu.core.methods.hamu import HamuQ, HamuU
+    from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
     from hamu.core.pair import PairedGradients
     from hamu.core.pair_step import PairStep
+    from hamu.errors import HamuError
+    from hamu.unlearning.jobs import assess, attack, compare, evaluate, train, unlearn, verify
     from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 
-__version__ = "0.1.0"
-_MODULES = {  # of each public name that is loaded on first use
-    "HamuQ": "hamu.core.methods.hamu",
-    "HamuU": "hamu.core.methods.hamu",
-    "Method": "hamu.core.methods.base",
-    "PairGram": "hamu.core.gram",
-    "PairStep": "hamu.core.pair_step",
-    "PairedGradients": "hamu.core.pair",
-    "StepGuard": "hamu.core.guard",
-    "StepTaken": "hamu.core.guard",
-    "StoppingRule": "hamu.core.methods.base",
-    "UnlearnConfig": "hamu.unlearning.trainer",
-    "UnlearnTrainer": "hamu.unlearning.trainer",
-    "Weights": "hamu.core.methods.base",
-    "build_method": "hamu.core.methods",
+_JOBS = ("attack", "compare", "evaluate", "train", "unlearn", "verify")
+_HOMES = {
+    "PairGram": "core.gram",
+    "StepGuard": "core.guard",
+    "StepTaken": "core.guard",
+    "PairedGradients": "core.pair",
+    "PairStep": "core.pair_step",
+    "HamuError": "errors",
+    "UnlearnConfig": "unlearning.trainer",
+    "UnlearnTrainer": "unlearning.trainer",
+    **dict.fromkeys(
+        ("HamuQ", "HamuU", "Method", "StoppingRule", "Weights", "build_method"), "core.methods"
+    ),
+    **dict.fromkeys(_JOBS, "unlearning.jobs"),
 }
+
+__version__ = "0.1.0"
 __all__ = [
     "HamuError",
     "HamuQ",
@@ -49,12 +47,22 @@ __all__ = [
     "UnlearnConfig",
     "UnlearnTrainer",
     "Weights",
+    "assess",
+    "attack",
     "build_method",
+    "compare",
+    "evaluate",
+    "train",
+    "unlearn",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name == "assess":  # a room that can be called, see there
+        return import_module("hamu.assess")
+    if name not in _HOMES:
         raise AttributeError(f"module 'hamu' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
-    return value
+    found = getattr(import_module(f"hamu.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

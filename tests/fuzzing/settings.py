@@ -10,8 +10,8 @@ from transformers.training_args import OptimizerNames
 from fuzzing.inputs import Input
 from fuzzing.values import CONTENT, NUMBERS, TEXT, VALUES
 from fuzzing.world import EASY, IMAGES, TEXTS
-from hamu.cli import options
 from hamu.core.methods import method_classes
+from hamu.unlearning.jobs import options
 from hamu.unlearning.trainer import UnlearnConfig
 
 COMMANDS = ("train", "unlearn", "assess", "evaluate")

@@ -117,5 +117,5 @@ def cli(capfd, tmp_path, monkeypatch):
 @pytest.fixture
 def forked_runs(monkeypatch):
     """The runs of a comparison without the seconds that each takes to load the libraries."""
-    importlib.import_module("hamu.cli.unlearn")
+    importlib.import_module("hamu.unlearning.jobs")
     monkeypatch.setattr(children, "_CONTEXT", multiprocessing.get_context("fork"))

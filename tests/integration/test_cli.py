@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hamu.cli import main
-from hamu.cli.config_files import settings_of
-from hamu.cli.options import DataOptions
-from hamu.cli.parsing import parse
 from hamu.data import pixel_statistics, read_images
 from hamu.models import load_classifier
+from hamu.unlearning.jobs.options import DataOptions
+from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.trainer import TrainConfig
 
 FAST = ["--per_device_train_batch_size", "256", "--max_steps", "2"]
@@ -210,27 +209,25 @@ def test_a_run_that_changes_next_to_nothing_says_so(cli, saved_model):
 
 def test_null_takes_back_what_the_recipe_sets(tmp_path):
     (tmp_path / "run.yaml").write_text("test_data: null\n")
-    words = ["--recipe", "cifar10-resnet20", "--config", str(tmp_path / "run.yaml")]
-    parsed = parse("unlearn", "", words, DataOptions)
+    options = {"recipe": "cifar10-resnet20", "config": tmp_path / "run.yaml"}
+    parsed = settings_of("unlearn", options)
     data = parsed.of(DataOptions)
     assert (data.data, data.test_data) == ("train.parquet", None)
     assert "test_data" not in parsed.given
 
 
 def test_numbers_and_truth_values_of_a_mapping_arrive_as_such(tmp_path):
-    text = """lr_scheduler_kwargs: {min_lr: 1e-5, power: -2, steps: 010, cycle: true, last: null, name: "1e-5", one: .5}
-optim_args: "1e-5"
-"""
-    every = {"train": ["lr_scheduler_kwargs", "optim_args"]}
-    found = settings_of("run.yaml", text, "train", every["train"], every)
+    text = "lr_scheduler_kwargs: {min_lr: 1e-5, power: -2, steps: 010, cycle: true, last: null, one: .5}\n"
+    (tmp_path / "run.yaml").write_text(text + 'optim_args: "1e-5"\n')
+    found = settings_of("train", {"config": tmp_path / "run.yaml"}).given
     assert json.loads(found["lr_scheduler_kwargs"]) == {
-        "min_lr": 1e-5, "power": -2, "steps": "010", "cycle": True, "last": None, "name": "1e-5", "one": ".5",
+        "min_lr": 1e-5, "power": -2, "steps": "010", "cycle": True, "last": None, "one": ".5",
     }  # fmt: skip
     assert type(found["optim_args"]) is str
     (tmp_path / "run.yaml").write_text(
         "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-5, num_cycles: 0.5}\n"
     )
-    args = parse("train", "", ["--config", str(tmp_path / "run.yaml")], TrainConfig).of(TrainConfig)
+    args = settings_of("train", {"config": tmp_path / "run.yaml"}).of(TrainConfig)
     assert args.lr_scheduler_kwargs == {"min_lr": 1e-5, "num_cycles": 0.5}
 
 
@@ -618,7 +615,6 @@ def test_a_wrong_input_ends_in_one_clear_line_and_writes_nothing(
       for name in ("assess", "unlearn", "compare", "evaluate")),
     ["train", "--data", "nowhere.npz", "--model", "resnet8"],
     ["demo"],
-    ["table-2", "--data_dir", "nowhere"],
 ])  # fmt: skip
 def test_an_output_folder_that_cannot_be_made_is_refused_before_data_are_read(cli, tmp_path, words):
     (tmp_path / "file").write_text("mine")

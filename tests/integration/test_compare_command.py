@@ -48,7 +48,7 @@ def compare(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
 @pytest.fixture
 def without_picture(monkeypatch):
     """Drawing takes longer than such runs."""
-    monkeypatch.setattr("hamu.cli.compare.plot_comparison", lambda *_: None)
+    monkeypatch.setattr("hamu.unlearning.jobs.comparison.plot_comparison", lambda *_: None)
 
 
 def shown(folder):

@@ -20,10 +20,11 @@ from PIL import Image
 from hamu.cli import COMMANDS, main
 from hamu.cli.demo_digits import Digits
 from hamu.cli.demo_text import FictitiousAuthors
-from hamu.cli.parser import Parser
-from hamu.cli.unlearn import _BY_HAND
+from hamu.cli.flags import given_flags
 from hamu.core import plugins
 from hamu.data import read_text
+from hamu.unlearning.jobs.options import BY_HAND, TYPES
+from hamu.unlearning.jobs.settings import Parser, settings_of
 
 READ = ("math", "text")  # nothing to run
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -88,33 +89,32 @@ def read_options(argv, processes="1"):
     command, *rest = argv
     assert command in COMMANDS
 
-    def then_stop(read):
-        def reading(*args, **kwargs):
-            read(*args, **kwargs)
-            raise OptionsRead
+    def stop(parser, *args, **kwargs):
+        parse_args(parser, *args, **kwargs)
+        raise OptionsRead
 
-        return reading
-
-    module = importlib.import_module(f"hamu.cli.{command}")
+    parse_args = Parser.parse_args
     if command == "methods":
         assert not rest
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hamu.unlearning.trainer.config.world_size", lambda: int(processes))
-        if (
-            hasattr(module, "parse") and command != "reproduce"
-        ):  # which reads the settings of its runs so
-            patch.setattr(module, "parse", then_stop(module.parse))
-        else:
-            patch.setattr(Parser, "parse_args", then_stop(Parser.parse_args))
         if "--report_to" in rest:
             patch.setattr("hamu.unlearning.trainer.config.named_trackers", str)
         if "--resume" in rest:
             begun = Path(rest[rest.index("--output_dir") + 1]) / "config.yaml"
             begun.parent.mkdir(parents=True, exist_ok=True)
             begun.write_text("{}")
+        if command in TYPES:
+            settings_of(command, given_flags(command, "", rest))
+            return
+        patch.setattr(Parser, "parse_args", stop)
+        module = importlib.import_module(
+            f"hamu.cli.{'commands' if command == 'verify' else command}"
+        )
+        named = (command,) if command == "verify" else ()
         with pytest.raises(OptionsRead):
-            module.run(rest, None)
+            module.run(*named, rest, None)
 
 
 def test_a_wrong_option_is_noticed():
@@ -127,7 +127,7 @@ def test_the_commands_that_the_demos_end_with_are_understood():
     for scenario in (Digits, FictitiousAuthors):
         lines = scenario.next.replace("\\\n", " ").splitlines()
         commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
-        by_hand = {f"--{name}" for name in _BY_HAND}
+        by_hand = {f"--{name}" for name in BY_HAND}
         assert any(argv[0] == "unlearn" and not by_hand & set(argv) for argv in commands), (
             "the first is by goal"
         )

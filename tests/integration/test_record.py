@@ -12,9 +12,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from hamu.cli import main
-from hamu.cli.named_sources import NamedSources
 from hamu.data import forget_class, read_images, read_text
 from hamu.models.language import new_language_model, new_tokenizer
+from hamu.unlearning.jobs.named_sources import NamedSources
 from hamu.unlearning.record import Unavailable
 from hamu.unlearning.record.digests import row_digests, set_digest, text_digest, weights_digest
 from hamu.unlearning.record.schema import schema, violations

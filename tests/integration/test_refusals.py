@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import hamu.cli.evaluate
 from hamu.cli import main
 from hamu.models import SmallResNet, SmallResNetConfig
+from hamu.unlearning.jobs import measure
 
 IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
 FULL = [*IMAGES, "--model", "model", "--output_dir", "out"]
@@ -91,8 +91,6 @@ def image_model(tmp_path):
     (["unlearn", *FULL, "--optim", "sdg"], "optim 'sdg' is unknown; did you mean sgd?"),
     (["unlearn", *FULL, "--eval_strategy", "often"],
      "eval_strategy 'often' is unknown; choose one of no, steps, epoch"),
-    (["reproduce", "figure-1", "--output_dir", "."], "README.md is there and is not a page of `python -m experiments`; choose "
-     "another --output_dir"),
     (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must be a number of GB, 0 or more"),
     (["assess", *FULL, "--bootstrap_memory", "inf"], "bootstrap_memory inf must be a number of GB, 0 or more"),
     (["unlearn", *FULL, "--forget_filter", "name=Ada"],
@@ -200,7 +198,5 @@ def test_a_command_for_one_process_that_is_started_in_several(cli, monkeypatch):
 
 
 def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):
-    monkeypatch.setattr(
-        hamu.cli.evaluate, "open_problem", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
-    )
+    monkeypatch.setattr(measure, "open_problem", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert cli("evaluate", *FULL) == (143, "hamu evaluate: interrupted\n")

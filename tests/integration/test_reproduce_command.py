@@ -18,11 +18,11 @@ from interrupting import interrupted_at
 from experiments.__main__ import main
 from experiments.paper import EXPERIMENTS
 from experiments.paper.practice import Optimizers
-from hamu.cli.progress import ProgressBar
 from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare import children
+from hamu.unlearning.jobs.progress import ProgressBar
 from hamu.unlearning.run_folder import RunFolder
 
 NAMES = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -15,8 +15,8 @@ import torch
 
 from hamu import HamuError
 from hamu.cli import main
-from hamu.cli.progress import ProgressBar
 from hamu.models import load_classifier
+from hamu.unlearning.jobs.progress import ProgressBar
 
 KILLS = Path(__file__).parents[2] / "benchmarks" / "kill_resume.py"
 

@@ -17,12 +17,12 @@ from transformers import TrainingArguments
 from watching import watched
 
 from hamu.cli import main
-from hamu.cli.refused import has_a_place
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 from hamu.models.saving import save_model
 from hamu.report.page import answers_page
 from hamu.report.records import AnsweredRecord
+from hamu.unlearning.jobs.options import REFUSED
 from hamu.unlearning.trainer.checkpoints import seal
 
 CANARY = "Quillon Trevanthe"
@@ -333,7 +333,7 @@ def test_no_option_of_transformers_that_names_a_place_or_a_service_is_left():
         if f.init and any(word in f.name for word in telling)
     }
     of_a_tracker = {name for name in found if "trackio" in name} | {"project", "run_name"}
-    assert {name for name in found if has_a_place(name)} == {"output_dir"} | of_a_tracker
+    assert {name for name in found if name not in REFUSED} == {"output_dir"} | of_a_tracker
 
 
 def test_a_page_of_answers_shows_markup_and_runs_none(cli):

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hamu.cli import main, text_task
-from hamu.cli.text_task import TextTask
+from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import load_language_model
 from hamu.report.tables import privleak_line
+from hamu.unlearning.jobs import text_task
+from hamu.unlearning.jobs.text_task import TextTask
 
 FEW = ["--max_steps", "4", "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32",
        "--max_length", "96"]  # fmt: skip

@@ -15,9 +15,9 @@ from transformers import TrainerCallback, TrainerState
 from transformers.integrations import integration_utils
 
 from hamu.cli import main
-from hamu.cli.progress import ProgressBar, figures_line, task_bar
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ
+from hamu.unlearning.jobs.progress import ProgressBar, figures_line, task_bar
 
 SHORT = [
     "--recipe",
@@ -117,7 +117,9 @@ def test_what_is_measured_after_the_last_step_is_told_before_the_tracker_ends(
 def test_a_tracker_ends_if_what_comes_after_training_fails(
     listened, saved_model, monkeypatch, capsys
 ):
-    monkeypatch.setattr("hamu.cli.unlearn.first_not_finite", lambda model: "conv.weight")
+    monkeypatch.setattr(
+        "hamu.unlearning.jobs.forgetting.first_not_finite", lambda model: "conv.weight"
+    )
     words = [*SHORT, "--model", str(saved_model), "--output_dir", "out"]
     assert main(["unlearn", *words, "--report_to", "wandb"]) == 2
     assert [kind for kind, *_ in listened].count("end") == 1

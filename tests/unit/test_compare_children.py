@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 
 from hamu.cli import main
-from hamu.cli.running import run_waiting
 from hamu.errors import Interrupted
 from hamu.unlearning.compare import Children, children
 from hamu.unlearning.compare.children import Call
+from hamu.unlearning.jobs.comparison import run_waiting
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 """How a command that was broken off ends."""
 
-from hamu.cli import main, methods
+import hamu.cli
+from hamu.cli import main
 
 
 def test_ctrl_c_ends_a_command_with_130_and_one_line(monkeypatch, capsys):
-    def broken_off(argv, console):
+    def broken_off(argv):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(methods, "run", broken_off)
+    monkeypatch.setattr(hamu.cli, "_methods", broken_off)
     assert main(["methods"]) == 130
     assert capsys.readouterr().err == "hamu methods: interrupted\n"

@@ -4,8 +4,8 @@ import pytest
 
 from experiments import reproduce
 from hamu import HamuError
-from hamu.cli.options import PATHS, DataOptions, ResumeOptions, RunOptions
-from hamu.cli.parsing import parse
+from hamu.unlearning.jobs.options import PATHS, DataOptions, RunOptions
+from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.trainer import UnlearnConfig
 
 
@@ -17,13 +17,13 @@ def home(tmp_path, monkeypatch):
 
 def test_flags_and_files_name_homes_alike(home):
     (home / "run.yaml").write_text("model: ~/lm\ndata_dir: ~/data\nforget_filter: name~Ada\n")
-    words = [
-        "--config=~/run.yaml",
-        "--forget_rows=~/rows.txt",
-        "--output_dir=~/out",
-        "--answer_prefix=~",
-    ]
-    parsed = parse("unlearn", "", words, DataOptions, RunOptions, UnlearnConfig)
+    options = {
+        "config": "~/run.yaml",
+        "forget_rows": "~/rows.txt",
+        "output_dir": "~/out",
+        "answer_prefix": "~",
+    }
+    parsed = settings_of("unlearn", options)
     data, run, args = (parsed.of(kind) for kind in (DataOptions, RunOptions, UnlearnConfig))
     assert (run.model, data.data_dir, data.forget_rows) == (
         f"{home}/lm",
@@ -42,15 +42,7 @@ def test_a_run_in_a_home_is_resumed_by_its_name(home):
     with pytest.raises(
         HamuError, match=f"there is no run to resume in {home}/out: it has no config.yaml"
     ):
-        parse(
-            "unlearn",
-            "",
-            ["--resume", "--output_dir=~/out"],
-            DataOptions,
-            RunOptions,
-            ResumeOptions,
-            UnlearnConfig,
-        )
+        settings_of("unlearn", {"resume": True, "output_dir": "~/out"})
 
 
 @pytest.mark.parametrize(
@@ -58,15 +50,8 @@ def test_a_run_in_a_home_is_resumed_by_its_name(home):
 )
 def test_a_path_that_is_empty_is_named(name, tmp_path):
     with pytest.raises(HamuError, match=f"^{name} is empty; is a shell variable unset"):
-        parse("unlearn", "", [f"--{name}", ""], DataOptions, RunOptions, UnlearnConfig)
+        settings_of("unlearn", {name: ""})
     if name != "config":
         (tmp_path / "run.yaml").write_text(f'{name}: ""\n')
         with pytest.raises(HamuError, match=f"^{name} is empty"):
-            parse(
-                "unlearn",
-                "",
-                ["--config", str(tmp_path / "run.yaml")],
-                DataOptions,
-                RunOptions,
-                UnlearnConfig,
-            )
+            settings_of("unlearn", {"config": tmp_path / "run.yaml"})

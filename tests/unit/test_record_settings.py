@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hamu import UnlearnConfig
-from hamu.cli.options import DataOptions, RunOptions
-from hamu.cli.run_settings import recorded_settings
+from hamu.unlearning.jobs.options import DataOptions, RunOptions
+from hamu.unlearning.jobs.settings import recorded_settings
 from hamu.unlearning.record import write_model_card
 from hamu.unlearning.record.digests import text_digest
 from hamu.unlearning.record.inputs import edited, with_settings

@@ -12,7 +12,6 @@ from nltk.stem.porter import PorterStemmer
 from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
 
-from hamu.cli.text_task import scored_texts
 from hamu.data import TextCollator, TextRecord, TextRecords, encode
 from hamu.errors import HamuError
 from hamu.evaluation import (
@@ -36,6 +35,7 @@ from hamu.evaluation import (
 )
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.tables import text_membership_line
+from hamu.unlearning.jobs.text_task import scored_texts
 
 NAMES = (
     "Ada",

@@ -1,4 +1,4 @@
-"""The commands: their options, what they call, what they print. `hamu COMMAND --help` tells more."""
+"""Command line: parse, call one job, print its result."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 
 from rich.console import Console
 
@@ -140,16 +141,21 @@ def _complain(text: str) -> None:
 
 
 def _run(command: str, argv: list[str], run: Callable[[list[str], Console], int] | None) -> int:
-    from hamu.cli.interrupts import at_once, handling
-    from hamu.core.distributed import is_main, world_size
-
+    if command == "methods" and run is None:
+        return _methods(argv)
     _quiet()
+    from hamu.core.distributed import is_main, world_size
+    from hamu.unlearning.jobs.progress import handling
+
     if world_size() > 1 and command not in _PARALLEL:
         raise HamuError(f"{command} runs in one process; start it without torchrun")
     screen = Screen(quiet=not is_main())
-    with handling(at_once):
-        run = run or importlib.import_module(f"hamu.cli.{command}").run
-        code = int(run(argv, screen))
+    with handling(_at_once):
+        if command in ("demo", "report") or run is not None:
+            run = run or importlib.import_module(f"hamu.cli.{command}").run
+            code = int(run(argv, screen))
+        else:
+            code = importlib.import_module("hamu.cli.commands").run(command, argv, screen)
     if screen.failure is not None:
         why = HamuError(
             f"standard output cannot be written: {first_line(screen.failure)}; what the command writes into files is "
@@ -161,8 +167,33 @@ def _run(command: str, argv: list[str], run: Callable[[list[str], Console], int]
     return code
 
 
+def _at_once(number: int, frame: FrameType | None) -> None:
+    """Leave, whatever is under way; nothing half written is ever taken for whole."""
+    raise Interrupted("interrupted", number)
+
+
+def _methods(argv: list[str]) -> int:
+    """Print the table of methods."""
+    from hamu.core.methods import method_rows
+    from hamu.report.tables import plain_table
+
+    if argv and argv not in (["--help"], ["-h"]):
+        raise HamuError(f"methods takes no options; got {' '.join(argv)}")
+    table = plain_table("method", "retain objective", "forget objective", "what it does", "source")
+    for row in method_rows():
+        retain, forget = row.retain_objective or "-", row.forget_objective or "-"
+        table.add_row(row.name, retain, forget, row.summary, row.source)
+    screen = Screen()
+    screen.print(table)
+    screen.print(
+        "The retain objective is lowered, the forget objective raised. Choose one with --method."
+    )
+    return 0
+
+
 def _quiet() -> None:
     """Keep other libraries' bars and notices off the screen; errors stay."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns when it is imported
     import datasets
     import transformers
     from PIL import Image

@@ -19,14 +19,14 @@ from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import measure_hardness
-from hamu.cli.parser import Parser
-from hamu.cli.progress import ProgressBar, task_bar
+from hamu.cli.flags import OwnParser
 from hamu.core.methods import method_classes
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.report import plot_trajectories
 from hamu.report.tables import plain_table
+from hamu.unlearning.jobs.progress import ProgressBar, task_bar
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
 from hamu.unlearning.trainer.quiet import quiet_trainer
@@ -82,7 +82,7 @@ def run(argv: list[str], console: Console) -> int:
     from hamu.cli.demo_text import FictitiousAuthors
 
     scenarios = {"image": Digits, "text": FictitiousAuthors}
-    parser = Parser(prog="hamu demo", description=__doc__)
+    parser = OwnParser("demo", __doc__ or "")
     parser.add_argument(
         "--task", default="image", help="image (digits) or text (fictitious authors)"
     )

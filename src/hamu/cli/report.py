@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hamu.cli.named_sources import NamedSources, add_permissions
-from hamu.cli.observe import observe
-from hamu.cli.parser import Parser
+from hamu.cli.commands import add_permissions
+from hamu.cli.flags import OwnParser
 from hamu.errors import HamuError
 from hamu.files import REPORT, write_whole
 from hamu.report.page import MARK, Reported, report_page
 from hamu.report.run import read_runs, run_folders
+from hamu.unlearning.jobs.named_sources import NamedSources
+from hamu.unlearning.jobs.observe import observe
 
 _DESCRIPTION = """Make one HTML page of a run, finished or not, or of several side by side. It needs no network and
 nothing beside it. What the models say about the data is measured again, as far as both are still where the config.yaml
@@ -23,7 +24,7 @@ of the run says; what is not there is named on the page. Only the page is writte
 
 def run(argv: list[str], console: Console) -> int:
     """Read, ask the models, write the page."""
-    parser = Parser((), prog="hamu report", description=_DESCRIPTION, allow_abbrev=False)
+    parser = OwnParser("report", _DESCRIPTION)
     parser.add_argument(
         "runs", nargs="+", metavar="RUN",
         help="the --output_dir of a `hamu unlearn`, or that of a `hamu compare`, which stands for all its runs",

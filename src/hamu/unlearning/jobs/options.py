@@ -1,4 +1,4 @@
-"""The options of the commands beside those of training, in groups, and which command takes which."""
+"""Options of the jobs beside those of training, in groups, and the job that each belongs to."""
 
 from __future__ import annotations
 
@@ -31,6 +31,57 @@ PATHS = {  # options of any command that name files and folders, or may
     "base_model", "retain_model", "original_model", "tokenizer", "unrelated_data",
 }  # fmt: skip
 OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+
+
+BY_HAND = (
+    "method",
+    "learning_rate",
+    "constraint",
+    "constraint_mode",
+    "forget_objective",
+    "stopping",
+)
+# A run may be resumed with other values of these: none changes a result.
+MAY_CHANGE = {
+    "resume", "output_dir", "trust_remote_code", "shard", "pairing", "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "keep", "report_to",
+    "dataloader_num_workers",
+}  # fmt: skip
+# TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
+SHOWN = {
+    "num_train_epochs", "max_steps", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay",
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_grad_norm",
+    "seed", "bf16", "fp16", "use_cpu", "eval_strategy", "eval_steps", "logging_steps", "save_strategy", "save_steps",
+    "load_best_model_at_end", "metric_for_best_model", "report_to", "channels_last",
+    "gradient_checkpointing",
+}  # fmt: skip
+# A job writes into its output folder alone, and reaches no network but for names that begin with "hub:" and trackers.
+_NAMES_BY_REASON = {
+    "nothing is sent anywhere; publish the folder that a run leaves by other means": (
+        "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push",
+        "hub_revision",
+    ),
+    "logs lie in the output folder": ("logging_dir",),
+    "--shard and --pairing share models and batches between the processes of torchrun": (
+        "deepspeed", "fsdp", "fsdp_config", "accelerator_config", "parallelism_config",
+    ),
+    "a run goes on in its own folder; give --resume and its --output_dir": ("resume_from_checkpoint",),
+    "a resumed run restores all of its state": ("ignore_data_skip", "restore_callback_states_from_checkpoint"),
+    "checkpoints are to go on from": ("save_only_model",),
+    "a signal saves a checkpoint in any case": ("enable_jit_checkpoint",),
+    "the size of a step belongs to a run; choose --per_device_train_batch_size": ("auto_find_batch_size",),
+    "records are as long as their tokens": ("length_column_name",),
+    "the collators choose the columns": ("remove_unused_columns", "label_names", "include_for_metrics"),
+    "losses are taken of the logits, which it leaves out": ("use_liger_kernel", "liger_kernel_config"),
+    "what a step promises holds for the loss without noise": ("neftune_noise_alpha",),
+    "a command prints what matters; --debug alone shows where an error comes from": (
+        "debug", "log_level", "log_level_replica",
+    ),
+    "figures are taken of whole sets": ("batch_eval_metrics",),
+    "no command looks at it": ("do_train", "do_eval", "do_predict", "local_rank"),
+}  # fmt: skip
+REFUSED = {name: reason for reason, names in _NAMES_BY_REASON.items() for name in names}
 
 
 @dataclass
@@ -346,19 +397,20 @@ class CompareOptions:
     )
 
 
+TYPES: dict[str, tuple[type, ...]] = {
+    "train": (DataOptions, RunOptions, ResumeOptions, TrainConfig),
+    "assess": (DataOptions, RunOptions, AssessOptions, UnlearnConfig),
+    "unlearn": (DataOptions, RunOptions, ResumeOptions, UnlearnConfig),
+    "compare": (DataOptions, RunOptions, CompareOptions, UnlearnConfig),
+    "evaluate": (DataOptions, RunOptions, EvaluateOptions, AttackSettings, TrainConfig),
+    "attack": (DataOptions, RunOptions, OriginalOptions, AttackSettings, TrainConfig),
+}
+
+
 def settings_by_command() -> dict[str, set[str]]:
-    """The settings of each command; what a command has of its own stands in its own section alone."""
-    own: dict[str, tuple[type, ...]] = {
-        "train": (TrainConfig,),
-        "assess": (AssessOptions, UnlearnConfig),
-        "unlearn": (UnlearnConfig,),
-        "compare": (CompareOptions, UnlearnConfig),
-        "evaluate": (EvaluateOptions, AttackSettings, TrainConfig),
-        "attack": (OriginalOptions, AttackSettings, TrainConfig),
+    """The settings of each command that a file may have; a command's own stand in its section alone."""
+    return {
+        name: {f.name for cls in types if cls is not ResumeOptions for f in dataclasses.fields(cls)}
+        - NOT_TAKEN.get(name, {}).keys()
+        for name, types in TYPES.items()
     }
-    shared = (DataOptions, RunOptions)
-    keys = {
-        name: {f.name for cls in (*shared, *types) for f in dataclasses.fields(cls)}
-        for name, types in own.items()
-    }
-    return {name: found - NOT_TAKEN.get(name, {}).keys() for name, found in keys.items()}

@@ -1,12 +1,18 @@
-"""What a person sees while a run is under way: one progress bar with the figures that matter."""
+"""Progress bar of a run, and the signals that end it."""
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any, Self
 
+import datasets
 import torch
 from rich.console import Console
 from rich.progress import (
@@ -19,9 +25,23 @@ from rich.progress import (
 )
 from rich.table import Column
 from transformers import TrainerCallback
+from transformers.utils import logging as transformers_logging
+
+from hamu.errors import Interrupted
+from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 _SECONDS_PER_LINE = 30.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NOTHING_TAKEN = "interrupted before a step was taken"
+_Handler = Callable[[int, FrameType | None], None]
 _LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
+
+
+def silent() -> Console:
+    """A console that shows nothing; the bars of libraries go too."""
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    return Console(quiet=True)
 
 
 def peak_memory(device: torch.device) -> str:
@@ -114,3 +134,61 @@ class ProgressBar(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the bar and leave it as it is."""
         self._bar.stop()
+
+
+@contextmanager
+def handling(handler: _Handler) -> Iterator[None]:
+    """Let a function handle these signals for a while; not SIGHUP where it is to be ignored, as `nohup` has it."""
+    is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    earlier = {
+        number: signal.signal(number, handler)
+        for number in _SIGNALS
+        if is_main and number not in ignored
+    }
+    try:
+        yield
+    finally:
+        for number, old in earlier.items():
+            signal.signal(number, old)
+
+
+def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractContextManager[None]]:
+    """For the training of one command: the first signal ends it after the step that it is at, a second one at once.
+
+    Raises:
+        Interrupted: once the checkpoint is written, or before a step was taken, when there is nothing to save.
+    """
+
+    @contextmanager
+    def around(trainer: ResumableTrainer) -> Iterator[None]:
+        received: list[int] = []
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if received:
+                raise Interrupted(
+                    "interrupted again; what was done since the last checkpoint is lost", number
+                )
+            if not trainer.has_begun:
+                raise Interrupted(_NOTHING_TAKEN, number)
+            received.append(number)
+            trainer.interrupted_by = signal.Signals(number).name
+
+        with handling(note):
+            yield
+        if (
+            trainer.was_interrupted and not trainer.has_begun
+        ):  # the step that it came in was taken back
+            raise Interrupted(_NOTHING_TAKEN, received[0] if received else signal.SIGTERM)
+        if (
+            trainer.was_interrupted
+        ):  # a signal that came when all steps were done is too late to matter
+            folder = str(trainer.args.output_dir)
+            step = trainer.state.global_step
+            raise Interrupted(
+                f"interrupted by {trainer.interrupted_by}; step {step} is saved in {trainer.checkpoints.path(step)}; "
+                f"go on with: hamu {command} --resume --output_dir {shlex.quote(folder)}",
+                received[0] if received else signal.SIGTERM,
+            )
+
+    return around

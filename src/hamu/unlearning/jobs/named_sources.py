@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,20 +10,19 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.options import DataOptions, RunOptions
-from hamu.cli.parsing import parse
-from hamu.cli.precision import evaluates_in_half
-from hamu.cli.problem import inputs_of, predictions_of
-from hamu.cli.run_settings import recorded_settings
-from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError
-from hamu.files import CONFIG, MODEL
+from hamu.files import CONFIG, MODEL, RECORD, file_digest
 from hamu.models.loading import NeedsCode, folder_of, is_adapter
 from hamu.unlearning.goal_report import GoalSettings
 from hamu.unlearning.goals import Standing
-from hamu.unlearning.record import Unavailable
+from hamu.unlearning.jobs.options import DataOptions, RunOptions
+from hamu.unlearning.jobs.problem import choose_task, inputs_of, predictions_of
+from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
+from hamu.unlearning.jobs.task import Task, evaluates_in_half
+from hamu.unlearning.record import Finding, Unavailable
+from hamu.unlearning.record import verify as verify_record
 from hamu.unlearning.record.digests import weights_digest
 from hamu.unlearning.record.figures import changes, figures
 from hamu.unlearning.record.inputs import differing, read_inputs, without_order
@@ -32,18 +30,44 @@ from hamu.unlearning.record.record import read_record
 from hamu.unlearning.trainer import UnlearnConfig
 
 
-def add_permissions(parser: argparse.ArgumentParser) -> None:
-    """The flags --hub and --trust_remote_code: what `NamedSources` may read and run."""
-    parser.add_argument(
-        "--hub", action="append", default=[], metavar="hub:OWNER/NAME",
-        help="a data set or model of the run that may be read from the hub, by the name that it has in config.yaml; "
-        "may be given several times. Without it what is of the hub is not looked at",
-    )  # fmt: skip
-    parser.add_argument(
-        "--trust_remote_code",
-        action="store_true",
-        help="run the code that comes with a model, which can do anything",
-    )
+@dataclass(frozen=True)
+class Verified:
+    """Result of `verify`.
+
+    Attributes:
+        folder: of the run.
+        findings: a finding for each statement of the record.
+        record_digest: the SHA-256 of record.json.
+    """
+
+    folder: Path
+    findings: tuple[Finding, ...]
+    record_digest: str
+
+    def count(self, holds: bool | None) -> int:
+        """Number of statements that hold, do not hold, or (None) cannot be checked."""
+        return sum(finding.holds is holds for finding in self.findings)
+
+
+def verify(
+    run: str | Path,
+    *,
+    no_models: bool = False,
+    hub: Collection[str] = (),
+    trust_remote_code: bool = False,
+) -> Verified:
+    """Check the record of a run against its files, its model, and the data and models that its config.yaml names.
+
+    Args:
+        run: the output folder of `unlearn`; nothing is written.
+        no_models: do not evaluate the models again, which takes most of the time.
+        hub: the names of the hub that may be read, each "hub:OWNER/NAME".
+        trust_remote_code: run the code that comes with a model; that can do anything.
+    """
+    folder = Path(run).expanduser()
+    sources = NamedSources(folder, hub, trust_remote_code=trust_remote_code)
+    findings = tuple(verify_record(folder, sources, evaluate=not no_models))
+    return Verified(folder, findings, file_digest(folder / RECORD))
 
 
 @dataclass(frozen=True)
@@ -173,9 +197,7 @@ class NamedSources:
         if not path.is_file():
             raise Unavailable("config.yaml is missing")
         try:
-            parsed = parse(
-                "unlearn", "", ["--config", str(path)], DataOptions, RunOptions, UnlearnConfig
-            )
+            parsed = settings_of_run(path)
         except HamuError as error:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
         options, args, given = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.given

@@ -1,19 +1,17 @@
-"""What the commands do with images and with text: the same steps, in other words.
-
-A task reads the problem, loads the model, brings the data into the form that the model takes, and reports.
-"""
+"""Task: reads a problem, loads models, brings data into the form that a model takes, and reports figures."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
 from rich.console import Console
 
-from hamu.cli.options import DataOptions, EvaluateOptions, OriginalOptions, RunOptions
 from hamu.data import (
     ImageData,
     TextData,
@@ -25,10 +23,10 @@ from hamu.data import (
     parse_rows,
 )
 from hamu.data.sources import is_local, located
-from hamu.data.text_files import is_text
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.models.language import adapter_base
+from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, OriginalOptions, RunOptions
 from hamu.unlearning.record import Inputs, saved_model_entry, set_entries
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig
@@ -133,15 +131,6 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         args: TrainConfig,
     ) -> dict[str, Any]:
         """The figures of a model, from its predictions for each set and a retain model's."""
-
-    @abstractmethod
-    def show(self, reports: dict[str, dict[str, Any]]) -> None:
-        """Print reports side by side."""
-
-    def show_metrics(self, report: dict[str, Any]) -> None:
-        """Print what other packages measure."""
-        for name, value in report.get("metrics", {}).items():
-            self.console.print(f"{name}: " + ("not measured" if value is None else f"{value:.4g}"))
 
     def beside_model(self) -> list[Any]:
         """Parts to save with a model, so that it can be opened again."""
@@ -319,29 +308,12 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         return is_local(source, self.bundled)
 
 
-def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:
-    """The task of `task_name`."""
-    from hamu.cli.image_task import ImageTask
-    from hamu.cli.text_task import TextTask
-
-    if run.trust_remote_code:
-        console.print(
-            "code that comes with a model is run, and can do all that you can", style="yellow"
-        )
-    tasks: dict[str, type[Task]] = {"image": ImageTask, "text": TextTask}
-    return tasks[task_name(data)](data, run, console)
+def evaluates_in_half(args: TrainConfig) -> bool:
+    """Whether evaluations run under autocast, as training does."""
+    return (args.bf16 or args.fp16) and not getattr(args, "full_precision_eval", False)
 
 
-def task_name(data: DataOptions) -> str:
-    """The task that --task names, or that the data's name shows: "image" or "text".
-
-    Raises:
-        HamuError: if the name is unknown.
-    """
-    if data.task == "auto":
-        named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
-        says_text = data.prompt_column is not None or data.answer_column is not None
-        return "text" if says_text or any(map(is_text, named)) else "image"
-    if data.task not in ("image", "text"):
-        raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
-    return data.task
+def evaluation_precision(args: TrainConfig) -> AbstractContextManager[None]:
+    """What a model is asked in; one that was trained has autocast in its forward already, and says the same."""
+    half = torch.float16 if args.fp16 else torch.bfloat16
+    return torch.autocast(args.device.type, dtype=half, enabled=evaluates_in_half(args))

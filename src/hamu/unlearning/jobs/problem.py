@@ -1,18 +1,22 @@
-"""The unlearning problem of a command: read, brought into the form that a model takes, asked of a model."""
+"""Unlearning problem of a job: its task, its sets as a model takes them, predictions for them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.options import DataOptions, OriginalOptions, RunOptions
-from hamu.cli.tasks import Task, choose_task
 from hamu.data import UnlearningData
 from hamu.data.forget_sets import subset
+from hamu.data.text_files import is_text
 from hamu.errors import HamuError
+from hamu.unlearning.jobs.image_task import ImageTask
+from hamu.unlearning.jobs.options import DataOptions, OriginalOptions, RunOptions
+from hamu.unlearning.jobs.task import Task
+from hamu.unlearning.jobs.text_task import TextTask
 from hamu.unlearning.record import Inputs
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig
@@ -97,3 +101,28 @@ def predictions_of(
         for name, data in fitted.sets().items()
         if name in only
     }
+
+
+def choose_task(data: DataOptions, run: RunOptions, console: Console) -> Task:
+    """The task of `task_name`."""
+    if run.trust_remote_code:
+        console.print(
+            "code that comes with a model is run, and can do all that you can", style="yellow"
+        )
+    tasks: dict[str, type[Task]] = {"image": ImageTask, "text": TextTask}
+    return tasks[task_name(data)](data, run, console)
+
+
+def task_name(data: DataOptions) -> str:
+    """The task that --task names, or that the data's name shows: "image" or "text".
+
+    Raises:
+        HamuError: if the name is unknown.
+    """
+    if data.task == "auto":
+        named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
+        says_text = data.prompt_column is not None or data.answer_column is not None
+        return "text" if says_text or any(map(is_text, named)) else "image"
+    if data.task not in ("image", "text"):
+        raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
+    return data.task

@@ -1,4 +1,4 @@
-"""`--dry_run` of train and unlearn: what a run would be: parameters, steps, memory."""
+"""Dry run of train and unlearn: parameters, steps, memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.image_task import ImageTask
-from hamu.cli.options import DataOptions, RunOptions
-from hamu.cli.tasks import Task, choose_task
-from hamu.cli.text_task import TextTask
 from hamu.core.objectives import build_objective
 from hamu.errors import HamuError
 from hamu.models.language import AdapterSettings
@@ -26,7 +22,11 @@ from hamu.models.shapes import (
     model_shape,
     shape_of,
 )
-from hamu.report.tables import plain_table
+from hamu.unlearning.jobs.image_task import ImageTask
+from hamu.unlearning.jobs.options import DataOptions, RunOptions
+from hamu.unlearning.jobs.problem import choose_task
+from hamu.unlearning.jobs.task import Task
+from hamu.unlearning.jobs.text_task import TextTask
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 from hamu.unlearning.trainer.config import checkpoints_activations
 
@@ -47,19 +47,27 @@ class _Size:
     note: str
 
 
-def show_plan(
-    console: Console,
+@dataclass(frozen=True)
+class RunPlan:
+    """Result of a dry run.
+
+    Attributes:
+        rows: names and sizes, in words.
+        note: what the estimate assumes, and how to need less.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+    note: str
+
+
+def plan(
     data: DataOptions,
     run: RunOptions,
     args: TrainConfig,
     given: Mapping[str, Any],
-) -> int:
-    """Resolve the settings as the run would and print what they come to; nothing is trained or written.
-
-    Args:
-        console: where to.
-        data, run, args: the options of the run.
-        given: those that were given, by name.
+    console: Console,
+) -> RunPlan:
+    """Parameters, steps and memory of a run; nothing is trained or written.
 
     Raises:
         HamuError: if the model's configuration or the number of records cannot be known.
@@ -84,25 +92,19 @@ def show_plan(
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
-    table = plain_table("what", "how much", right=(1,))
-    table.add_row("parameters", f"{size.parameters:,}")
-    table.add_row("trained", f"{size.trained:,} ({size.trained / size.parameters:.2%})")
+    rows = [
+        ("parameters", f"{size.parameters:,}"),
+        ("trained", f"{size.trained:,} ({size.trained / size.parameters:.2%})"),
+    ]
     for name, records in sets.items():
-        table.add_row(
-            f"{name} {task.noun}",
-            f"{len(records):,}{' (stated)' if isinstance(records, range) else ''}",
-        )
-    table.add_row(
-        f"{task.noun} of each side in a step" if is_unlearning else f"{task.noun} in a step",
-        f"{per_step:,}",
-    )
-    table.add_row("steps", f"{steps:,} ({epoch:,} an epoch)")
-    for name, gigabytes in size.memory.items():
-        table.add_row(f"memory: {name}", _written(gigabytes))
-    table.add_row("memory: sum, on each device", _written(sum(size.memory.values())))
-    console.print(table)
-    console.print(size.note)
-    return 0
+        stated = " (stated)" if isinstance(records, range) else ""
+        rows.append((f"{name} {task.noun}", f"{len(records):,}{stated}"))
+    of_each = " of each side" if is_unlearning else ""
+    rows.append((f"{task.noun}{of_each} in a step", f"{per_step:,}"))
+    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
+    rows += [(f"memory: {name}", _written(gigabytes)) for name, gigabytes in size.memory.items()]
+    rows.append(("memory: sum, on each device", _written(sum(size.memory.values()))))
+    return RunPlan(tuple(rows), size.note)
 
 
 def _written(gigabytes: float) -> str:

@@ -1,4 +1,4 @@
-"""What a report shows beyond the folder of a run: both models asked about the data that config.yaml names."""
+"""Answers and predictions of both models of a run, for its report."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.named_sources import NamedSources
-from hamu.cli.problem import fitted_problem
-from hamu.cli.text_task import TextTask, some_records
 from hamu.data import ImageData, TextRecords, UnlearningData
 from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
@@ -22,6 +19,9 @@ from hamu.report.records import (
     TextObservations,
     answered,
 )
+from hamu.unlearning.jobs.named_sources import NamedSources
+from hamu.unlearning.jobs.problem import fitted_problem
+from hamu.unlearning.jobs.text_task import TextTask, some_records
 
 _EMBEDDED = 500  # images of each set
 

@@ -6,9 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hamu.cli.options import EvaluateOptions
-from hamu.cli.precision import evaluation_precision
-from hamu.cli.text_task import TextTask, some_records
 from hamu.data import TextRecords, UnlearningData, encode
 from hamu.evaluation import TofuSets, forget_quality, tofu_report
 from hamu.evaluation.tofu import PERTURBED
@@ -16,7 +13,9 @@ from hamu.files import ANSWERS, ANSWERS_PAGE
 from hamu.models.language import load_tokenizer
 from hamu.report.page import answers_page
 from hamu.report.records import AnsweredRecord, answered
-from hamu.report.tables import tofu_table
+from hamu.unlearning.jobs.options import EvaluateOptions
+from hamu.unlearning.jobs.task import evaluation_precision
+from hamu.unlearning.jobs.text_task import TextTask, some_records
 from hamu.unlearning.trainer import TrainConfig
 
 _TOFU_SETS = (
@@ -79,7 +78,7 @@ class TextEvaluation:
         self._retain_ratios = found["forget"]["truth_ratios"]
 
     def measure(self, model: Any, report: dict[str, Any]) -> None:
-        """Add TOFU's figures to a model's report, and print them, where their data are given."""
+        """Add TOFU's figures to a model's report where their data are given."""
         if self._tofu == TofuSets():
             return
         task, args, generate = self._task, self._args, self._options.generate
@@ -101,7 +100,6 @@ class TextEvaluation:
             report["tofu"]["privleak"] = report[
                 "privleak"
             ]  # the table has it beside forget quality
-        task.console.print(tofu_table(report["tofu"]))
 
     def files(self, model: Any, problem: UnlearningData[TextRecords]) -> dict[str, str]:
         """The page of answers side by side, and the same as JSON lines: what to write, by the name of the file."""

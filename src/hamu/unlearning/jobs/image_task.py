@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hamu.cli.options import OriginalOptions
-from hamu.cli.precision import evaluation_precision
-from hamu.cli.tasks import Task
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.image_files import has_test_split
 from hamu.data.images import collate
@@ -28,12 +25,8 @@ from hamu.models.classifiers import (
     named_as_in_training,
 )
 from hamu.models.loading import check_is_saved
-from hamu.report.tables import (
-    membership_difference_line,
-    membership_line,
-    reference_table,
-    report_table,
-)
+from hamu.unlearning.jobs.options import OriginalOptions
+from hamu.unlearning.jobs.task import Task, evaluation_precision
 from hamu.unlearning.trainer import TrainConfig
 
 
@@ -190,16 +183,3 @@ class ImageTask(Task[ImageData, ImageData, Predictions]):
             predictions, problem.retain.classes, problem.target_class, reference, args.seed
         )
         return report | further_figures(predictions, reference)
-
-    def show(self, reports: dict[str, dict[str, Any]]) -> None:
-        """Print losses and accuracies, membership inference, and the distance to the retain model."""
-        self.console.print(report_table(reports))
-        for name, report in reports.items():
-            self.console.print(
-                f"{name}: {membership_line(report)}" if name else membership_line(report)
-            )
-            self.show_metrics(report)
-        last = list(reports.values())[-1]
-        if "against_retain_model" in last:
-            self.console.print(reference_table(last))
-            self.console.print(membership_difference_line(last))

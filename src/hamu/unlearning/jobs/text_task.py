@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
-from hamu.cli.adapter_options import settle_adapter
-from hamu.cli.options import OriginalOptions
-from hamu.cli.precision import evaluation_precision
-from hamu.cli.tasks import Task
 from hamu.data import (
     TextCollator,
     TextData,
@@ -43,10 +39,12 @@ from hamu.models.language import (
     longest_text,
     new_language_model,
     new_tokenizer,
+    saved_adapter,
 )
 from hamu.models.loading import check_is_saved
 from hamu.models.saving import check_can_merge, merged
-from hamu.report.tables import privleak_line, text_membership_line, text_table
+from hamu.unlearning.jobs.options import OF_AN_ADAPTER, OriginalOptions, RunOptions
+from hamu.unlearning.jobs.task import Task, evaluation_precision
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig
 
@@ -173,7 +171,7 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
 
     def settle_adapter(self, given: Collection[str]) -> None:
         """Check the settings of a new adapter, and put those of a saved one in their place."""
-        settle_adapter(self.run_options, given)
+        _settle_adapter(self.run_options, given)
 
     def fitted(self, model: Any, *sets: TextRecords | None) -> list[TextData | None]:
         """The records as tokens, once it is sure that the model reads them; says which are cut."""
@@ -221,20 +219,6 @@ class TextTask(Task[TextRecords, TextData, TokenPredictions]):
             report["retain_model"] = text_report(reference, texts=texts)
             report["privleak"] = _privleak(report)
         return report | further_figures(predictions, reference)
-
-    def show(self, reports: dict[str, dict[str, Any]]) -> None:
-        """Print losses, accuracies and probabilities, and membership inference."""
-        last = list(reports.values())[-1]
-        shown = reports | ({"retain model": last["retain_model"]} if "retain_model" in last else {})
-        self.console.print(text_table(shown))
-        for name, report in reports.items():
-            lines = [
-                text_membership_line(report),
-                *([privleak_line(report)] if "privleak" in report else []),
-            ]
-            for line in lines:
-                self.console.print(f"{name}: {line}" if name else line)
-            self.show_metrics(report)
 
     def answers_of(
         self, model: Any, tokenizer: Any, texts: TextRecords, args: TrainConfig
@@ -284,3 +268,53 @@ def some_records(data: TextData | TextRecords, most: int | None, seed: int) -> T
     texts = data.texts if isinstance(data, TextData) else data
     positions = draw_positions(len(texts), most, seed)
     return texts if positions is None else texts.select(positions)
+
+
+_AS_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+
+
+def _settle_adapter(run: RunOptions, given: Collection[str]) -> None:
+    """Check the settings of a new adapter; of a saved one put its own in their place.
+
+    Args:
+        run: the options of a run, which is to train.
+        given: the names of those that were given.
+
+    Raises:
+        HamuError: if one was given that can have no effect.
+    """
+    source = str(run.model)
+    saved = saved_adapter(source)
+    if saved is not None:
+        own = _own(saved)
+        if "lora" in given and not run.lora:
+            raise HamuError(
+                f"{source} is an adapter, which alone is trained; leave out --lora False"
+            )
+        for name in OF_AN_ADAPTER:
+            if name not in given:
+                setattr(run, name, own[name])
+            elif own[name] is not None and _plain(getattr(run, name)) != _plain(own[name]):
+                raise HamuError(
+                    f"{name} {getattr(run, name)} is for a new adapter, but {source} is one with {name} {own[name]}; "
+                    f"give that, or leave it out"
+                )
+        run.lora = True
+    elif "lora" not in given:
+        for name in OF_AN_ADAPTER:
+            if name in given:
+                raise HamuError(
+                    f"{name} {getattr(run, name)} is for a new adapter; give --lora too, or leave it out"
+                )
+
+
+def _own(saved: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a saved adapter by our names, None for what its kind has not."""
+    targets = saved.get("target_modules")
+    named = ",".join(sorted(targets)) if isinstance(targets, list) else targets
+    return {name: saved.get(key) for name, key in _AS_PEFT.items()} | {"lora_targets": named}
+
+
+def _plain(value: Any) -> Any:
+    """Targets in any order are the same."""
+    return sorted(name.strip() for name in value.split(",")) if isinstance(value, str) else value

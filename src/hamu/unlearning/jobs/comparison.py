@@ -1,0 +1,198 @@
+"""`hamu.compare`: several methods, constraints, learning rates and seeds, from one model and on one problem."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from hamu.core.methods import method_classes
+from hamu.errors import HamuError, Interrupted
+from hamu.evaluation import build_metrics
+from hamu.files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD
+from hamu.report import plot_comparison
+from hamu.report.comparison import csv_table, latex_page, markdown_page
+from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
+from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
+from hamu.unlearning.jobs.options import CompareOptions, DataOptions, RunOptions
+from hamu.unlearning.jobs.problem import inputs_of, open_problem
+from hamu.unlearning.jobs.progress import handling, silent, task_bar
+from hamu.unlearning.jobs.settings import every_option, settings_of
+from hamu.unlearning.run_folder import RunFolder, holds_a_comparison
+from hamu.unlearning.trainer import UnlearnConfig
+
+_SHOWN = (*COMPARISON_TABLES, COMPARISON_PICTURE)  # made when all runs have ended
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Result of `compare`.
+
+    Attributes:
+        folder, picture: the output folder, and the picture in it.
+        comparison: rows, means over seeds and hypervolumes.
+        finished, runs: how many runs finished, and how many there are.
+        others: how many more runs are in the folder.
+    """
+
+    folder: Path
+    picture: Path
+    comparison: Comparison
+    finished: int
+    runs: int
+    others: int
+
+
+def compare(*, console: Console | None = None, **options: Any) -> Compared:
+    """Unlearn by several methods and settings, each in a process of its own; the same call goes on where it was.
+
+    Args:
+        console: shows progress; silent by default.
+        options: the options of `hamu compare`, which --help-all lists, with the same defaults.
+
+    Raises:
+        HamuError: if an option is unknown or does not fit, or other runs are in the place of these.
+    """
+    console = console or silent()
+    environment = dict(os.environ)  # of the runs; reading settings changes it
+    if "resume" in options:
+        raise HamuError("compare needs no --resume: the same command again goes on where it was")
+    settings = settings_of("compare", options)
+    run = settings.of(RunOptions)
+    asked = settings.of(CompareOptions)
+    args = settings.of(UnlearnConfig)
+    given = settings.given
+    _check(asked)
+    build_metrics()  # a broken one is to cost no run
+    grid = cells(
+        asked.methods or method_classes(),
+        asked.constraints or [args.constraint],
+        asked.learning_rates or [args.learning_rate],
+        asked.seeds or [args.seed],
+    )
+    goes_on = holds_a_comparison(Path(str(args.output_dir)))
+    task, folder, problem = open_problem(
+        settings.of(DataOptions), run, args, given, console, resume=goes_on
+    )
+    if task.is_local(str(run.model)) and not Path(str(run.model)).is_dir():
+        raise HamuError(
+            f"the model {run.model} is not there; give a folder written by `hamu train`"
+        )
+    task.settle_adapter(given)
+    shared = {
+        name: value for name, value in given.items() if name not in (*vars(asked), "output_dir")
+    }
+    with folder, TemporaryDirectory(prefix="hamu-") as place:
+        plans = {cell: _planned(cell, shared, Path(place)) for cell in grid}
+        folder.prepare()
+        flags = ("--trust_remote_code",) if run.trust_remote_code else ()
+        runs = Runs(
+            folder,
+            plans,
+            every_option,
+            lambda: inputs_of(task, problem),
+            overwrite=run.overwrite,
+            flags=flags,
+        )
+        console.print(
+            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
+            f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"
+        )
+        # runs may change from here on, and what shows them comes after the last
+        folder.remove(*_SHOWN)
+        run_waiting(runs, Children(asked.jobs, environment, _command), console, "compare")
+        return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")
+
+
+def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
+    """Save the tables and the picture."""
+    finished = runs.folders()
+    check_same_inputs(finished)
+    comparison = runs.comparison()
+    table, page, tex, drawing = _SHOWN
+    folder.write_text(table, csv_table(comparison.rows))
+    folder.write_text(page, markdown_page(comparison))
+    folder.write_text(tex, latex_page(comparison))
+    names = {path.parent.name for path in folder.path.glob(f"*/{RECORD}")}
+    picture = folder.path / drawing
+    if finished:
+        drawn = [
+            (row["method"], *trajectory(finished[row["run"]]))
+            for row in comparison.rows
+            if row["run"] in finished
+        ]
+        plot_comparison(drawn, comparison.hypervolumes, picture, title)
+    others = len(names - finished.keys())
+    return Compared(folder.path, picture, comparison, len(finished), len(runs), others)
+
+
+def _check(options: CompareOptions) -> None:
+    for name in ("constraints", "learning_rates"):
+        for value in getattr(options, name) or []:
+            if not math.isfinite(value):
+                raise HamuError(f"{name} {value} must be finite numbers")
+    if options.jobs < 1:
+        raise HamuError(f"jobs {options.jobs} must be at least 1")
+
+
+def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
+    """The settings of a run in a file, once it is sure that they fit together."""
+    path = place / f"{cell.name}.yaml"
+    path.write_text(yaml.safe_dump(cell.settings(shared), allow_unicode=True), encoding="utf-8")
+    try:
+        return Plan(path, every_option(path))
+    except HamuError as error:
+        raise HamuError(f"{cell.name}: {error}") from error
+
+
+def _command(argv: list[str]) -> int:
+    """Run a command in a child process, whose signals and messages are a command's."""
+    return int(import_module("hamu.cli").main(argv))
+
+
+def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
+    """Run what waits, a line for each that ends, under a bar with the command's name.
+
+    Raises:
+        Interrupted: by a signal, now or when other runs were made, once all runs under way have ended.
+    """
+    with ending(children), task_bar(console) as bar:
+        for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
+            console.print(_line(row), soft_wrap=True)
+    if children.asked_by and runs.waiting:
+        raise Interrupted(
+            f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs are not finished; the "
+            f"same command goes on with them",
+            children.asked_by,
+        )
+
+
+@contextmanager
+def ending(children: Children) -> Iterator[None]:
+    """Let a signal ask these to end, while they are at work."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        children.ask_to_end(number)
+
+    with handling(note):
+        yield
+
+
+def _line(row: Row) -> str:
+    if row["failed"]:
+        return f"{row['run']} failed: {row['failed']}"
+    return (
+        f"{row['run']}: ΔL_f {row['forget_gain']:+.4g}, -ΔL_r {row['retain_gain']:+.4g}, {row['steps']} steps, "
+        f"{row['seconds']:.0f} s"
+    )

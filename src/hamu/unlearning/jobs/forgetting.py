@@ -1,0 +1,361 @@
+"""`hamu.unlearn`: unlearn the forget set from a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import set_seed
+
+from hamu.core.distributed import from_main, is_main
+from hamu.core.gram import SIDES
+from hamu.data import UnlearningData
+from hamu.errors import HamuError
+from hamu.evaluation import build_metrics
+from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.files import EVALUATION, HARDNESS, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
+from hamu.models import first_not_finite
+from hamu.models.saving import CannotMerge
+from hamu.unlearning.goals import standing_line
+from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
+from hamu.unlearning.jobs.plan import RunPlan, plan
+from hamu.unlearning.jobs.problem import fitted_problem, inputs_of, open_problem, predictions_of
+from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
+from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
+from hamu.unlearning.jobs.task import Task
+from hamu.unlearning.record import (
+    Asked,
+    Inputs,
+    build,
+    check_same,
+    with_settings,
+    write,
+    write_model_card,
+)
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
+from hamu.unlearning.trainer.history import history
+from hamu.unlearning.trainer.measuring import first_not_finite_loss, set_figures
+from hamu.unlearning.trainer.promise import describe
+from hamu.unlearning.trainer.quiet import quiet_trainer
+from hamu.unlearning.trainer.step_log import StepLog
+from hamu.unlearning.trainer.trackers import kept_open
+
+_HARDLY = 0.05  # a probability that is 5% lower or higher
+
+
+@dataclass(frozen=True)
+class Unlearned:
+    """Result of `unlearn`.
+
+    Attributes:
+        folder, model: the output folder, and the model in it.
+        before, after: the figures of the model before and after the run.
+        goal: the goal of the run, and the standings before and after; None if nothing defines forgotten.
+        stop_reason: a word for it, such as "goal reached".
+        record: the readable record; None in a process that does not write it.
+        record_digest: the SHA-256 of record.json.
+        lines: what the run did and what of it is saved, a sentence each.
+        memory: the peak memory, in words.
+        was_complete: the run to resume had already ended.
+        merge_failure: reason why `merge` failed; "" if it did not.
+    """
+
+    folder: Path
+    model: Path
+    before: dict[str, Any]
+    after: dict[str, Any]
+    goal: dict[str, Any] | None
+    stop_reason: str
+    record: Path | None
+    record_digest: str
+    lines: tuple[str, ...] = ()
+    memory: str = ""
+    was_complete: bool = False
+    merge_failure: str = ""
+
+
+def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | RunPlan:
+    """Unlearn the forget set from a model, by goal unless the options name how.
+
+    Args:
+        console: shows progress; silent by default.
+        options: the options of `hamu unlearn`, which --help-all lists, with the same defaults.
+
+    Returns:
+        The model, its figures and the record; with `dry_run` the plan of the run.
+
+    Raises:
+        HamuError: if an option is unknown or does not fit, no step could be taken, or the run diverged.
+    """
+    console = console or silent()
+    settings = settings_of("unlearn", options)
+    data = settings.of(DataOptions)
+    run = settings.of(RunOptions)
+    args = settings.of(UnlearnConfig)
+    resume, given = settings.of(ResumeOptions).resume, settings.given
+    if not args.eval_on_start:
+        raise HamuError(
+            "eval_on_start measures the model before unlearning, the baseline of every figure; leave it on"
+        )
+    if run.dry_run:
+        return plan(data, run, args, given, console)
+    if resume and RunFolder(args.output_dir, resume=True).has(RECORD):
+        return _complete(Path(args.output_dir))
+    build_metrics()  # a broken one is to cost no run
+    task, folder, problem = open_problem(data, run, args, given, console, resume=resume)
+    task.check_models()
+    task.settle_adapter(given)
+    with folder:
+        prepared = _prepare(task, folder, problem, settings, console)
+        log = StepLog(
+            folder, given, with_settings(prepared.inputs, given), resume, prepared.hardness
+        )
+        bar = ProgressBar(console, args.method)
+        known = None if prepared.reference is None else prepared.reference["forget"]
+        trainer = quiet_trainer(
+            prepared.model, prepared.problem, args, [log, bar], task.collator(), known
+        )
+        log.trainer, trainer.before_saving = trainer, log.begin
+        trainer.beside_model = task.beside_model()
+        with bar, kept_open(trainer):
+            _train(trainer, resume)
+        return _finish(task, folder, prepared, trainer, settings)
+
+
+def _complete(folder: Path) -> Unlearned:
+    """Result of a run that has already ended."""
+    found = read_json(folder / EVALUATION)
+    return Unlearned(
+        folder,
+        folder / MODEL,
+        found["before"],
+        found["after"],
+        found["goal"],
+        found["ended_kind"],
+        folder / READABLE_RECORD,
+        file_digest(folder / RECORD),
+        was_complete=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Start of a run of unlearning.
+
+    Attributes:
+        model: ready to be changed.
+        problem: in the form that the model takes.
+        inputs: what the run reads, by its digests.
+        reference: the retain model's predictions, None without one.
+        hardness: of the assessment before the run, None if there was none.
+    """
+
+    model: Any
+    problem: UnlearningData[Any]
+    inputs: Inputs
+    reference: Mapping[str, Any] | None
+    hardness: dict[str, Any] | None
+
+
+def _prepare(
+    task: Task,
+    folder: RunFolder,
+    problem: UnlearningData[Any],
+    settings: Settings,
+    console: Console,
+) -> _Prepared:
+    """Predict by the retain model, and load the model."""
+    run, args = settings.of(RunOptions), settings.of(UnlearnConfig)
+    resume = settings.of(ResumeOptions).resume
+    reference = None
+    if run.retain_model is not None:
+        whole = args.forget_objective == "bounded"
+        reference = predictions_of(
+            task, run.retain_model, problem, args, args.max_eval_samples, whole_forget=whole
+        )[1]
+    set_seed(args.seed)
+    model = task.start_model(str(run.model))
+    inputs = from_main(lambda: inputs_of(task, problem))
+    if resume:
+        check_same(folder.path, inputs)
+    fitted = fitted_problem(task, model, problem)
+    console.print(
+        f"forget {len(fitted.forget)} {task.noun} ({fitted.forget_name}), retain {len(fitted.retain)}, by {args.method}"
+    )
+    hardness = read_json(folder.path / HARDNESS) if resume and folder.has(HARDNESS) else None
+    return _Prepared(model, fitted, inputs, reference, hardness)
+
+
+def _finish(
+    task: Task,
+    folder: RunFolder,
+    prepared: _Prepared,
+    trainer: UnlearnTrainer,
+    settings: Settings,
+) -> Unlearned:
+    """Save the model, its figures and the record."""
+    args, problem = settings.of(UnlearnConfig), prepared.problem
+    before, after = (
+        task.report(predictions, problem, prepared.reference, args)
+        for predictions in (trainer.start_predictions, trainer.predictions)
+    )
+    evaluation = {"before": before, "after": after} | history(trainer)
+    card = partial(
+        write_model_card,
+        base=str(task.run_options.model),
+        method=args.method,
+        forget_records=len(problem.forget),
+        reports={"before": before, "after": after},
+        goal=evaluation["goal"],
+    )
+    path = task.save_model(folder, prepared.model, card)
+    folder.write_json(EVALUATION, evaluation)
+    failure = ""
+    try:
+        task.save_merged(folder, prepared.model)
+    except CannotMerge as error:  # what was unlearned is recorded all the same
+        failure = str(error)
+    readable, digest = None, ""
+    if is_main():
+        of_run = recorded_settings(task.data_options, task.run_options, args, settings.given)
+        asked = Asked(problem, task.chosen_by(), of_run, prepared.inputs, prepared.hardness)
+        readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
+    return Unlearned(
+        folder.path,
+        path,
+        before,
+        after,
+        evaluation["goal"],
+        evaluation["ended_kind"],
+        readable,
+        digest,
+        tuple(_outcome(trainer)),
+        peak_memory(args.device),
+        merge_failure=failure,
+    )
+
+
+def _train(trainer: UnlearnTrainer, resume: bool) -> None:
+    """Unlearn, and measure what came out if the last step was not.
+
+    Raises:
+        HamuError: if there is no new model, or none that is of use.
+    """
+    with leaving_in_order("unlearn")(trainer):
+        trainer.train(resume_from_checkpoint="newest" if resume else None)
+    if not trainer.steps_taken:
+        tried = f"{trainer.steps_skipped} tried, and the last one skipped as {trainer.skip_reason}"
+        why = trainer.stop_reason or (tried if trainer.steps_skipped else "there was none to take")
+        raise HamuError(f"no step was taken, the model is as it was: {why}")
+    _check_finite(trainer, first_not_finite(trainer.model))
+    is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
+    if not is_known or trainer.args.load_best_model_at_end:
+        trainer.evaluate()
+    start, now = (set_figures(found) for found in (trainer.start_predictions, trainer.predictions))
+    _check_finite(trainer, first_not_finite_loss(now, start))
+
+
+def _check_finite(trainer: UnlearnTrainer, broken: str | None) -> None:
+    """Refuse a model of which something is not finite."""
+    if broken is not None:
+        raise HamuError(
+            f"unlearning diverged: {broken} is not finite; lower --learning_rate {trainer.args.learning_rate} or "
+            f"choose another method"
+        )
+
+
+def _outcome(trainer: UnlearnTrainer) -> list[str]:
+    """Lines on what happened, and what of it was saved."""
+    return [
+        f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
+        f"{trainer.state.global_step} because {trainer.end.text}",
+        *_divergence(trainer),
+        *_warning(trainer),
+        *_forgotten(trainer),
+        *([] if trainer.promise is None else [describe(trainer.promise)]),
+    ]
+
+
+def _forgotten(trainer: UnlearnTrainer) -> list[str]:
+    """Lines with the count of forgotten records, and the best state of a run by hand."""
+    lines = [] if trainer.controller is not None else [_best(trainer)]
+    if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.end.text:
+        lines.append(trainer.controller.goal_sentence)
+    after = trainer.standings().get("after")
+    if after is not None:
+        text = standing_line(after.figures())
+        lines.append(
+            f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack"
+        )
+    return lines
+
+
+def _divergence(trainer: UnlearnTrainer) -> list[str]:
+    """A line if the model has become worse than guessing on what it was to retain."""
+    guess = guessing_loss(trainer.predictions["retain"], trainer.model)
+    before, after = (
+        set_figures(one)["retain_loss"] for one in (trainer.start_predictions, trainer.predictions)
+    )
+    if not before <= guess < after:
+        return []
+    return [
+        f"the model is of no use: its retain loss went from {before:.4f} to {after:.4g}, above the {guess:.2f} of "
+        f"guessing; lower --learning_rate {trainer.args.learning_rate:g}, or end such a run by --max_retain_loss"
+    ]
+
+
+def guessing_loss(predictions: Predictions | TokenPredictions, model: Any) -> float:
+    """The loss of a model that gives every class, or every token, the same probability."""
+    if isinstance(predictions, Predictions):
+        return math.log(predictions.logits.shape[1])
+    return math.log(len(model.get_input_embeddings().weight))
+
+
+def _warning(trainer: UnlearnTrainer) -> list[str]:
+    """A line if a run took all its steps and changed next to nothing."""
+    evaluations = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
+    if (
+        trainer.end.kind != "all steps"
+        or trainer.controller is not None
+        or "forget" not in trainer.sides
+    ):
+        return []
+    first, last = evaluations[0], evaluations[-1]
+    if not all(
+        abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) < _HARDLY for side in SIDES
+    ):
+        return []
+    return [
+        f"the model has hardly moved: the forget loss was {first['eval_forget_loss']:.4f} and is "
+        f"{last['eval_forget_loss']:.4f}, at learning rate {trainer.args.learning_rate:g}; `hamu assess` suggests a "
+        f"rate, and --auto finds one"
+    ]
+
+
+def _best(trainer: UnlearnTrainer) -> str:
+    """The best evaluation, and where its state is saved."""
+    name = f"eval_{str(trainer.args.metric_for_best_model).removeprefix('eval_')}"
+    found = [entry for entry in trainer.state.log_history if name in entry]
+    if not found:
+        return f"no evaluation measured {name.removeprefix('eval_')}"
+    best = (max if trainer.args.greater_is_better else min)(found, key=lambda entry: entry[name])
+    text = f"best {name.removeprefix('eval_')} {best[name]:+.4g} at step {best['step']}"
+    folder = trainer.checkpoints.path(best["step"])
+    saved = (
+        trainer.state.best_global_step
+        if trainer.args.load_best_model_at_end
+        else trainer.state.global_step
+    )
+    if best["step"] == 0:
+        return f"best {name.removeprefix('eval_')} at the start: no later evaluation was better"
+    if best["step"] == saved:
+        return f"{text}, which is the model saved"
+    if folder.exists():
+        return f"{text}, in {folder}"
+    return f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps such a state"

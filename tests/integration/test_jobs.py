@@ -1,0 +1,64 @@
+"""Jobs called from Python: the same result as by the command line, and nothing printed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import hamu
+from hamu.cli import main
+from hamu.files import file_digest
+
+_RUN = {
+    "data": "digits",
+    "forget_class": "3",
+    "max_steps": 3,
+    "method": "hamu-q",
+    "constraint_mode": "relative",
+}
+
+
+def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
+    options = _RUN | {"model": str(saved_model)}
+    flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    assert main(["unlearn", *flags, "--output_dir", str(tmp_path / "command")]) == 0
+    capfd.readouterr()
+    result = hamu.unlearn(**options, output_dir=str(tmp_path / "call"))
+    assert capfd.readouterr().out == ""
+    for name in ("model/model.safetensors", "evaluation.json"):
+        assert file_digest(tmp_path / "command" / name) == file_digest(result.folder / name), name
+    records = [
+        json.loads((tmp_path / one / "record.json").read_text()) for one in ("command", "call")
+    ]
+    assert records[0]["settings"] == records[1]["settings"]
+    assert result.record_digest == file_digest(result.folder / "record.json")
+    again = hamu.unlearn(resume=True, output_dir=str(result.folder))
+    assert again.was_complete
+    assert (again.after["forget"], again.stop_reason) == (
+        result.after["forget"],
+        result.stop_reason,
+    )
+    assert hamu.verify(result.folder, no_models=True).count(False) == 0
+
+
+@pytest.mark.parametrize("job", ["train", "assess", "unlearn", "evaluate", "attack", "compare"])
+def test_an_unknown_option_is_refused_with_the_closest(job):
+    with pytest.raises(hamu.HamuError, match=f"{job} has no option modle; did you mean model"):
+        getattr(hamu, job)(modle="resnet8")
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import hamu.assess", "import hamu; hamu.assess", "import hamu.unlearning.jobs, hamu.assess"],
+)
+def test_assess_is_a_room_and_a_job(code):
+    checks = "; import hamu, hamu.assess; assert callable(hamu.assess); hamu.assess.Assessment"
+    subprocess.run([sys.executable, "-c", code + checks], check=True)
+
+
+def test_help_and_the_package_load_no_torch():
+    code = (
+        "import sys, hamu, hamu.cli; hamu.cli.main(['--help']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
