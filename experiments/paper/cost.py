@@ -23,7 +23,7 @@ from hamu.models import load_classifier
 from hamu.report.plots import save_figure
 from hamu.report.trajectories import STYLES
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
-from hamu.unlearning.trainer.quiet import silence
+from hamu.unlearning.trainer.logs import silence
 
 _TURNS = 15
 _LEVEL = 0.95

@@ -17,7 +17,7 @@ from hamu import HamuError, HamuU, PairedGradients, UnlearnConfig
 from hamu.unlearning.stop_reason import StopReason
 from hamu.unlearning.trainer.monitor import Monitor, is_plain_descent
 from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, describe
-from hamu.unlearning.trainer.trust_region import TrustRegion
+from hamu.unlearning.trainer.promise import TrustRegion
 
 
 def figures(trainer, key):

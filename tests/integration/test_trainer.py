@@ -50,7 +50,7 @@ def test_a_run_takes_the_steps_of_ones_own_loop(model, problem, trainer_of, name
 def float64_pixels(monkeypatch):
     """Lets the trainer feed models in float64."""
     monkeypatch.setattr(
-        "hamu.unlearning.trainer.side_losses.predict_logits",
+        "hamu.unlearning.trainer.sides.predict_logits",
         lambda m, b: m(b["pixel_values"].double()).logits,
     )
 
@@ -202,7 +202,7 @@ def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, pro
 def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
     model, trainer_of, problem, monkeypatch
 ):
-    import hamu.unlearning.trainer.side_losses as module
+    import hamu.unlearning.trainer.sides as module
 
     real = module.predict_logits
     poisoned = iter([False, False, True, True, False, False])

@@ -13,11 +13,11 @@ from hamu.unlearning.trainer.checkpoints import Checkpoints
 from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 
-def write(checkpoints, *steps):
+def write(checkpoints, *steps, most=None):
     for step in steps:
         with checkpoints.writing(step) as folder:
             (folder / "weights").write_bytes(bytes([step]))
-        checkpoints.limit(None)
+        checkpoints.limit(most, None)
 
 
 def names(folder):
@@ -25,18 +25,20 @@ def names(folder):
 
 
 def test_the_newest_stay_and_the_best(tmp_path):
-    checkpoints = Checkpoints(tmp_path, 2)
-    write(checkpoints, 3, 6, 9)
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 3, 6, 9, most=2)
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"]
-    with checkpoints.writing(12) as folder:
-        (folder / "weights").touch()
-    checkpoints.limit(str(tmp_path / "checkpoint-6"))
-    assert names(tmp_path) == ["checkpoint-6", "checkpoint-9", "checkpoint-12"]
+    with checkpoints.writing(12):
+        pass
+    checkpoints.limit(2, str(tmp_path / "checkpoint-6"))
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
+    checkpoints.limit(0, None)  # no limit, as transformers has it
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
 
 
 def test_those_of_an_earlier_run_in_the_folder_go_before_the_one_just_written(tmp_path):
     write(Checkpoints(tmp_path), 50, 60)
-    write(Checkpoints(tmp_path, 2), 3, 6)
+    write(Checkpoints(tmp_path), 3, 6, most=2)
     assert names(tmp_path) == ["checkpoint-3", "checkpoint-6"]
 
 

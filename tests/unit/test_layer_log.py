@@ -10,7 +10,7 @@ from torch import nn
 
 from hamu.unlearning.run_files import LAYERS
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer.layer_log import LayerLog, _stride
+from hamu.unlearning.trainer.logs import LayerLog, stride
 
 
 class Logged:

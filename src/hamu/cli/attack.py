@@ -33,7 +33,7 @@ from hamu.unlearning.record.record import plain
 from hamu.unlearning.run_files import ATTACK, ATTACK_PICTURE
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig
-from hamu.unlearning.trainer.preparation import to_channels_last
+from hamu.unlearning.trainer.resumable import to_channels_last
 
 
 def run(argv: list[str], console: Console) -> int:

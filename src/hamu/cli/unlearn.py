@@ -30,11 +30,11 @@ from hamu.unlearning.record import Asked, Inputs, build, check_same, with_settin
 from hamu.unlearning.run_files import EVALUATION, HARDNESS, RECORD
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
-from hamu.unlearning.trainer.history import history
+from hamu.unlearning.trainer.measuring import history
 from hamu.unlearning.trainer.measuring import first_not_finite_loss, set_figures
-from hamu.unlearning.trainer.quiet import quiet_trainer
-from hamu.unlearning.trainer.step_log import StepLog
-from hamu.unlearning.trainer.trackers import kept_open
+from hamu.unlearning.trainer.trainer import quiet_trainer
+from hamu.unlearning.trainer.logs import StepLog
+from hamu.unlearning.trainer.logs import kept_open
 
 _BY_HAND = (
     "method",

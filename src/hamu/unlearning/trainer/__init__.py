@@ -1,8 +1,8 @@
 """The trainer: UnlearnConfig, UnlearnTrainer, and the training of the model to start from."""
 
 from hamu.unlearning.trainer.config import TrainConfig, UnlearnConfig
-from hamu.unlearning.trainer.original import train_original
 from hamu.unlearning.trainer.pairing import PairCollator, PairedDataset
+from hamu.unlearning.trainer.resumable import train_original
 from hamu.unlearning.trainer.trainer import UnlearnTrainer
 
 __all__ = [

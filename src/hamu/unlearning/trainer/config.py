@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env
+from accelerate.utils import parse_flag_from_env  # type: ignore[import-untyped]
 from transformers import TrainingArguments
 
 from hamu.core.distributed import world_size
@@ -23,8 +23,8 @@ from hamu.core.objectives import build_objective
 from hamu.core.offload import GradOffload
 from hamu.errors import HamuError
 from hamu.unlearning.goals import check_goal_settings
-from hamu.unlearning.trainer.trackers import named_trackers
-from hamu.unlearning.trainer.trust_region import TrustRegion
+from hamu.unlearning.trainer.logs import named_trackers
+from hamu.unlearning.trainer.promise import TrustRegion
 
 _logger = logging.getLogger(__name__)
 
@@ -93,10 +93,7 @@ class TrainConfig(TrainingArguments):
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
     logging_steps: float = _option(50, "Steps from one log entry to the next.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
-    keep: int | None = _option(
-        None, "Keep at most this many checkpoints: the newest, and the best beyond them."
-    )
-    report_to: str = _option(
+    report_to: Any = _option(
         "none",
         "Where to send settings and figures, nothing else: tensorboard, wandb, mlflow, trackio (with commas).",
     )
@@ -141,17 +138,13 @@ class TrainConfig(TrainingArguments):
             raise HamuError(
                 "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model, by which it goes"
             )
-        if self.keep is not None and self.keep < 1:
-            raise HamuError(
-                f"keep {self.keep} must be at least 1 checkpoint; leave it out to keep all"
-            )
         self._check_launcher()
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         if not self.use_cpu and str(torch.accelerator.current_accelerator()) == "mps":
             _say_once("the CPU is used: this machine's accelerator, mps, has no float64")
             self.use_cpu = True
         trackers = named_trackers(self.report_to)
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[no-untyped-call]
         if self.n_gpu > 1:
             _say_once(
                 f"one process uses one GPU, the first of {self.n_gpu}, unless the model itself lies on several; "
@@ -517,7 +510,7 @@ class UnlearnConfig(TrainConfig):
 
 def unused_settings(method: Method) -> set[str]:
     """Names of the settings that have no effect with a method, or are refused with it."""
-    own = {one.name for one in fields(method)} if is_dataclass(method) else set()
+    own: set[str] = {one.name for one in fields(method)} if is_dataclass(method) else set()
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
     unused |= {name for name, needed in _OF_A_FIELD.items() if needed not in own}
     return unused if isinstance(method, HamuQ | HamuU) else unused | {"guarantee"}
