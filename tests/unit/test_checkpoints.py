@@ -5,11 +5,13 @@ import os
 import tempfile
 
 import pytest
+import torch
 from torch import nn
 
 from hamu import HamuError
 from hamu.unlearning.trainer import TrainConfig
 from hamu.unlearning.trainer.checkpoints import Checkpoints
+from hamu.unlearning.trainer.logs import silence
 from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 
@@ -53,7 +55,7 @@ def test_checkpoints_of_another_program_stay(tmp_path):
     assert len(damages) == 2
     checkpoints.remove_after(newest)
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-500"]
-    write(Checkpoints(tmp_path, 1), 3)
+    write(Checkpoints(tmp_path), 3, most=1)
     assert names(tmp_path) == ["checkpoint-3", "checkpoint-500"]
 
 
@@ -70,9 +72,17 @@ def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path,
     assert names(tmp_path) == []
 
 
-def test_settings_that_serve_two_trainers_limit_the_checkpoints_of_both(tmp_path):
-    args = TrainConfig(output_dir=str(tmp_path), save_total_limit=2)
+def test_a_run_keeps_at_most_save_total_limit_checkpoints(tmp_path):
+    args = TrainConfig(output_dir=str(tmp_path), save_total_limit=2, save_strategy="steps", save_steps=1,
+                       max_steps=3, disable_tqdm=True)  # fmt: skip
+    data = [{"x": torch.ones(1)}] * 4
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            return {"loss": super().forward(x).sum()}
+
     for _ in range(2):
-        trainer = ResumableTrainer(nn.Linear(1, 1), args)
-        write(trainer.checkpoints, 1, 2, 3)
+        trainer = ResumableTrainer(Model(1, 1), args, train_dataset=data)
+        silence(trainer)
+        trainer.train()
         assert names(tmp_path) == ["checkpoint-2", "checkpoint-3"]

@@ -307,7 +307,8 @@ class UnlearnConfig(TrainConfig):
     learning_rate: float = _option(1e-4, "Learning rate.")
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
     optim: str = _option(
-        "sgd", "Optimizer: sgd (the paper, without momentum), adamw_torch, adafactor, ..."
+        "sgd",
+        "Optimizer: sgd (the paper, without momentum; --auto replaces it by adamw_torch), adafactor, ...",
     )
     max_grad_norm: float = _option(
         1.0, "Clip each side's gradient to this global norm; 0 for no clipping."

@@ -51,6 +51,7 @@ class ResumableTrainer(Trainer):
     optimizer: Any
     lr_scheduler: Any
     args: Any
+    train_dataset: Any
 
     def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
         self.interrupted_by = ""
@@ -115,7 +116,7 @@ class ResumableTrainer(Trainer):
     @property
     def global_batch(self) -> int:
         """Records in a step, over all processes."""
-        args = self.args
+        args: TrainConfig = self.args
         return args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
 
     def begin_run(self) -> None:

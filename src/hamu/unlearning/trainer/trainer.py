@@ -142,7 +142,7 @@ class UnlearnTrainer(ResumableTrainer):
             forget_dataset,
             sides=self._own_sides,
             seed=args.seed if args.data_seed is None else args.data_seed,
-            shuffle=args.shuffle,
+            shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
         )
         check_items(
@@ -171,7 +171,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.goal_run = GoalRun(
             args,
             self.pair,
-            self.evaluations,
+            self.evaluations,  # type: ignore[arg-type]  # its predictions are one of two kinds
             pairs,
             place=self._place_of,
             retain_batches=partial(self._retain_batches, retain_dataset, data_collator),
@@ -232,7 +232,7 @@ class UnlearnTrainer(ResumableTrainer):
         return self.goal_run.controller
 
     @property
-    def end(self) -> StopReason:
+    def end(self) -> StopReason:  # type: ignore[override]
         """Why the run ended."""
         return self._end or ALL_DONE
 
@@ -290,7 +290,8 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def _sharing(self) -> int:
         """How many processes share the batches of a side."""
-        return self.pair.layout.half if self._is_split else world_size()
+        layout: Any = self.pair.layout
+        return int(layout.half) if self._is_split else world_size()
 
     @property
     def has_begun(self) -> bool:
@@ -313,7 +314,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _retain_batches(
         self,
-        data: Dataset[Any],
+        data: Any,
         collator: Callable[[list[Any]], Mapping[str, Tensor]],
         seed: int,
         number: int,
@@ -332,7 +333,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def standings(self) -> dict[str, Standing]:
         """Standings of the forget set against the goal before and after the run; empty without a goal."""
-        found = {}
+        found: dict[str, Standing] = {}
         for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
             if "forget" in predictions:
                 standing = self.goal_run.standing_of(
@@ -386,15 +387,15 @@ class UnlearnTrainer(ResumableTrainer):
         if self.resumed_from and self._end is not None:
             self.control.should_training_stop = True
 
-    def _get_num_items_in_batch(
+    def _get_num_items_in_batch(  # type: ignore[override]
         self, batch_samples: list[Any], device: torch.device
     ) -> dict[str, Tensor | int]:
         return self.side_losses.counts(batch_samples, device)
 
-    def training_step(
+    def training_step(  # type: ignore[override]
         self,
         model: nn.Module,
-        inputs: Mapping[str, Any],
+        inputs: Any,
         num_items_in_batch: Mapping[str, int] | None = None,
     ) -> Tensor:
         """Run both passes of one batch of pairs, and combine once the step's batches are all in; returns the loss."""
@@ -658,7 +659,7 @@ def _new_pair(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGr
     pair = PairedGradients(
         model,
         method,
-        blocks=args.blocks,
+        blocks=args.blocks,  # type: ignore[arg-type]  # checked by the settings
         max_grad_norm=args.clip_norm,
         offload_grads=args.offload_grads,
     )
