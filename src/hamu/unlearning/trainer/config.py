@@ -93,7 +93,7 @@ class TrainConfig(TrainingArguments):
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
     logging_steps: float = _option(50, "Steps from one log entry to the next.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
-    report_to: Any = _option(
+    report_to: str = _option(
         "none",
         "Where to send settings and figures, nothing else: tensorboard, wandb, mlflow, trackio (with commas).",
     )
@@ -151,9 +151,8 @@ class TrainConfig(TrainingArguments):
                 f"torchrun --nproc_per_node {self.n_gpu} gives train and unlearn all of them"
             )
             self._n_gpu = 1
-        self.report_to = (
-            trackers  # transformers adds one by itself where its environment has another
-        )
+        # transformers adds one by itself where its environment has another
+        self.report_to = trackers  # type: ignore[assignment]
 
     def _check_launcher(self) -> None:
         """What `accelerate launch` puts into the environment goes round these settings, and round the run's record."""
