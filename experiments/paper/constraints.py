@@ -13,8 +13,7 @@ from experiments.paper.common import BASELINES, OURS, pearson_of
 from experiments.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
-from hamu.evaluation.gains import Gains
-from hamu.evaluation.pareto import pareto_optimal
+from hamu.evaluation.gains import Gains, pareto_optimal
 from hamu.report.trajectories import STYLES
 from hamu.unlearning.stop_reason import kind_in
 

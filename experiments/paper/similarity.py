@@ -18,8 +18,7 @@ from experiments.paper.pictures import (
     panels,
     save_panels,
 )
-from hamu.evaluation.gains import Gains, hypervolume_reference
-from hamu.evaluation.pareto import hypervolume
+from hamu.evaluation.gains import Gains, hypervolume, hypervolume_reference
 
 _PAPER_PEARSON = {"hamu-q": 0.994, "hamu-u": 0.986}
 _LOWEST_PEARSON = 0.98

@@ -10,11 +10,12 @@ from torch.nn import functional as F
 
 from hamu import HamuError, UnlearnConfig, UnlearnTrainer
 from hamu.core.forward import predict_logits
-from hamu.data import forget_class, forget_rows, pixel_statistics, read_images
+from hamu.data import forget_class, forget_rows, pixel_statistics, read_images, read_text
 from hamu.data.images import collate
 from hamu.evaluation import Predictions, predict
 from hamu.models import load_classifier
 from hamu.unlearning.goals import Goal, Reference
+from hamu.unlearning.lookahead import Lookahead
 
 SMALL = {"auto": True, "max_steps": 40, "per_device_train_batch_size": 64}
 ROWS = [0, 7, 20, 33, 41, 58, 60, 77, 84, 95, 103, 118]
@@ -185,6 +186,38 @@ def test_what_a_lasting_run_forgets_is_not_found_again_by_fine_tuning(
     assert max(recognised_after_fine_tuning(plain, whole_class, (20, 40))) > 0.3, (
         "without it, it is found again"
     )
+
+
+@pytest.mark.parametrize("adapter", [(), ("--lora", "--lora_rank", 32, "--lora_alpha", 64)])
+def test_a_lasting_run_of_a_language_model_stands_its_rehearsals(
+    cli, tmp_path, saved_text_model, adapter
+):
+    records = read_text("miniature").records
+    for name, some in (("train", records[:48]), ("test", records[48:96])):
+        lines = (json.dumps({"question": r.prompt, "answer": r.answer}) for r in some)
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    code, _, err = cli("unlearn", "--data", "train.jsonl", "--test_data", "test.jsonl", "--forget_rows",
+                         ",".join(map(str, range(12))), "--model", saved_text_model, "--lasting", "--lookahead_steps", 10,
+                         "--max_retain_increase", 0.5, "--max_steps", 300, "--output_dir", "out", *adapter)  # fmt: skip
+    assert (code, err) == (0, "")
+    report = json.loads((tmp_path / "out/evaluation.json").read_text())
+    assert report["ended_kind"] == "goal"
+    assert report["goal"]["after"]["forgotten"] == 12
+    rehearsed = [row["forgotten_after_fine_tuning"] for row in report["controller"]
+                 if "forgotten_after_fine_tuning" in row]  # fmt: skip
+    assert rehearsed[-2:] == [12, 12]
+
+
+def test_accumulation_looks_ahead_once_a_step(model, trainer_of, whole_class, monkeypatch):
+    starts = []
+    advance = Lookahead.advance
+    monkeypatch.setattr(
+        Lookahead, "advance", lambda self, *sides: starts.append(advance(self, *sides))
+    )
+    trainer = by_goal(trainer_of, model, whole_class, lasting=True, lookahead_steps=6, max_steps=8,
+                      per_device_train_batch_size=16, gradient_accumulation_steps=4)  # fmt: skip
+    assert len(starts) == trainer.steps_taken == 8
+    assert trainer.lookahead.cycles >= 1
 
 
 @pytest.fixture

@@ -23,9 +23,8 @@ from hamu.evaluation.attacks import (
     robustness,
     sentence,
 )
-from hamu.evaluation.attacks.asking import leak_at_k, prefilled, sampled
-from hamu.evaluation.attacks.attacker import _items
-from hamu.evaluation.attacks.quantization import check_can_quantize, quantized
+from hamu.evaluation.attacks.attacker import _items, check_can_quantize, quantized
+from hamu.evaluation.attacks.knowledge import leak_at_k, prefilled, sampled
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 
 FEW_STEPS = AttackSettings(attack_steps=6, attack_seeds=2, attack_batch_size=8)

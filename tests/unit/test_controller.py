@@ -151,6 +151,10 @@ def test_without_progress_the_rate_rises_up_to_a_bound_and_falls_where_records_o
     ] * 2
     over = Work((2, START + 0.06, 0.1, 9.0)).run()
     assert over.controller.rate == pytest.approx(0.75 * first)
+    stays = Work(*[(2, START + 0.06, 0.1, 9.0)] * 11).run()
+    assert stays.controller.rate == pytest.approx(first / 16), "a rate of zero changes nothing"
+    lasting = Work((2, START + 0.06, 0.1, 9.0), rehearsals=[]).run()
+    assert lasting.controller.rate == first, "ahead it needs them as high"
 
 
 def test_the_rate_rises_over_the_first_steps():

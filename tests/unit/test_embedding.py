@@ -7,7 +7,7 @@ from torch import nn
 from hamu import HamuError
 from hamu.data import ImageData
 from hamu.data.images import collate
-from hamu.evaluation.embedding import embed, principal_axes
+from hamu.evaluation.predictions import embed, principal_axes
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hamu import HamuError
 from experiments import reproduce
+from hamu import HamuError
 from hamu.cli.options import PATHS, DataOptions, ResumeOptions, RunOptions
 from hamu.cli.parsing import parse
 from hamu.unlearning.trainer import UnlearnConfig

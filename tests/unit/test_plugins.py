@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hamu import HamuError, build_method
-from hamu.core import plugins
 from hamu.cli import main
+from hamu.core import plugins
 from hamu.core.objectives import build_objective
 from hamu.evaluation import build_metrics, further_figures
 

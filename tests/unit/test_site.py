@@ -94,7 +94,16 @@ def test_a_command_that_prints_no_options_is_noticed(hooks):
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".assess", ".core.methods", ".data", ".evaluation", ".models", ".unlearning", ".unlearning.trainer"],
+    [
+        "",
+        ".assess",
+        ".core.methods",
+        ".data",
+        ".evaluation",
+        ".models",
+        ".unlearning",
+        ".unlearning.trainer",
+    ],
 )
 def test_the_api_pages_have_every_public_name(name):
     pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/api").glob("*.md"))

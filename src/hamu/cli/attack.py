@@ -25,7 +25,7 @@ from hamu.evaluation.attacks import (
     collected,
     sentence,
 )
-from hamu.evaluation.attacks.quantization import check_can_quantize
+from hamu.evaluation.attacks.attacker import check_can_quantize
 from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED
 from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
 from hamu.report.attack_section import plot_attacks

@@ -48,7 +48,7 @@ def figures_line(logs: Mapping[str, Any]) -> str:
     if logs.get("stop_threshold", 0.0) > 0:
         shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
         if logs["kappa"] > 0 and "clipped_demand" in logs and logs["free_limit"] > 0:
-            shown.append(f"q/q₀ {logs['granted'] / logs['sustainable']:.2f}")
+            shown.append(f"q/q₀ {logs['clipped_demand'] / logs['free_limit']:.2f}")
     elif "cos" in logs:
         shown.append(f"cosθ {logs['cos']:.2f}")
     return " ".join(shown).rstrip()

@@ -1,17 +1,20 @@
-"""What unlearning has gained on both sides."""
+"""Gains of unlearning on both sides, their Pareto front and its hypervolume."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-LARGEST_RETAIN_LOSS = (
-    1.0  # in nats: a rise of the retain loss beyond it counts no more than this in a hypervolume
-)
+from hamu.errors import HamuError
+
+LARGEST_RETAIN_LOSS = 1.0  # nats: a hypervolume counts no larger rise of the retain loss
+Point = tuple[float, float]  # `Gains`, or any two figures of which larger is better
 
 
 class Gains(NamedTuple):
-    """The gains of a model over the one it started from, in nats; of both larger is better (paper, Sec. 6).
+    """Gains of a model over the one that it started from, in nats; larger is better (paper, Sec.
+    6).
 
     Attributes:
         retain: -ΔL_r, the fall of the retain loss.
@@ -23,26 +26,62 @@ class Gains(NamedTuple):
 
     @classmethod
     def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Gains:
-        """The gains from one model to another.
-
-        Args:
-            before, after: the loss on each side of either, in nats.
-        """
+        """Compute the gains from the losses of both sides before and after, in nats."""
         return cls(
             retain=before["retain"] - after["retain"], forget=after["forget"] - before["forget"]
         )
 
     @property
     def joint(self) -> float:
-        """The smaller of the two: above 0 where both sides have gained."""
+        """The smaller gain: above 0 where both sides have gained."""
         return min(self.forget, self.retain)
 
 
-def hypervolume_reference(worst_retain: float) -> Gains:
-    """Where hypervolumes are seen from: nothing is forgotten, at the worst retain loss.
+def pareto_optimal(points: Sequence[Point]) -> list[bool]:
+    """Mark the points that no other beats: none is at least as good in both and better in one.
+
+    Raises:
+        HamuError: if a point is not finite.
+    """
+    _check_finite(points)
+    return [
+        not any(
+            other != point and other[0] >= point[0] and other[1] >= point[1] for other in points
+        )
+        for point in points
+    ]
+
+
+def hypervolume(points: Sequence[Point], reference: Point) -> float:
+    """Area that the points dominate above a reference (Zitzler and Thiele 1998).
 
     Args:
-        worst_retain: the lowest retain gain of all that is compared; below -`LARGEST_RETAIN_LOSS` it counts as that,
-            above 0 as 0, the start.
+        points: in any order; those that are not better than the reference in both add nothing.
+        reference: the worst point that counts.
+
+    Raises:
+        HamuError: if a point or the reference is not finite.
+    """
+    _check_finite([*points, reference])
+    area, reached = 0.0, reference[0]
+    for x, y in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):
+        if x > reached and y > reference[1]:
+            area += (y - reference[1]) * (x - reached)
+            reached = x
+    return area
+
+
+def hypervolume_reference(worst_retain: float) -> Gains:
+    """Reference of hypervolumes: no forget gain, at the worst retain gain.
+
+    Args:
+        worst_retain: the lowest retain gain of the comparison, clamped to [-`LARGEST_RETAIN_LOSS`,
+            0].
     """
     return Gains(retain=max(-LARGEST_RETAIN_LOSS, min(0.0, worst_retain)), forget=0.0)
+
+
+def _check_finite(points: Sequence[Point]) -> None:
+    for point in points:
+        if not all(map(math.isfinite, point)):
+            raise HamuError(f"the point {point} is not finite; leave out what diverged")

@@ -1,32 +1,35 @@
-"""How sure a figure is: what it would have been with other records from the same source (bootstrap)."""
+"""Bootstrap confidence intervals of figures over the records of a set."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hamu.evaluation.likelihood import probabilities
-from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.evaluation.predictions import Predictions, TokenPredictions, probabilities
 
 LEVEL = 0.95
 REPLICATES = 1000
 
-
-Ends = dict[str, tuple[float, float]]  # of each figure: the low and the high end
+Ends = dict[str, tuple[float, float]]  # the low and the high end of each figure
+_ByFigure = dict[str, NDArray[Any]]
 
 
 def record_intervals(predictions: Predictions | TokenPredictions, *, seed: int = 42) -> Ends:
-    """Percentile bootstrap intervals of the figures of a set (Efron 1979); records are drawn with replacement.
+    """Percentile bootstrap intervals of a set's figures (Efron 1979); draws records with
+    replacement.
 
-    The tokens of a text are not independent of each other, so that it is drawn as a whole.
+    The tokens of a text depend on each other, so each draw takes a text as a whole.
 
     Args:
         predictions: for one set.
         seed: seed of the draws.
 
     Returns:
-        (low, high) of `loss` and `accuracy`, for texts of `probability` too, as the reports define them. A figure that
-        is not finite, or that is of fewer than two records, has no interval.
+        (low, high) of `loss` and `accuracy`, for texts of `probability` too, as the reports define
+        them. A figure that is not finite, or over fewer than two records, has no interval.
     """
     return _intervals(*_per_record(predictions), seed)
 
@@ -37,22 +40,22 @@ def change_intervals(
     *,
     seed: int = 42,
 ) -> Ends:
-    """See `record_intervals`: of the change of each figure. It is paired, as both are of the same records.
+    """Paired intervals of the change of each figure between two models on the same records.
 
-    What is hard in a record is so before and after, and falls out of the difference; the intervals of before and after
-    by themselves are wider, and say little about the change.
+    A record's difficulty cancels in the difference, so these are narrower than the intervals of
+    both.
 
     Args:
         before, after: of two models, for the same set.
-        seed: likewise.
+        seed: seed of the draws; see `record_intervals`.
     """
     (old, counts), (new, _) = _per_record(before), _per_record(after)
-    with np.errstate(invalid="ignore"):  # of what is infinite in both
+    with np.errstate(invalid="ignore"):  # infinite in both
         changes = {name: new[name] - old[name] for name in new}
     return _intervals(changes, counts, seed)
 
 
-def _intervals(sums: dict[str, np.ndarray], counts: dict[str, np.ndarray], seed: int) -> Ends:
+def _intervals(sums: _ByFigure, counts: _ByFigure, seed: int) -> Ends:
     records = len(next(iter(counts.values())))
     finite = [name for name, values in sums.items() if np.isfinite(values).all()]
     if records < 2 or not finite:
@@ -70,24 +73,19 @@ def _intervals(sums: dict[str, np.ndarray], counts: dict[str, np.ndarray], seed:
     return {name: (low[i], high[i]) for i, name in enumerate(finite)}
 
 
-def _per_record(
-    predictions: Predictions | TokenPredictions,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """What each record adds to a figure's sum and to what that is divided by, [records] each."""
+def _per_record(predictions: Predictions | TokenPredictions) -> tuple[_ByFigure, _ByFigure]:
+    """Numerator and denominator of each figure, [records] each."""
     if isinstance(predictions, Predictions):
-        sums = {
-            "loss": predictions.losses.numpy(),
-            "accuracy": predictions.correct.double().numpy(),
-        }
-        return sums, dict.fromkeys(sums, np.ones(len(predictions.labels)))
-    tokens, correct = predictions.lengths.double(), predictions.correct.double()
-    right = torch.zeros_like(tokens).index_add_(0, predictions.record, correct)
+        losses, correct = predictions.losses.numpy(), predictions.correct.double().numpy()
+        ones = np.ones(len(predictions.labels))
+        return {"loss": losses, "accuracy": correct}, {"loss": ones, "accuracy": ones}
+    tokens = predictions.lengths.double()
+    right = torch.zeros_like(tokens)
+    right.index_add_(0, predictions.record, predictions.correct.double())
     sums = {
         "loss": (predictions.record_losses * tokens).numpy(),
         "accuracy": right.numpy(),
         "probability": probabilities(predictions).numpy(),
     }
-    return sums, {
-        name: (np.ones_like(one) if name == "probability" else tokens.numpy())
-        for name, one in sums.items()
-    }
+    lengths = tokens.numpy()
+    return sums, {"loss": lengths, "accuracy": lengths, "probability": np.ones_like(lengths)}

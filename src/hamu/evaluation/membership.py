@@ -1,29 +1,37 @@
-"""Membership inference: can the forget set be told from data that was never trained on?"""
+"""Membership inference: attacks that tell the forget set from data that was never trained on.
+
+Each attack scores a record, higher for one that looks like a member. Its AUC is the probability
+that a forget record scores above another one, ties counted half. 0.5 is ideal; above it the forget
+set still looks trained on, below it it looks forgotten more than unseen data ever would.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hamu.evaluation.predictions import Predictions
+from hamu.errors import HamuError
+from hamu.evaluation.predictions import Predictions, TokenPredictions
 
 _FOLDS = 5
+_SMALLEST_SPREAD = 1e-3  # below it one token has all of the probability, within float32
 
 
 @dataclass(frozen=True)
 class MembershipInference:
-    """How well an attacker tells forget records from test records; 0.5 is ideal for both figures.
+    """Success of an attacker who tells forget from test records; 0.5 is ideal for both figures.
 
     Attributes:
-        accuracy: share of records told right in cross-validation, the two groups being equally large. It rises above
-            0.5 in whichever way the forget set stands out.
-        auc: area under the ROC curve of low losses; above 0.5 the forget set still looks trained on, below 0.5 it looks
-            forgotten more than unseen data ever would.
+        accuracy: share of right guesses in cross-validation, with groups of equal size. Above 0.5
+            if the forget set stands out in either direction.
+        auc: area under the ROC curve of low losses.
         samples: records in each group.
     """
 
@@ -34,7 +42,7 @@ class MembershipInference:
 
 @dataclass(frozen=True)
 class AttackScores:
-    """What an attack makes of records, higher for those that look trained on.
+    """Scores of an attack, higher for records that look trained on.
 
     Attributes:
         members: of forget records, [N].
@@ -45,12 +53,12 @@ class AttackScores:
     nonmembers: Tensor
 
     @property
-    def is_member(self) -> np.ndarray:
+    def is_member(self) -> NDArray[Any]:
         """1 for each member, then 0 for each nonmember, [N + M]."""
         return np.repeat([1, 0], [len(self.members), len(self.nonmembers)])
 
     @property
-    def both(self) -> np.ndarray:
+    def both(self) -> NDArray[Any]:
         """All scores in that order, [N + M]."""
         return np.concatenate([self.members.numpy(), self.nonmembers.numpy()])
 
@@ -61,8 +69,8 @@ class AttackScores:
 
         return float(roc_auc_score(self.is_member, self.both))
 
-    def roc(self) -> tuple[np.ndarray, np.ndarray]:
-        """The ROC curve: shares of nonmembers and of members above each threshold that matters, from 0 to 1."""
+    def roc(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """ROC curve: shares of nonmembers and of members above each threshold, from 0 to 1."""
         from sklearn.metrics import roc_curve
 
         nonmembers, members, _ = roc_curve(self.is_member, self.both)
@@ -72,12 +80,13 @@ class AttackScores:
 def membership_inference(
     forget: Predictions, test: Predictions, seed: int = 42
 ) -> MembershipInference | None:
-    """Attacks on the per-sample cross-entropy: a logistic regression (after Shokri et al. 2017), and a threshold.
+    """Attack the per-sample cross-entropy: a logistic regression (after Shokri et al. 2017), and a
+    threshold.
 
-    Each class contributes as many records of the forget as of the test set, drawn at random, so that the attacks cannot
-    win by telling classes apart. The regression is judged by 5-fold stratified cross-validation. It finds out by itself
-    on which side of the test records the forget records lie; the threshold (Yeom et al. 2018) takes low losses for
-    those of members, so that its AUC has a direction.
+    Each class contributes as many records of the forget as of the test set, drawn at random, so
+    that the attacks cannot win by telling classes apart. 5-fold stratified cross-validation judges
+    the regression, which learns the direction by itself; the threshold (Yeom et al. 2018) takes low
+    losses for those of members, so that its AUC has a direction.
 
     Args:
         forget: predictions for the forget set.
@@ -85,36 +94,36 @@ def membership_inference(
         seed: seed of the draw and of the folds.
 
     Returns:
-        The figures, or None if fewer than 5 records can be matched by class, or a loss is not finite.
+        The figures, or None if fewer than 5 records match by class, or a loss is not finite.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    losses = _matched_losses(forget, test, seed)
-    if losses is None:
+    scores = loss_attack(forget, test, seed)
+    if scores is None:
         return None
-    scores = _scores(*losses)
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
-    # balanced: where the folds do not come out even, a regression must not gain or lose by their ratio
+    # balanced: an uneven ratio in a fold must neither help nor hurt the regression
     attack = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced"))
-    guesses = cross_val_predict(
-        attack, torch.cat(losses).numpy()[:, None], scores.is_member, cv=folds
-    )
-    return MembershipInference(
-        float((guesses == scores.is_member).mean()), scores.auc, len(scores.members)
-    )
+    guesses = cross_val_predict(attack, -scores.both[:, None], scores.is_member, cv=folds)
+    accuracy = float((guesses == scores.is_member).mean())
+    return MembershipInference(accuracy, scores.auc, len(scores.members))
 
 
 def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
-    """The scores behind the AUC of `membership_inference`: the right class's log-probability; None as there."""
-    losses = _matched_losses(forget, test, seed)
-    return None if losses is None else _scores(*losses)
+    """Scores behind the AUC of `membership_inference`: log p of the right class; None as there."""
+    generator = torch.Generator().manual_seed(seed)
+    members, nonmembers = _matched(forget.labels, test.labels, generator)
+    # no probabilities: those of losses beyond 745 are all 0, and would tie
+    found = AttackScores(-forget.losses[members].double(), -test.losses[nonmembers].double())
+    usable = len(members) >= _FOLDS and bool(np.isfinite(found.both).all())
+    return found if usable else None
 
 
 def auc_of(report: Mapping[str, Any]) -> float | None:
-    """The AUC that stands for membership inference in a report: of images the losses', of texts that of Min-K%.
+    """Headline AUC of a report: of images that of the losses, of texts that of Min-K%.
 
     Args:
         report: of `classifier_report` or `text_report`.
@@ -124,27 +133,122 @@ def auc_of(report: Mapping[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
-def _scores(members: Tensor, nonmembers: Tensor) -> AttackScores:
-    """Low losses are high scores. Not as probabilities: those of losses beyond 745 are all 0, and would tie."""
-    return AttackScores(members.double().neg(), nonmembers.double().neg())
+def text_membership(
+    forget: TokenPredictions,
+    holdout: TokenPredictions,
+    forget_texts: Sequence[str],
+    holdout_texts: Sequence[str],
+    k: float = 0.2,
+) -> dict[str, float | None] | None:
+    """AUC of each attack of `membership_scores`; forget records are the members.
+
+    Args:
+        forget: predictions for the forget set.
+        holdout: predictions for data that was never trained on.
+        forget_texts, holdout_texts: the scored texts, for zlib: the answers, or with their prompts.
+        k: share of least likely tokens for Min-K%.
+
+    Returns:
+        AUC by name of the attack, None for one with a score that is not finite; or None for all if
+        a set is empty, or no attack has a figure.
+
+    Raises:
+        HamuError: if texts and predictions do not fit, or k is not in (0, 1].
+    """
+    members = membership_scores(forget, forget_texts, k)
+    nonmembers = membership_scores(holdout, holdout_texts, k)
+    scores = {name: AttackScores(members[name], nonmembers[name]) for name in members}
+    finite = {name: bool(np.isfinite(attack.both).all()) for name, attack in scores.items()}
+    if not (forget.records and holdout.records and any(finite.values())):
+        return None
+    return {name: attack.auc if finite[name] else None for name, attack in scores.items()}
 
 
-def _matched_losses(
-    forget: Predictions, test: Predictions, seed: int
-) -> tuple[Tensor, Tensor] | None:
-    """Of the records that are compared; None if there are too few of them, or one is not finite."""
-    members, nonmembers = _matched(forget.labels, test.labels, torch.Generator().manual_seed(seed))
-    losses = forget.losses[members], test.losses[nonmembers]
-    usable = len(members) >= _FOLDS and all(bool(torch.isfinite(one).all()) for one in losses)
-    return losses if usable else None
+def membership_scores(
+    predictions: TokenPredictions, texts: Sequence[str], k: float = 0.2
+) -> dict[str, Tensor]:
+    """Four scores of each record, [records] float64, over its n scored tokens.
+
+    - `loss`: -NLL, the mean log p per token (Yeom et al. 2018).
+    - `zlib`: -NLL / (bytes of the zlib-compressed text) (Carlini et al. 2021). Their ratio takes
+      the logarithm of the perplexity, which is the mean per token and not the total; so does this.
+    - `min_k`: the mean log p of the max(1, ⌊n·k⌋) least likely tokens (Min-K% Prob, Shi et al.
+      2024).
+    - `min_k_plus_plus`: the mean of the max(1, ⌊n·k⌋) lowest (log p - μ)/σ, μ and σ being mean and
+      standard deviation of log p under the model's own prediction at that token (Min-K%++, Zhang et
+      al. 2024b); σ is at least 0.001.
+
+    Args:
+        predictions: of the records.
+        texts: the scored text of each record.
+        k: the share of tokens for the last two.
+
+    Raises:
+        HamuError: if texts and predictions do not fit, or k is not in (0, 1].
+    """
+    if len(texts) != predictions.records:
+        raise HamuError(
+            f"{len(texts)} texts do not fit the predictions of {predictions.records} records"
+        )
+    loss = -predictions.record_losses
+    sizes = [len(zlib.compress(text.encode())) for text in texts]
+    spread = predictions.spread.clamp(min=_SMALLEST_SPREAD)
+    normalized = (-predictions.losses - predictions.expected) / spread
+    return {
+        "loss": loss,
+        "zlib": loss / torch.tensor(sizes, dtype=torch.float64),
+        "min_k": min_k_scores(predictions, k),
+        "min_k_plus_plus": _mean_of_lowest(predictions, normalized, k),
+    }
+
+
+def min_k_scores(predictions: TokenPredictions, k: float = 0.2) -> Tensor:
+    """`min_k` of `membership_scores` alone, [records] float64; needs no texts.
+
+    Raises:
+        HamuError: if k is not in (0, 1].
+    """
+    return _mean_of_lowest(predictions, -predictions.losses, k)
+
+
+def privleak(auc: float, retain_auc: float) -> float:
+    """(auc - retain_auc) / retain_auc: the leakage of the forget set beyond that of the retain
+    model.
+
+    After PrivLeak of MUSE (Shi et al. 2024), for the AUC of `min_k`; 0 is ideal. Here members score
+    higher, so a model that has not unlearned is above 0. MUSE's own code counts the holdout set as
+    the members, so that its AUC is 1 - ours and such a model is near -1 (-100 %): `privleak(1 -
+    auc, 1 - retain_auc)` is their figure (they report it with k = 0.4).
+
+    Args:
+        auc: of the unlearned model, from `text_membership`.
+        retain_auc: of the retain model (retrained without the forget set), on the same records.
+
+    Raises:
+        HamuError: if retain_auc is 0.
+    """
+    if retain_auc == 0.0:
+        raise HamuError("PrivLeak is relative to the retain model's AUC, which is 0 here")
+    return (auc - retain_auc) / retain_auc
+
+
+def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> Tensor:
+    """Mean of the share k of lowest values in each record, [records]."""
+    if not 0.0 < k <= 1.0:
+        raise HamuError(f"k {k} must be above 0 and at most 1")
+    means = [
+        each.sort().values[: max(1, int(len(each) * k))].mean() for each in predictions.each(values)
+    ]
+    return torch.stack(means) if means else values.new_zeros(0)
 
 
 def _matched(first: Tensor, second: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Positions in both label lists, equally many of each class."""
     chosen: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for label in first.unique().tolist():
+    for label in torch.unique(first).tolist():
         places = [(labels == label).nonzero().flatten() for labels in (first, second)]
         count = min(len(p) for p in places)
         for side, p in zip(chosen, places, strict=True):
             side.append(p[torch.randperm(len(p), generator=generator)[:count]])
-    return tuple(torch.cat(side) if side else torch.zeros(0, dtype=torch.long) for side in chosen)
+    none = torch.zeros(0, dtype=torch.long)
+    return torch.cat([none, *chosen[0]]), torch.cat([none, *chosen[1]])

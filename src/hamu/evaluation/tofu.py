@@ -1,7 +1,13 @@
-"""The evaluation of TOFU (Maini et al. 2024): is it forgotten, and is everything else still known?"""
+"""TOFU's evaluation (Maini et al. 2024): likelihoods of right and wrong answers, forget quality,
+model utility.
+
+NLL is the mean -log p per answer token of a record, and exp(-NLL) its probability.
+"""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,33 +18,104 @@ from hamu.data import TextCollator, TextRecords, encode
 from hamu.data.drawing import draw_positions
 from hamu.errors import HamuError
 from hamu.evaluation.generation import MAX_NEW_TOKENS, generate_answers, rouge_l_recall
-from hamu.evaluation.likelihood import (
-    model_utility,
-    normalized_probabilities,
-    probabilities,
-    truth_ratio_scores,
-    truth_ratios,
-)
-from hamu.evaluation.predictions import TokenPredictions, predict_tokens
+from hamu.evaluation.predictions import TokenPredictions, predict_tokens, probabilities
 
 PARAPHRASED, PERTURBED = "paraphrased_answer", "perturbed_answer"
 _TERMS = ("probability", "rouge", "truth_ratio")
-_UTILITY_SETS = ("retain", "real_authors", "world_facts")
-_OUTSIDE_SETS = (
-    "real_authors",
-    "world_facts",
-)  # known from pre-training; a probability there is one among options
+_OUTSIDE_SETS = ("real_authors", "world_facts")  # pre-training knowledge, judged among options
+_UTILITY_SETS = ("retain", *_OUTSIDE_SETS)
+
+
+def normalized_probabilities(
+    answer: TokenPredictions, wrong: TokenPredictions, owner: Tensor
+) -> Tensor:
+    """P / (p + Σ_j p_j) of each record, [records] float64, where p = exp(-NLL) and j runs over its
+    wrong answers.
+
+    TOFU reports this probability for real authors and world facts.
+
+    Args:
+        answer: predictions of the right answers.
+        wrong: predictions of the wrong answers, any number for each record.
+        owner: [wrong.records], the record of each wrong answer.
+
+    Raises:
+        HamuError: if `owner` does not fit, or a record has no wrong answer.
+    """
+    _count(owner, wrong, answer)
+    odds = torch.exp(answer.record_losses[owner] - wrong.record_losses)  # p_j/p, never 0/0
+    return 1.0 / (1.0 + odds.new_zeros(answer.records).index_add_(0, owner, odds))
+
+
+def truth_ratios(
+    paraphrase: TokenPredictions, perturbed: TokenPredictions, owner: Tensor
+) -> Tensor:
+    """R = exp(-mean_j NLL(perturbed_j)) / exp(-NLL(paraphrase)) of each record, [records] float64.
+
+    R is small where the model prefers the truth, and 1 where it is indifferent. The paper writes an
+    arithmetic mean of the perturbed answers' probabilities; its published results take the
+    geometric mean, as here.
+
+    Args:
+        paraphrase: predictions of the right answers in other words.
+        perturbed: predictions of the wrong answers, any number for each record.
+        owner: [perturbed.records], the record of each wrong answer.
+
+    Raises:
+        HamuError: if `owner` does not fit, or a record has no wrong answer.
+    """
+    count = _count(owner, perturbed, paraphrase)
+    losses = perturbed.record_losses
+    mean = losses.new_zeros(paraphrase.records).index_add_(0, owner, losses) / count
+    return torch.exp(paraphrase.record_losses - mean)
+
+
+def truth_ratio_scores(ratios: Tensor, for_forget: bool) -> Tensor:
+    """Score truth ratios R in [0, 1], higher is better.
+
+    Args:
+        ratios: R of each record, in [0, ∞].
+        for_forget: min(R, 1/R), best where right and wrong are equally likely; otherwise max(0, 1 -
+            R), best where the truth is certain.
+    """
+    return torch.minimum(ratios, 1.0 / ratios) if for_forget else (1.0 - ratios).clamp(min=0.0)
+
+
+def model_utility(values: Sequence[float]) -> float:
+    """Harmonic mean, 0 if a value is 0.
+
+    TOFU takes it of nine values: probability, ROUGE-L recall and truth ratio score, each on the
+    retain set, on real authors and on world facts.
+    """
+    return float(statistics.harmonic_mean(values))
+
+
+def forget_quality(ours: Sequence[float] | Tensor, reference: Sequence[float] | Tensor) -> float:
+    """p-value of a two-sample Kolmogorov-Smirnov test between truth ratios R on the forget set.
+
+    Near 1 the test cannot tell the model from one that never saw the forget set; TOFU calls p >
+    0.05 good.
+
+    Args:
+        ours: R of each record under the unlearned model.
+        reference: R of each record under the retain model (retrained without the forget set).
+    """
+    import numpy as np
+    from scipy.stats import ks_2samp
+
+    return float(ks_2samp(np.asarray(ours), np.asarray(reference)).pvalue)
 
 
 @dataclass(frozen=True)
 class TofuSets:
-    """Questions and answers to evaluate on; None is left out.
+    """Questions and answers to evaluate on; None leaves a set out.
 
-    Each record has the fields `perturbed_answer` (wrong answers) and, if there is one, `paraphrased_answer`.
+    Each record has the fields `perturbed_answer` (wrong answers) and, if there is one,
+    `paraphrased_answer`.
 
     Attributes:
-        forget: what is to be forgotten.
-        retain: what is to be kept.
+        forget: the records to forget.
+        retain: records to keep.
         real_authors: questions about authors who exist.
         world_facts: questions about the world.
     """
@@ -60,33 +137,36 @@ def tofu_report(
     generate: bool = True,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, Any]:
-    """The figures of TOFU, ready for JSON.
+    """Figures of TOFU, ready for JSON.
 
     Args:
         model: a causal language model.
         tokenizer: the model's tokenizer, with a padding token.
-        sets: what to evaluate on.
+        sets: the sets to evaluate on.
         batch_size: records per forward pass.
-        max_length: longer records are cut at their end.
+        max_length: cuts longer records at their end.
         most: generate for this many records of each set at most, drawn at random; None for all.
         seed: seed of that draw.
-        generate: whether to generate answers at all; it takes most of the time.
+        generate: False generates no answers, which take most of the time.
         max_new_tokens: the longest generated answer, see `generate_answers`.
 
     Returns:
         For each given set:
 
-        - `records`: their number, and `generated`, for how many of them an answer was generated;
-        - `probability`: the mean of `probabilities`; for real authors and world facts of `normalized_probabilities`;
+        - `records`: their number, and `generated`, the number of generated answers;
+        - `probability`: the mean of `probabilities`; for real authors and world facts of
+          `normalized_probabilities`;
         - `rouge`: the mean ROUGE-L recall of the generated answers (None without them);
-        - `truth_ratio`: the mean of `truth_ratio_scores`, the right answer being the paraphrased one, or the answer
-          itself where a set has no paraphrases;
-        - `truth_ratios` (forget set alone): R of each record, which `forget_quality` compares with a retain model's.
+        - `truth_ratio`: the mean of `truth_ratio_scores`, the right answer being the paraphrased
+          one, or the answer itself where a set has no paraphrases;
+        - `truth_ratios` (forget set alone): R of each record, which `forget_quality` compares with
+          a retain model's.
 
-        `model_utility` is the harmonic mean of the nine values on retain set, real authors and world facts (None if one
-        is missing). `model_utility_probability` is the probability on the retain set (None without it): the row "model
-        utility (probability)" of the paper HAMU, read as the retain set's probability term of the utility, for the
-        paper does not define it further.
+        `model_utility` is the harmonic mean of the nine values on retain set, real authors and
+        world facts (None if one is missing). `model_utility_probability` is the probability on the
+        retain set (None without it): the row "model utility (probability)" of the paper HAMU, read
+        as the retain set's probability term of the utility, for the paper does not define it
+        further.
 
     Raises:
         HamuError: if a record has no perturbed answer, or only some have a paraphrased one.
@@ -94,25 +174,25 @@ def tofu_report(
     report: dict[str, Any] = {}
     for name in (field.name for field in fields(sets)):
         texts = getattr(sets, name)
-        if texts is not None and len(texts):
-            report[name] = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
-            chosen = _positions_in_order(len(texts), most, seed) if generate else []
-            report[name]["generated"] = len(chosen)
-            report[name]["rouge"] = None
-            if len(chosen):
-                asked = texts.select(chosen)
-                data = encode(asked, tokenizer, max_length)
-                answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
-                report[name]["rouge"] = (
-                    rouge_l_recall(answers, [r.answer for r in asked.records]).mean().item()
-                )
+        if texts is None or not len(texts):
+            continue
+        report[name] = figures = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
+        drawn = draw_positions(len(texts), most, seed) if generate else []
+        chosen = range(len(texts)) if drawn is None else drawn
+        figures |= {"generated": len(chosen), "rouge": None}
+        if len(chosen):
+            asked = texts.select(sorted(chosen))
+            data = encode(asked, tokenizer, max_length)
+            answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
+            right = [record.answer for record in asked.records]
+            figures["rouge"] = rouge_l_recall(answers, right).mean().item()
     nine = [report[name][key] for name in _UTILITY_SETS if name in report for key in _TERMS]
     complete = len(nine) == len(_UTILITY_SETS) * len(_TERMS) and None not in nine
-    report["model_utility"] = model_utility(nine) if complete else None
-    report["model_utility_probability"] = (
-        report["retain"]["probability"] if "retain" in report else None
-    )
-    return report
+    retain = report.get("retain")
+    return report | {
+        "model_utility": model_utility(nine) if complete else None,
+        "model_utility_probability": None if retain is None else retain["probability"],
+    }
 
 
 def _likelihoods(
@@ -124,14 +204,22 @@ def _likelihoods(
         data = encode(records, tokenizer, max_length)
         return predict_tokens(model, data, batch_size, TextCollator())
 
-    answer, wrong, owner = predicted(texts), predicted(texts.answering(PERTURBED)), _owners(texts)
-    paraphrases = _paraphrases(texts)
-    ratios = truth_ratios(answer if paraphrases is None else predicted(paraphrases), wrong, owner)
-    p = (
-        normalized_probabilities(answer, wrong, owner)
-        if name in _OUTSIDE_SETS
-        else probabilities(answer)
-    )
+    answer, wrong = predicted(texts), predicted(texts.answering(PERTURBED))
+    counts = [len(texts.select([i]).answering(PERTURBED)) for i in range(len(texts))]
+    owner = torch.arange(len(texts)).repeat_interleave(torch.tensor(counts))
+    right = answer
+    if any(record.fields.get(PARAPHRASED) for record in texts.records):
+        paraphrases = texts.answering(PARAPHRASED)
+        if len(paraphrases) != len(texts):
+            raise HamuError(
+                f"{texts.source} has {len(paraphrases)} paraphrased answers for {len(texts)} "
+                f"records; "
+                f"give one each"
+            )
+        right = predicted(paraphrases)
+    ratios = truth_ratios(right, wrong, owner)
+    is_outside = name in _OUTSIDE_SETS
+    p = normalized_probabilities(answer, wrong, owner) if is_outside else probabilities(answer)
     figures: dict[str, Any] = {
         "records": len(texts),
         "probability": p.mean().item(),
@@ -140,25 +228,18 @@ def _likelihoods(
     return figures | ({"truth_ratios": ratios.tolist()} if name == "forget" else {})
 
 
-def _owners(texts: TextRecords) -> Tensor:
-    """The record that each perturbed answer belongs to."""
-    counts = [len(texts.select([i]).answering(PERTURBED)) for i in range(len(texts))]
-    return torch.arange(len(texts)).repeat_interleave(torch.tensor(counts))
-
-
-def _paraphrases(texts: TextRecords) -> TextRecords | None:
-    """The right answers in other words; None if no record has one."""
-    if not any(record.fields.get(PARAPHRASED) for record in texts.records):
-        return None
-    found = texts.answering(PARAPHRASED)
-    if len(found) != len(texts):
+def _count(owner: Tensor, wrong: TokenPredictions, right: TokenPredictions) -> Tensor:
+    """Number of wrong answers of each record, at least 1."""
+    is_inside = bool(((owner >= 0) & (owner < right.records)).all())
+    if len(owner) != wrong.records or not is_inside:
         raise HamuError(
-            f"{texts.source} has {len(found)} paraphrased answers for {len(texts)} records; give one each"
+            f"owner must name one of {right.records} records for each of {wrong.records} wrong "
+            f"answers"
         )
-    return found
-
-
-def _positions_in_order(length: int, most: int | None, seed: int) -> list[int]:
-    """At most this many positions, drawn at random and then sorted."""
-    drawn = draw_positions(length, most, seed)
-    return list(range(length)) if drawn is None else sorted(drawn)
+    count = torch.bincount(owner, minlength=right.records)
+    if not count.all():
+        raise HamuError(
+            f"record {int((count == 0).nonzero()[0])} has no wrong answer; each record needs at "
+            f"least one"
+        )
+    return count

@@ -11,7 +11,7 @@ on the bounded objective as the engine:
         the budget is exceeded           ->  φ halved: the steps repair the retain loss
         half of it is left               ->  φ up by a quarter
         far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
-        too many records too high        ->  η down by a quarter
+        too many records too high        ->  η down by a quarter (not in a lasting run)
         no progress                      ->  η up by a quarter (a lasting run that does not last yet: by a half)
 
 The state that it ends with is never worse than the start: of all that were measured within the budget it has the most
@@ -45,7 +45,7 @@ _FAR_LOSS = 0.1
 _RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
 _WARM_UP = 20  # steps
-_MOST_GROWTH = 8.0  # of the rate
+_MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 _PATIENCE = 12  # measurements without a better state or less missing, before a run gives up
@@ -196,7 +196,7 @@ class Controller(TrainerCallback):
             self._change(demand=0.5)
         elif cost < 0.5 * self.budget:
             self._change(demand=1.25)
-        if within and now.too_high.double().mean() > 2 * LEVEL:
+        if within and self._stands_out(now):
             self._change(rate=0.75)
         elif within and now.missing > _PROGRESS * self._last_missing:
             self._change(rate=1.25)
@@ -226,6 +226,10 @@ class Controller(TrainerCallback):
         self._lasted = self._lasted + 1 if least >= self._goal.share * len(now.losses) else 0
         return self._lasted >= _REHEARSALS
 
+    def _stands_out(self, now: Standing) -> bool:
+        """True if too many records are too high; a lasting run has them high to keep them so ahead."""
+        return self._work.lookahead is None and bool(now.too_high.double().mean() > 2 * LEVEL)
+
     @property
     def _demand(self) -> float:
         return self._method.constraint
@@ -239,7 +243,8 @@ class Controller(TrainerCallback):
     def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
         wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * self._demand))
         self._work.pair.method = replace(self._method, constraint=wanted)
-        self.rate = min(self._most_rate, rate * self.rate)
+        least = self._most_rate * _LEAST_GROWTH / _MOST_GROWTH
+        self.rate = min(self._most_rate, max(least, rate * self.rate))
 
     @torch.no_grad()
     def _keep(self, now: Standing) -> None:

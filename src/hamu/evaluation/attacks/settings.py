@@ -31,7 +31,8 @@ class AttackSettings:
 
     attacks: str = _option(
         "",
-        "Attacks, with commas: relearn-retain, relearn-few, quantize; for texts also relearn-unrelated, "
+        "Attacks, with commas: relearn-retain, relearn-few, quantize; for texts also "
+        "relearn-unrelated, "
         "prefill, sample. By default `hamu attack` runs those that relearn, `hamu evaluate` none.",
     )
     attack_steps: int | None = _option(
@@ -47,7 +48,8 @@ class AttackSettings:
     )
     attack_records: int | None = _option(
         None,
-        "Measure at most this many records of a set, drawn by seed; by default 300 images or 100 texts.",
+        "Measure at most this many records of a set, drawn by seed; by default 300 images or "
+        "100 texts.",
     )
     relearned_records: int | None = _option(
         None, "Forgotten records that relearn-few trains on; by default 10 images or 40 texts."

@@ -11,9 +11,8 @@ from statistics import mean, stdev
 from typing import Any, Protocol
 
 from hamu.errors import HamuError
-from hamu.evaluation.gains import Gains, hypervolume_reference
+from hamu.evaluation.gains import Gains, hypervolume, hypervolume_reference, pareto_optimal
 from hamu.evaluation.membership import auc_of
-from hamu.evaluation.pareto import hypervolume, pareto_optimal
 from hamu.json_files import read_json
 from hamu.report.trajectories import gains_of, trajectory_of
 from hamu.unlearning.compare.environments import written_environment

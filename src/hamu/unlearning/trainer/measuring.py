@@ -19,8 +19,7 @@ from hamu.core.modes import without_autocast
 from hamu.data.drawing import subset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
-from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.evaluation.sharing import predict_shared
+from hamu.evaluation.predictions import Predictions, TokenPredictions, predict_shared
 from hamu.unlearning.trainer.config import UnlearnConfig
 
 if TYPE_CHECKING:
