@@ -43,7 +43,7 @@ OPTIMIZERS = (
     ["--optim", "adafactor", "--learning_rate", "1e-3"],
 )
 ROBUST = (["--trust_region"], ["--stopping", "any", "--stopping_patience", "3", "--stopping_window", "2"],
-          ["--guarantee", "exact"])  # fmt: skip
+          ["--correct_steps"])  # fmt: skip
 
 
 @dataclass

@@ -3,7 +3,7 @@
     python examples/guarantee.py digits [--output docs/results]
     python examples/guarantee.py tofu --data_dir TOFU --model runs/tofu-original/model
 
-For SGD, momentum, AdamW and Adafactor, at equal steps and batches: the method as it is, with guarantee="exact" (the
+For SGD, momentum, AdamW and Adafactor, at equal steps and batches: the method as it is, with correct_steps=True (the
 step corrected along g_c), and, for AdamW, the problem solved in the optimizer's own metric: with P the diagonal that
 AdamW applies (from its state before the step) the substitution u = P^(-1/2)Δw gives the same closed form, with Gram
 entries g'Pg; the momentum's part of the step is known and shifts the demand. The demand is either the same as without
@@ -114,7 +114,7 @@ def run(case: dict[str, Any], method: str, optimizer: str, way: str, rate: float
     guard = StepGuard(
         pair,
         stepper,
-        guarantee="exact" if way == "exact" else "first_order",
+        correct_steps=way == "exact",
         keep=("retain", "forget"),
     )
     metric = InMetric(pair, stepper, way == "metric, share") if way.startswith("metric") else None

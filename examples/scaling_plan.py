@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu.core import gram_meter
 from hamu.core.combine import widened_at_once
-from hamu.core.distributed.layout_split import BUCKET
+from hamu.core.distributed.layout import BUCKET
 from hamu.models.language import AdapterSettings, with_adapter
 
 GPU = torch.device("cuda")

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel, set_seed
 from hamu.cli.demo_digits import Digits
 from hamu.core.forward import predict_logits
 from hamu.core.methods import HamuQ
-from hamu.core.methods.stopping import StoppingMemory, StoppingRule
+from hamu.core.methods.base import StoppingMemory, StoppingRule
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients
 from hamu.data import ImageData, UnlearningData, forget_class

@@ -63,7 +63,7 @@ class Rates(Trained):
         known = len(ends) == len(_FACTORS)
         second_order = (
             "With an optimizer that rescales coordinates (AdamW) the promise of first order is not kept at any rate; "
-            "`--guarantee exact` would keep it."
+            "`--correct_steps` would keep it."
         )
         return [
             Claim(

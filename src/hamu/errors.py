@@ -1,8 +1,7 @@
-"""The exception that a user of HAMU is meant to read.
+"""`HamuError`, the exception for every foreseen failure, and helpers for its messages.
 
-Every foreseen failure (a missing file, an empty forget set, an infeasible constraint) is raised as a
-`HamuError` whose message says what was given, what was expected and what to do. The command line prints
-the message alone and exits with code 2.
+A message names the value, the expectation and the way out. The command line prints the message
+alone and exits with code 2.
 """
 
 from __future__ import annotations
@@ -12,29 +11,28 @@ from collections.abc import Iterable
 
 
 class HamuError(ValueError):
-    """Something that the caller can put right; the message says how."""
+    """An error that the caller can correct; the message says how."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says first; if that only announces the next line, by a colon, that too."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
+    """First line of a library's error message, and the next if the first ends in a colon."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known name that a mistyped one most likely stands for, None if none is close."""
+    """Known name most similar to a mistyped one, None if none is close."""
     return next(iter(difflib.get_close_matches(word, list(known), 1)), None)
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> HamuError:
-    """The error for a name that does not exist: with the closest known one, else with all of them.
+    """Error for an unknown name, with the closest known one, else with all of them.
 
     Args:
-        what: the kind of thing that it names.
+        what: the kind of thing, such as "method".
         name: as given.
-        known: the names that exist.
+        known: the existing names.
     """
     names = list(known)
     close = closest(str(name), names)
@@ -43,14 +41,14 @@ def unknown(what: str, name: object, known: Iterable[str]) -> HamuError:
 
 
 def one_line(text: str) -> str:
-    """A text on one line: whatever would break it, or speak to the terminal, is written as an escape."""
+    """Text with line breaks and terminal control characters escaped."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
 
 
-class Interrupted(BaseException):  # not an Exception: nothing but the command line is to catch it
-    """A signal has ended a command.
+class Interrupted(BaseException):  # no Exception: only the command line catches it
+    """A signal ended a command.
 
     Attributes:
         signal: its number.

@@ -1,6 +1,5 @@
 """The same run in one, two and four processes ends with the same weights."""
 
-import itertools
 import json
 import os
 import subprocess
@@ -12,7 +11,7 @@ import torch
 
 from hamu import HamuError
 from hamu.core.distributed import SplitPairing
-from hamu.core.distributed.layout_sharded import Sharded
+from hamu.core.distributed.sharded import Sharded
 from hamu.unlearning.trainer.sides import ShareSampler
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -203,15 +202,6 @@ def test_an_evaluation_is_of_the_model_that_is_saved(two):
     assert torch.equal(one["losses"]["retain"], other["losses"]["retain"])
     for said in two["batchnorm/hamu-q/1/sgd/split"]:
         assert "with split pairing a process sees one side alone, and its BatchNorm" in said
-
-
-def test_the_runs_differ_from_case_to_case(alone):
-    """Else the comparison above could not fail."""
-    ends = [
-        alone[case][0]["weights"] for case in CASES if case.startswith("conv") and "/1/" in case
-    ]
-    for a, b in itertools.pairwise(ends):
-        assert any(not torch.allclose(a[name], b[name], atol=1e-6) for name in a)
 
 
 def test_a_sharded_model_takes_the_same_steps_in_a_loop_of_ones_own():

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
-import hamu.core.distributed.layout_split
+import hamu.core.distributed.layout
 import hamu.core.guard
 import hamu.unlearning.trainer.trainer
 from hamu import HamuError, UnlearnConfig, UnlearnTrainer
@@ -141,7 +141,7 @@ def altered(how):
             changes.enter_context(mock.patch.object(where, name, to))
 
         if "small" in how:  # buckets of a few numbers: every tensor is cut over several
-            change(hamu.core.distributed.layout_split, "BUCKET", 50)
+            change(hamu.core.distributed.layout, "BUCKET", 50)
         if "rounded" in how:  # as another processor would
             for name in ("measure", "refined"):
                 change(GramMeter, name, rounded(getattr(GramMeter, name)))
@@ -176,8 +176,8 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
         disable_tqdm=True, min_forget_loss=1e-9,
         max_forget_loss=target, pairing="split" if is_split else "sequential", shard="shard" in how,
-        trust_region=kind == "rough", guarantee="exact" if optimizer == "adamw_torch" and "rounded" in how else
-        "first_order", freeze_batchnorm=kind != "batchnorm",
+        trust_region=kind == "rough", correct_steps=optimizer == "adamw_torch" and "rounded" in how,
+        freeze_batchnorm=kind != "batchnorm",
     )  # fmt: skip
     if "unequal" in how:
         with torch.no_grad():

@@ -26,7 +26,7 @@ _CHOICES = {
     "base_model": _MODELS, "tokenizer": _MODELS, "forget_perturbed": _SETS, "real_authors": _SETS, "world_facts": _SETS,
     "constraint_mode": ["absolute", "relative"], "distribution": ["norm_product", "uniform"],
     "on_infeasible": ["stop", "clamp", "skip"], "stopping": ["aggregate", "any", "global", "off"],
-    "pairing": ["sequential", "split"], "guarantee": ["first_order", "exact"], "blocks": ["tensor", "module", "model"],
+    "pairing": ["sequential", "split"], "correct_steps": [False, True], "blocks": ["tensor", "module", "model"],
     "shuffle": ["epoch", "once"], "forget_objective": ["cross_entropy", "kl_to_original", "npo", "simnpo", "bounded"],
     "goal": ["unseen", "retrained", "erased", "loss"],
     "task": ["image", "text"], "loss_on": ["answer", "all"], "model_dtype": ["float32", "bfloat16", "float16", "auto"],

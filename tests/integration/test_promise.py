@@ -115,7 +115,7 @@ class RetainNorms(TrainerCallback):
 def test_every_optimizer_keeps_the_promise_exactly(model, trainer_of, optim):
     norms = RetainNorms()
     trainer = trainer_of(
-        model, method="hamu-u", optim=optim, learning_rate=1e-3, guarantee="exact", max_steps=6, weight_decay=0.1,
+        model, method="hamu-u", optim=optim, learning_rate=1e-3, correct_steps=True, max_steps=6, weight_decay=0.1,
         lr_scheduler_type="linear", per_device_train_batch_size=64, max_grad_norm=0.5, callbacks=[norms],
     )  # fmt: skip
     trainer.train()
@@ -168,7 +168,7 @@ def test_nothing_is_kept_between_steps(model, trainer_of, monkeypatch):
     settings = {
         "optim": "adamw_torch",
         "learning_rate": 1e-4,
-        "guarantee": "exact",
+        "correct_steps": True,
         "method": "hamu-u",
     }
     trainer = trainer_of(model, max_steps=1, **settings)
@@ -381,8 +381,7 @@ def test_plain_descent_is_recognised():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"guarantee": "always"}, "guarantee always is unknown|'always' is unknown"),
-        ({"guarantee": "exact", "method": "gdiff"}, "gdiff promises nothing"),
+        ({"correct_steps": True, "method": "gdiff"}, "gdiff promises nothing"),
         ({"check_steps": -1}, "check_steps -1 must not be negative"),
         ({"trust_region_growth": 0.1}, "trust_region_growth 0.1 must be at least 1"),
     ],

@@ -88,8 +88,7 @@ LASTING = (*GOAL, "--lasting", "--lookahead_steps", "2")
             signal.SIGTERM,
             (
                 "--trust_region",
-                "--guarantee",
-                "exact",
+                "--correct_steps",
                 "--optim",
                 "adamw_torch",
                 "--learning_rate",

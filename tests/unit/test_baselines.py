@@ -111,27 +111,6 @@ def test_constant_weights(name, retain, forget):
     torch.testing.assert_close(combined(name, g_r, g_f), retain * g_r + forget * g_f)
 
 
-@pytest.mark.parametrize(
-    ("name", "retain", "forget"),
-    [
-        ("ft", "cross_entropy", None),
-        ("ga", None, "cross_entropy"),
-        ("gdiff", "cross_entropy", "cross_entropy"),
-        ("kl", "kl_to_original", "cross_entropy"),
-        ("scrub", "scrub_retain", "kl_to_original"),
-        ("gru", "cross_entropy", "cross_entropy"),
-        ("pcgrad", "cross_entropy", "cross_entropy"),
-        ("cagrad", "cross_entropy", "cross_entropy"),
-        ("npo", "cross_entropy", "npo"),
-        ("simnpo", "cross_entropy", "simnpo"),
-    ],
-)
-def test_objectives_follow_the_table(name, retain, forget):
-    method = build_method(name)
-    assert (method.retain_objective, method.forget_objective) == (retain, forget)
-    assert (method.uses_retain, method.uses_forget) == (retain is not None, forget is not None)
-
-
 def test_baselines_never_ask_to_stop():
     for name, cls in method_classes().items():
         if not issubclass(cls, HamuQ) and name != "hamu-u":
@@ -140,10 +119,3 @@ def test_baselines_never_ask_to_stop():
             assert step.decision == "step"
             assert step.regime is None
             assert step.direct_share is None
-
-
-def test_every_method_tells_its_name_summary_and_source():
-    for name, cls in method_classes().items():
-        assert cls.name == name
-        assert cls.summary
-        assert cls.source

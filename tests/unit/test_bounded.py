@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hamu import HamuError
 from hamu.core.objectives import Scored, build_objective, log_odds, loss_at
 
 FREE = math.inf
@@ -91,11 +90,3 @@ def test_a_text_counts_by_the_mean_over_its_scored_tokens():
     middle = losses.sort().values[1].item()
     grad = gradient(logits, labels, [[middle + 1e-4, FREE]] * 3)
     assert [bool(one.any()) for one in grad] == (losses < middle + 1e-4).tolist()
-
-
-def test_without_limits_it_is_an_error_that_names_what_sets_them():
-    logits, labels = two_classes([1.0])
-    with pytest.raises(
-        HamuError, match=r"^the objective bounded needs a limit for each record: a goal sets them"
-    ):
-        build_objective("bounded").total(Scored.of(logits, labels), None)

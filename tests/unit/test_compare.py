@@ -89,7 +89,7 @@ def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_
 ):
     shared = {
         "method": "hamu-q", "seed": 0, "learning_rate": 7.0, "constraint": 0.1, "constraint_mode": "relative",
-        "stopping": "any", "guarantee": "exact", "min_forget_loss": 0.1, "max_retain_loss": 0.4,
+        "stopping": "any", "correct_steps": True, "min_forget_loss": 0.1, "max_retain_loss": 0.4,
         "forget_objective": "npo", "max_steps": 3,
     }  # fmt: skip
     [cell] = cells([method], [0.25], [0.01], [5])
@@ -99,7 +99,7 @@ def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_
     left_out = shared.keys() - settings.keys()
     assert left_out == unused_settings(build_method(method)) & shared.keys()
     ours = method.startswith("hamu")
-    assert ("constraint" in settings, "stopping" in settings, "guarantee" in settings) == (
+    assert ("constraint" in settings, "stopping" in settings, "correct_steps" in settings) == (
         ours,
         ours,
         ours,
@@ -131,8 +131,10 @@ def test_a_method_of_another_package_is_given_what_its_fields_are_and_no_more(mo
         "stopping_margin",
         "stopping_window",
     }
-    assert unused >= {"constraint", "constraint_mode", "distribution", "guarantee"}
-    monkeypatch.setattr("hamu.core.methods.registry._OURS", (Bounded, HamuQ))
+    assert unused >= {"constraint", "constraint_mode", "distribution", "correct_steps"}
+    monkeypatch.setattr(
+        "hamu.core.methods.method_classes", lambda asked=None: {"bounded": Bounded, "hamu-q": HamuQ}
+    )
     found = cells(["bounded", "hamu-q"], [0.25, 0.5], [0.1], [1])
     assert [cell.name for cell in found] == [
         "bounded-lr0.1-s1",

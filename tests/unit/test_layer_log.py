@@ -86,7 +86,7 @@ def test_a_resumed_log_ends_as_that_of_a_whole_run(tmp_path, killed, saved):
     [
         {},
         {"optim": "adamw_torch"},
-        {"guarantee": "exact"},
+        {"correct_steps": True},
         {"trust_region": True},
         {"check_steps": 0},
     ],

@@ -1,7 +1,6 @@
 """When a step is not taken: non-finite gradients and infeasible constraints leave weights and optimizer untouched."""
 
 import copy
-import json
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -99,15 +98,6 @@ def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is(scaler)
     assert_unmoved(pair, optimizer, before)
 
 
-def test_where_a_gradient_is_not_finite_either_that_is_the_reason():
-    retain, forget = vectors()
-    pair = PairedGradients(Holder(retain), HamuQ(0.3, constraint_mode="relative"))
-    collect(pair, "retain", [g * math.nan for g in retain])
-    collect(pair, "forget", forget)
-    step = pair.combine(losses_finite=False)
-    assert (step.reason, step.finite) == ("a gradient is not finite", False)
-
-
 @pytest.mark.parametrize("side", ["retain", "forget"])
 def test_a_non_finite_value_counts_even_where_the_other_side_is_absent(side):
     grads = {"retain": [torch.ones(2), None], "forget": [torch.ones(2), None]}
@@ -132,17 +122,6 @@ def test_a_skipped_step_leaves_no_trace_in_the_next():
     pair.combine()
     _, expected = combine(HamuQ(0.3, constraint_mode="relative"), retain, forget)
     assert torch.equal(flat(p.grad for p in pair.parameters), flat(expected))
-
-
-def test_a_backward_between_the_contexts_and_combine_cannot_move_a_skipped_step():
-    retain, forget = vectors()
-    pair = PairedGradients(Holder(retain), HamuQ(0.3, constraint_mode="relative"))
-    collect(pair, "retain", [g * math.nan for g in retain])
-    collect(pair, "forget", forget)
-    for p in pair.parameters:
-        p.grad = torch.ones_like(p)
-    assert pair.combine().decision == "skip"
-    assert all(p.grad is None for p in pair.parameters)
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
@@ -178,17 +157,6 @@ def test_clamping_gains_the_most_that_the_radius_allows_and_never_steps_further(
         assert -g_star.dot(g_c) == pytest.approx((R * g_c.norm()).item())
 
 
-def test_clamping_where_nothing_can_be_gained_leaves_plain_descent():
-    retain, forget = vectors()
-    _, grads = combine(
-        HamuQ(0.5, on_infeasible="clamp", **OFF),
-        retain,
-        [0 * f for f in forget],
-        max_grad_norm=None,
-    )
-    assert torch.equal(flat(grads), flat(retain))
-
-
 def test_clamping_touches_only_the_blocks_that_cannot_meet_their_part():
     retain = [torch.tensor([1.0, 0.0]).double(), torch.tensor([0.01, 0.0]).double()]
     forget = [torch.tensor([0.0, 1.0]).double()] * 2
@@ -221,13 +189,6 @@ def test_a_share_of_what_is_possible_is_feasible_however_it_is_divided(distribut
     assert step.cause == "infeasible"
 
 
-def test_a_demand_of_exactly_the_reach_is_feasible():
-    retain, forget = vectors(sizes=(3, 70, 5, 8, 2))
-    demand = sum((r.norm() * f.norm()).item() for r, f in zip(retain, forget, strict=True))
-    step, _ = combine(HamuQ(demand, **OFF), retain, forget, max_grad_norm=None)
-    assert step.decision == "step"
-
-
 def test_each_side_is_clipped_by_its_own_global_norm():
     retain, forget = vectors()
     big, small = [100 * g for g in retain], [0.01 * g for g in forget]
@@ -247,18 +208,6 @@ def test_each_side_is_clipped_by_its_own_global_norm():
     )
     torch.testing.assert_close(flat(ours), flat(theirs), rtol=1e-12, atol=1e-15)
     assert step.gram.retain_sq.sum().sqrt() == pytest.approx(2.0)
-
-
-def test_the_norms_that_a_step_reports_are_those_before_clipping():
-    retain, forget = (
-        [factor * g for g in side] for factor, side in zip((3.0, 7.0), vectors(), strict=True)
-    )
-    step, _ = combine(
-        HamuQ(0.3, constraint_mode="relative", **OFF), retain, forget, max_grad_norm=0.5
-    )
-    expected = (flat(retain).norm().item(), flat(forget).norm().item())
-    assert tuple(norm.item() for norm in step.gradient_norms) == pytest.approx(expected)
-    assert max(clip.item() for clip in step.clip) < 0.2
 
 
 def test_what_the_step_reports_is_what_the_gradients_do():
@@ -367,27 +316,9 @@ def test_a_weight_beyond_the_range_of_its_gradient_skips_the_step():
     step, grads = combine(relative, retain, [g * 1e-42 for g in forget], max_grad_norm=None)
     assert step.decision == "skip"
     assert step.finite
-    assert "which is beyond the range of float32" in step.reason
+    assert "beyond the range of float32" in step.reason
     assert step.cause == "out of range"
     assert grads == [None, None]
     assert (
         combine(Own(1e39), *vectors(), max_grad_norm=None)[0].decision == "step"
     )  # these are float64
-
-
-def test_settings_that_no_json_holds_are_saved_by_name():
-    retain, _ = vectors()
-    states = [
-        PairedGradients(Holder(retain), Own(shape=shape)).state_dict()
-        for shape in (Own.weigh, object(), [1, Own])
-    ]
-    assert [json.loads(json.dumps(state))["settings"]["shape"] for state in states] == [
-        "Own.weigh", "<object object>", [1, "Own"],
-    ]  # fmt: skip
-    assert states[0]["settings"]["others"] == ["'a'", "'b'"]
-    pair = PairedGradients(Holder(retain), Own())
-    pair.load_state_dict(
-        json.loads(json.dumps(PairedGradients(Holder(retain), Own()).state_dict()))
-    )
-    with pytest.raises(HamuError, match=r"saved with other settings: shape 'Own\.weigh'"):
-        pair.load_state_dict(states[0])

@@ -118,19 +118,6 @@ def test_autocast_changes_the_losses_not_the_combine():
         )
 
 
-def test_combine_inside_autocast_is_the_same():
-    grads = []
-    for enabled in (False, True):
-        model = make_model(torch.float32)
-        pair = PairedGradients(model, METHOD)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            with torch.autocast("cpu", enabled=False):
-                collect_both(pair, model, 0, torch.float32)
-            pair.combine()
-        grads.append(flat(p.grad for p in model.parameters()))
-    assert torch.equal(*grads)
-
-
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 @pytest.mark.parametrize("loss_scale", [2.0**16, 1000.0])
 def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):
@@ -173,27 +160,6 @@ def test_an_overflow_makes_the_scaler_skip_and_lower_its_scale(side):
     assert scaler.get_scale() == 512.0
     assert torch.equal(flat(model.parameters()), before)
     assert not optimizer.state
-
-
-@pytest.mark.parametrize("on_infeasible", ["skip", "stop"])
-def test_an_infeasible_step_does_not_upset_a_scaler(on_infeasible):
-    model = make_model()
-    pair = PairedGradients(model, HamuQ(1e6, on_infeasible=on_infeasible))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    before = flat(model.parameters())
-    collect_both(pair, model, 0, scale=scaler.scale)
-    step = pair.combine(scaler)
-    assert step.decision == on_infeasible
-    scaler.step(optimizer)
-    scaler.update()
-    assert torch.equal(flat(model.parameters()), before)
-    collect_both(pair, model, 0, scale=scaler.scale)
-    pair.method = METHOD
-    pair.combine(scaler)
-    scaler.step(optimizer)
-    scaler.update()
-    assert not torch.equal(flat(model.parameters()), before)
 
 
 def test_a_scaler_that_sees_only_its_own_steps_goes_through_a_row_of_infeasible_ones():
@@ -251,25 +217,6 @@ def test_another_loss_counts_where_docs_say_so(kind):
         return
     for p, e in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, e)
-
-
-def test_a_scaler_that_is_off_is_no_scaler():
-    model = make_model()
-    pair = PairedGradients(model, METHOD)
-    collect_both(pair, model, 0, scale=lambda x: x * math.nan)
-    assert pair.combine(torch.amp.GradScaler("cpu", enabled=False)).decision == "skip"
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_a_scaler_at_one_still_sees_an_overflow():
-    model = make_model()
-    pair, optimizer = PairedGradients(model, METHOD), torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
-    collect_both(pair, model, 0, scale=lambda x: scaler.scale(x) * math.nan)
-    assert pair.combine(scaler).decision == "skip"
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 0.5
 
 
 @pytest.mark.parametrize("piece", [7, 1 << 18])

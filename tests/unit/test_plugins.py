@@ -83,19 +83,6 @@ BROKEN = "their_broken:Method"
 GONE = "their_metrics:Gone"
 
 
-def test_packages_are_looked_through_once_for_each_group(package, monkeypatch):
-    package(methods={"theirs": BROKEN})
-    searched = []
-    search = plugins.entry_points
-    monkeypatch.setattr(
-        plugins, "entry_points", lambda group: searched.append(group) or search(group=group)
-    )
-    for _ in range(2):
-        build_method("hamu-q")
-        build_objective("cross_entropy")
-    assert searched == ["hamu.methods", "hamu.objectives"]
-
-
 @pytest.mark.parametrize(
     ("value", "why"),
     [
@@ -183,12 +170,6 @@ def test_a_methods_name_is_that_of_folders(package):
     ):
         build_method("slashed")
     assert list(build_metrics()) == ["my/2"]
-
-
-def test_a_method_without_a_summary_has_an_empty_line_of_its_own(package, capsys):
-    package(methods={"bare": "their_metrics:Bare"})
-    assert main(["methods"]) == 0
-    assert " bare " in capsys.readouterr().out
 
 
 def test_the_packages_that_add_something_are_told_with_their_versions(package):

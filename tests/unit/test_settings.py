@@ -21,7 +21,7 @@ from hamu import (
     build_method,
 )
 from hamu.core import plugins
-from hamu.core.methods import method_classes
+from hamu.core.methods import method_classes, method_rows
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
@@ -40,7 +40,7 @@ from hamu.core.methods import method_classes
             {"constraint": 1.5, "constraint_mode": "relative"},
             r"share of what is possible, in \(0, 1\]; got 1.5",
         ),
-        ({"radius": "large"}, "radius 'large' is unknown"),
+        ({"radius": "large"}, "radius 'large' must be positive"),
         ({"radius": 0.0}, r"radius 0.0 must be positive \(R/η\)"),
         ({"radius": math.inf}, "radius inf must be positive"),
         (
@@ -224,20 +224,22 @@ def test_settings_survive_a_checkpoint_and_others_are_refused_by_name():
             pair.load_state_dict(state)
 
 
-def test_importing_hamu_loads_torch_and_nothing_heavier():
-    heavy = [
-        "transformers",
-        "datasets",
-        "accelerate",
-        "matplotlib",
-        "sklearn",
-        "pandas",
-        "PIL",
-        "rich",
-    ]
-    code = f"import hamu, sys; assert 'torch' in sys.modules; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+HEAVY = {"transformers", "datasets", "accelerate", "matplotlib", "sklearn", "pandas", "PIL", "rich"}
+
+
+@pytest.mark.parametrize(("code", "unwanted"), [
+    ("import hamu", {"torch", *HEAVY}),
+    ("from hamu.core.methods import method_rows; assert len(method_rows()) == 12", {"torch", *HEAVY}),
+    ("from hamu import HamuQ, PairedGradients, StepGuard", HEAVY),
+])  # fmt: skip
+def test_imports_load_no_more_than_they_need(code, unwanted):
+    code = f"{code}\nimport sys\nassert not {unwanted} & sys.modules.keys(), sys.modules.keys() & {unwanted}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_table_of_methods_agrees_with_their_classes():
+    for row, cls in zip(method_rows(), method_classes().values(), strict=True):
+        assert row[:-1] == tuple(getattr(cls, field) for field in row._fields[:-1])
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error():

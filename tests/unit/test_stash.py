@@ -8,7 +8,7 @@ from helpers import collect
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
-from hamu.core.offload import GradOffload
+from hamu.core.combine import GradOffload
 
 METHODS = (
     HamuQ(0.5, "relative", stopping="off"),
@@ -107,7 +107,9 @@ def test_a_step_that_must_not_be_taken_leaves_what_a_scaler_understands():
 
 
 def test_what_does_not_go_together_is_said():
-    with pytest.raises(HamuError, match="stash 'disk' is unknown; choose none, bf16 or cpu"):
+    with pytest.raises(
+        HamuError, match="offload_grads 'disk' is unknown; choose none, bf16 or cpu"
+    ):
         PairedGradients(Net(), METHODS[0], offload_grads="disk")
     pair = PairedGradients(Net(), METHODS[0], offload_grads="bf16")
     for side in ("retain", "forget"):
@@ -117,7 +119,8 @@ def test_what_does_not_go_together_is_said():
     ):
         pair.combine(keep="retain")
     with pytest.raises(
-        HamuError, match="stash 'bf16' needs both whole gradients in each process; leave it at none"
+        HamuError,
+        match="offload_grads 'bf16' needs both whole gradients in each process; leave it at none",
     ):
         pair.use(SimpleNamespace(is_whole=False))
     with pytest.raises(

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from hamu.core.blocks import Blocks, group_blocks, trainable_parameters
-from hamu.core.forward import predict_logits
-from hamu.core.modes import evaluating, without_tf32
+from hamu.core.forward import evaluating, predict_logits, without_tf32
+from hamu.core.gram import Blocks, group_blocks, trainable_parameters
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.errors import HamuError
 

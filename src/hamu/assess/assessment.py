@@ -36,8 +36,7 @@ from hamu.assess.second_order import SecondOrder, second_order
 from hamu.assess.settings import check_settings
 from hamu.assess.vectors import flat, shaped
 from hamu.assess.verdict import ERROR_RATIO, Verdict, judge
-from hamu.core.blocks import Blocks
-from hamu.core.gram import PairGram
+from hamu.core.gram import Blocks, PairGram
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
 from hamu.errors import HamuError

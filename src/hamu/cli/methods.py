@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from hamu.cli.tables import plain_table
-from hamu.core.methods import method_classes
+from hamu.core.methods import method_rows
 from hamu.errors import HamuError
 
 
@@ -14,10 +14,9 @@ def run(argv: list[str], console: Console) -> int:
     if argv and argv != ["--help"] and argv != ["-h"]:
         raise HamuError(f"methods takes no options; got {' '.join(argv)}")
     table = plain_table("method", "retain objective", "forget objective", "what it does", "source")
-    for name, cls in method_classes().items():
-        table.add_row(
-            name, cls.retain_objective or "-", cls.forget_objective or "-", cls.summary, cls.source
-        )
+    for row in method_rows():
+        retain, forget = row.retain_objective or "-", row.forget_objective or "-"
+        table.add_row(row.name, retain, forget, row.summary, row.source)
     console.print(table)
     console.print(
         "The retain objective is lowered, the forget objective raised. Choose one with --method."

@@ -1,43 +1,45 @@
-"""A forward pass: how a model is called and where its logits are; the model as it was before unlearning."""
+"""Forward passes: calling a model, evaluation mode, precision, and the model before unlearning."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hamu.core.distributed.layout import is_sharded
-from hamu.core.modes import evaluating
 from hamu.errors import HamuError
 
 
 def predict_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The model's logits for a batch, [B, K] or [B, T, K]; labels are not shown to it.
+    """Logits of a batch, [B, K] or [B, T, K]; the model gets no labels.
 
-    A Hugging Face model is called by keyword; any other module gets the pixel values as its one argument. Its output
-    is the logits, or has them as `.logits`.
+    A Hugging Face model is called by keyword, any other module with the pixel values as its one
+    argument. Its output is the logits, or has them as `.logits`.
     """
     positional, named = _arguments(model, inputs)
     return logits_of(model(*positional, **named))
 
 
 def logits_of(output: Any) -> Tensor:
-    """Logits from whatever a model returned."""
+    """Logits of a model's output."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise HamuError(
-            f"the model returned {type(output).__name__}; expected logits, or an output with .logits"
+            f"the model returned {type(output).__name__}; expected logits, or an output with "
+            f".logits"
         )
     return logits
 
 
 class OriginalModel:
-    """The model as it was before unlearning: the same module, run with its original trainable tensors swapped in.
+    """Model before unlearning: the same module with its original trainable tensors swapped in.
 
-    Frozen parameters are shared, so the cost is one copy of what is trained (with an adapter, the adapter) and of the
-    buffers that a pass in training may move: those of floating point that a state dict has, such as running statistics.
+    Frozen parameters are shared, so the cost is a copy of the trainable ones (with an adapter, the
+    adapter) and of the floating-point buffers in the state dict, such as running statistics.
 
     Args:
         model: the module, before its first step.
@@ -50,45 +52,37 @@ class OriginalModel:
 
     @torch.no_grad()
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The original's predictions, in evaluation mode (no dropout, no batch statistics)."""
+        """Predictions of the original, in evaluation mode (no dropout, no batch statistics)."""
         with evaluating(self._model):
-            if self._is_sharded:
-                return self._sharded_logits(inputs)
+            if self._is_sharded:  # gathers its own parameters for a pass
+                from hamu.core.distributed.sharded import swapped  # loads FSDP2
+
+                with swapped(self._model, self._original):
+                    return predict_logits(self._model, inputs)
             called = _arguments(self._model, inputs)
             return logits_of(
                 torch.func.functional_call(self._model, self._original, *called, tie_weights=False)
             )
 
-    def _sharded_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """A sharded model gathers its own parameters for a pass, so these have to be the original ones."""
-        from hamu.core.distributed.sharding import swapped  # loads what only sharded models need
-
-        with swapped(self._model, self._original):
-            return predict_logits(self._model, inputs)
-
 
 def _copies(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of what training moves, by name: one of each tensor, a name in each module that holds it.
+    """Copies of the tensors that training moves: one per tensor, a name per module that holds it.
 
-    A module that is registered twice is named once: `functional_call` gives back a tensor's place as often as it is
-    named, the last time with the copy.
+    A module registered twice gets one name: `functional_call` restores a tensor once per name, the
+    last time with the copy.
     """
     moving: dict[str, Tensor] = {}
     for prefix, module in model.named_modules():
-        trained = {
-            name: p for name, p in module._parameters.items() if p is not None and p.requires_grad
+        tensors = {k: p for k, p in module._parameters.items() if p is not None and p.requires_grad}
+        buffers = module._buffers.items()
+        tensors |= {
+            k: b
+            for k, b in buffers
+            if b is not None
+            and b.is_floating_point()
+            and k not in module._non_persistent_buffers_set
         }
-        kept = {
-            name: b
-            for name, b in module._buffers.items()
-            if b is not None and b.is_floating_point()
-        }
-        kept = {
-            name: b for name, b in kept.items() if name not in module._non_persistent_buffers_set
-        }
-        moving |= {
-            f"{prefix}.{name}".lstrip("."): tensor for name, tensor in (trained | kept).items()
-        }
+        moving |= {f"{prefix}.{name}".lstrip("."): tensor for name, tensor in tensors.items()}
     distinct = {id(tensor): tensor for tensor in moving.values()}
     copies = {key: tensor.detach().clone() for key, tensor in distinct.items()}
     return {name: copies[id(tensor)] for name, tensor in moving.items()}
@@ -103,3 +97,103 @@ def _arguments(
     if hasattr(inner, "main_input_name") or set(features) != {"pixel_values"}:
         return (), features
     return (features["pixel_values"],), {}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for all modules; each gets its own mode back, even one that was in it before.
+
+    Restores the CPU's random state too, which data loaders draw from: training after an evaluation
+    must not depend on it.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def without_autocast(model: nn.Module) -> Iterator[None]:
+    """The model's own precision: without the autocast that accelerate puts around its forward."""
+    wrapped: Any = vars(model).get("forward")
+    original = vars(model).get("_original_forward")
+    if wrapped is None or original is None:
+        yield
+        return
+    model.forward = original
+    try:
+        yield
+    finally:
+        model.forward = wrapped
+
+
+def rounds_to_tf32(model: nn.Module) -> bool:
+    """Whether a GPU rounds some of the model's float32 products to TF32 (10 bits of mantissa).
+
+    By default it does so in convolutions and recurrent layers, with `--tf32` in all products.
+    """
+    if not any(p.is_cuda and p.dtype == torch.float32 for p in model.parameters()):
+        return False
+    if torch.cuda.get_device_capability()[0] < 8:
+        return False
+    matmul, *of_cudnn = _products()
+    if _may_round(matmul):
+        return True
+    kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
+    uses_cudnn = any(isinstance(module, kinds) for module in model.modules())
+    return uses_cudnn and any(map(_may_round, of_cudnn))
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Float32 products in float32: TF32 would hide the effect of a small step on a loss.
+
+    From torch 2.9 there are two interfaces, and one refuses to be read after the other was written
+    alone; both are turned off here, and restored as far as they could be read.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    older: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    newer = [product for product in _products() if hasattr(product, "fp32_precision")]
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are two
+        allowed = [_allowed(one) for one in older]
+        precisions = [one.fp32_precision for one in newer]
+        for one in older:
+            one.allow_tf32 = False
+        for one in newer:
+            one.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            for one, was in zip(older, allowed, strict=True):
+                if was is not None:
+                    one.allow_tf32 = was
+            for one, precision in zip(newer, precisions, strict=True):
+                one.fp32_precision = precision
+
+
+def _products() -> list[Any]:
+    """Backends that may round: matrix products, cuDNN's convolutions and recurrent layers."""
+    cudnn: Any = torch.backends.cudnn
+    parts = [cudnn.conv, cudnn.rnn] if hasattr(cudnn, "conv") else [cudnn]  # one before torch 2.9
+    return [torch.backends.cuda.matmul, *parts]
+
+
+def _may_round(product: Any) -> bool:
+    if hasattr(product, "fp32_precision"):
+        return bool(product.fp32_precision == "tf32")
+    return bool(product.allow_tf32)
+
+
+def _allowed(backend: Any) -> bool | None:
+    """TF32 switch of torch's older interface; None where the newer one contradicts it."""
+    try:
+        return bool(backend.allow_tf32)
+    except RuntimeError:
+        return None

@@ -1,24 +1,26 @@
-"""The pair Gram: the three numbers per block on which every method decides.
+"""Blocks of parameters, and the pair Gram: the three numbers per block that a method weighs.
 
-`PairGram` has ‖g_r,i‖², ‖g_f,i‖² and g_r,i·g_f,i for each block i, in float64, and what follows from them. They are
-measured by `gram_meter.GramMeter`.
+A block is the group of parameters that one constraint applies to. `PairGram` holds ‖g_r,i‖²,
+‖g_f,i‖² and g_r,i·g_f,i of each block i in float64; `gram_meter.GramMeter` measures them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hamu.errors import HamuError
 
 Side = Literal["retain", "forget"]
-SIDES = ("retain", "forget")  # in the order in which everything of both is listed
-WIDENED = 1 << 20  # elements that are widened to float64 at a time where there is no scratch memory
+SIDES: tuple[Side, Side] = ("retain", "forget")
+Blocks = Literal["tensor", "module", "model"] | Callable[[str], Hashable]
+WIDENED = 1 << 20  # elements widened to float64 at a time where there is no scratch memory
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class PairGram:
         )
 
     def changes(self, retain: Tensor, forget: Tensor) -> tuple[Tensor, Tensor]:
-        """First-order changes of both objectives by the step Δw = -η g*, where g*_i = a_i g_r,i + b_i g_f,i.
+        """First-order changes of both objectives by Δw = -η g*, g*_i = a_i g_r,i + b_i g_f,i.
 
         Args:
             retain: the weights a_i, [L].
@@ -98,7 +100,7 @@ class PairGram:
         )
 
     def clip_factors(self, max_norm: float | None) -> tuple[Tensor, Tensor]:
-        """The factor that clips each side to a global norm: min(1, c/(norm + 1e-6)), torch's convention.
+        """Clipping factor of each side: min(1, c/(norm + 1e-6)), torch's convention.
 
         Args:
             max_norm: the largest global norm c of either side, or None for no clipping.
@@ -110,17 +112,16 @@ class PairGram:
             one = self.dot.new_ones(())
             return one, one
         retain, forget = torch.stack([self.retain_sq, self.forget_sq]).sum(1).sqrt()
-        return (max_norm / (retain + 1e-6)).clamp(max=1.0), (max_norm / (forget + 1e-6)).clamp(
-            max=1.0
-        )
+        clip_r, clip_f = (max_norm / (norm + 1e-6) for norm in (retain, forget))
+        return clip_r.clamp(max=1.0), clip_f.clamp(max=1.0)
 
     def is_finite(self) -> Tensor:
-        """0-dim bool: whether every gradient value that went in was finite."""
+        """Whether every gradient value is finite, 0-dim bool."""
         return torch.isfinite((self.retain_sq + self.forget_sq + self.dot).sum())
 
 
 def check_max_norm(max_grad_norm: float | None) -> None:
-    """Check the norm that gradients are to be clipped to; see `PairGram.clip_factors`.
+    """Check the clipping norm of `PairGram.clip_factors`.
 
     Raises:
         HamuError: if it is not positive.
@@ -130,5 +131,51 @@ def check_max_norm(max_grad_norm: float | None) -> None:
 
 
 def combine_dtype(parameter: Tensor) -> torch.dtype:
-    """The precision in which a parameter's gradients are combined: its own, but at least float32."""
+    """Precision for combining a parameter's gradients: its own, at least float32."""
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+
+def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Trainable parameters with their names.
+
+    Raises:
+        HamuError: if the model has none.
+    """
+    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not found:
+        raise HamuError(
+            "the model has no trainable parameter; set requires_grad on those that may change"
+        )
+    return found
+
+
+def group_blocks(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]]:
+    """Group parameters into blocks.
+
+    Args:
+        names: the parameters' names.
+        blocks: "tensor" (one each), "module" (one per module), "model" (one in all), or a function
+            from a name to a key; parameters with equal keys form one block.
+
+    Returns:
+        The names of the blocks, and the block number of each parameter.
+
+    Raises:
+        HamuError: if `blocks` is unknown.
+    """
+    keys: list[Hashable]
+    if callable(blocks):
+        keys = [blocks(name) for name in names]
+    elif blocks == "tensor":
+        keys = list(names)
+    elif blocks == "module":
+        keys = [name.rpartition(".")[0] for name in names]
+    elif blocks == "model":
+        keys = ["model"] * len(names)
+    else:
+        raise HamuError(
+            f"blocks {blocks!r} is unknown; choose tensor, module, model, or give a function of "
+            f"the name"
+        )
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [str(key) for key in numbers], [numbers[key] for key in keys]

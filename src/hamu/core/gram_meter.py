@@ -1,13 +1,10 @@
-"""Measures the pair Gram of two gradients.
+"""`GramMeter`: measures the pair Gram of two gradients.
 
-In:  two lists of gradients, one of the retain loss and one of the forget loss, a tensor per parameter.
-Out: their `PairGram`.
-
-Near-collinear gradients leave 1 - cos²θ as small as 1e-6, which float32 sums would drown in rounding; so the sums
-are exact products of the stored values accumulated in float64. All but the smallest float32 tensors are summed in short
-float32 sums first, which is two to three times as fast, and again in float64 only where the angle turns out to be too
-small for that, or the values so small or large that their squares leave float32's range. (The smallest are cheap, and
-with few elements small angles are common.)
+Near-collinear gradients leave 1 - cos²θ as small as 1e-6, which float32 sums would drown in
+rounding; so exact products of the stored values are accumulated in float64. All but the smallest
+float32 tensors are summed in short float32 sums first, two to three times as fast, and again in
+float64 only where the angle is too small for that, or squares leave float32's range. (The smallest
+are cheap, and with few elements small angles are common.)
 """
 
 from __future__ import annotations
@@ -20,29 +17,27 @@ from torch import Tensor
 
 from hamu.core.gram import PairGram, combine_dtype
 
+Side = Sequence[Tensor | None]
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 _SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
-_COARSE_SINE = (
-    0.15  # float32 sums are off by up to 1e-5, of which the sine squared must be a thousandfold
-)
-_COARSE_FLOOR = (
-    1e-30  # of the mean square: what underflows, below 1e-38 in each square, is nothing to that
-)
+_COARSE_SINE = 0.15  # float32 sums are off by up to 1e-5, a thousandth of its square
+_COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
 _COARSE_PIECE = 1 << 17  # a longer float32 sum would lose more digits
 
 
 class GramMeter:
     """Measures the `PairGram` of two gradient lists of fixed shapes.
 
-    Small tensors are packed into zero-padded rows, so that a network with hundreds of them costs a handful of kernels;
-    large ones are summed where they are, or widened a piece at a time. All of that happens in one scratch memory of
-    fixed size on each device. It is kept: memory that is taken anew in every step costs more than the sums.
+    Small tensors are packed into zero-padded rows, so that a network with hundreds of them costs a
+    handful of kernels; large ones are summed in place, or widened in pieces. Each device has one
+    scratch memory of fixed size for both, which is kept: new memory in every step costs more than
+    the sums.
 
     Args:
-        parameters: the tensors whose gradients will be measured, in order.
+        parameters: tensors like the gradients, in order.
         block_of: the block number of each parameter, 0..L-1.
-        blocks: L; by default the blocks that there are.
+        blocks: L; by default the highest block number plus 1.
     """
 
     def __init__(
@@ -52,54 +47,46 @@ class GramMeter:
         self._num_blocks = int(max(block_of)) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         self._block_of = block_of
-        self._coarse: dict[int, list[int]] = {}  # by block: what is summed in float32
-        for number, parameter in enumerate(parameters):
-            if _is_coarse(parameter):
+        self._coarse: dict[int, list[int]] = {}  # by block: tensors summed in float32
+        self._least: dict[int, float] = {}
+        for number, p in enumerate(parameters):
+            small_or_float32 = _is_small(p) or p.dtype == torch.float32
+            if p.numel() > _TINY and p.dtype != torch.float64 and small_or_float32:
                 self._coarse.setdefault(block_of[number], []).append(number)
-        self._least = {
-            b: _COARSE_FLOOR * sum(parameters[i].numel() for i in of)
-            for b, of in self._coarse.items()
-        }
+        for block, members in self._coarse.items():
+            self._least[block] = _COARSE_FLOOR * sum(parameters[i].numel() for i in members)
         self._parts: list[_Small | _Large] = []
         for device in dict.fromkeys(p.device for p in parameters):
             scratch = torch.empty(scratch_bytes(device), dtype=torch.uint8, device=device)
-            here = [(i, p) for i, p in enumerate(parameters) if p.device == device]
-            tiny = [
-                (i, p)
-                for i, p in here
-                if p.numel() <= _TINY or (_is_small(p) and p.dtype == torch.float64)
-            ]
-            small = [
-                (i, p)
-                for i, p in here
-                if _is_small(p) and p.numel() > _TINY and p.dtype != torch.float64
-            ]
-            large = [i for i, p in here if not _is_small(p)]
-            self._parts += (
-                [_Small(scratch, tiny, block_of, self._num_blocks, torch.float64)] if tiny else []
-            )
-            self._parts += (
-                [_Small(scratch, small, block_of, self._num_blocks, torch.float32)] if small else []
-            )
-            self._parts += [_Large(scratch, large, block_of, self._num_blocks)] if large else []
+            packed: dict[torch.dtype, list[tuple[int, Tensor]]] = {
+                torch.float64: [],
+                torch.float32: [],
+            }
+            large: list[int] = []
+            for number, p in enumerate(parameters):
+                if p.device != device:
+                    continue
+                if _is_small(p):
+                    fine = p.numel() <= _TINY or p.dtype == torch.float64
+                    packed[torch.float64 if fine else torch.float32].append((number, p))
+                else:
+                    large.append(number)
+            for dtype, group in packed.items():
+                if group:
+                    self._parts.append(_Small(scratch, group, block_of, self._num_blocks, dtype))
+            if large:
+                self._parts.append(_Large(scratch, large, block_of, self._num_blocks))
 
-    def measure(
-        self,
-        retain: Sequence[Tensor | None],
-        forget: Sequence[Tensor | None],
-        *,
-        exact: bool = True,
-    ) -> PairGram:
-        """Measure the Gram; None stands for a parameter that the side does not use (a zero gradient).
+    def measure(self, retain: Side, forget: Side, *, exact: bool = True) -> PairGram:
+        """Measure the Gram without a host synchronisation; None stands for a zero gradient.
 
         Args:
             retain: gradients of the retain loss, one or None per parameter.
             forget: gradients of the forget loss, likewise.
-            exact: whether all tensors are summed in float64; if not, `blocks_to_refine` tells what of the result has to
-                be `refined`.
+            exact: whether to sum all tensors in float64; if not, see `blocks_to_refine`.
 
         Returns:
-            The `PairGram` over the blocks, on the device of the first parameter. Nothing waits for it.
+            The `PairGram` over the blocks, on the device of the first parameter.
         """
         blocks = self._parts[0].sums(retain, forget, exact).to(self.device)
         for part in self._parts[1:]:
@@ -107,61 +94,53 @@ class GramMeter:
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
     def precision_figures(self, gram: PairGram, sin: Tensor) -> list[Tensor]:
-        """What tells whether float32 sums were precise enough, for `blocks_to_refine`: three times [L]; [] where all
-        sums are exact.
+        """Figures for `blocks_to_refine`: three times [L]; [] if all sums are exact.
 
         Args:
             gram: the Gram, measured with exact=False.
-            sin: its sines, or those of one that was scaled.
+            sin: its sines, or those of a scaled one.
         """
         return [sin, gram.retain_sq, gram.forget_sq] if self._coarse else []
 
     def blocks_to_refine(
-        self,
-        figures: Sequence[float],
-        retain: Sequence[Tensor | None],
-        forget: Sequence[Tensor | None],
-        finite: bool,
+        self, figures: Sequence[float], retain: Side, forget: Side, finite: bool
     ) -> list[int]:
-        """The blocks whose sums have to be exact, on the host; see `refined`.
+        """Blocks that need exact sums, on the host.
 
         Args:
-            figures: the values of `precision_figures`, one after the other.
-            retain, forget: the gradients; where there is none in float32 sums, nothing can have underflowed.
-            finite: whether the sums were; if not, only those that overflowed are worth another look.
+            figures: values of `precision_figures`, concatenated.
+            retain, forget: the gradients; where there is none, no sum underflowed.
+            finite: whether the sums were; if not, only overflowed blocks need another look.
         """
-        if not figures:
-            return []
         found: list[int] = []
-        sines, *both = (
-            figures[start : start + self._num_blocks]
-            for start in range(0, len(figures), self._num_blocks)
-        )
-        for block, least in self._least.items():
-            sine, retain_sq, forget_sq = sines[block], both[0][block], both[1][block]
-            if math.inf in (retain_sq, forget_sq) or (finite and sine < _COARSE_SINE):
-                found.append(block)
-            elif finite and min(retain_sq, forget_sq) < least:
-                sides = (
-                    side
-                    for side, square in ((retain, retain_sq), (forget, forget_sq))
-                    if square < least
+        count = self._num_blocks
+        for block, least in self._least.items() if figures else ():
+            sine, retain_sq, forget_sq = (
+                figures[block],
+                figures[block + count],
+                figures[block + 2 * count],
+            )
+            sides = [(retain, retain_sq), (forget, forget_sq)]
+            low = [side for side, square in sides if square < least]
+            if (
+                math.inf in (retain_sq, forget_sq)
+                or (finite and sine < _COARSE_SINE)
+                or (
+                    finite and any(side[i] is not None for side in low for i in self._coarse[block])
                 )
-                if any(side[i] is not None for side in sides for i in self._coarse[block]):
-                    found.append(block)
+            ):
+                found.append(block)
         return found
 
     def refined(
-        self,
-        gram: PairGram,
-        blocks: Sequence[int],
-        retain: Sequence[Tensor | None],
-        forget: Sequence[Tensor | None],
+        self, gram: PairGram, blocks: Sequence[int], retain: Side, forget: Side
     ) -> PairGram:
-        """The Gram with these blocks measured again, exactly; the others cost nothing."""
+        """Gram with these blocks measured again, exactly; the others cost nothing."""
         chosen = set(blocks)
-        sides = ([g if b in chosen else None for g, b in zip(side, self._block_of, strict=True)]
-                 for side in (retain, forget))  # fmt: skip
+        sides = [
+            [g if b in chosen else None for g, b in zip(side, self._block_of, strict=True)]
+            for side in (retain, forget)
+        ]
         exact = self.measure(*sides)
         again = torch.tensor([block in chosen for block in range(self._num_blocks)]).to(self.device)
         return PairGram(
@@ -173,32 +152,29 @@ class GramMeter:
 
 
 def scratch_bytes(device: torch.device) -> int:
-    """What values are packed or widened into: on a CPU little, for its cache, elsewhere more, for fewer launches."""
+    """Scratch memory of a device: on a CPU little, for its cache, else more, for fewer launches."""
     return 1 << 22 if device.type == "cpu" else 1 << 24
 
 
 def bucket_bytes(device: torch.device) -> int:
-    """What measuring takes in all, however large the model is: the sums of packed rows as well.
+    """Memory that measuring takes, however large the model: scratch and the sums of packed rows.
 
-    Off the CPU their products are there too before they are summed, as long as one side's rows. For forecasts of a
-    step's memory, as in `benchmarks/memory.py`.
+    Off the CPU also the rows' products, as long as one side's rows. For forecasts of a step's
+    memory.
     """
     return scratch_bytes(device) * (9 if device.type == "cpu" else 13) // 8
-
-
-def _is_coarse(parameter: Tensor) -> bool:
-    """Whether it may be summed in float32."""
-    if parameter.numel() <= _TINY or parameter.dtype == torch.float64:
-        return False
-    return parameter.dtype == torch.float32 or _is_small(parameter)
 
 
 def _is_small(parameter: Tensor) -> bool:
     return parameter.numel() <= _SMALL
 
 
+def _rows_of(parameter: Tensor) -> int:
+    return -(-parameter.numel() // _ROW)
+
+
 class _Small:
-    """Small parameters of one device, packed a group at a time: in `coarse` precision, and in float64 if asked for."""
+    """Small parameters of one device in packs, in `coarse` precision, and in float64 on demand."""
 
     def __init__(
         self,
@@ -212,10 +188,8 @@ class _Small:
         self._coarse = coarse
         self._packs = {coarse: _packs(*self._arguments, coarse)}
 
-    def sums(
-        self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool
-    ) -> Tensor:
-        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]."""
+    def sums(self, retain: Side, forget: Side, exact: bool) -> Tensor:
+        """Contribution to the Gram matrix of each block, [L, 2, 2]."""
         dtype = torch.float64 if exact else self._coarse
         if dtype not in self._packs:
             self._packs[dtype] = _packs(*self._arguments, dtype)
@@ -234,7 +208,7 @@ def _packs(
     dtype: torch.dtype,
 ) -> list[_Pack]:
     """As few groups of parameters as the scratch memory allows, in their order."""
-    buffer = _two_rows(scratch, dtype)
+    buffer = scratch.view(dtype).view(2, -1)  # a row for each side
     most = buffer.shape[1] // _ROW
     groups: list[list[tuple[int, Tensor]]] = [[]]
     taken = 0
@@ -249,7 +223,7 @@ def _packs(
 
 
 class _Pack:
-    """Parameters that are packed together, each starting on a row of its own in a buffer that others use as well."""
+    """Parameters packed together, each from a row of its own on, in a buffer shared with others."""
 
     def __init__(
         self,
@@ -268,29 +242,24 @@ class _Pack:
             torch.tensor([block_of[i] for i in self._indices], device=device),
             torch.tensor(rows, device=device),
         )
-        padded = [
-            s + n - 1
-            for s, n, (_, p) in zip(starts, rows, members, strict=True)
-            if p.numel() < n * _ROW
-        ]
+        placed = [(s, n, p) for s, n, (_, p) in zip(starts, rows, members, strict=True)]
+        padded = [s + n - 1 for s, n, p in placed if p.numel() < n * _ROW]
         self._padded_rows = torch.tensor(padded, device=device) if padded else None
         self._views = [
-            [
-                side[s * _ROW : s * _ROW + p.numel()].view(p.shape)
-                for s, (_, p) in zip(starts, members, strict=True)
-            ]
+            [side[s * _ROW : s * _ROW + p.numel()].view(p.shape) for s, _, p in placed]
             for side in buffer
         ]
 
-    def sums(self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None]) -> Tensor:
-        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]; as exact as the buffer."""
+    def sums(self, retain: Side, forget: Side) -> Tensor:
+        """Contribution to the Gram matrix of each block, [L, 2, 2], in the buffer's precision."""
         if self._padded_rows is not None:
             self._buffer.index_fill_(1, self._padded_rows, 0.0)
         for views, side in zip(self._views, (retain, forget), strict=True):
-            grads = [side[i] for i in self._indices]
-            present = [(v, g) for v, g in zip(views, grads, strict=True) if g is not None]
-            if len(present) < len(views):
-                torch._foreach_zero_([v for v, g in zip(views, grads, strict=True) if g is None])
+            pairs = [(v, side[i]) for v, i in zip(views, self._indices, strict=True)]
+            absent = [v for v, g in pairs if g is None]
+            present = [(v, g) for v, g in pairs if g is not None]
+            if absent:
+                torch._foreach_zero_(absent)
             if present:
                 torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
         rows = gram_of_rows(self._buffer, self._buffer.device.type == "cpu").double()
@@ -298,33 +267,21 @@ class _Pack:
 
 
 def gram_of_rows(sides: Tensor, by_matmul: bool) -> Tensor:
-    """The Gram matrix of each row of both sides, [2, rows, n] to [rows, 2, 2].
+    """Gram matrix of each row of both sides, [2, rows, n] to [rows, 2, 2].
 
     Args:
         sides: the rows.
-        by_matmul: whether to take it as a matrix product, faster on a CPU; other devices may round one to TF32, as
-            transformers' Trainer tells them to.
+        by_matmul: whether to use a matrix product, faster on a CPU; a GPU may round one to TF32.
     """
-    with torch.autocast(
-        sides.device.type, enabled=False
-    ):  # which would take either in half precision
+    with torch.autocast(sides.device.type, enabled=False):  # would compute in half precision
         if by_matmul:
             pairs = sides.transpose(0, 1)
             return torch.bmm(pairs, pairs.transpose(1, 2))
         return torch.stack(_gram_matrix(torch.linalg.vecdot, *sides), 1).view(-1, 2, 2)
 
 
-def _rows_of(parameter: Tensor) -> int:
-    return -(-parameter.numel() // _ROW)
-
-
-def _two_rows(scratch: Tensor, dtype: torch.dtype) -> Tensor:
-    """The scratch memory as two rows, one of each side."""
-    return scratch.view(dtype).view(2, -1)
-
-
 class _Large:
-    """Large parameters of one device, each widened to float64 a piece at a time."""
+    """Large parameters of one device, widened to float64 in pieces."""
 
     def __init__(
         self, scratch: Tensor, members: list[int], block_of: Sequence[int], num_blocks: int
@@ -332,54 +289,36 @@ class _Large:
         self._indices = members
         self._num_blocks = num_blocks
         self._blocks = torch.tensor([block_of[i] for i in members], device=scratch.device)
-        self._buffer = _two_rows(scratch, torch.float64)
+        self._buffer = scratch.view(torch.float64).view(2, -1)
 
-    def sums(
-        self, retain: Sequence[Tensor | None], forget: Sequence[Tensor | None], exact: bool
-    ) -> Tensor:
-        """The Gram matrix of each block, as far as these parameters go, [L, 2, 2]."""
-        sums = torch.stack([self._of_one(retain[i], forget[i], exact) for i in self._indices])
-        return sums.new_zeros(self._num_blocks, 2, 2).index_add_(
-            0, self._blocks, sums.view(-1, 2, 2)
-        )
+    def sums(self, retain: Side, forget: Side, exact: bool) -> Tensor:
+        """Contribution to the Gram matrix of each block, [L, 2, 2]."""
+        entries = [self._of_one(retain[i], forget[i], exact) for i in self._indices]
+        sums = torch.stack(entries).view(-1, 2, 2)
+        return sums.new_zeros(self._num_blocks, 2, 2).index_add_(0, self._blocks, sums)
 
     def _of_one(self, retain: Tensor | None, forget: Tensor | None, exact: bool) -> Tensor:
-        if (
-            not exact
-            and retain is not None
-            and forget is not None
-            and _sums_in_float32(retain, forget)
-        ):
-            pairs = list(
-                zip(
-                    *(torch.split(g.view(-1), _COARSE_PIECE) for g in (retain, forget)), strict=True
-                )
-            )
-            sums = [entry for r, f in pairs for entry in _gram_matrix(torch.dot, r, f)]
-            return torch.stack(sums).view(-1, 4).double().sum(0)
         if retain is None or forget is None:
             only = retain if retain is not None else forget
-            zero = self._buffer.new_zeros(())
-            square = (
-                zero
-                if only is None
-                else torch.stack([dot(x, x) for (x,), dot in self._pieces(only)]).sum()
-            )
-            return torch.stack(
-                [zero if retain is None else square, zero, zero, zero if forget is None else square]
-            )
-        sums = [
-            entry
-            for (r, f), dot in self._pieces(retain, forget)
-            for entry in _gram_matrix(dot, r, f)
-        ]
+            square = zero = self._buffer.new_zeros(())
+            if only is not None:
+                square = torch.stack([dot(x, x) for (x,), dot in self._pieces(only)]).sum()
+            sides = [zero if g is None else square for g in (retain, forget)]
+            return torch.stack([sides[0], zero, zero, sides[1]])
+        if not exact and _sums_in_float32(retain, forget):
+            split = [torch.split(g.view(-1), _COARSE_PIECE) for g in (retain, forget)]
+            pairs = list(zip(*split, strict=True))
+            sums = [entry for r, f in pairs for entry in _gram_matrix(torch.dot, r, f)]
+            return torch.stack(sums).view(-1, 4).double().sum(0)
+        pieces = self._pieces(retain, forget)
+        sums = [entry for (r, f), dot in pieces for entry in _gram_matrix(dot, r, f)]
         return torch.stack(sums).view(-1, 4).sum(0)
 
     def _pieces(
         self, *grads: Tensor
     ) -> Iterator[tuple[list[Tensor], Callable[[Tensor, Tensor], Tensor]]]:
-        """The gradients' pieces as flat float64 tensors, valid until the next, and how to take their dot products."""
-        # torch.dot keeps one long running sum, exact to 1e-12: plenty for float32, too little for float64 gradients.
+        """Pieces as flat float64 tensors, valid until the next, and the dot product for them."""
+        # torch.dot keeps one long running sum, exact to 1e-12: too little for float64 gradients
         dot = _dot_by_rows if grads[0].dtype == torch.float64 else torch.dot
         most = self._buffer.shape[1]
         if all(g.is_contiguous() for g in grads):
@@ -388,9 +327,7 @@ class _Large:
             step = max(1, most * grads[0].shape[0] // grads[0].numel())
         for start in range(0, grads[0].shape[0], step):
             pieces = [g[start : start + step] for g in grads]
-            if (
-                pieces[0].numel() > most
-            ):  # one row of a strided matrix can be longer than the buffer
+            if pieces[0].numel() > most:  # a row of a strided matrix, longer than the buffer
                 yield [p.to(self._buffer).reshape(-1) for p in pieces], dot
             else:
                 flat = [b[: p.numel()] for b, p in zip(self._buffer, pieces, strict=False)]
@@ -400,7 +337,6 @@ class _Large:
 
 
 def _gram_matrix(dot: Callable[[Tensor, Tensor], Tensor], r: Tensor, f: Tensor) -> list[Tensor]:
-    """Its four entries, row by row."""
     product = dot(r, f)
     return [dot(r, r), product, product, dot(f, f)]
 

@@ -1,11 +1,8 @@
-"""What a backward pass is taken of: losses of a model's predictions, summed.
+"""Objectives: summed losses of a model's predictions, for one backward pass.
 
-In:  what the model predicted where there is a label (for an image its class, for a text each answer token), and where
-     the objective asks for it what the original model predicted there.
-Out: the sum over predictions, or over records for objectives of whole records, so that the caller's division by their
-     number is exact over unequal batches, accumulation and processes.
-
-Signs: a retain objective is lowered, a forget objective is raised.
+The caller divides a sum by its number of terms (predictions, or records for objectives of whole
+records), which is exact over unequal batches, accumulation and processes. A retain objective is
+lowered, a forget objective raised.
 """
 
 from __future__ import annotations
@@ -22,19 +19,20 @@ from torch.nn import functional as F
 from hamu.core.plugins import made, with_plugins
 from hamu.errors import HamuError, unknown
 
-IGNORED = -100  # the label of what is not scored, transformers' convention
+IGNORED = -100  # label without a score, transformers' convention
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A batch's predictions where there is a label.
+    """Predictions of a batch, where it has labels.
 
     Attributes:
         logits: [N, K].
         labels: [N], int64.
-        record: [N], the batch row that each belongs to.
+        record: [N], the batch row of each.
         records: the number of batch rows.
-        limits: [records, 2], the losses between which a bounded objective wants each record; None without.
+        limits: [records, 2], lower and upper limit of each record's loss, for the objective
+            "bounded".
     """
 
     logits: Tensor
@@ -45,35 +43,29 @@ class Scored:
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, limits: Tensor | None = None) -> Scored:
-        """From a model's output and a batch's labels.
+        """Select the labelled predictions of a model's output.
 
         Args:
             logits: [B, K] of a classifier, or [B, T, K] of a language model.
-            labels: [B], or [B, T] with -100 where nothing is scored; there position t is predicted at t-1.
+            labels: [B], or [B, T] with -100 for no score; position t-1 predicts t.
             limits: see the class.
 
         Raises:
             HamuError: if the model did not predict at each of the T tokens.
         """
+        count = len(labels)
         if labels.dim() == 1:
-            return cls(
-                logits, labels, torch.arange(len(labels), device=labels.device), len(labels), limits
-            )
+            return cls(logits, labels, torch.arange(count, device=labels.device), count, limits)
         if logits.shape[:2] != labels.shape:
             raise HamuError(
-                f"the model predicts at {logits.shape[1]} places of a text of {labels.shape[1]} tokens; one that puts "
-                f"tokens of its own before the text, as prompt tuning does, cannot be scored"
+                f"the model predicts at {logits.shape[1]} places of a text of {labels.shape[1]} "
+                f"tokens; one that puts tokens of its own before the text, as prompt tuning does, "
+                f"cannot be scored"
             )
-        record, position = (labels[:, 1:] != IGNORED).nonzero(
-            as_tuple=True
-        )  # the one wait for the device
-        return cls(
-            logits[:, :-1][record, position],
-            labels[:, 1:][record, position],
-            record,
-            len(labels),
-            limits,
-        )
+        scored = labels[:, 1:] != IGNORED
+        record, position = scored.nonzero(as_tuple=True)  # the one wait for the device
+        chosen = logits[:, :-1][record, position]
+        return cls(chosen, labels[:, 1:][record, position], record, count, limits)
 
     def detached(self) -> Scored:
         """The same, without a graph."""
@@ -85,16 +77,16 @@ class Scored:
 
 
 def count_predictions(labels: Tensor) -> Tensor | int:
-    """How many predictions are scored in a batch with these labels; nothing waits for it."""
+    """Number of scored predictions of a batch, without a host synchronisation."""
     return len(labels) if labels.dim() == 1 else (labels[:, 1:] != IGNORED).sum()
 
 
 class Objective(ABC):
-    """One loss. `name` is what methods and the command line call it.
+    """Loss with a name, for methods and the command line.
 
     Attributes:
         needs_original: whether it compares with the original model.
-        per_record: whether its sum is over records; otherwise it is over predictions.
+        per_record: whether it sums over records instead of predictions.
     """
 
     name: ClassVar[str]
@@ -107,14 +99,14 @@ class Objective(ABC):
 
         Args:
             scored: the model's predictions.
-            original: [N, K] logits of the model before unlearning at the same places, where `needs_original`.
+            original: [N, K] logits of the model before unlearning, if `needs_original`.
 
         Returns:
             0-dim, float32 or wider.
         """
 
     def count(self, labels: Tensor) -> Tensor | int:
-        """The number of terms of the sum in a batch with these labels."""
+        """Number of terms of the sum over a batch."""
         return len(labels) if self.per_record else count_predictions(labels)
 
 
@@ -129,7 +121,7 @@ class CrossEntropy(Objective):
 
 
 class KLToOriginal(Objective):
-    """KL(p_original ‖ p_model) (Maini et al. 2024, on retain data; Kurmanji et al. 2023, on both)."""
+    """KL(p_original ‖ p_model) (Maini et al. 2024, retain; Kurmanji et al. 2023, both sides)."""
 
     name = "kl_to_original"
     needs_original = True
@@ -142,7 +134,8 @@ class KLToOriginal(Objective):
 class ScrubRetain(Objective):
     """γ·CE + α·KL(p_original ‖ p_model), α = 0.001, γ = 0.99 (Kurmanji et al. 2023; HAMU, App. D).
 
-    The published code softens both distributions with a temperature; here, as in the paper's text, it is 1.
+    The published code softens both distributions with a temperature; here, as in the paper's text,
+    it is 1.
     """
 
     name = "scrub_retain"
@@ -152,16 +145,15 @@ class ScrubRetain(Objective):
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
         """Sum of γ·CE + α·KL over predictions."""
-        return self.gamma * CrossEntropy().total(scored, None) + self.alpha * _kl(
-            original, scored.logits
-        )
+        cross_entropy = CrossEntropy().total(scored, None)
+        return self.gamma * cross_entropy + self.alpha * _kl(original, scored.logits)
 
 
 class NegativePreference(Objective):
-    """(2/β)·log σ(-β·log(π/π_original)), to be raised: the negative of the NPO loss (Zhang et al. 2024), β = 0.1.
+    """(2/β)·log σ(-β·log(π/π_original)), to be raised: NPO's loss negated (Zhang et al. 2024).
 
-    π is the probability of a record's whole answer. While π = π_original its gradient is that of the answer's
-    negative log-likelihood; it fades as the record is forgotten.
+    β = 0.1; π is the probability of a record's whole answer. At π = π_original the
+    gradient is that of the answer's negative log-likelihood; it fades as the record is forgotten.
     """
 
     name = "npo"
@@ -171,16 +163,15 @@ class NegativePreference(Objective):
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
         """Sum over records."""
-        ratio = _log_likelihood(_required(original), scored.labels) - _log_likelihood(
-            scored.logits, scored.labels
-        )
+        before = _log_likelihood(_required(original), scored.labels)
+        ratio = before - _log_likelihood(scored.logits, scored.labels)
         return 2.0 / self.beta * F.logsigmoid(self.beta * scored.per_record(ratio)).sum()
 
 
 class SimpleNegativePreference(Objective):
-    """(2/β)·log σ(-(β/|y|)·log π - γ), to be raised: the negative of SimNPO's loss (Fan et al. 2024), β = 2.5, γ = 0.
+    """(2/β)·log σ(-(β/|y|)·log π - γ), to be raised: SimNPO's loss negated (Fan et al. 2024).
 
-    |y| is the number of the answer's tokens.
+    β = 2.5, γ = 0; |y| is the number of the answer's tokens.
     """
 
     name = "simnpo"
@@ -191,21 +182,19 @@ class SimpleNegativePreference(Objective):
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
         """Sum over records."""
         likelihood = _log_likelihood(scored.logits, scored.labels)
-        mean = scored.per_record(likelihood) / scored.per_record(torch.ones_like(likelihood)).clamp(
-            min=1
-        )
+        tokens = scored.per_record(torch.ones_like(likelihood)).clamp(min=1)
+        mean = scored.per_record(likelihood) / tokens
         return 2.0 / self.beta * F.logsigmoid(-self.beta * mean - self.gamma).sum()
 
 
 class Bounded(Objective):
-    """Log-odds of each record's loss, up to its limit T_i: mean of min(o(L_i), o(T_i)), to be raised.
+    """Mean of min(o(L_i), o(T_i)), to be raised: each record's log-odds, up to its limit T_i.
 
-    L_i is the mean cross-entropy of record i over its predictions and o(L) = log(e^L - 1), the log-odds that the model
-    does not predict it. o rises with L and is nearly L from L = 3 on, so o(min(L_i, T_i)) = min(o(L_i), o(T_i)) and a
-    record that has reached T_i gives no gradient. Below that the gradient of L_i itself fades with L_i: records that
-    the model is sure of would hardly move while others rise. With the odds each record weighs the same.
-
-    A record above its upper limit U_i is lowered again: the term -max(0, o(L_i) - o(U_i)).
+    L_i is record i's mean cross-entropy and o(L) = log(e^L - 1), its log-odds against the
+    prediction. o rises with L, so a record that has reached T_i gives no gradient. Below T_i the
+    gradient of L_i itself fades with L_i, and records of confident predictions would hardly move;
+    with log-odds each record weighs the same. A record above its upper limit U_i is lowered again:
+    -max(0, o(L_i) - o(U_i)).
     """
 
     name = "bounded"
@@ -215,7 +204,8 @@ class Bounded(Objective):
         """Sum over records."""
         if scored.limits is None:
             raise HamuError(
-                "the objective bounded needs a limit for each record: a goal sets them (--goal, --target_forget_loss)"
+                "the objective bounded needs a limit for each record: a goal sets them (--goal, "
+                "--target_forget_loss)"
             )
         aim, most = log_odds(scored.limits.to(scored.logits.device, torch.float32)).unbind(1)
         odds = _record_log_odds(scored)
@@ -228,12 +218,12 @@ def log_odds(loss: Tensor) -> Tensor:
 
 
 def loss_at(odds: Tensor) -> Tensor:
-    """The loss with these log-odds: the inverse of `log_odds`."""
+    """Inverse of `log_odds`."""
     return F.softplus(odds, threshold=40)
 
 
 def _record_log_odds(scored: Scored) -> Tensor:
-    """`log_odds` of each record's mean loss, [records]; of single predictions exact, however sure the model is."""
+    """`log_odds` of each record's mean loss, [records]; exact for records of one prediction."""
     logits, labels = _wide(scored.logits), scored.labels[:, None]
     others = logits.scatter(1, labels, -math.inf).logsumexp(1)
     odds = others - logits.gather(1, labels)[:, 0]
@@ -253,22 +243,13 @@ _OURS: tuple[type[Objective], ...] = (
 )
 
 
-def objective_classes(asked: str | None = None) -> dict[str, type[Objective]]:
-    """All known objectives by name: ours, and those that installed packages name in group `hamu.objectives`.
-
-    Args:
-        asked: the one that is looked for; if an installed package has it and cannot be loaded, that is an error.
-    """
-    return with_plugins(_OURS, "hamu.objectives", "objective", asked=asked)
-
-
 def build_objective(name: str) -> Objective:
     """Make an objective by name.
 
     Raises:
-        HamuError: if the name is unknown, or its class cannot be loaded or made.
+        HamuError: if the name is unknown, or its class fails to load.
     """
-    classes = objective_classes(name)
+    classes = with_plugins(_OURS, "hamu.objectives", "objective", asked=name)
     if name not in classes:
         raise unknown("objective", name, classes)
     return made("objective", classes[name])
@@ -281,7 +262,8 @@ def _wide(logits: Tensor) -> Tensor:
 def _required(original: Tensor | None) -> Tensor:
     if original is None:
         raise HamuError(
-            "this objective needs the original model's predictions; take the logits of an OriginalModel"
+            "this objective needs the original model's predictions; take the logits of an "
+            "OriginalModel"
         )
     return original
 
@@ -289,9 +271,7 @@ def _required(original: Tensor | None) -> Tensor:
 def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
     target = _wide(_required(original)).log_softmax(-1)
     terms = F.kl_div(_wide(logits).log_softmax(-1), target, reduction="none", log_target=True)
-    return terms.masked_fill_(
-        target == -math.inf, 0.0
-    ).sum()  # p log(p/q) is 0 at p = 0, its parts are not numbers
+    return terms.masked_fill_(target == -math.inf, 0.0).sum()  # p log(p/q) is 0 at p = 0
 
 
 def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What one combine of two gradients found and decided."""
+"""`PairStep`: the result of one combine of two gradients."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from hamu.core.gram import PairGram
 from hamu.core.methods.base import Weights
 
 Decision = Literal["step", "skip", "stop"]
-Cause = Literal[
-    "", "not finite", "infeasible", "out of range", "criterion"
-]  # of a step that is not taken
+Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
 
 
 @dataclass(frozen=True)
 class PairStep:
-    """What one combine found and decided. Tensors stay on the device; reading one is what synchronises.
+    """Result of one combine. Tensors stay on the device; reading one synchronises.
 
     Attributes:
-        gram: the Gram of the clipped gradients, [L].
+        gram: Gram of the clipped gradients, [L].
         weights: the method's weights for the clipped gradients, [L], with its constraint's status.
-        clip: 0-dim factors by which the retain and the forget gradient were clipped.
-        decision: "step" if `.grad` holds g*; "skip" or "stop" if `.grad` was emptied, so that no optimizer moves.
-        reason: why a step is not taken, in words; empty if it is.
-        kept: by side, the gradients that `combine` was asked to keep, as they were collected: of the losses as scaled
-            by a `GradScaler`, not clipped.
-        unscale: what removes that scale.
-        finite: whether all values of both gradients were; a `GradScaler` has to hear of it where they were not.
-        cause: the reason as one of a few words; empty if the step is taken.
+        clip: 0-dim clipping factors of the retain and the forget gradient.
+        decision: "step" if `.grad` holds g*; "skip" or "stop" if `.grad` is None, so that no
+            optimizer moves.
+        reason: for a skip or a stop, as a sentence; else empty.
+        kept: by side, the gradients that `combine` kept, as collected: scaled by a `GradScaler`,
+            not clipped.
+        unscale: factor that removes that scale.
+        finite: whether both gradients were finite; a `GradScaler` must hear of it if not.
+        cause: the reason as a keyword.
     """
 
     gram: PairGram
@@ -45,21 +44,18 @@ class PairStep:
     cause: Cause = ""
 
     def __repr__(self) -> str:
-        """Three lines: the decision and its reason, the gradients and their weights, the predicted changes.
-
-        All figures come in one transfer from the device.
-        """
+        """Decision, gradients with weights, predicted changes, in three lines; one transfer."""
         a, b = self.weights.retain, self.weights.forget
-        figures = (
-            *self.gradient_norms, self.cos, a.min(), a.max(), b.min(), b.max(), self.promised_retain_change,
-            self.promised_forget_change,
-        )  # fmt: skip
+        changes = (self.promised_retain_change, self.promised_forget_change)
+        figures = (*self.gradient_norms, self.cos, a.min(), a.max(), b.min(), b.max(), *changes)
         retain, forget, cos, a0, a1, b0, b1, of_retain, of_forget = torch.stack(figures).tolist()
         return (
             f"PairStep: {self.decision}{self.reason and f', {self.reason}'}\n"
-            f"  ‖g_r‖ {retain:.4g}, ‖g_f‖ {forget:.4g}, cosθ {cos:+.4f}; weights in {len(a):,} blocks: retain {a0:.4g} "
-            f"to {a1:.4g}, forget {b0:.4g} to {b1:.4g}\n"
-            f"  predicted per unit of learning rate: retain loss {of_retain:+.4g}, forget loss {of_forget:+.4g}"
+            f"  ‖g_r‖ {retain:.4g}, ‖g_f‖ {forget:.4g}, cosθ {cos:+.4f}; "
+            f"weights in {len(a):,} blocks: retain {a0:.4g} to {a1:.4g}, forget {b0:.4g} "
+            f"to {b1:.4g}\n"
+            f"  predicted per unit of learning rate: retain loss {of_retain:+.4g}, "
+            f"forget loss {of_forget:+.4g}"
         )
 
     @property
@@ -80,9 +76,8 @@ class PairStep:
     @property
     def gradient_norms(self) -> tuple[Tensor, Tensor]:
         """‖g_r‖ and ‖g_f‖ of the whole model before clipping, 0-dim."""
-        return self.gram.retain_sq.sum().sqrt() / self.clip[
-            0
-        ], self.gram.forget_sq.sum().sqrt() / self.clip[1]
+        retain, forget = (sq.sum().sqrt() for sq in (self.gram.retain_sq, self.gram.forget_sq))
+        return retain / self.clip[0], forget / self.clip[1]
 
     @property
     def combined_sq(self) -> Tensor:
@@ -92,7 +87,7 @@ class PairStep:
 
     @property
     def promised_retain_change(self) -> Tensor:
-        """First-order change of the clipped retain objective, g_r·Δw/η, 0-dim (F_r* of Theorem 4.1, over η)."""
+        """First-order change of the clipped retain objective, g_r·Δw/η = F_r*/η, 0-dim."""
         return self.gram.changes(self.weights.retain, self.weights.forget)[0]
 
     @property
@@ -102,12 +97,12 @@ class PairStep:
 
     @property
     def direct_share(self) -> Tensor | None:
-        """The share of blocks on the direct branch, 0-dim; None for methods without branches."""
+        """Share of blocks on the direct branch, 0-dim; None for methods without branches."""
         constraint = self.weights.constraint
         return None if constraint is None else constraint.direct.double().mean()
 
     @property
     def regime(self) -> Tensor | None:
-        """The whole model's regime (Fig. 1), 0-dim: 0 direct, 1 rectified, 2 collateral forgetting unavoidable."""
+        """Whole model's regime (Fig. 1), 0-dim, see `regime_at`; None without a constraint."""
         constraint = self.weights.constraint
         return None if constraint is None else constraint.regime

@@ -1,9 +1,9 @@
-"""What other packages add to ours: classes that their entry points name."""
+"""Classes that other packages add through entry points."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -25,21 +25,32 @@ def with_plugins(
     asked: str | None = None,
     needs_all: bool = False,
 ) -> dict[str, Named]:
-    """Classes by their attribute `name`: ours first, then those of installed packages.
+    """Classes by their attribute `name`: ours first, then those of `plugins`, which see."""
+    classes = {cls.name: cls for cls in ours}
+    return classes | plugins(group, kind, classes, asked=asked, needs_all=needs_all)
 
-    What cannot be loaded and is not asked for is skipped with a warning.
+
+def plugins(
+    group: str,
+    kind: str,
+    taken: Container[str],
+    *,
+    asked: str | None = None,
+    needs_all: bool = False,
+) -> dict[str, Any]:
+    """Classes of installed packages by name. Skips those that fail to load, with a warning.
 
     Args:
-        ours: what there is in any case.
         group: of the entry points.
-        kind: what an error calls such a class.
-        asked: the name of the class that is looked for.
-        needs_all: whether all are looked for.
+        kind: of the classes, for messages.
+        taken: names that HAMU uses itself.
+        asked: name of the class needed.
+        needs_all: whether every class is needed.
 
     Raises:
-        HamuError: if two have the same name, or what is asked for cannot be loaded.
+        HamuError: if two have the same name, or a class needed fails to load.
     """
-    classes = {cls.name: cls for cls in ours}
+    classes: dict[str, Any] = {}
     broken: dict[str, HamuError] = {}
     for point in points_of(group):
         try:
@@ -47,83 +58,67 @@ def with_plugins(
         except HamuError as error:
             broken[point.name] = error
             continue
-        if cls.name in classes:
+        if cls.name in taken or cls.name in classes:
             raise HamuError(
                 f"the {kind} {cls.name!r} of {point.value} has a name that is taken; rename it"
             )
         classes[cls.name] = cls
-    for name, damage in broken.items():
-        if needs_all or (name == asked and asked not in classes):
-            raise damage
-        _warn(f"warning: {damage}; it is skipped")
+    for name, failure in broken.items():
+        if needs_all or (name == asked and name not in taken and name not in classes):
+            raise failure
+        _warn(f"warning: {failure}; it is skipped")
     return classes
 
 
 def providers() -> dict[str, str]:
-    """The version of each installed package that adds something, by name."""
+    """Version of each installed package that adds a class, by name."""
     points = [point for group in GROUPS for point in points_of(group)]
     return {point.dist.name: point.dist.version for point in points if point.dist is not None}
 
 
 @cache
 def points_of(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, looked for once: what is installed later counts from the next start on."""
+    """Entry points of a group, searched once per process."""
     return tuple(entry_points(group=group))
 
 
 def made(kind: str, cls: type[Made], **settings: Any) -> Made:
-    """An instance of a class that a package may have added.
+    """Instance of a class that a package may have added.
 
     Raises:
-        HamuError: if it cannot be made; one that the class itself raises says what is wrong with the settings.
+        HamuError: if its constructor fails; a HamuError of the class itself passes through.
     """
     try:
         return cls(**settings)
     except HamuError:
         raise
-    except Exception as error:  # whatever the code of others does; the cause is kept
+    except Exception as error:  # foreign code may raise anything
+        name = cls.name  # type: ignore[attr-defined]
         raise HamuError(
-            f"the {kind} {cls.name} of {cls.__module__} cannot be made: {type(error).__name__}: "  # type: ignore[attr-defined]
+            f"the {kind} {name} of {cls.__module__} cannot be made: {type(error).__name__}: "
             f"{first_line(error)}; repair its package, or uninstall it"
         ) from error
 
 
 def _loaded(point: EntryPoint, kind: str) -> Any:
-    """The class of an entry point, which has a name.
-
-    Raises:
-        HamuError: if it has none, or is not there; the message says in which package.
-    """
-    package = (
-        "a package without a name"
-        if point.dist is None
-        else f"{point.dist.name} {point.dist.version}"
-    )
-    what = f"the {kind} {point.name} ({point.value})"
+    dist = point.dist
+    package = "a package without a name" if dist is None else f"{dist.name} {dist.version}"
+    what = f"the {kind} {point.name} ({point.value}) of {package}"
     try:
         cls = point.load()
         name = getattr(cls, "name", None)
-    except (
-        Exception
-    ) as error:  # whatever the code of others does when it is imported; the cause is kept
+    except Exception as error:  # foreign code may raise anything
         raise HamuError(
-            f"{what} of {package} cannot be loaded: {type(error).__name__}: {first_line(error)}; repair the package, "
-            f"or uninstall it"
+            f"{what} cannot be loaded: {type(error).__name__}: {first_line(error)}; repair the "
+            f"package, or uninstall it"
         ) from error
     if not isinstance(cls, type) or not isinstance(name, str):
-        raise HamuError(
-            f"{what} of {package} is not a class with a name; repair the package, or uninstall it"
-        )
-    if kind == "method" and (
-        name in ("", "..") or Path(name).name != name
-    ):  # a run's folder is called by it
-        raise HamuError(
-            f"{what} of {package} has the name {name!r}, which a folder cannot have; rename it"
-        )
+        raise HamuError(f"{what} is not a class with a name; repair the package, or uninstall it")
+    if kind == "method" and (name in ("", "..") or Path(name).name != name):  # names a run's folder
+        raise HamuError(f"{what} has the name {name!r}, which a folder cannot have; rename it")
     return cls
 
 
-@cache
+@cache  # one warning each
 def _warn(text: str) -> None:
-    """Once, however often names are looked up."""
     _logger.warning("%s", text)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hamu.core.modes import evaluating
+from hamu.core.forward import evaluating
 from hamu.errors import HamuError
 from hamu.models.language import longest_text
 

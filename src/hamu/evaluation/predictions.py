@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from hamu.core.distributed import rank, world_size
-from hamu.core.forward import predict_logits
-from hamu.core.modes import evaluating
+from hamu.core.forward import evaluating, predict_logits
 from hamu.core.objectives import Scored
 from hamu.errors import HamuError
 

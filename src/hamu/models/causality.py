@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hamu.core.forward import predict_logits
-from hamu.core.modes import evaluating, without_autocast
+from hamu.core.forward import evaluating, predict_logits, without_autocast
 from hamu.errors import HamuError
 
 

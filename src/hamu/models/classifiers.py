@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
 
-from hamu.core.blocks import trainable_parameters
-from hamu.core.forward import predict_logits
-from hamu.core.modes import evaluating
+from hamu.core.forward import evaluating, predict_logits
+from hamu.core.gram import trainable_parameters
 from hamu.data import ImageData
 from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line

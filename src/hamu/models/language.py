@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hamu.core.blocks import trainable_parameters
+from hamu.core.gram import trainable_parameters
 from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError, first_line
 from hamu.models.causality import check_is_causal

@@ -110,14 +110,14 @@ def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, T
     """What `save_pretrained` cannot ask a sharded model for; None for others."""
     if not is_sharded(model):
         return None
-    from hamu.core.distributed.sharding import whole_state  # loads what only sharded models need
+    from hamu.core.distributed.sharded import whole_state  # loads what only sharded models need
 
     return whole_state(model, names)
 
 
 def _put(target: Tensor, value: Tensor) -> None:
     if hasattr(target, "device_mesh"):
-        from hamu.core.distributed.sharding import shard_like
+        from hamu.core.distributed.sharded import shard_like
 
         value = shard_like(value, target)
     target.copy_(value)

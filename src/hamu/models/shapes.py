@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
-from hamu.core.forward import predict_logits
-from hamu.core.modes import evaluating
+from hamu.core.forward import evaluating, predict_logits
 from hamu.data.sources import HUB, is_of_hub
 from hamu.errors import HamuError
 from hamu.models.language import AdapterSettings, base_of, longest_text, with_adapter

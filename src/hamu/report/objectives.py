@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hamu.core.methods.registry import method_classes
+from hamu.core.methods import method_classes
 from hamu.core.objectives import CrossEntropy
 from hamu.report.run import Run
 

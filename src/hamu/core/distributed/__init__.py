@@ -1,7 +1,11 @@
-"""Who holds which gradient: the processes of a run, and sums over them."""
+"""Processes of a run, and the layouts of both gradients over them."""
 
-from hamu.core.distributed.layout import DataParallelLayout, is_sharded
-from hamu.core.distributed.layout_split import SplitPairing, side_of_process
+from hamu.core.distributed.layout import (
+    DataParallelLayout,
+    SplitPairing,
+    is_sharded,
+    side_of_process,
+)
 from hamu.core.distributed.processes import (
     all_reduced,
     barrier,

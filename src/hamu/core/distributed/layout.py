@@ -1,16 +1,26 @@
-"""Who holds which part of a gradient while two of them are combined.
+"""Layouts: the part of both gradients that each process measures and combines.
 
-A layout says which parts of both gradients this process measures and combines, how the Gram of the parts becomes that
-of the whole, and how the combined parts become the gradient that the optimizer sees. In `Replicated`, the default,
-every process holds everything (one process, or gradients that were averaged before); `DataParallelLayout` is that for
-several processes, which all take the first one's sums.
+A layout maps collected gradients to local parts, the Gram of the parts to that of the whole, and
+the combined parts to the gradient that the optimizer steps on. `Replicated` is the default: every
+process holds everything. `sharded.Sharded` is the layout of FSDP2.
+
+`SplitPairing` (paper, App. G.1) gives half of the processes retain data and half forget data. No
+process ever holds two gradients, at the traffic of plain data-parallel training:
+
+    1. each half sums and scatters its gradients: process h of a half has shard h of its side
+    2. partners (h of either half) swap halves of their shards: each has both sides of its own part
+    3. Gram of the part, summed over all processes: 3·L numbers
+    4. the part is combined where it is
+    5. all gather the combined parts
+
+Over d numbers and W processes each sends (1 - 2/W)·d + d/W + (1 - 1/W)·d = 2(W-1)/W·d.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -18,36 +28,44 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hamu.core.gram import SIDES, PairGram
+from hamu.errors import HamuError
 
 Grads = list[Tensor | None]
+# as torch 2.13 calls them, and as it did before
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+BUCKET = 1 << 22  # elements exchanged at once, unless one tensor is larger
 
 
 def is_flattened(model: nn.Module) -> bool:
-    """Whether a model, or a part of it, is wrapped in FullyShardedDataParallel (FSDP1)."""
-    fsdp = sys.modules.get(
-        "torch.distributed.fsdp"
-    )  # where it was not loaded, nothing is wrapped in it
+    """Whether FullyShardedDataParallel (FSDP1) wraps a model or a part of it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not loaded: nothing is wrapped
     if fsdp is None:
         return False
     wrapped = any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules())
-    return wrapped or any(
-        getattr(p, "_fsdp_flattened", False) for p in model.parameters()
-    )  # what it wraps, by itself
+    return wrapped or any(getattr(p, "_fsdp_flattened", False) for p in model.parameters())
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` has sharded a model; its parameters may be gathered just now, what it saves is not."""
+    """Whether `fully_shard` sharded a model; valid while parameters are gathered too."""
     return any(hasattr(value, "device_mesh") for value in model.state_dict().values())
 
 
+def drained(grads: Grads) -> Iterator[Tensor | None]:
+    """Each in turn; the list drops it, so that its memory is freed after use."""
+    for number, grad in enumerate(grads):
+        grads[number] = None
+        yield grad
+
+
 class Layout(Protocol):
-    """What this process holds of both gradients, and how the parts of all processes become the whole.
+    """Local part of both gradients, and its relation to the whole.
 
     Attributes:
-        sides: whose gradient this process collects.
+        sides: sides whose gradient this process collects.
         parts: a tensor like each part that this process measures and combines.
         block_of: the block of each part.
-        is_whole: whether the parts are all there is, so that no other process needs to be asked.
+        is_whole: whether the parts are everything.
     """
 
     sides: tuple[str, ...]
@@ -56,27 +74,20 @@ class Layout(Protocol):
     is_whole: bool
 
     def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
-        """The parts of the retain and of the forget gradient, from what this process collected; uses it up."""
+        """Parts of the retain and of the forget gradient; uses the collected gradients up."""
 
     def total(self, gram: PairGram) -> PairGram:
-        """The Gram of the whole gradients from that of the parts."""
+        """Gram of the whole gradients from that of the parts."""
 
     def give(self, combined: Grads) -> Grads:
-        """The gradient of each parameter from the combined parts; uses them up."""
+        """Gradient of each parameter from the combined parts; uses them up."""
 
     def agree(self, numbers: Tensor) -> Tensor:
-        """What each process has summed up over whole tensors, as all are to take it."""
-
-
-def drained(grads: Grads) -> Iterator[Tensor | None]:
-    """Each in turn; the list lets go of it, so that it is freed once it has been used."""
-    for number, grad in enumerate(grads):
-        grads[number] = None
-        yield grad
+        """Sums over whole tensors, made equal on all processes."""
 
 
 class Replicated:
-    """A layout in which this process holds everything: all parts, and their whole gradients."""
+    """Every process holds both whole gradients."""
 
     sides: tuple[str, ...] = SIDES
     is_whole = True
@@ -84,38 +95,214 @@ class Replicated:
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
         self.parts, self.block_of = parameters, block_of
 
-    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
-        """Both gradients as they are."""
+    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:  # noqa: D102
         return grads["retain"], grads["forget"]
 
-    def total(self, gram: PairGram) -> PairGram:
-        """The Gram as it is: that of the parts is that of the whole."""
+    def total(self, gram: PairGram) -> PairGram:  # noqa: D102
         return gram
 
-    def give(self, combined: Grads) -> Grads:
-        """The combined gradients as they are."""
+    def give(self, combined: Grads) -> Grads:  # noqa: D102
         return combined
 
-    def agree(self, numbers: Tensor) -> Tensor:
-        """The numbers as they are: they are of whole tensors already."""
+    def agree(self, numbers: Tensor) -> Tensor:  # noqa: D102
         return numbers
 
 
 class DataParallelLayout(Replicated):
-    """A layout in which every process holds everything; all take the sums of the first one.
+    """Every process holds both whole gradients and takes the sums of the first process.
 
-    Other processors, or another number of threads, round sums otherwise. A step that is taken, clipped or ended by a
-    hair in one process alone would part them.
+    Other processors, or another number of threads, round sums otherwise; a decision taken by a hair
+    on one process alone would part them.
     """
 
     def total(self, gram: PairGram) -> PairGram:
-        """The Gram that the first process has summed up."""
-        retain_sq, forget_sq, dot = self.agree(
-            torch.stack([gram.retain_sq, gram.forget_sq, gram.dot])
-        )
-        return replace(gram, retain_sq=retain_sq, forget_sq=forget_sq, dot=dot)
+        """Gram that the first process measured."""
+        sums = self.agree(torch.stack([gram.retain_sq, gram.forget_sq, gram.dot]))
+        return replace(gram, retain_sq=sums[0], forget_sq=sums[1], dot=sums[2])
 
     def agree(self, numbers: Tensor) -> Tensor:
-        """The numbers of the first process."""
+        """Numbers of the first process."""
         dist.broadcast(numbers, src=0)
         return numbers
+
+
+def summed(gram: PairGram, group: dist.ProcessGroup | None = None) -> PairGram:
+    """Sum of the Grams of all processes of a group."""
+    sums = torch.stack([gram.retain_sq, gram.forget_sq, gram.dot])
+    dist.all_reduce(sums, group=group)
+    return PairGram(sums[0], sums[1], sums[2], gram.eps)
+
+
+def check_even(count: int) -> None:
+    """Check that a number of processes is even.
+
+    Raises:
+        HamuError: if not.
+    """
+    if count % 2:
+        raise HamuError(f"split pairing needs an even number of processes; there are {count}")
+
+
+def side_of_process(rank: int, count: int) -> str:
+    """Side of a process's data: retain in the first half of the processes, forget in the second."""
+    return SIDES[rank // (count // 2)]
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Parameters exchanged together, as one flat tensor.
+
+    Attributes:
+        members: (number of the parameter, its start, its end) in the flat tensor.
+        size: of the flat tensor, a multiple of the number of processes.
+        own: (number of the parameter, start, end) of the pieces in this process's part, within it.
+    """
+
+    members: list[tuple[int, int, int]]
+    size: int
+    own: list[tuple[int, int, int]]
+
+
+class SplitPairing:
+    """Split pairing; see above.
+
+    Args:
+        parameters: the trainable parameters, the same on all processes.
+        block_of: the block of each.
+
+    Attributes:
+        half: the number of processes of a half.
+
+    Raises:
+        HamuError: if the number of processes is not even.
+    """
+
+    is_whole = False
+
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
+        self._world = dist.get_world_size() if dist.is_initialized() else 1
+        check_even(self._world)
+        rank = dist.get_rank()
+        self.half = self._world // 2
+        self._place = rank % self.half  # within it
+        self._partner = (rank + self.half) % self._world
+        self.sides: tuple[str, ...] = (side_of_process(rank, self._world),)
+        self._is_retain = self.sides == ("retain",)
+        groups = [dist.new_group(list(range(start, start + self.half))) for start in (0, self.half)]
+        self._group = groups[0 if self._is_retain else 1]
+        self._parameters = parameters
+        self._buckets = self._bucketed()
+        self.block_of: Sequence[int] = [
+            block_of[number] for b in self._buckets for number, _, _ in b.own
+        ]
+        self.parts: Sequence[Tensor] = [  # expanded, so that they take no memory
+            parameters[number].detach().new_empty(1).expand(end - start)
+            for b in self._buckets
+            for number, start, end in b.own
+        ]
+        self._present: list[bool] = []
+
+    def _bucketed(self) -> list[_Bucket]:
+        """Parameters in order, with like precision together, up to `BUCKET` elements each."""
+        buckets: list[_Bucket] = []
+        members: list[tuple[int, int, int]] = []
+        end = 0
+        for number, parameter in enumerate(self._parameters):
+            other = bool(members) and self._parameters[members[0][0]].dtype != parameter.dtype
+            if members and (other or end + parameter.numel() > BUCKET):
+                buckets.append(self._bucket(members, end))
+                members, end = [], 0
+            members.append((number, end, end + parameter.numel()))
+            end += parameter.numel()
+        return [*buckets, self._bucket(members, end)]
+
+    def _bucket(self, members: list[tuple[int, int, int]], end: int) -> _Bucket:
+        size = -(-end // self._world) * self._world
+        part = size // self._world
+        # the retain side keeps the first half of a shard; the last member gets the padding
+        start = (2 * self._place + (not self._is_retain)) * part
+        filled = [*members[:-1], (*members[-1][:2], size)]
+        own = [
+            (number, max(a, start) - start, min(b, start + part) - start)
+            for number, a, b in filled
+            if a < start + part and b > start
+        ]
+        return _Bucket(members, size, own)
+
+    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
+        """Steps 1 and 2, a bucket at a time; each gradient is freed once it is on its way."""
+        mine = grads[self.sides[0]]
+        device = self._parameters[0].device
+        present = torch.tensor([g is not None for g in mine], dtype=torch.int32, device=device)
+        dist.all_reduce(present)
+        self._present = (present > 0).tolist()
+        retain: Grads = []
+        forget: Grads = []
+        for bucket in self._buckets:
+            r, f = self._swapped(self._scattered(self._packed(bucket, mine)))
+            for _, start, end in bucket.own:
+                retain.append(r[start:end])
+                forget.append(f[start:end])
+        return retain, forget
+
+    def _packed(self, bucket: _Bucket, grads: Grads) -> Tensor:
+        flat = self._parameters[bucket.members[0][0]].new_zeros(bucket.size)
+        for number, start, end in bucket.members:
+            grad = grads[number]
+            if grad is not None:
+                flat[start:end].view(grad.shape).copy_(grad)
+                grads[number] = None
+            del grad
+        return flat
+
+    def _scattered(self, flat: Tensor) -> Tensor:
+        """The shard of its half's sum that this process keeps."""
+        if self.half == 1:
+            return flat
+        shard = flat.new_empty(len(flat) // self.half)
+        _reduce_scatter(shard, flat, group=self._group)
+        return shard
+
+    def _swapped(self, shard: Tensor) -> tuple[Tensor, Tensor]:
+        """The retain and the forget side of this process's part, half a shard each."""
+        first, second = shard.chunk(2)
+        kept, sent = (first, second) if self._is_retain else (second, first)
+        received = torch.empty_like(sent)
+        send = dist.P2POp(dist.isend, sent.contiguous(), self._partner)
+        receive = dist.P2POp(dist.irecv, received, self._partner)
+        for work in dist.batch_isend_irecv([send, receive]):
+            work.wait()
+        kept = kept.clone()  # so that the other half of the shard is freed
+        return (kept, received) if self._is_retain else (received, kept)
+
+    def total(self, gram: PairGram) -> PairGram:
+        """Step 3."""
+        return summed(gram)
+
+    def agree(self, numbers: Tensor) -> Tensor:
+        """Numbers as they are."""
+        return numbers
+
+    def give(self, combined: Grads) -> Grads:
+        """Step 5; the gradients are views of one buffer per bucket."""
+        whole: Grads = [None] * len(self._parameters)
+        parts = drained(combined)
+        for bucket in self._buckets:
+            flat = self._gathered(bucket, parts)
+            for number, start, end in bucket.members:
+                if self._present[number]:
+                    whole[number] = flat[start:end].view(self._parameters[number].shape)
+        return whole
+
+    def _gathered(self, bucket: _Bucket, parts: Iterator[Tensor | None]) -> Tensor:
+        like = self._parameters[bucket.members[0][0]]
+        part = like.new_zeros(bucket.size // self._world)
+        for (_, start, end), piece in zip(bucket.own, parts, strict=False):
+            if piece is not None:
+                part[start:end].copy_(piece)
+        gathered = like.new_empty(bucket.size)
+        _all_gather(gathered, part)
+        if self.half == 1:
+            return gathered
+        # all first halves come before all second halves
+        return gathered.view(2, self.half, -1).transpose(0, 1).reshape(-1)

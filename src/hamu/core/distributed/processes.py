@@ -1,4 +1,4 @@
-"""The processes of a run, as torchrun or accelerate started them; a run without either is one process."""
+"""Processes of a run, started by torchrun or accelerate; otherwise there is one."""
 
 from __future__ import annotations
 
@@ -14,35 +14,28 @@ from torch import Tensor
 from hamu.errors import HamuError
 
 T = TypeVar("T")
-_INTEGERS = {
-    1: torch.int8,
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}  # by size of an element in bytes
-_PIECE = 1 << 20  # elements that are widened at a time
-_GOLDEN = (
-    -0x61C8864680B583EB
-)  # 2⁶⁴ over the golden ratio, as a signed number: odd, with bits of no pattern
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by element size
+_PIECE = 1 << 20  # elements widened at a time
+_GOLDEN = -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, signed: odd, with bits of no pattern
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Number of processes."""
     return dist.get_world_size() if _is_on() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Number of this process, from 0."""
     return dist.get_rank() if _is_on() else int(os.environ.get("RANK", "0"))
 
 
 def is_main() -> bool:
-    """Whether this process is the one that prints and writes."""
+    """Whether this process prints and writes."""
     return rank() == 0
 
 
 def all_reduced(values: Tensor) -> Tensor:
-    """The sum of a tensor over all processes; the tensor itself where there is one process."""
+    """Sum of a tensor over all processes; the tensor itself where there is one process."""
     if not _is_on() or dist.get_world_size() == 1:
         return values
     values = values.clone()
@@ -51,17 +44,17 @@ def all_reduced(values: Tensor) -> Tensor:
 
 
 def barrier() -> None:
-    """Return once every process has come here."""
+    """Return once every process has called it."""
     if _is_on():
         dist.barrier()
 
 
 def leave() -> None:
-    """Leave the other processes, at the end; does nothing where there are none.
+    """Leave the process group at the end of a run.
 
-    Gloo's threads hold tensors of the last collectives. One that lets go of them while the interpreter is being taken
-    down aborts a process whose work is done ("terminate called without an active exception"). So what still refers to
-    these tensors is collected before, and the groups themselves after, as long as there is an interpreter.
+    Gloo's threads hold tensors of the last collectives. A thread that frees them during interpreter
+    shutdown aborts the process ("terminate called without an active exception"), so garbage is
+    collected before and after.
     """
     if not _is_on():
         return
@@ -71,7 +64,7 @@ def leave() -> None:
 
 
 def from_main(find: Callable[[], T]) -> T:
-    """What the main process finds, on every process; an error of it is raised on every process too."""
+    """Result of the main process, on every process; its error is raised on every process too."""
     if not _is_on() or dist.get_world_size() == 1:
         return find()
     found: list[Any] = [None, None]
@@ -87,7 +80,7 @@ def from_main(find: Callable[[], T]) -> T:
 
 
 def broadcast(tensors: Sequence[Tensor]) -> None:
-    """Give every process the main one's values, in place."""
+    """Copy the main process's values to every process, in place."""
     if not _is_on() or dist.get_world_size() == 1:
         return
     for tensor in tensors:
@@ -95,7 +88,7 @@ def broadcast(tensors: Sequence[Tensor]) -> None:
 
 
 def check_equal(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-    """Compare tensors over all processes, bit by bit, by a digest of 64 bits of each; see `digest_of_bits`.
+    """Compare tensors over all processes by their `digest_of_bits`.
 
     Raises:
         HamuError: on every process, naming the first tensor that differs.
@@ -108,17 +101,17 @@ def check_equal(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
     differing = (ends[0] != -ends[1]).nonzero().flatten().tolist()
     if differing:
         raise HamuError(
-            f"{names[differing[0]]} is not the same on all processes; do all start from the same model, with the same "
-            f"libraries?"
+            f"{names[differing[0]]} is not the same on all processes; do all start from the same "
+            f"model, with the same libraries?"
         )
 
 
 def digest_of_bits(tensor: Tensor) -> Tensor:
-    """A number that tells apart tensors of one shape and type, 0-dim int64, on their device; nothing waits for it.
+    """Digest of a tensor's bits, 0-dim int64 on its device, without a host synchronisation.
 
-    The sum, modulo 2⁶⁴, of each element's bits scrambled by a factor of its place. One element that differs changes it
-    for certain; several that do, or stand in each other's places, by all but a chance of about 2⁻⁶⁴. Strides do not
-    count. Of a large tensor a piece at a time is widened.
+    The sum, modulo 2⁶⁴, of each element's bits scrambled by a factor of its place. One different
+    element changes it for certain; several, or permuted ones, with a probability of about 1 - 2⁻⁶⁴.
+    Strides do not count.
     """
     bits = tensor.detach().view(_INTEGERS[tensor.element_size()])
     rows = bits.reshape(1) if bits.dim() == 0 else bits
@@ -134,13 +127,13 @@ def digest_of_bits(tensor: Tensor) -> Tensor:
 
 
 def _odd_factors(count: int, device: torch.device) -> Tensor:
-    """Odd int64 without a pattern, one for each place."""
+    """Odd int64 without a pattern, one per place."""
     mixed = torch.arange(1, count + 1, device=device).mul_(_GOLDEN)
     return _folded(_folded(mixed).mul_(_GOLDEN)).bitwise_or_(1)
 
 
 def _folded(values: Tensor) -> Tensor:
-    """The upper half of int64 bits joined to the lower, in place: products carry differences upwards alone."""
+    """XOR of the upper half into the lower, in place: products carry differences upwards only."""
     return values.bitwise_xor_((values >> 32).bitwise_and_(0xFFFFFFFF))
 
 

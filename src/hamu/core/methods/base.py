@@ -1,50 +1,148 @@
-"""What a method is: a pure function from a `PairGram` to one weight per block and side.
+"""Parts of a method: its weights, the standing of its constraint, its stopping rule.
 
-In:  the Gram of the (clipped) batch gradients, [L] float64.
-Out: `Weights` (a, b), with which the equivalent gradient is g* = a_i·g_r,i + b_i·g_f,i.
+A method is a pure function from the `PairGram` of the (clipped) batch gradients, [L] float64, to
+`Weights` (a, b) of the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i. It is vectorised over blocks
+and decides nothing on the host, so one block costs as much as a thousand.
 
-A method sees no gradient, no model and no optimizer. It is vectorised over the blocks, takes no decision on
-the host, and so costs the same for one block and for a thousand.
+The stopping criterion is that of the paper (Theorem 4.4, App. C), made robust to noisy batches.
+Each step has a headroom: the largest demand that costs the other objective nothing, over the demand
+made. Below 1, any step that meets this demand raises the other loss, if the objectives are in
+conflict at all; a smaller demand may still be free (`ConstraintStatus.some_demand_is_free`).
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from hamu.core.gram import PairGram, Side
-from hamu.core.methods.stopping import StoppingRule
+from hamu.errors import HamuError
 
 OnInfeasible = Literal["stop", "clamp", "skip"]
+Criterion = Literal["aggregate", "any", "global", "off"]
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """Stop once the headroom has fallen below 1 + margin.
+
+    Args:
+        criterion: source of the headroom. "aggregate": the sum over blocks (App. C, the paper's
+            choice), met only by a step that has a price; "any": the worst block; "global": the
+            whole model as one vector (Theorem 4.4); "off".
+        margin: stop this much earlier, as a share of the demand (ε of Sec. 6.1, made relative).
+        patience: number of consecutive steps that must meet the criterion (App. G.3).
+        window: number of steps over which to average the headroom (App. G.3).
+
+    Raises:
+        HamuError: if a value is out of range.
+    """
+
+    criterion: Criterion = "aggregate"
+    margin: float = 0.0
+    patience: int = 1
+    window: int = 1
+
+    def __post_init__(self) -> None:
+        if self.criterion not in get_args(Criterion):
+            raise HamuError(
+                f"stopping criterion {self.criterion!r} is unknown; choose aggregate, any, "
+                f"global or off"
+            )
+        if not self.margin >= 0:
+            raise HamuError(f"stopping margin {self.margin} is negative; use 0 or more")
+        if self.patience < 1 or self.window < 1:
+            raise HamuError(
+                f"patience {self.patience} and window {self.window} must be at least 1 step"
+            )
+
+
+class StoppingMemory:
+    """Memory of a `StoppingRule` from step to step, on the host."""
+
+    def __init__(self, rule: StoppingRule) -> None:
+        self.rule = rule
+        self._headrooms: deque[float] = deque(maxlen=rule.window)
+        self._met_in_a_row = 0
+
+    def update(self, headroom: float, conflict: bool = True) -> bool:
+        """Add one step's headroom; return whether to stop before that step.
+
+        Args:
+            headroom: `free_limit` over `clipped_demand`.
+            conflict: see `ConstraintStatus.conflict`; without it the step has no price.
+        """
+        if self.rule.criterion == "off":
+            return False
+        enough = 1.0 + self.rule.margin
+        self._headrooms.append(headroom if conflict else max(headroom, enough))
+        mean = sum(self._headrooms) / len(self._headrooms)
+        full = len(self._headrooms) == self.rule.window
+        met = conflict and full and mean < enough
+        self._met_in_a_row = self._met_in_a_row + 1 if met else 0
+        return self._met_in_a_row >= self.rule.patience
+
+    def explain(
+        self, demand: float, clipped_demand: float, free_limit: float, some_demand_is_free: bool
+    ) -> str:
+        """Name the rule met and its figures; for the arguments see `ConstraintStatus`."""
+        rule = self.rule
+        how: list[str] = [rule.criterion]
+        how += [f"margin {rule.margin:g}"] if rule.margin else []
+        how += [f"mean of {rule.window} steps"] if rule.window > 1 else []
+        how += [f"{rule.patience} steps in a row"] if rule.patience > 1 else []
+        criterion = ", ".join(how)
+        if not some_demand_is_free:
+            return (
+                f"the demand {clipped_demand:.4g} has a price ({criterion}), and so has every "
+                f"smaller one: every further step must hurt"
+            )
+        relation = "exceeds" if clipped_demand > free_limit else "comes too near to"
+        left = math.floor(100 * free_limit / (demand * (1.0 + rule.margin)))
+        to = f"at most {left}%" if left >= 1 else "less than 1%"
+        return (
+            f"the demand {clipped_demand:.4g} {relation} {free_limit:.4g}, the most that the "
+            f"gradients sustain for free ({criterion}); a demand small enough still gains on both "
+            f"sides: lower the constraint to {to} of its value"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, for a checkpoint."""
+        return {"headrooms": list(self._headrooms), "met_in_a_row": self._met_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._headrooms = deque(state["headrooms"], maxlen=self.rule.window)
+        self._met_in_a_row = state["met_in_a_row"]
 
 
 @dataclass(frozen=True)
 class ConstraintStatus:
-    """How the constraint stands at this step. Units: loss change per unit of learning rate.
-
-    The whole model's κ and thresholds are computed when they are read.
+    """Standing of the constraint at a step. Units: loss change per unit of learning rate.
 
     Attributes:
-        fraction: φ_i, the demanded share of what block i can reach, [L]; above 1 it is infeasible.
-        direct: [L] bool, where the objective's own gradient already meets the constraint (κ ≤ κ1).
+        fraction: φ_i, the demanded share of block i's reach, [L]; above 1 it is infeasible.
+        direct: [L] bool, where the objective's own gradient meets the constraint (κ ≤ κ1).
         demand: 0-dim, the demanded loss change q = Q/η (or U/η).
-        granted: 0-dim, the demand cut in each block to what it can reach, as on_infeasible="clamp" does.
-        capacity: 0-dim, the largest demand that the gradients allow: Σ R_i/η ‖g_c,i‖ if it is divided by what each
-            block can reach, less if it is divided otherwise.
-        sustainable: 0-dim, the largest demand that costs the other objective nothing, by the stopping
-            criterion in use (the right-hand side in App. C).
-        conflict: 0-dim bool, whether the objectives are in conflict: κ > 0, and for the aggregate criterion (and where
-            none is obeyed) also that a step that promises 1 + margin times the demand has a price, by the sum of all
-            blocks. If not, the criterion cannot be met.
-        feasible: 0-dim bool, whether every block can meet its share, and any change can be demanded at all.
-        gram: the Gram it was computed from.
+        clipped_demand: 0-dim, the demand, in each block at most its reach.
+        max_demand: 0-dim, the largest demand that the gradients allow: Σ R_i/η ‖g_c,i‖ if divided
+            in proportion to reach, less otherwise.
+        free_limit: 0-dim, the largest demand that costs the other objective nothing, by the
+            stopping criterion (right-hand side in App. C).
+        conflict: 0-dim bool, whether κ > 0, and for the criteria "aggregate" and "off" also whether
+            a step that promises 1 + margin times the demand has a price, summed over all blocks.
+            The criterion requires it.
+        feasible: 0-dim bool, whether every block can meet its share, and any change is possible.
+        gram: the Gram that all this derives from.
         radius: R_i/η, [L].
-        constrained: the side that the change is demanded of: "forget" (HAMU-Q) or "retain" (HAMU-U).
+        constrained: the side of the demand: "forget" (HAMU-Q) or "retain" (HAMU-U).
         margin: of the stopping rule.
     """
 
@@ -63,16 +161,16 @@ class ConstraintStatus:
 
     @cached_property
     def criterion_met(self) -> Tensor:
-        """Whether this step meets the stopping criterion, 0-dim bool; several may have to, see `StoppingRule`."""
+        """Whether this step alone meets the stopping criterion, 0-dim bool."""
         return self.conflict & (self.clipped_demand * (1.0 + self.margin) > self.free_limit)
 
     @cached_property
     def some_demand_is_free(self) -> Tensor:
-        """Whether a demand that is small enough costs the other objective nothing to first order, 0-dim bool.
+        """Whether a small enough demand is free to first order, 0-dim bool.
 
-        As the demand goes to 0 the step becomes the objective's own best step that does not harm the other side. In
-        block i it gains ‖g_o,i‖ R_i/η sinθ_i (without the sine where the gradients are opposed), and nothing where
-        they point the same way. So no demand is free exactly where all blocks do.
+        As the demand goes to 0, the step becomes the objective's best step that spares the other
+        side: block i gains ‖g_o,i‖ R_i/η sinθ_i (without the sine where the gradients are opposed).
+        So no demand is free exactly where the gradients point the same way in all blocks.
         """
         objective_sq = self.gram.forget_sq if self.constrained == "retain" else self.gram.retain_sq
         same_way = self.gram.collinear & (self.gram.dot > 0)
@@ -104,14 +202,11 @@ class ConstraintStatus:
 
     @cached_property
     def _share(self) -> Tensor:
-        """The demanded share of the whole model's reach, at most 1."""
-        constrained_sq = (
-            self.gram.retain_sq if self.constrained == "retain" else self.gram.forget_sq
-        )
+        """Demanded share of the whole model's reach, at most 1."""
+        gram, demand = self.gram, self.demand
+        constrained_sq = gram.retain_sq if self.constrained == "retain" else gram.forget_sq
         reach = (self.radius * self.radius).sum().sqrt() * constrained_sq.sum().sqrt()
-        return torch.where(self.demand > 0, self.demand / reach, torch.zeros_like(reach)).clamp(
-            max=1.0
-        )
+        return torch.where(demand > 0, demand / reach, torch.zeros_like(reach)).clamp(max=1.0)
 
 
 def regime_at(kappa: Tensor, direct_threshold: Tensor, stop_threshold: Tensor) -> Tensor:
@@ -121,12 +216,12 @@ def regime_at(kappa: Tensor, direct_threshold: Tensor, stop_threshold: Tensor) -
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of the two gradients, block by block: g* = retain·g_r + forget·g_f.
+    """Weights of the two gradients by block: g* = retain·g_r + forget·g_f.
 
     Attributes:
         retain: a_i, shape [L], float64.
         forget: b_i, shape [L], float64; negative where the step raises the forget loss.
-        constraint: how the constraint stands, for methods that have one.
+        constraint: standing of the constraint, None for methods without.
     """
 
     retain: Tensor
@@ -135,15 +230,15 @@ class Weights:
 
 
 class Method(ABC):
-    """One way of combining the two gradients. Subclass it, add a line to the registry, done.
+    """Way of combining the two gradients.
 
     Attributes:
-        name: what the command line and the registry call it.
+        name: on the command line.
         summary: one line for the table of methods.
         source: the publication that defines it.
-        retain_objective: name of the objective whose gradient is g_r, None if the method has no retain pass.
+        retain_objective: name of the objective whose gradient is g_r, None without a retain pass.
         forget_objective: name of the objective whose gradient is g_f (to be raised), None likewise.
-        constrained: the side that a change is demanded of, None for methods without a constraint.
+        constrained: the side of the demand, None for methods without a constraint.
     """
 
     name: ClassVar[str]
@@ -168,7 +263,7 @@ class Method(ABC):
 
     @property
     def stopping_rule(self) -> StoppingRule:
-        """When the method asks to stop; methods without a criterion never do."""
+        """When to stop; off for methods without a criterion."""
         return StoppingRule("off")
 
     @property

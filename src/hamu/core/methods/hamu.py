@@ -1,14 +1,15 @@
 """HAMU-Q and HAMU-U: the closed form of the paper's constrained problems, per block.
 
-One problem serves both: among all steps of length R_i that change the constrained loss by at least Q_i, find the
-one that is best for the objective. With g_o the objective's gradient, g_c the gradient along which the demand is
-made, and everything divided by the learning rate η (g* = -Δw/η, r = R/η, q = Q/η), block i gets
+Both solve one problem: among all steps of length R_i that change the constrained loss by at least
+Q_i, find the best for the objective. With g_o the objective's gradient, g_c the constrained
+gradient, all divided by the learning rate η (g* = -Δw/η, r = R/η, q = Q/η), block i gets
 
-    φ = q_i / (r_i ‖g_c‖)                                     the demanded share of the block's reach
+    φ = q_i / (r_i ‖g_c‖)      the demanded share of the block's reach
     direct     cosθ ≤ -φ :  g* = (r/‖g_o‖) g_o
-    rectified  otherwise :  g* = (r/‖g_o‖) p·g_o - (r/‖g_c‖) (φ + p·cosθ) g_c,    p = √(1-φ²)/sinθ
+    rectified  otherwise :  g* = (r/‖g_o‖) p·g_o - (r/‖g_c‖) (φ + p·cosθ) g_c,  p = √(1-φ²)/sinθ
 
-HAMU-Q has g_o = g_r, g_c = g_f (Problem 1, Proposition 4.3); HAMU-U has g_o = -g_f, g_c = -g_r (App. B.6).
+HAMU-Q has g_o = g_r, g_c = g_f (Problem 1, Proposition 4.3); HAMU-U has g_o = -g_f, g_c = -g_r
+(App. B.6).
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ import torch
 from torch import Tensor
 
 from hamu.core.gram import PairGram, Side
-from hamu.core.methods.base import ConstraintStatus, Method, OnInfeasible, Weights
-from hamu.core.methods.stopping import Criterion, StoppingRule
+from hamu.core.methods import listed
+from hamu.core.methods.base import (
+    ConstraintStatus,
+    Criterion,
+    Method,
+    OnInfeasible,
+    StoppingRule,
+    Weights,
+)
 from hamu.errors import HamuError
 
 ConstraintMode = Literal["absolute", "relative"]
@@ -36,7 +44,7 @@ _FEASIBLE_SLACK = 1e-12  # rounding of a sum of shares is not infeasibility
 
 @dataclass(frozen=True)
 class _Hamu(Method):
-    """What both variants share: the settings, documented at `HamuQ`, and the closed form."""
+    """Settings of both variants, documented at `HamuQ`, and the closed form."""
 
     constraint: float = 0.5
     constraint_mode: ConstraintMode = "absolute"
@@ -48,38 +56,29 @@ class _Hamu(Method):
     def __post_init__(self) -> None:
         if not isinstance(self.stopping, str | StoppingRule):
             raise HamuError(
-                f"stopping {self.stopping!r} must be aggregate, any, global or off, or a StoppingRule that has one"
+                f"stopping {self.stopping!r} must be aggregate, any, global or off, or a "
+                f"StoppingRule that has one"
             )
-        _ = self.stopping_rule  # a wrong criterion is an error now, not at the first step
-        if not _is_positive(self.constraint):
+        _ = self.stopping_rule  # checks the criterion's name now, not at the first step
+        if not 0 < _number(self.constraint) < math.inf:
             raise HamuError(
-                f"constraint {self.constraint!r} must be a positive number: the loss change to demand per unit of "
-                f"learning rate (the paper uses 0.5)"
-            )
-        if self.constraint_mode not in ("absolute", "relative"):
-            raise HamuError(
-                f"constraint_mode {self.constraint_mode!r} is unknown; choose absolute or relative"
+                f"constraint {self.constraint!r} must be a positive number: the loss change to "
+                f"demand per unit of learning rate (the paper uses 0.5)"
             )
         if self.constraint_mode == "relative" and self.constraint > 1:
             raise HamuError(
-                f"a relative constraint is a share of what is possible, in (0, 1]; got {self.constraint}"
+                f"a relative constraint is a share of what is possible, in (0, 1]; got "
+                f"{self.constraint}"
             )
-        if isinstance(self.radius, str):
-            if self.radius != "gradient":
-                raise HamuError(
-                    f'radius {self.radius!r} is unknown; use "gradient" or a positive number (R/η)'
-                )
-        elif not _is_positive(self.radius):
+        _check_choice("constraint_mode", self.constraint_mode, "absolute", "relative")
+        _check_choice("on_infeasible", self.on_infeasible, "stop", "clamp", "skip")
+        if self.radius != "gradient" and not 0 < _number(self.radius) < math.inf:
             raise HamuError(f'radius {self.radius!r} must be positive (R/η), or "gradient"')
-        if self.on_infeasible not in ("stop", "clamp", "skip"):
-            raise HamuError(
-                f"on_infeasible {self.on_infeasible!r} is unknown; choose stop, clamp or skip"
-            )
         if isinstance(self.distribution, str):
             if self.distribution not in ("norm_product", "uniform"):
                 raise HamuError(
-                    f"distribution {self.distribution!r} is unknown; choose norm_product, uniform or give one "
-                    f"share per block"
+                    f"distribution {self.distribution!r} is unknown; choose norm_product, uniform "
+                    f"or give one share per block"
                 )
         elif not (
             isinstance(self.distribution, Iterable)
@@ -108,48 +107,39 @@ class _Hamu(Method):
         """The closed form above, for all blocks at once; see `Method.weigh`."""
         norms = (gram.retain_norm, gram.forget_norm)
         objective_norm, constrained_norm = norms[::-1] if self._swapped else norms
-        radius = (
-            objective_norm
-            if isinstance(self.radius, str)
-            else torch.full_like(objective_norm, self.radius)
-        )
+        radius = objective_norm
+        if not isinstance(self.radius, str):
+            radius = torch.full_like(objective_norm, self.radius)
         reach = radius * constrained_norm
         demand, max_demand = self._distribute(reach)
         fraction = (demand / reach).masked_fill(demand == 0, 0.0)
-        objective, constrained, direct = self._step(
-            gram, objective_norm, constrained_norm, radius, fraction
-        )
-        retain, forget = (
-            (constrained.neg(), objective.neg()) if self._swapped else (objective, constrained)
-        )
+        lengths = (objective_norm, constrained_norm, radius)
+        objective, constrained, direct = self._step(gram, *lengths, fraction)
+        retain, forget = objective, constrained
+        if self._swapped:
+            retain, forget = constrained.neg(), objective.neg()
 
         margin = self.stopping_rule.margin
         conflict = conflicting = self._conflicting(gram)
         if self.stopping_rule.criterion in ("aggregate", "off"):
-            # The sum over blocks takes the sines of opposed ones too, which are no limit, and can be met by a step that
-            # gains on both sides: so that step is looked at. Of one block it says the same.
-            if margin:  # the criterion is asked of a larger demand
-                objective, constrained, _ = self._step(
-                    gram, objective_norm, constrained_norm, radius, fraction * (1.0 + margin)
-                )
-            gain = (
-                objective @ (gram.forget_sq if self._swapped else gram.retain_sq)
-                + constrained @ gram.dot
-            )
-            conflict = conflicting & (gain < 0)
+            # The sum includes the sines of opposed blocks, which are no limit, and a step that
+            # gains on both sides can meet it; so the criterion also requires a price.
+            if margin:
+                objective, constrained, _ = self._step(gram, *lengths, fraction * (1.0 + margin))
+            objective_sq = gram.forget_sq if self._swapped else gram.retain_sq
+            conflict = conflicting & (objective @ objective_sq + constrained @ gram.dot < 0)
         clipped_demand = torch.minimum(demand, reach)
+        free_limit = self._free_limit(gram, radius, reach, clipped_demand)
+        within = (fraction <= 1.0 + _FEASIBLE_SLACK).all()
         status = ConstraintStatus(
             fraction=fraction,
             direct=direct,
             demand=demand.sum(),
             clipped_demand=clipped_demand.sum(),
             max_demand=max_demand,
-            free_limit=torch.where(
-                conflicting, self._free_limit(gram, radius, reach, clipped_demand), max_demand
-            ),
+            free_limit=torch.where(conflicting, free_limit, max_demand),
             conflict=conflict,
-            feasible=(fraction <= 1.0 + _FEASIBLE_SLACK).all()
-            & (max_demand > 0),  # a share of nothing promises nothing
+            feasible=within & (max_demand > 0),  # a share of nothing promises nothing
             gram=gram,
             radius=radius,
             constrained=self.constrained,
@@ -165,13 +155,13 @@ class _Hamu(Method):
         radius: Tensor,
         fraction: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The weights of g_o and g_c, and which blocks are direct, [L] each; what is beyond reach is not demanded."""
+        """Weights of g_o and g_c, and the direct blocks, [L] each, for min(φ, 1)."""
         phi = fraction.clamp(max=1.0)
         cos, sin = gram.cos, gram.sin
         direct = (cos <= -phi) | (constrained_norm == 0)
-        # Below this sine the perpendicular direction is rounding noise: it must not be normalised into a full
-        # step, so only the part along g_c, which alone meets the demand, is kept. Above it, the small term in
-        # the root covers the rounding of the Gram itself and keeps the step from exceeding its radius.
+        # A collinear block's perpendicular is rounding noise, which must not be normalised into a
+        # full step: only the part along g_c stays, which meets the demand. Elsewhere the
+        # small term in the root covers rounding of the Gram and keeps the step within its radius.
         perpendicular = ((1.0 - phi) * (1.0 + phi) / (sin * sin + 8 * _FLOAT64_EPS)).sqrt()
         perpendicular = perpendicular.masked_fill(gram.collinear, 0.0)
 
@@ -184,42 +174,39 @@ class _Hamu(Method):
         return objective, constrained.masked_fill(direct, 0.0), direct
 
     def _distribute(self, reach: Tensor) -> tuple[Tensor, Tensor]:
-        """q_i: the demand on each block, [L]; and the largest demand that can be met so divided, 0-dim."""
+        """q_i, the demand on each block, [L]; and the largest demand so divided, 0-dim."""
         if not isinstance(self.distribution, str):
             shares = _constant(self.distribution, reach.device)
             if shares.shape != reach.shape:
                 raise HamuError(
-                    f"the constraint has {shares.numel()} shares, but there are {reach.numel()} blocks; give one each"
+                    f"the constraint has {shares.numel()} shares, but there are {reach.numel()} "
+                    f"blocks; give one each"
                 )
         elif self.distribution == "uniform":
             shares = (reach > 0).to(reach.dtype)
         else:
             shares = reach
-        # With no reach anywhere (a zero gradient) the demand stays whole, on every block: it cannot be met.
         whole = shares.sum()
-        if shares is reach:
-            max_demand = whole
-        else:  # the block that reaches its limit first
-            max_demand = (
-                (reach * whole / shares)
-                .masked_fill(shares == 0, math.inf)
-                .min()
-                .masked_fill(whole == 0, 0.0)
-            )
+        max_demand = whole
+        if shares is not reach:  # the block that reaches its limit first
+            limits = (reach * whole / shares).masked_fill(shares == 0, math.inf)
+            max_demand = limits.min().masked_fill(whole == 0, 0.0)
+        # without any reach (a zero gradient) the demand stays whole, on every block: infeasible
         total = self.constraint * (max_demand if self.constraint_mode == "relative" else 1.0)
         return torch.where(whole > 0, total * shares / whole, total / shares.numel()), max_demand
 
     def _conflicting(self, gram: PairGram) -> Tensor:
         """Whether κ > 0, of any block for the criterion "any", else of the whole model, 0-dim bool.
 
-        The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 whatever is feasible costs nothing (App. B.4).
+        The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 a feasible demand costs nothing (App.
+        B.4).
         """
         return (gram.cos > 0).any() if self.stopping_rule.criterion == "any" else gram.dot.sum() > 0
 
     def _free_limit(
         self, gram: PairGram, radius: Tensor, reach: Tensor, clipped_demand: Tensor
     ) -> Tensor:
-        """The largest demand that costs the other objective nothing, by the stopping criterion, where κ > 0; 0-dim."""
+        """Largest demand without a cost, by the stopping criterion, where κ > 0; 0-dim."""
         criterion = self.stopping_rule.criterion
         if criterion == "global":
             whole = gram.total()
@@ -227,29 +214,27 @@ class _Hamu(Method):
             return (radius * radius).sum().sqrt() * constrained_norm[0] * whole.sin[0]
         if criterion == "any":
             free = torch.where(gram.cos > 0, reach * gram.sin, reach)
-            tightest = torch.where(
-                clipped_demand > 0,
-                free / clipped_demand,
-                torch.full_like(clipped_demand, _UNBOUNDED),
-            ).min()
+            unbounded = torch.full_like(clipped_demand, _UNBOUNDED)
+            tightest = torch.where(clipped_demand > 0, free / clipped_demand, unbounded).min()
             return tightest * clipped_demand.sum()
         return (reach * gram.sin).sum()
 
 
-def _is_positive(value: object) -> bool:
-    """Whether it is a finite number above 0."""
-    return 0 < _number(value) < math.inf
+def _check_choice(setting: str, value: str, *choices: str) -> None:
+    if value not in choices:
+        *others, last = choices
+        raise HamuError(f"{setting} {value!r} is unknown; choose {', '.join(others)} or {last}")
 
 
 def _number(value: object) -> float:
-    """What stands for a number; NaN for anything else."""
+    """Value of a number or one-element tensor; NaN for anything else."""
     is_one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
     return float(value) if is_one else math.nan  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=8)
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """The same numbers every step, sent to the device once."""
+    """Constant on a device, sent once."""
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
@@ -258,51 +243,49 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return (numerator / denominator).masked_fill(denominator == 0, 0.0)
 
 
+@listed("hamu-q")
 @dataclass(frozen=True)
 class HamuQ(_Hamu):
-    """HAMU-Q: raise the forget loss by at least Q per step, at the least cost in retain loss (Alg. 1).
+    """HAMU-Q: raise the forget loss by at least Q per step at the least retain cost (Alg. 1).
 
     Args:
-        constraint: the rise of the forget loss demanded of every step. In mode "absolute" it is Q/η, in loss per unit
-            of learning rate (the paper's Q = 0.5η is 0.5); in mode "relative" it is φ in (0, 1], the share of the
-            largest rise that the gradients allow, which is feasible wherever they allow any.
+        constraint: the rise of the forget loss demanded of every step. In mode "absolute" it is
+            Q/η, in loss per unit of learning rate (the paper's Q = 0.5η is 0.5); in mode "relative"
+            it is φ in (0, 1], the share of the largest rise that the gradients allow, feasible
+            wherever they allow any.
         constraint_mode: "absolute" (the paper) or "relative".
-        distribution: how the demand is divided over the blocks: "norm_product" in proportion to what each block
-            can reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the blocks that can reach
-            anything (where neither gradient is zero; with a number as radius, where the forget gradient is not); or
-            one non-negative share per block, normalised to sum to 1.
-        radius: "gradient" for R_i = η‖g_r,i‖ (the paper), or a number R/η that holds for every block.
-        on_infeasible: what to do when the demand exceeds what the radius allows: "stop" the run (the paper),
-            "clamp" the demand to the most that is possible, or "skip" the step.
-        stopping: a criterion's name or a `StoppingRule`.
+        distribution: division of the demand over blocks: "norm_product" in proportion to each
+            block's reach, ‖g_r,i‖‖g_f,i‖ (the paper, Sec. 5.1); "uniform" in equal parts over the
+            blocks with any reach (neither gradient zero; with a number as radius, the forget
+            gradient not zero); or one non-negative share per block, normalised to sum to 1.
+        radius: "gradient" for R_i = η‖g_r,i‖ (the paper), or a number R/η for every block.
+        on_infeasible: action on a demand beyond the radius: "stop" the run (the paper), "clamp" the
+            demand to the possible, or "skip" the step.
+        stopping: name of a criterion, or a `StoppingRule`.
 
     Raises:
         HamuError: if a value is out of range.
     """
 
-    name: ClassVar[str] = "hamu-q"
-    summary: ClassVar[str] = "raise the forget loss by Q per step at the least retain cost"
-    source: ClassVar[str] = "HAMU, Alg. 1"
     constrained: ClassVar[Side] = "forget"
 
 
+@listed("hamu-u")
 @dataclass(frozen=True)
 class HamuU(_Hamu):
-    """HAMU-U: lower the retain loss by at least U per step, and forget as much as that allows (Alg. 2).
+    """HAMU-U: lower the retain loss by at least U per step, forget as much as possible (Alg. 2).
 
     Args:
-        constraint: the fall of the retain loss demanded of every step. In mode "absolute" it is U/η, in loss per unit
-            of learning rate; in mode "relative" it is φ in (0, 1], the share of the largest fall that the gradients
-            allow.
-        radius: "gradient" for R_i = η‖g_f,i‖ (the paper, App. B.6), or a number R/η that holds for every block.
-        constraint_mode, distribution, on_infeasible, stopping: as of `HamuQ`, with the retain gradient for the forget
-            gradient.
+        constraint: the fall of the retain loss demanded of every step. In mode "absolute" it is
+            U/η, in loss per unit of learning rate; in mode "relative" it is φ in (0, 1], the share
+            of the largest fall that the gradients allow.
+        radius: "gradient" for R_i = η‖g_f,i‖ (the paper, App. B.6), or a number R/η for every
+            block.
+        constraint_mode, distribution, on_infeasible, stopping: as of `HamuQ`, with both sides
+            exchanged.
 
     Raises:
         HamuError: if a value is out of range.
     """
 
-    name: ClassVar[str] = "hamu-u"
-    summary: ClassVar[str] = "lower the retain loss by U per step, forget as much as that allows"
-    source: ClassVar[str] = "HAMU, Alg. 2"
     constrained: ClassVar[Side] = "retain"

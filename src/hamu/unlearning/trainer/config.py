@@ -15,12 +15,11 @@ import torch
 from accelerate.utils import parse_flag_from_env  # type: ignore[import-untyped]
 from transformers import TrainingArguments
 
+from hamu.core.combine import GradOffload
 from hamu.core.distributed import world_size
-from hamu.core.distributed.layout_split import check_even
-from hamu.core.guard import check_guarantee
+from hamu.core.distributed.layout import check_even
 from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.core.objectives import build_objective
-from hamu.core.offload import GradOffload
 from hamu.errors import HamuError
 from hamu.unlearning.goals import check_goal_settings
 from hamu.unlearning.trainer.logs import named_trackers
@@ -224,10 +223,10 @@ class UnlearnConfig(TrainConfig):
         "Where one side's gradient waits for the other's: none (in full, where it is), cpu (in the host's memory) or "
         "bf16 (in half the memory, each entry to 2^-8 of itself whenever it is put away: once in each pass of a step).",
     )
-    guarantee: str = _option(
-        "first_order",
-        "What the promise is for: first_order (g*, as in the paper) or exact (the step that the optimizer really "
-        "takes, corrected where momentum or adaptive rates break it; one copy of what is trained).",
+    correct_steps: bool = _option(
+        False,
+        "Correct the optimizer's steps where momentum or adaptive rates fall short of the demand (one copy of what is "
+        "trained); without, the promise holds for g*, as in the paper.",
     )
     trust_region: bool = _option(
         False,
@@ -339,10 +338,9 @@ class UnlearnConfig(TrainConfig):
             raise HamuError(f"pairing {self.pairing!r} is unknown; choose sequential or split")
         if self.pairing == "split" or self.shard or GradOffload(self.offload_grads).is_used:
             self._check_parted()
-        check_guarantee(self.guarantee)
-        if self.guarantee == "exact" and not isinstance(self.build_method(), HamuQ | HamuU):
+        if self.correct_steps and not isinstance(self.build_method(), HamuQ | HamuU):
             raise HamuError(
-                f"{self.method} promises nothing; --guarantee exact needs hamu-q or hamu-u"
+                f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u"
             )
         if self.check_steps is not None and self.check_steps < 0:
             raise HamuError(f"check_steps {self.check_steps} must not be negative; 0 for never")
@@ -397,7 +395,7 @@ class UnlearnConfig(TrainConfig):
             )
         if self.pairing == "split":
             check_even(world_size())
-        for name, asked in (("guarantee exact", self.guarantee == "exact"), ("trust_region", self.trust_region),
+        for name, asked in (("correct_steps", self.correct_steps), ("trust_region", self.trust_region),
                             ("auto", self.auto)):  # fmt: skip
             if asked:
                 raise HamuError(
@@ -513,7 +511,7 @@ def unused_settings(method: Method) -> set[str]:
     own: set[str] = {one.name for one in fields(method)} if is_dataclass(method) else set()
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
     unused |= {name for name, needed in _OF_A_FIELD.items() if needed not in own}
-    return unused if isinstance(method, HamuQ | HamuU) else unused | {"guarantee"}
+    return unused if isinstance(method, HamuQ | HamuU) else unused | {"correct_steps"}
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:

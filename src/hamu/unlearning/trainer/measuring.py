@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hamu.core.forward import without_autocast
 from hamu.core.gram import SIDES
-from hamu.core.modes import without_autocast
 from hamu.data.drawing import subset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains

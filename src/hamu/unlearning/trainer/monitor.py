@@ -15,7 +15,7 @@ from transformers import IntervalStrategy
 from hamu.core.distributed import all_reduced, world_size
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
-from hamu.core.modes import rounds_to_tf32, without_autocast, without_tf32
+from hamu.core.forward import rounds_to_tf32, without_autocast, without_tf32
 from hamu.core.pair import PairedGradients
 from hamu.core.pair_step import PairStep
 from hamu.unlearning.trainer.config import UnlearnConfig
@@ -187,7 +187,7 @@ class Monitor:
 
     Args:
         pair: whose gradients are stepped on.
-        args: check_steps, guarantee, trust_region.
+        args: check_steps, correct_steps, trust_region.
         total: the summed loss of a side's batch under the model as it is, as the backward pass takes it.
         model: what is unlearned from.
         sides: of the method.
@@ -240,7 +240,7 @@ class Monitor:
 
     def _guard_for(self, optimizer: torch.optim.Optimizer) -> StepGuard | None:
         """A guard, if this step needs one: to correct it, to undo it, or to see what an optimizer made of g*."""
-        exact = self._args.guarantee == "exact"
+        exact = self._args.correct_steps
         sees = (
             bool(self.passes) and (exact or not self._is_plain(optimizer)) and self._pair.can_keep
         )
@@ -250,8 +250,7 @@ class Monitor:
         sides = self.passes.sides if sees else ()
         if self._guard is None or sides != self._guarded:
             self._guarded = sides
-            guarantee = "exact" if exact else "first_order"
-            self._guard = StepGuard(self._pair, optimizer, guarantee=guarantee, keep=sides)  # type: ignore[arg-type]
+            self._guard = StepGuard(self._pair, optimizer, correct_steps=exact, keep=sides)
         return self._guard
 
     def before(

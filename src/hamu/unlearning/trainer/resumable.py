@@ -266,7 +266,7 @@ class ResumableTrainer(Trainer):
         if not is_sharded(self.model):
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        from hamu.core.distributed.sharding import whole_optimizer_state
+        from hamu.core.distributed.sharded import whole_optimizer_state
 
         state = whole_optimizer_state(self.optimizer)
         if is_main():
@@ -280,7 +280,7 @@ class ResumableTrainer(Trainer):
             if not is_sharded(self.model):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 return
-            from hamu.core.distributed.sharding import shard_optimizer_state
+            from hamu.core.distributed.sharded import shard_optimizer_state
 
             folder = Path(checkpoint)
             state = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)

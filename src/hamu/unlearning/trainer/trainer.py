@@ -643,7 +643,7 @@ def _prepare_model(model: nn.Module, args: UnlearnConfig) -> None:
         HamuError: if activations are to be recomputed, and the model cannot.
     """
     if args.shard:
-        from hamu.core.distributed.sharding import shard  # loads what only sharded models need
+        from hamu.core.distributed.sharded import shard  # loads what only sharded models need
 
         shard(model, args.device.type)
     elif not hasattr(model, "hf_device_map"):

@@ -1,4 +1,4 @@
-"""A model sharded over all processes by PyTorch's `fully_shard` (FSDP2), and how its tensors are put together again."""
+"""Models sharded by PyTorch's `fully_shard` (FSDP2): sharding, gathering, and the layout."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
+from hamu.core.distributed.layout import Grads, summed
 from hamu.core.distributed.processes import is_main, world_size
+from hamu.core.gram import SIDES, PairGram
+from hamu.errors import HamuError
 
 
 def shard(model: nn.Module, device_type: str) -> None:
     """Shard a model's parameters over all processes, in place.
 
-    Each of its transformer blocks, as the model names them, is gathered when it is needed and given back after; so a
-    process holds its shard and one block. Blocks move to the device one at a time, when they are sharded.
+    A forward pass gathers one transformer block at a time, so a process holds its shard and one
+    block. Blocks move to the device one at a time, when they are sharded.
 
     Args:
         model: the whole model, the same on all processes.
         device_type: of the devices that it will be on: "cuda" or "cpu".
     """
     mesh = init_device_mesh(device_type, (world_size(),))
-    units = _block_classes(model)
+    units = {name for m in model.modules() for name in getattr(m, "_no_split_modules", None) or ()}
     for module in model.modules():
         if type(module).__name__ in units:
             fully_shard(module, mesh=mesh)
@@ -35,22 +38,20 @@ def shard(model: nn.Module, device_type: str) -> None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, without a graph; all of it if it is not sharded."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    """Local shard of a tensor, without a graph; all of it if it is not sharded."""
+    local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach()
 
 
 def gathered(tensor: Tensor) -> Tensor | None:
-    """The whole of a tensor, on the CPU of the main process, None elsewhere; all processes must ask for it."""
+    """Whole tensor on the CPU of the main process, None elsewhere; all processes must call it."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     # a copy into memory of its own waits until all has arrived
     return torch.empty(whole.shape, dtype=whole.dtype).copy_(whole.detach()) if is_main() else None
 
 
 def whole_state(model: nn.Module, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """A sharded model's state dict (of these names) on the CPU of the main process; all processes must ask.
-
-    One tensor is gathered at a time.
-    """
+    """State dict (of these names) on the main process's CPU, tensor by tensor; collective."""
     state = model.state_dict()
     found = {
         name: gathered(value) for name, value in state.items() if names is None or name in names
@@ -59,7 +60,7 @@ def whole_state(model: nn.Module, names: Collection[str] | None = None) -> dict[
 
 
 def whole_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """The state dict of an optimizer as one process would have it, full on the main process; all must ask."""
+    """State dict of an optimizer as one process would have it, on the main process; collective."""
     state: dict[str, Any] = optimizer.state_dict()
     slots = {
         number: {name: gathered(v) if isinstance(v, Tensor) else v for name, v in values.items()}
@@ -69,7 +70,7 @@ def whole_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def shard_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """What `whole_optimizer_state` gave, with each tensor sharded as the parameter that it belongs to."""
+    """Result of `whole_optimizer_state` with each tensor sharded like its parameter."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     slots = {
         number: {
@@ -82,7 +83,7 @@ def shard_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[s
 
 
 def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A process's part of a whole tensor, sharded as a parameter of the same shape is; as it is if that is whole."""
+    """Whole tensor sharded like a parameter of the same shape; unchanged for other parameters."""
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
     placed = tensor.to(parameter.to_local().device, parameter.dtype)
@@ -93,7 +94,7 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 @contextmanager
 def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give tensors of a sharded model other values for a while, between a backward and the next forward pass.
+    """Swap values into a sharded model, between a backward and the next forward pass.
 
     Args:
         model: the model.
@@ -114,7 +115,8 @@ def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
 
 def _put(model: nn.Module, parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     # autograd has nothing of these parameters that a backward pass is yet to use
-    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(parameters)):
+    preserved: Any = torch.autograd
+    with torch.no_grad(), preserved._unsafe_preserve_version_counter(tuple(parameters)):
         for parameter, value in zip(parameters, values, strict=True):
             local_part(parameter).copy_(local_part(value))
     _give_back(model)
@@ -127,9 +129,55 @@ def _give_back(model: nn.Module) -> None:
             module.reshard()
 
 
-def _block_classes(model: nn.Module) -> set[str]:
-    """Names of the classes of a Hugging Face model's blocks; none for other models."""
-    found: set[str] = set()
-    for module in model.modules():
-        found |= set(getattr(module, "_no_split_modules", None) or ())
-    return found
+class Sharded:
+    """Layout of sharded parameters; processes exchange 3·L numbers only.
+
+    Args:
+        parameters: DTensors, all sharded over the same processes.
+        block_of: the block of each.
+
+    Raises:
+        HamuError: if only some of them are sharded, or not all over the same processes.
+    """
+
+    sides: tuple[str, ...] = SIDES
+    is_whole = False
+
+    def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
+        meshes = {p.device_mesh if isinstance(p, DTensor) else None for p in parameters}
+        mesh = next(iter(meshes))
+        if len(meshes) != 1 or mesh is None or mesh.ndim != 1:
+            raise HamuError(
+                "shard all trainable parameters over the same processes, with fully_shard on one "
+                "mesh"
+            )
+        self._group = mesh.get_group()
+        self._parameters = [p for p in parameters if isinstance(p, DTensor)]
+        self.parts: Sequence[Tensor] = [local_part(p) for p in parameters]
+        self.block_of: Sequence[int] = block_of
+
+    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
+        """The local shards."""
+        retain, forget = (
+            [None if g is None else local_part(g) for g in grads[side]] for side in SIDES
+        )
+        return retain, forget
+
+    def total(self, gram: PairGram) -> PairGram:
+        """Gram summed over the processes that hold the shards."""
+        return summed(gram, self._group)
+
+    def agree(self, numbers: Tensor) -> Tensor:
+        """Numbers as they are."""
+        return numbers
+
+    def give(self, combined: Grads) -> Grads:
+        """Shards of the whole gradient."""
+        return [
+            None
+            if part is None
+            else DTensor.from_local(
+                part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()
+            )
+            for part, p in zip(combined, self._parameters, strict=True)
+        ]
