@@ -152,6 +152,16 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(saved_model, traine
     assert again.steps_taken == trainer.steps_taken == 8
 
 
+def test_a_run_by_goal_needs_no_settings_of_the_command_line(model, problem, tmp_path):
+    args = UnlearnConfig(output_dir=str(tmp_path), auto=True, max_steps=3, disable_tqdm=True)
+    trainer = UnlearnTrainer(
+        model, args, retain_dataset=problem.retain, forget_dataset=problem.forget
+    )
+    trainer.train()
+    assert trainer.steps_taken > 0
+    assert trainer.end.kind in ("all steps", "goal")
+
+
 def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, trainer_of):
     start = weights(model)
     with pytest.raises(

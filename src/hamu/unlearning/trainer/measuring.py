@@ -121,8 +121,10 @@ def first_not_finite_loss(
 
 def gains(now: Mapping[str, float], start: Mapping[str, float]) -> dict[str, float]:
     """What was gained since the start in forgetting, in retaining, and in the worse of both."""
-    before, after = ({side: figures[f"{side}_loss"] for side in SIDES} for figures in (start, now))
-    found = Gains.between(before, after)
+    losses: list[dict[str, float]] = [
+        {side: figures[f"{side}_loss"] for side in SIDES} for figures in (start, now)
+    ]
+    found = Gains.between(*losses)
     return {"forget_gain": found.forget, "retain_gain": found.retain, "joint_gain": found.joint}
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import IntervalStrategy
 
 from hamu.core.distributed import all_reduced, world_size
+from hamu.core.forward import rounds_to_tf32, without_autocast, without_tf32
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
-from hamu.core.forward import rounds_to_tf32, without_autocast, without_tf32
 from hamu.core.pair import PairedGradients
 from hamu.core.pair_step import PairStep
 from hamu.unlearning.trainer.config import UnlearnConfig
@@ -338,10 +338,10 @@ class Monitor:
         step = self._step
         after = self._summed(self.passes.losses())
         sides, constraint = list(after), step.weights.constraint
-        clip = dict(zip(SIDES, step.clip, strict=True))
+        clip: dict[str, Tensor] = dict(zip(SIDES, step.clip, strict=True))
         constrained = None if constraint is None else constraint.constrained
         first_order = self._first_order(sides, clip, constrained)
-        norms = dict(zip(SIDES, step.gradient_norms, strict=True))
+        norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
         tensors: dict[str | tuple[str, str], Tensor] = {
             "length": first_order.length,
             "demand": first_order.demand,

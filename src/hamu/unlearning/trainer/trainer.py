@@ -327,9 +327,8 @@ class UnlearnTrainer(ResumableTrainer):
         for _ in range(number):
             indices = torch.randperm(len(data), generator=generator)[:size].tolist()
             fetch = getattr(data, "__getitems__", None)
-            yield self._prepare_inputs(
-                collator(fetch(indices) if fetch else [data[i] for i in indices])
-            )
+            batch = collator(fetch(indices) if fetch else [data[i] for i in indices])
+            yield self._prepare_inputs(dict(batch))
 
     def standings(self) -> dict[str, Standing]:
         """Standings of the forget set against the goal before and after the run; empty without a goal."""
@@ -582,7 +581,9 @@ class UnlearnTrainer(ResumableTrainer):
     def _step_figures(self) -> dict[str, float]:
         """The figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
-        losses = {side: all_reduced(self._losses.get(side, none).double()) for side in self.sides}
+        losses: dict[str, Tensor] = {
+            side: all_reduced(self._losses.get(side, none).double()) for side in self.sides
+        }
         figures = step_figures(step, losses, self.sides) | self.watch.figures
         taken = step is not None and step.decision == "step"
         return figures | {"taken": float(taken), "stopped": float(self._end is not None)}
