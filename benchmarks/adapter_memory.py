@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import TextCollator
 from hamu.models.language import AdapterSettings, with_adapter
-from hamu.unlearning.trainer.quiet import silence
+from hamu.unlearning.trainer.logs import silence
 
 
 def resident_mb() -> float:

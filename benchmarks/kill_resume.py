@@ -57,7 +57,7 @@ class Case:
 
 DIGITS = ["--recipe", "digits"]
 TEXT = ["--data", "miniature", "--max_length", "96"]
-SAVED = ["--save_strategy", "steps", "--save_steps", "1", "--keep", "2"]
+SAVED = ["--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "2"]
 ADAPTER = ["--lora", "--lora_rank", "2", "--lora_dropout", "0.1"]
 NEW_TEXT_MODEL = [
     *TEXT,

@@ -26,8 +26,8 @@ from hamu.data import UnlearningData, forget_class, pixel_statistics, read_image
 from hamu.data.images import collate
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
-from hamu.unlearning.trainer.quiet import quiet_trainer
-from hamu.unlearning.trainer.step_log import StepLog
+from hamu.unlearning.trainer.logs import StepLog
+from hamu.unlearning.trainer.trainer import quiet_trainer
 
 
 def resident() -> float:

@@ -34,7 +34,7 @@ from transformers import TrainerCallback
 import hamu.core.distributed.layout as split
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.core.distributed import leave
-from hamu.unlearning.trainer.quiet import silence
+from hamu.unlearning.trainer.logs import silence
 
 _COUNTED = 3  # the first step compares all weights too
 

@@ -27,7 +27,7 @@ from hamu.data.images import collate
 from hamu.evaluation import predict
 from hamu.models import load_classifier
 from hamu.unlearning.trainer import UnlearnConfig
-from hamu.unlearning.trainer.quiet import quiet_trainer
+from hamu.unlearning.trainer.trainer import quiet_trainer
 
 METHODS = ("hamu-q", "hamu-u", "gdiff", "ft", "ga")
 RHOS = (0.0, 0.75)

@@ -41,7 +41,7 @@ from hamu.evaluation import (
 )
 from hamu.models.language import load_language_model, load_tokenizer
 from hamu.unlearning.trainer import UnlearnConfig
-from hamu.unlearning.trainer.quiet import quiet_trainer
+from hamu.unlearning.trainer.trainer import quiet_trainer
 
 METHODS = ("hamu-q", "hamu-u", "ft", "ga", "gdiff", "kl", "scrub", "gru", "pcgrad", "npo")
 MAX_LENGTH = 256

@@ -31,7 +31,7 @@ from hamu.data.images import collate
 from hamu.evaluation.attacks import AttackData, AttackSettings, attack_model
 from hamu.models import load_classifier
 from hamu.unlearning.lookahead import Lookahead
-from hamu.unlearning.trainer.quiet import quiet_trainer
+from hamu.unlearning.trainer.trainer import quiet_trainer
 
 BUDGET = 0.02  # nats of retain loss that every method may pay
 STEPS = 60  # of a method by hand

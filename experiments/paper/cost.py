@@ -22,7 +22,7 @@ from hamu.data import UnlearningData, forget_class, read_images
 from hamu.models import load_classifier
 from hamu.report.pictures import STYLES, save_figure
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
-from hamu.unlearning.trainer.quiet import silence
+from hamu.unlearning.trainer.logs import silence
 
 _TURNS = 15
 _LEVEL = 0.95

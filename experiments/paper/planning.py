@@ -19,7 +19,7 @@ from hamu.unlearning.trainer.config import unused_settings
 # what cannot be met is met as far as it can, so that no run of a comparison is shorter than another for it
 _COMMON = {
     "eval_strategy": "epoch", "stopping": "off", "on_infeasible": "clamp", "shuffle": "once", "logging_steps": 1,
-    "check_steps": 0, "save_strategy": "epoch", "keep": 1,
+    "check_steps": 0, "save_strategy": "epoch", "save_total_limit": 1,
 }  # fmt: skip
 OF_EXPERIMENTS = (  # their own choice
     *_COMMON, "method", "num_train_epochs", "max_steps", "gradient_accumulation_steps", "eval_on_start",

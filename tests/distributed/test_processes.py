@@ -12,7 +12,7 @@ import torch
 from hamu import HamuError
 from hamu.core.distributed import SplitPairing
 from hamu.core.distributed.sharded import Sharded
-from hamu.unlearning.trainer.sharing import ShareSampler
+from hamu.unlearning.trainer.sides import ShareSampler
 
 WORKER = Path(__file__).parent / "worker.py"
 CASES = [

@@ -102,7 +102,7 @@ LASTING = (*GOAL, "--lasting", "--lookahead_steps", "2")
         (
             6,
             signal.SIGTERM,
-            ("--load_best_model_at_end", "--save_strategy", "epoch", "--keep", "1"),
+            ("--load_best_model_at_end", "--save_strategy", "epoch", "--save_total_limit", "1"),
         ),
         (2, signal.SIGTERM, DIVERGING),
         (6, signal.SIGTERM, UNDONE),
@@ -291,7 +291,7 @@ def test_a_second_signal_ends_a_run_at_once(cli, saved_model, monkeypatch):
 def test_a_damaged_checkpoint_is_named_and_passed_over(
     cli, tmp_path, saved_model, signal_at, caplog
 ):
-    more = ("--save_strategy", "steps", "--save_steps", "1", "--keep", "3")
+    more = ("--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "3")
     assert cli(*settings(saved_model, *more), "--output_dir", "whole")[0] == 0
     signal_at(5, signal.SIGTERM)
     assert cli(*settings(saved_model, *more), "--output_dir", "broken")[0] == 143
@@ -431,7 +431,7 @@ def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, save
         "--load_best_model_at_end",
         "--save_strategy",
         "epoch",
-        "--keep",
+        "--save_total_limit",
         "1",
         "--learning_rate",
         "0.3",
@@ -440,7 +440,9 @@ def test_a_folder_may_be_moved_and_a_run_be_broken_off_again(cli, tmp_path, save
     signal_at(4, signal.SIGTERM)
     assert cli(*settings(saved_model, *more), "--output_dir", "broken")[0] == 143
     assert (tmp_path / "broken/checkpoint-4").is_dir()
-    (tmp_path / "broken/checkpoint-9").mkdir()  # damaged, and newer: --keep 1 must not prefer it
+    (
+        tmp_path / "broken/checkpoint-9"
+    ).mkdir()  # damaged, and newer: --save_total_limit 1 must not prefer it
     (tmp_path / "broken").rename(tmp_path / "moved")
     signal_at(5, signal.SIGINT)
     assert cli("unlearn", "--resume", "--output_dir", "moved")[0] == 130

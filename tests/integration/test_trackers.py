@@ -126,7 +126,7 @@ def test_a_tracker_ends_if_what_comes_after_training_fails(
 
 
 def test_a_tracker_gets_no_data_no_place_and_no_name(listened, saved_model, tmp_path):
-    from hamu.unlearning.trainer.trackers import _Outline
+    from hamu.unlearning.trainer.logs import _Outline
 
     folder = tmp_path / "of Jane Doe"
     assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", str(folder), "--report_to", "wandb",

@@ -50,7 +50,7 @@ def test_a_run_takes_the_steps_of_ones_own_loop(model, problem, trainer_of, name
 def float64_pixels(monkeypatch):
     """Lets the trainer feed models in float64."""
     monkeypatch.setattr(
-        "hamu.unlearning.trainer.side_losses.predict_logits",
+        "hamu.unlearning.trainer.sides.predict_logits",
         lambda m, b: m(b["pixel_values"].double()).logits,
     )
 
@@ -152,6 +152,16 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(saved_model, traine
     assert again.steps_taken == trainer.steps_taken == 8
 
 
+def test_a_run_by_goal_needs_no_settings_of_the_command_line(model, problem, tmp_path):
+    args = UnlearnConfig(output_dir=str(tmp_path), auto=True, max_steps=3, disable_tqdm=True)
+    trainer = UnlearnTrainer(
+        model, args, retain_dataset=problem.retain, forget_dataset=problem.forget
+    )
+    trainer.train()
+    assert trainer.steps_taken > 0
+    assert trainer.end.kind in ("all steps", "goal")
+
+
 def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, trainer_of):
     start = weights(model)
     with pytest.raises(
@@ -202,7 +212,7 @@ def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, pro
 def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
     model, trainer_of, problem, monkeypatch
 ):
-    import hamu.unlearning.trainer.side_losses as module
+    import hamu.unlearning.trainer.sides as module
 
     real = module.predict_logits
     poisoned = iter([False, False, True, True, False, False])

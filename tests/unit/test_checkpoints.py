@@ -5,19 +5,21 @@ import os
 import tempfile
 
 import pytest
+import torch
 from torch import nn
 
 from hamu import HamuError
 from hamu.unlearning.trainer import TrainConfig
 from hamu.unlearning.trainer.checkpoints import Checkpoints
+from hamu.unlearning.trainer.logs import silence
 from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 
-def write(checkpoints, *steps):
+def write(checkpoints, *steps, most=None):
     for step in steps:
         with checkpoints.writing(step) as folder:
             (folder / "weights").write_bytes(bytes([step]))
-        checkpoints.limit(None)
+        checkpoints.limit(most, None)
 
 
 def names(folder):
@@ -25,18 +27,20 @@ def names(folder):
 
 
 def test_the_newest_stay_and_the_best(tmp_path):
-    checkpoints = Checkpoints(tmp_path, 2)
-    write(checkpoints, 3, 6, 9)
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 3, 6, 9, most=2)
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"]
-    with checkpoints.writing(12) as folder:
-        (folder / "weights").touch()
-    checkpoints.limit(str(tmp_path / "checkpoint-6"))
-    assert names(tmp_path) == ["checkpoint-6", "checkpoint-9", "checkpoint-12"]
+    with checkpoints.writing(12):
+        pass
+    checkpoints.limit(2, str(tmp_path / "checkpoint-6"))
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
+    checkpoints.limit(0, None)  # no limit, as transformers has it
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
 
 
 def test_those_of_an_earlier_run_in_the_folder_go_before_the_one_just_written(tmp_path):
     write(Checkpoints(tmp_path), 50, 60)
-    write(Checkpoints(tmp_path, 2), 3, 6)
+    write(Checkpoints(tmp_path), 3, 6, most=2)
     assert names(tmp_path) == ["checkpoint-3", "checkpoint-6"]
 
 
@@ -51,7 +55,7 @@ def test_checkpoints_of_another_program_stay(tmp_path):
     assert len(damages) == 2
     checkpoints.remove_after(newest)
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-500"]
-    write(Checkpoints(tmp_path, 1), 3)
+    write(Checkpoints(tmp_path), 3, most=1)
     assert names(tmp_path) == ["checkpoint-3", "checkpoint-500"]
 
 
@@ -68,9 +72,17 @@ def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path,
     assert names(tmp_path) == []
 
 
-def test_settings_that_serve_two_trainers_limit_the_checkpoints_of_both(tmp_path):
-    args = TrainConfig(output_dir=str(tmp_path), save_total_limit=2)
+def test_a_run_keeps_at_most_save_total_limit_checkpoints(tmp_path):
+    args = TrainConfig(output_dir=str(tmp_path), save_total_limit=2, save_strategy="steps", save_steps=1,
+                       max_steps=3, disable_tqdm=True)  # fmt: skip
+    data = [{"x": torch.ones(1)}] * 4
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            return {"loss": super().forward(x).sum()}
+
     for _ in range(2):
-        trainer = ResumableTrainer(nn.Linear(1, 1), args)
-        write(trainer.checkpoints, 1, 2, 3)
+        trainer = ResumableTrainer(Model(1, 1), args, train_dataset=data)
+        silence(trainer)
+        trainer.train()
         assert names(tmp_path) == ["checkpoint-2", "checkpoint-3"]

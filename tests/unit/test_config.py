@@ -26,7 +26,6 @@ NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at seque
     ({"seed": -1}, "seed -1 must be 0 to 4294967295"),
     ({"seed": 2**32}, "seed 4294967296 must be 0 to 4294967295"),
     ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model"),
-    ({"keep": 0}, "keep 0 must be at least 1 checkpoint; leave it out to keep all"),
 ])  # fmt: skip
 def test_training_refuses(settings, message):
     with pytest.raises(HamuError, match="^" + re.escape(message)):

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from hamu.core.objectives import Scored
 from hamu.unlearning.stop_reason import StopReason
-from hamu.unlearning.trainer.early_ends import EarlyEnds
+from hamu.unlearning.trainer.sides import EarlyEnds
 
 
 def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(monkeypatch):
@@ -19,14 +19,14 @@ def test_early_ends_are_judged_by_each_side_alone_where_a_process_has_seen_one(m
     sent = {}
     for side in scored:
         monkeypatch.setattr(
-            "hamu.unlearning.trainer.early_ends.all_reduced",
+            "hamu.unlearning.trainer.sides.all_reduced",
             lambda values, side=side: sent.setdefault(side, values),
         )
         alone = EarlyEnds(max_retain_loss=9.0)
         alone.add(side, scored[side])
         alone.end()
     monkeypatch.setattr(
-        "hamu.unlearning.trainer.early_ends.all_reduced",
+        "hamu.unlearning.trainer.sides.all_reduced",
         lambda values: sent["retain"] + sent["forget"],
     )
     for side in scored:

@@ -10,7 +10,7 @@ from torch import nn
 
 from hamu.files import LAYERS
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer.layer_log import LayerLog, _stride
+from hamu.unlearning.trainer.logs import LayerLog, stride
 
 
 class Logged:
@@ -61,7 +61,7 @@ def test_a_long_log_is_thinned_evenly(tmp_path):
 
 @given(st.integers(0, 10**7), st.integers(1, 10**5))
 def test_the_log_is_bounded(count, blocks):
-    every = _stride(count, blocks)
+    every = stride(count, blocks)
     kept = len(range(0, count, every))
     assert kept <= 512
     assert kept * blocks * 2 <= max(400_000, 16 * 2 * blocks)

@@ -9,7 +9,7 @@ from torch import nn
 from hamu import HamuError
 from hamu.core.forward import OriginalModel, logits_of, predict_logits
 from hamu.core.objectives import Scored, build_objective
-from hamu.unlearning.trainer.side_losses import SideLosses
+from hamu.unlearning.trainer.sides import SideLosses
 
 G = torch.Generator().manual_seed(0)
 LOGITS, ORIGINAL = torch.randn(5, 4, generator=G).double(), torch.randn(5, 4, generator=G).double()

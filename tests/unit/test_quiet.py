@@ -9,7 +9,8 @@ from hamu.data import ImageData, UnlearningData
 from hamu.data.images import collate
 from hamu.models.classifiers import new_classifier
 from hamu.unlearning.trainer import TrainConfig, train_original
-from hamu.unlearning.trainer.quiet import quiet_trainer, silence
+from hamu.unlearning.trainer.logs import silence
+from hamu.unlearning.trainer.trainer import quiet_trainer
 
 DATA = ImageData(torch.randint(0, 256, (24, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)),
                  torch.arange(24) % 3, ("a", "b", "c"), "none", torch.arange(24))  # fmt: skip

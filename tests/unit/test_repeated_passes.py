@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hamu.unlearning.trainer.repeated_passes import RepeatedPasses
+from hamu.unlearning.trainer.monitor import RepeatedPasses
 
 
 def test_passes_are_repeated_by_their_own_masks_and_leave_the_random_state():
@@ -36,7 +36,7 @@ def test_passes_are_repeated_without_tf32_where_there_is_some(monkeypatch):
     passes = RepeatedPasses(nn.Conv2d(1, 1, 1), total, torch.device("cpu"))
     for rounds in (True, False):
         monkeypatch.setattr(
-            "hamu.unlearning.trainer.repeated_passes.rounds_to_tf32",
+            "hamu.unlearning.trainer.monitor.rounds_to_tf32",
             lambda model, rounds=rounds: rounds,
         )
         passes.remember("retain", {}, 1.0, 1)

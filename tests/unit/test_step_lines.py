@@ -9,7 +9,7 @@ from transformers import ProgressCallback, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from hamu import UnlearnConfig, UnlearnTrainer
-from hamu.unlearning.trainer.step_lines import StepBar, StepPrinter, log_line
+from hamu.unlearning.trainer.logs import StepBar, StepPrinter, log_line
 
 LOSS = r"loss +\d+\.\d{4} \([+-]\d\.\d{4}\)"
 LINE = rf"step (\d)/3  forget {LOSS}  retain {LOSS}  cosθ [+-]\d\.\d\d"

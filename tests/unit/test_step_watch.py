@@ -76,12 +76,8 @@ def test_a_step_that_was_undone_is_not_on_record():
 
 def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(monkeypatch):
     """What the passes of the step found is off by more than a step of this length does, as with TF32 on a GPU."""
-    monkeypatch.setattr(
-        "hamu.unlearning.trainer.repeated_passes.rounds_to_tf32", lambda model: True
-    )
-    monkeypatch.setattr(
-        "hamu.unlearning.trainer.repeated_passes.without_tf32", lambda: exact(model)
-    )
+    monkeypatch.setattr("hamu.unlearning.trainer.monitor.rounds_to_tf32", lambda model: True)
+    monkeypatch.setattr("hamu.unlearning.trainer.monitor.without_tf32", lambda: exact(model))
 
     @contextmanager
     def exact(model):

@@ -29,7 +29,7 @@ from hamu.report.tables import plain_table
 from hamu.unlearning.jobs.progress import ProgressBar, task_bar
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
-from hamu.unlearning.trainer.quiet import quiet_trainer
+from hamu.unlearning.trainer.trainer import quiet_trainer
 
 ABOUT_GOALS = """\
 `hamu unlearn` ends when 95% of the records are forgotten, or where its budget

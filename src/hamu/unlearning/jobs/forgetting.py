@@ -39,12 +39,10 @@ from hamu.unlearning.record import (
 )
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
-from hamu.unlearning.trainer.history import history
-from hamu.unlearning.trainer.measuring import first_not_finite_loss, set_figures
+from hamu.unlearning.trainer.logs import StepLog, kept_open
+from hamu.unlearning.trainer.measuring import first_not_finite_loss, history, set_figures
 from hamu.unlearning.trainer.promise import describe
-from hamu.unlearning.trainer.quiet import quiet_trainer
-from hamu.unlearning.trainer.step_log import StepLog
-from hamu.unlearning.trainer.trackers import kept_open
+from hamu.unlearning.trainer.trainer import quiet_trainer
 
 _HARDLY = 0.05  # a probability that is 5% lower or higher
 

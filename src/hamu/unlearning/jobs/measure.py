@@ -47,7 +47,7 @@ from hamu.unlearning.jobs.text_task import TextTask
 from hamu.unlearning.record.record import plain
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
-from hamu.unlearning.trainer.preparation import to_channels_last
+from hamu.unlearning.trainer.resumable import to_channels_last
 
 
 @dataclass(frozen=True)

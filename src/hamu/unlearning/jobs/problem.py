@@ -20,7 +20,7 @@ from hamu.unlearning.jobs.text_task import TextTask
 from hamu.unlearning.record import Inputs
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig
-from hamu.unlearning.trainer.preparation import to_channels_last
+from hamu.unlearning.trainer.resumable import to_channels_last
 
 
 def open_problem(

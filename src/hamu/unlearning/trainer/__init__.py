@@ -2,7 +2,7 @@
 
 from hamu.data.pairing import PairCollator, PairedDataset
 from hamu.unlearning.trainer.config import TrainConfig, UnlearnConfig
-from hamu.unlearning.trainer.original import train_original
+from hamu.unlearning.trainer.resumable import train_original
 from hamu.unlearning.trainer.trainer import UnlearnTrainer
 
 __all__ = [

@@ -6,13 +6,14 @@ One dataclass serves the Python API, the command line and YAML.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env
+from accelerate.utils import parse_flag_from_env  # type: ignore[import-untyped]
 from transformers import TrainingArguments
 
 from hamu.core.combine import GradOffload
@@ -22,8 +23,8 @@ from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.core.objectives import build_objective
 from hamu.errors import HamuError
 from hamu.unlearning.goals import check_goal_settings
-from hamu.unlearning.trainer.trackers import named_trackers
-from hamu.unlearning.trainer.trust_region import TrustRegion
+from hamu.unlearning.trainer.logs import named_trackers
+from hamu.unlearning.trainer.promise import TrustRegion
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +62,17 @@ _WITHOUT_EFFECT = {
 }
 
 
+_CHOICES = {
+    "shuffle": ("epoch", "once"),
+    "blocks": ("tensor", "module", "model"),
+    "pairing": ("sequential", "split"),
+}
 DEFAULT_BUDGET = 0.02  # nats that the retain loss may rise in a run by goal
+
+
+def _check(holds: Any, message: str) -> None:
+    if not holds:
+        raise HamuError(message)
 
 
 def _option(default: Any, text: str, **metadata: Any) -> Any:
@@ -92,9 +103,6 @@ class TrainConfig(TrainingArguments):
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
     logging_steps: float = _option(50, "Steps from one log entry to the next.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
-    keep: int | None = _option(
-        None, "Keep at most this many checkpoints: the newest, and the best beyond them."
-    )
     report_to: str = _option(
         "none",
         "Where to send settings and figures, nothing else: tensorboard, wandb, mlflow, trackio (with commas).",
@@ -106,79 +114,79 @@ class TrainConfig(TrainingArguments):
     logging_nan_inf_filter: bool = _option(False, "Hide non-finite losses from the logs.")
 
     def __post_init__(self) -> None:
-        """Check the ranges of what transformers leaves unchecked, and keep it from choosing trackers by itself.
+        """Check the ranges that transformers leaves unchecked, and settle device and trackers.
 
-        Where there is no accelerator it is told so, as it refuses bf16 otherwise; Apple's has no float64, which every
-        Gram is in, so that it counts as none. One process uses one GPU: transformers would wrap the model in
+        Without an accelerator transformers needs use_cpu, or refuses bf16. Apple's has no float64,
+        the type of every Gram. One process uses one GPU: transformers would wrap the model in
         DataParallel, which runs without autocast and on batches that many times as large.
 
         Raises:
-            HamuError: if a value is out of range, the best state is to be saved and nothing says which that is, or
-                accelerate was told what these settings do not say.
+            HamuError: if a value is out of range, save_strategy best lacks a metric, or the
+                environment of accelerate contradicts these settings.
         """
-        for name in (*_POSITIVE, *_NOT_NEGATIVE):
-            value, zero = getattr(self, name), name in _NOT_NEGATIVE
-            if value is None or 0 < value <= _LARGEST or (zero and value == 0):
-                continue
-            if zero:
-                raise HamuError(f"{name} {value} must be 0 or more, and finite in float32")
-            raise HamuError(f"{name} {value} must be positive, and finite in float32")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            _check(
+                value is None or 0 < value <= _LARGEST,
+                f"{name} {value} must be positive, and finite in float32",
+            )
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            _check(
+                value is None or 0 <= value <= _LARGEST,
+                f"{name} {value} must be 0 or more, and finite in float32",
+            )
         for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise HamuError(f"{name} {getattr(self, name)} must be a share in [0, 1)")
+            value = getattr(self, name)
+            _check(0 <= value < 1, f"{name} {value} must be a share in [0, 1)")
         for name in ("seed", "data_seed"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < 2**32:
-                raise HamuError(f"{name} {value} must be 0 to {2**32 - 1}")
-        if self.max_steps < -1:
-            raise HamuError(
-                f"max_steps {self.max_steps} must be a number of steps; leave it out to go by epochs"
-            )
-        if self.save_strategy == "best" and (
-            self.eval_strategy == "no" or self.metric_for_best_model is None
-        ):
-            raise HamuError(
-                "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model, by which it goes"
-            )
-        if self.keep is not None and self.keep < 1:
-            raise HamuError(
-                f"keep {self.keep} must be at least 1 checkpoint; leave it out to keep all"
-            )
+            _check(value is None or 0 <= value < 2**32, f"{name} {value} must be 0 to {2**32 - 1}")
+        _check(
+            self.max_steps >= -1,
+            f"max_steps {self.max_steps} must be a number of steps; leave it out to go by epochs",
+        )
+        has_metric = self.eval_strategy != "no" and self.metric_for_best_model is not None
+        _check(
+            self.save_strategy != "best" or has_metric,
+            "save_strategy best needs --eval_strategy steps or epoch, and "
+            "--metric_for_best_model, by which it goes",
+        )
         self._check_launcher()
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         if not self.use_cpu and str(torch.accelerator.current_accelerator()) == "mps":
             _say_once("the CPU is used: this machine's accelerator, mps, has no float64")
             self.use_cpu = True
         trackers = named_trackers(self.report_to)
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[no-untyped-call]
         if self.n_gpu > 1:
             _say_once(
-                f"one process uses one GPU, the first of {self.n_gpu}, unless the model itself lies on several; "
-                f"torchrun --nproc_per_node {self.n_gpu} gives train and unlearn all of them"
+                f"one process uses one GPU, the first of {self.n_gpu}, unless the model itself "
+                f"lies on several; torchrun --nproc_per_node {self.n_gpu} gives train and unlearn "
+                f"all of them"
             )
             self._n_gpu = 1
-        self.report_to = (
-            trackers  # transformers adds one by itself where its environment has another
-        )
+        # transformers adds one by itself where its environment has another
+        self.report_to = trackers  # type: ignore[assignment]
 
     def _check_launcher(self) -> None:
-        """What `accelerate launch` puts into the environment goes round these settings, and round the run's record."""
+        """Check the environment of `accelerate launch`: it bypasses these settings and the run's record."""
         launched = any(
             map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
         )
-        if self.fsdp or self.deepspeed or launched:
-            raise HamuError(
-                "two gradients have to meet before they are combined, so unlearning shards the model itself, with "
-                "--shard, and training does not; leave out --fsdp and --deepspeed, and --use_fsdp and --use_deepspeed "
-                "of accelerate launch"
-            )
+        _check(
+            not (self.fsdp or self.deepspeed or launched),
+            "two gradients have to meet before they are combined, so unlearning shards the model "
+            "itself, with --shard, and training does not; leave out --fsdp and --deepspeed, and "
+            "--use_fsdp and --use_deepspeed of accelerate launch",
+        )
         told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
         own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
-        if told not in ("no", own):
-            raise HamuError(
-                f"accelerate launch was given --mixed_precision {told}, but the run's own precision is {own}; leave it "
-                f"out there, and give the run --bf16 or --fp16"
-            )
+        _check(
+            told in ("no", own),
+            f"accelerate launch was given --mixed_precision {told}, but the run's own precision is "
+            f"{own}; leave it out there, and give the run --bf16 or --fp16",
+        )
 
 
 @dataclass
@@ -313,7 +321,8 @@ class UnlearnConfig(TrainConfig):
     learning_rate: float = _option(1e-4, "Learning rate.")
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
     optim: str = _option(
-        "sgd", "Optimizer: sgd (the paper, without momentum), adamw_torch, adafactor, ..."
+        "sgd",
+        "Optimizer: sgd (the paper, without momentum; --auto replaces it by adamw_torch), adafactor, ...",
     )
     max_grad_norm: float = _option(
         1.0, "Clip each side's gradient to this global norm; 0 for no clipping."
@@ -333,126 +342,141 @@ class UnlearnConfig(TrainConfig):
     )
 
     def __post_init__(self) -> None:
-        """Check what is ours, then let TrainingArguments check the rest."""
-        self.build_method()
-        if self.shuffle not in ("epoch", "once"):
-            raise HamuError(f"shuffle {self.shuffle!r} is unknown; choose epoch or once")
-        if self.blocks not in ("tensor", "module", "model"):
-            raise HamuError(f"blocks {self.blocks!r} is unknown; choose tensor, module or model")
-        if self.max_eval_samples is not None and self.max_eval_samples < 1:
-            raise HamuError(f"max_eval_samples {self.max_eval_samples} must be at least 1")
-        if self.pairing not in ("sequential", "split"):
-            raise HamuError(f"pairing {self.pairing!r} is unknown; choose sequential or split")
-        if self.pairing == "split" or self.shard or GradOffload(self.offload_grads).is_used:
-            self._check_parted()
-        if self.correct_steps and not isinstance(self.build_method(), HamuQ | HamuU):
-            raise HamuError(
-                f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u"
+        """Check the settings of unlearning, then those of TrainConfig."""
+        method = self.build_method()
+        for name, choices in _CHOICES.items():
+            _check(
+                getattr(self, name) in choices,
+                f"{name} {getattr(self, name)!r} is unknown; "
+                f"choose {', '.join(choices[:-1])} or {choices[-1]}",
             )
-        if self.check_steps is not None and self.check_steps < 0:
-            raise HamuError(f"check_steps {self.check_steps} must not be negative; 0 for never")
+        _check(
+            self.max_eval_samples is None or self.max_eval_samples >= 1,
+            f"max_eval_samples {self.max_eval_samples} must be at least 1",
+        )
+        if self.pairing == "split" or self.shard or GradOffload(self.offload_grads).is_used:
+            self._check_parted(method)
+        _check(
+            not self.correct_steps or isinstance(method, HamuQ | HamuU),
+            f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u",
+        )
+        _check(
+            self.check_steps is None or self.check_steps >= 0,
+            f"check_steps {self.check_steps} must not be negative; 0 for never",
+        )
         TrustRegion(self.trust_region_growth)
         if self.forget_objective is not None:
             build_objective(self.forget_objective)
-        method = self.build_method()
+        self._check_sides(method)
+        check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
+        _check(
+            self.lookahead_steps >= 1,
+            f"lookahead_steps {self.lookahead_steps} must be at least 1 step of fine-tuning",
+        )
+        if self.lasting:
+            self._settle_lasting(method)
+        if self.auto:
+            self._settle_goal()
+        _check(
+            self.auto or self.max_retain_increase is None,
+            "max_retain_increase has no effect without --auto; add it, or leave it out",
+        )
+        if self.greater_is_better is None:
+            metric = str(self.metric_for_best_model).removeprefix("eval_")
+            self.greater_is_better = metric not in _LOWER_IS_BETTER
+        super().__post_init__()
+
+    def _check_sides(self, method: Method) -> None:
+        """Check the settings that need a pass of a side, and those that unlearning has no place for."""
         for name, side in _OF_A_SIDE.items():
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, str) and not 0 < value < float("inf"):
-                raise HamuError(f"{name} {value} must be a positive number")
-            if not getattr(method, f"uses_{side}"):
-                raise HamuError(
-                    f"{name} has no effect with {self.method}, which has no {side} pass; leave it out"
-                )
+            _check(
+                isinstance(value, str) or 0 < value < math.inf,
+                f"{name} {value} must be a positive number",
+            )
+            _check(
+                getattr(method, f"uses_{side}"),
+                f"{name} has no effect with {self.method}, which has no {side} pass; leave it out",
+            )
         defaults = {f.name: f.default for f in fields(TrainingArguments)}
         for name, why in _WITHOUT_EFFECT.items():
             value = getattr(self, name, None)
-            if value != defaults.get(name) and (value or defaults[name] is True):
-                raise HamuError(f"{name} {value} has no effect on unlearning: {why}; leave it out")
-        self._settle_goal()
-        if self.greater_is_better is None:
-            self.greater_is_better = (
-                str(self.metric_for_best_model).removeprefix("eval_") not in _LOWER_IS_BETTER
-            )
-        if self.dataloader_persistent_workers:
-            raise HamuError(
-                "dataloader_persistent_workers would repeat the first epoch's order; leave it off"
-            )
-        super().__post_init__()
+            is_asked = value != defaults.get(name) and (value or defaults[name] is True)
+            _check(not is_asked, f"{name} {value} has no effect on unlearning: {why}; leave it out")
+        _check(
+            not self.dataloader_persistent_workers,
+            "dataloader_persistent_workers would repeat the first epoch's order; leave it off",
+        )
 
-    def _check_parted(self) -> None:
-        """What works where a process has only a part of the gradients."""
-        method = self.build_method()
-        if self.shard and self.pairing == "split":
-            raise HamuError(
-                "--shard cuts both gradients over all processes; leave pairing at sequential"
-            )
-        if self.shard and world_size() < 2:
-            raise HamuError(
-                "--shard cuts a model over several processes; start them with torchrun, or give --shard False"
-            )
-        if self.shard and self.optim == "adafactor":
-            raise HamuError(
-                "adafactor's factored state cannot be sharded; with --shard choose another --optim, such as adamw_torch"
-            )
-        if self.pairing == "split" and not (method.uses_retain and method.uses_forget):
-            raise HamuError(
-                f"split pairing needs both sides, but {self.method} has one; leave pairing at sequential"
-            )
-        if self.pairing == "split":
+    def _check_parted(self, method: Method) -> None:
+        """Check what works where a process has only a part of the gradients."""
+        is_split, has_both = self.pairing == "split", method.uses_retain and method.uses_forget
+        _check(
+            not (self.shard and is_split),
+            "--shard cuts both gradients over all processes; leave pairing at sequential",
+        )
+        _check(
+            not self.shard or world_size() > 1,
+            "--shard cuts a model over several processes; start them with torchrun, or give "
+            "--shard False",
+        )
+        _check(
+            not self.shard or self.optim != "adafactor",
+            "adafactor's factored state cannot be sharded; with --shard choose another --optim, "
+            "such as adamw_torch",
+        )
+        _check(
+            not is_split or has_both,
+            f"split pairing needs both sides, but {self.method} has one; leave pairing at "
+            f"sequential",
+        )
+        if is_split:
             check_even(world_size())
-        for name, asked in (("correct_steps", self.correct_steps), ("trust_region", self.trust_region),
-                            ("auto", self.auto)):  # fmt: skip
-            if asked:
-                raise HamuError(
-                    f"{name} needs both whole gradients in each process; leave pairing at sequential, and --shard and "
-                    f"--offload_grads out"
-                )
+        for name in ("correct_steps", "trust_region", "auto"):
+            _check(
+                not getattr(self, name),
+                f"{name} needs both whole gradients in each process; leave pairing at sequential, "
+                f"and --shard and --offload_grads out",
+            )
 
     def _settle_goal(self) -> None:
-        """Check the settings of a run by goal, and of a lasting one; set what follows from them."""
-        check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
-        if self.lookahead_steps < 1:
-            raise HamuError(
-                f"lookahead_steps {self.lookahead_steps} must be at least 1 step of fine-tuning"
-            )
-        if self.lasting:
-            self._settle_lasting()
-        if not self.auto:
-            if self.max_retain_increase is not None:
-                raise HamuError(
-                    "max_retain_increase has no effect without --auto; add it, or leave it out"
-                )
-            return
+        """Check the settings of a run by goal, and set those that its controller relies on."""
         if self.max_retain_increase is None:
             self.max_retain_increase = DEFAULT_BUDGET
-        if not 0 <= self.max_retain_increase < float("inf"):
-            raise HamuError(
-                f"max_retain_increase {self.max_retain_increase} must be 0 or more, in nats"
-            )
-        if self.load_best_model_at_end:
-            raise HamuError(
-                "auto keeps the state that its goal asks for; leave out --load_best_model_at_end"
-            )
-        if not self.freeze_batchnorm:
-            raise HamuError(
-                "auto goes back to weights, not to BatchNorm statistics; leave freeze_batchnorm on"
-            )
-        if self.dataloader_num_workers:
-            raise HamuError(
-                "auto chooses the records of the next step by the last; leave dataloader_num_workers at 0"
-            )
-        if self.method != "hamu-q":
-            raise HamuError(f"auto controls hamu-q; leave out --method {self.method}")
-        if self.radius != "gradient" or self.distribution != "norm_product" or self.trust_region:
-            raise HamuError(
-                "auto sets demand and rate itself; leave out radius, distribution and trust_region"
-            )
-        if self.forget_objective not in (None, "bounded"):
-            raise HamuError(
-                f"auto raises each record to its target; leave out forget_objective {self.forget_objective}"
-            )
+        _check(
+            0 <= self.max_retain_increase < math.inf,
+            f"max_retain_increase {self.max_retain_increase} must be 0 or more, in nats",
+        )
+        for is_wrong, message in (
+            (
+                self.load_best_model_at_end,
+                "auto keeps the state that its goal asks for; leave out --load_best_model_at_end",
+            ),
+            (
+                not self.freeze_batchnorm,
+                "auto goes back to weights, not to BatchNorm statistics; leave freeze_batchnorm on",
+            ),
+            (
+                self.dataloader_num_workers,
+                "auto chooses the records of the next step by the last; leave "
+                "dataloader_num_workers at 0",
+            ),
+            (self.method != "hamu-q", f"auto controls hamu-q; leave out --method {self.method}"),
+            (
+                self.radius != "gradient"
+                or self.distribution != "norm_product"
+                or self.trust_region,
+                "auto sets demand and rate itself; leave out radius, distribution and trust_region",
+            ),
+            (
+                self.forget_objective not in (None, "bounded"),
+                f"auto raises each record to its target; leave out forget_objective "
+                f"{self.forget_objective}",
+            ),
+        ):
+            _check(not is_wrong, message)
         self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
         self.stopping, self.on_infeasible, self.lr_scheduler_type = "off", "clamp", "constant"
         self.check_steps = self.check_steps or 0
@@ -460,26 +484,33 @@ class UnlearnConfig(TrainConfig):
         if self.eval_strategy == "epoch":
             self.eval_strategy = "no"  # the controller measures
 
-    def _settle_lasting(self) -> None:
-        method = self.build_method()
-        if world_size() > 1 or self.shard:
-            raise HamuError("lasting looks ahead in one process; leave out torchrun, or --lasting")
-        if self.fp16:
-            raise HamuError(
-                "lasting takes steps of its own, which float16 would round away; use --bf16 or neither"
-            )
-        if not (method.uses_retain and method.uses_forget):
-            raise HamuError(
-                f"lasting needs both gradients, but {self.method} has one; choose another method"
-            )
-        if self.forget_objective not in (None, "bounded"):
-            raise HamuError(
-                f"lasting needs a bounded objective; leave out forget_objective {self.forget_objective}"
-            )
-        if self.trust_region:
-            raise HamuError(
-                "lasting takes the forget loss elsewhere, where no step is judged; leave out trust_region"
-            )
+    def _settle_lasting(self, method: Method) -> None:
+        for is_wrong, message in (
+            (
+                world_size() > 1 or self.shard,
+                "lasting looks ahead in one process; leave out torchrun, or --lasting",
+            ),
+            (
+                self.fp16,
+                "lasting takes steps of its own, which float16 would round away; use --bf16 or "
+                "neither",
+            ),
+            (
+                not (method.uses_retain and method.uses_forget),
+                f"lasting needs both gradients, but {self.method} has one; choose another method",
+            ),
+            (
+                self.forget_objective not in (None, "bounded"),
+                f"lasting needs a bounded objective; leave out forget_objective "
+                f"{self.forget_objective}",
+            ),
+            (
+                self.trust_region,
+                "lasting takes the forget loss elsewhere, where no step is judged; leave out "
+                "trust_region",
+            ),
+        ):
+            _check(not is_wrong, message)
         self.forget_objective, self.check_steps = "bounded", 0
 
     @property
@@ -515,7 +546,7 @@ class UnlearnConfig(TrainConfig):
 
 def unused_settings(method: Method) -> set[str]:
     """Names of the settings that have no effect with a method, or are refused with it."""
-    own = {one.name for one in fields(method)} if is_dataclass(method) else set()
+    own: set[str] = {one.name for one in fields(method)} if is_dataclass(method) else set()
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
     unused |= {name for name, needed in _OF_A_FIELD.items() if needed not in own}
     return unused if isinstance(method, HamuQ | HamuU) else unused | {"correct_steps"}

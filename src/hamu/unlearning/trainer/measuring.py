@@ -1,12 +1,16 @@
-"""What an evaluation measures: loss and accuracy of each set, and how far they are from the start."""
+"""Evaluations of a run: loss and accuracy of each set, changes since the start, and the history for evaluation.json."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -18,6 +22,11 @@ from hamu.evaluation.gains import Gains
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict_shared
 from hamu.unlearning.trainer.config import UnlearnConfig
 
+if TYPE_CHECKING:
+    from hamu.unlearning.trainer.trainer import UnlearnTrainer
+
+_FILE = "start.safetensors"  # in a checkpoint
+_AnyPredictions = Predictions | TokenPredictions
 _RETAIN_RECORDS = 500  # that a run by goal is measured on
 
 
@@ -112,8 +121,10 @@ def first_not_finite_loss(
 
 def gains(now: Mapping[str, float], start: Mapping[str, float]) -> dict[str, float]:
     """What was gained since the start in forgetting, in retaining, and in the worse of both."""
-    before, after = ({side: figures[f"{side}_loss"] for side in SIDES} for figures in (start, now))
-    found = Gains.between(before, after)
+    losses: list[dict[str, float]] = [
+        {side: figures[f"{side}_loss"] for side in SIDES} for figures in (start, now)
+    ]
+    found = Gains.between(*losses)
     return {"forget_gain": found.forget, "retain_gain": found.retain, "joint_gain": found.joint}
 
 
@@ -127,3 +138,67 @@ def check_is_measured(metric: str, measured: Collection[str]) -> None:
         raise HamuError(
             f"metric_for_best_model {metric!r} is not measured; choose one of {', '.join(measured)}"
         )
+
+
+def save_start_predictions(folder: Path, start: Mapping[str, _AnyPredictions]) -> None:
+    """Write them, by set, as tensors "SET/CLASS/FIELD"; no file if there are none."""
+    found = {
+        f"{kind}/{type(predictions).__name__}/{one.name}": torch.as_tensor(
+            getattr(predictions, one.name)
+        )
+        for kind, predictions in start.items()
+        for one in fields(predictions)
+    }
+    if found:
+        save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / _FILE)
+
+
+def load_start_predictions(folder: Path, order: Sequence[str]) -> dict[str, _AnyPredictions]:
+    """What was written, by set in this order; nothing if there is no file."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, tensor in load_file(folder / _FILE).items() if (folder / _FILE).is_file() else ():
+        kind, cls, part = name.split("/")
+        found.setdefault((kind, cls), {})[part] = tensor
+    return {
+        kind: _predictions(cls, values)
+        for (kind, cls), values in sorted(found.items(), key=lambda item: order.index(item[0][0]))
+    }
+
+
+def _predictions(cls: str, values: dict[str, Any]) -> _AnyPredictions:
+    if cls == Predictions.__name__:
+        return Predictions(**values)
+    return TokenPredictions(**{**values, "records": int(values["records"])})
+
+
+def history(trainer: UnlearnTrainer) -> dict[str, Any]:
+    """The evaluations of a run that has ended, its steps, what it promised and why it ended."""
+    return {
+        "trajectory": [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry],
+        "steps_taken": trainer.steps_taken,
+        "steps_skipped": trainer.steps_skipped,
+        "steps_in_model": trainer.steps_in_model,
+        "promise": trainer.promise,
+        "controller": None if trainer.controller is None else trainer.controller.history,
+        "goal": _goal(trainer),
+        "ended": trainer.end.text,
+        "ended_kind": trainer.end.kind,
+    }
+
+
+def _goal(trainer: UnlearnTrainer) -> dict[str, Any] | None:
+    """Goal of the run with its standings before and after; None if nothing defines forgotten."""
+    standings = trainer.standings()
+    if "after" not in standings:
+        return None
+    goal, controller = trainer.goal_run.goal, trainer.controller
+    return {
+        "kind": goal.kind,
+        "share": goal.share,
+        "loss": goal.loss,
+        "budget": None if controller is None else controller.budget,
+        "reached": standings["after"].share >= goal.share
+        if controller is None
+        else controller.reached,
+        "lasting": trainer.lookahead is not None,
+    } | {name: standing.figures() for name, standing in standings.items()}

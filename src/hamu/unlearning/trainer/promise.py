@@ -1,13 +1,22 @@
-"""What a step promised against what it did: both losses of its own batches, before and after it."""
+"""Figures of a step: losses and hardness, its promise against what it did, and the trust region steered by them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-KEPT = 0.95  # of what was demanded
+import torch
+from torch import Tensor
+
+from hamu.core.gram import SIDES
+from hamu.core.pair_step import PairStep
+from hamu.errors import HamuError
+
+KEPT = 0.95  # of the demand
+SHRINK_BELOW, GROW_ABOVE, LEAP_ABOVE = 0.25, 0.75, 0.95  # realised over promised
 
 
 @dataclass(frozen=True)
@@ -155,3 +164,122 @@ def kept_in_words(summary: dict[str, Any]) -> str:
     if judged == checked:
         return f"{steps} {kept:.0%} realised at least {KEPT:.0%} of what was demanded"
     return f"{steps} {judged:,} had a demand above rounding, of which {kept:.0%} realised at least {KEPT:.0%} of it"
+
+
+class TrustRegion:
+    """A factor on the learning rate, and with it on the radius and on what is demanded.
+
+    It is halved after a step whose realised change is under a quarter of what was promised, doubled after one over
+    three quarters, and quadrupled after one that realises all but 5%. A step that realises nothing (a ratio of 0 or
+    less) is to be undone.
+
+    Args:
+        most: the factor never exceeds this.
+        least: nor falls below this; a run that gets there cannot go on.
+
+    Attributes:
+        scale: the factor for the next step.
+        most: see above.
+    """
+
+    def __init__(self, most: float = 8.0, least: float = 2.0**-20) -> None:
+        if not most >= 1:
+            raise HamuError(
+                f"trust_region_growth {most} must be at least 1, the learning rate as it is given"
+            )
+        self.most, self._least = most, least
+        self.scale = 1.0
+
+    def update(self, ratio: float) -> bool:
+        """Take a step's ratio of realised to promised; return whether the step is good enough to stay."""
+        if not ratio >= SHRINK_BELOW:  # NaN too
+            self.scale = max(0.5 * self.scale, self._least)
+        elif ratio > GROW_ABOVE:
+            self.scale = min((4.0 if ratio > LEAP_ABOVE else 2.0) * self.scale, self.most)
+        return ratio > 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether steps are as small as they may be, so that none smaller can be tried."""
+        return self.scale <= self._least
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, as JSON holds it."""
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.scale = state["scale"]
+
+
+def read_at_once(values: Sequence[Tensor]) -> list[float]:
+    """Tensors of one shape as numbers; whatever of them lies on the device comes in one transfer, and nothing goes."""
+    found: dict[int, float] = {}
+    for on_host in (True, False):
+        there = [
+            (place, v) for place, v in enumerate(values) if (v.device.type == "cpu") is on_host
+        ]
+        if there:
+            device = there[0][1].device
+            read = torch.stack([v.detach().to(device, torch.float64) for _, v in there]).tolist()
+            found |= dict(zip((place for place, _ in there), read, strict=True))
+    return [found[place] for place in range(len(values))]
+
+
+def step_figures(
+    step: PairStep | None, losses: Mapping[str, Tensor], sides: Sequence[str]
+) -> dict[str, float]:
+    """The figures of a step by name.
+
+    Args:
+        step: what was found and decided; None if the run ended before, which leaves the losses.
+        losses: by side, 0-dim.
+        sides: those that the method uses.
+    """
+    tensors = {f"{side}_loss": losses[side] for side in sides}
+    if step is not None:
+        tensors |= _found(step, sides)
+    return dict(zip(tensors, read_at_once(list(tensors.values())), strict=True))
+
+
+def _found(step: PairStep, sides: Sequence[str]) -> dict[str, Tensor]:
+    norms = step.gradient_norms
+    tensors = {f"{side}_norm": norms[SIDES.index(side)] for side in sides}
+    if len(sides) == 2:
+        tensors |= {"kappa": step.kappa, "cos": step.cos}
+    tensors |= {
+        "promised_retain_change": step.promised_retain_change,
+        "promised_forget_change": step.promised_forget_change,
+    }
+    constraint, direct_share = step.weights.constraint, step.direct_share
+    if constraint is not None and direct_share is not None:
+        tensors |= {
+            "direct_threshold": constraint.direct_threshold,
+            "stop_threshold": constraint.stop_threshold,
+            "demand": constraint.demand,
+            "clipped_demand": constraint.clipped_demand,
+            "free_limit": constraint.free_limit,
+            "max_demand": constraint.max_demand,
+            "direct_share": direct_share,
+            "criterion_met": constraint.criterion_met,
+        }
+    return tensors
+
+
+def layer_figures(
+    step: PairStep | None, lengths: Tensor | None, sides: Sequence[str]
+) -> dict[str, list[float] | None]:
+    """cosθ_i and ‖Δw_i‖ of a step by block; None for what is not known.
+
+    Args:
+        step: None if there was none.
+        lengths: ‖Δw_i‖, [L], if they are known.
+        sides: those that the method uses.
+    """
+    if step is None:
+        return {"cos": None, "change": None}
+    known = {"cos": step.gram.cos if len(sides) == 2 else None, "change": lengths}
+    there = {name: values for name, values in known.items() if values is not None}
+    if not there:
+        return dict.fromkeys(known)
+    return dict.fromkeys(known) | dict(zip(there, read_at_once(list(there.values())), strict=True))

@@ -1,31 +1,37 @@
-"""A Trainer whose runs can be broken off anywhere and go on as if nothing had been."""
+"""Training that can be interrupted anywhere and resumed bit by bit, and the training of a model to start from."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_callback import ExportableState, TrainerState
+from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
 from hamu.core.distributed import all_reduced, is_main, is_sharded, world_size
+from hamu.data.images import collate
 from hamu.errors import HamuError, first_line
-from hamu.files import TRAINER_STATE
+from hamu.files import CHECKPOINT, TRAINER_STATE
+from hamu.models import first_not_finite
 from hamu.models.saving import load_tensors, save_model, save_rest
+from hamu.unlearning.trainer import _transformers  # noqa: F401  checks what is overridden here
 from hamu.unlearning.trainer.checkpoints import Checkpoints, check_whole, restoring
-from hamu.unlearning.trainer.config import TrainConfig, own_options
-from hamu.unlearning.trainer.trackers import stand_between
+from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
+from hamu.unlearning.trainer.logs import silence, stand_between
+from hamu.unlearning.trainer.measuring import check_is_measured
 
 _logger = logging.getLogger(__name__)
-_OPTIMIZER, _SCHEDULER = "optimizer.pt", "scheduler.pt"
+_OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.json"
 
 
 class ResumableTrainer(Trainer):
@@ -33,35 +39,39 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         checkpoints: of this run.
-        beside_model: what is saved in each checkpoint too, so that it opens as a model: tokenizer, image processor.
+        beside_model: tokenizer or image processor, saved in each checkpoint so that it opens as a model.
         before_saving: called before each checkpoint is written, and before a tracker begins.
-        interrupted_by: set to a reason, the run ends after the step that it is at, and saves a checkpoint if any step
-            was taken.
-        was_interrupted: whether it has.
-        resumed_from: the checkpoint that the run goes on from, "" if it has been started anew.
+        interrupted_by: set to a reason, the run ends after its present step, and saves a checkpoint if any step was
+            taken.
+        was_interrupted: true once it has.
+        resumed_from: the checkpoint that the run goes on from, "" for a new run.
     """
+
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    args: Any
+    train_dataset: Any
 
     def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
         self.interrupted_by = ""
         self.was_interrupted = False
         self.resumed_from = ""
-        self.beside_model: list[Any] = [
-            one for one in (kwargs.get("processing_class"),) if one is not None
-        ]
+        processing = kwargs.get("processing_class")
+        self.beside_model: list[Any] = [] if processing is None else [processing]
         self.before_saving: Callable[[], Any] = lambda: None
+        self.checkpoints = Checkpoints(str(args.output_dir))
+        self._staged: Path | None = None
         self._saved_step = -1
         self._held = False
         self._in_epoch = True
-        # transformers removes checkpoints by rules of its own, the one of an interrupted run among them
-        if args.keep is None and (args.save_total_limit or 0) > 0:  # 0 is no limit there
-            args.keep = args.save_total_limit
-        args.save_total_limit = None
-        self.checkpoints = Checkpoints(args.output_dir, args.keep)
         super().__init__(model, args, **kwargs)
         stand_between(self, kwargs.get("callbacks") or [], own_options(type(args)))
         self.add_callback(_Marks(self))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+    def train(  # type: ignore[override]
+        self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any
+    ) -> Any:
         """Train, from the start or from a checkpoint.
 
         Args:
@@ -74,13 +84,13 @@ class ResumableTrainer(Trainer):
         """
         if resume_from_checkpoint is True or resume_from_checkpoint == "newest":
             newest, damages = self.checkpoints.newest()
-            for damage in damages if is_main() else []:
-                _logger.warning("%s; it is skipped", damage)
             if newest is None and resume_from_checkpoint is True:
                 raise HamuError(
                     f"there is no whole checkpoint in {self.args.output_dir}; start the run anew"
                 )
             if is_main():
+                for damage in damages:
+                    _logger.warning("%s; it is skipped", damage)
                 self.checkpoints.remove_after(newest)
             resume_from_checkpoint = None if newest is None else str(newest)
         elif resume_from_checkpoint:
@@ -89,64 +99,94 @@ class ResumableTrainer(Trainer):
         return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the optimizer; its settings are refused here, before anything is written."""
+        """Make the optimizer; wrong settings are refused here, before anything is written."""
         with _making("optimizer", "optim", self.args.optim):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the schedule; its settings are refused here, before anything is written."""
+        """Make the schedule; wrong settings are refused here, before anything is written."""
         with _making("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
             return super().create_scheduler(*args, **kwargs)
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step was taken."""
+        """True once a step was taken."""
         return self.state.global_step > 0
 
     @property
     def global_batch(self) -> int:
         """Records in a step, over all processes."""
-        return (
-            self.args.per_device_train_batch_size
-            * self.args.gradient_accumulation_steps
-            * world_size()
-        )
+        args: TrainConfig = self.args
+        return args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
+
+    def begin_run(self) -> None:
+        """Called when training begins, after a checkpoint was restored."""
+
+    def begin_step(self) -> None:
+        """Called before the batches of a step."""
+        self._in_epoch = True
+
+    def begin_optimizer_step(self) -> None:
+        """Called before the optimizer moves the weights."""
+
+    def end_optimizer_step(self) -> None:
+        """Called after it has moved them."""
+
+    def run_state(self) -> dict[str, Any]:
+        """State of the run for a checkpoint, as JSON holds it."""
+        return {"global_batch": self.global_batch}
+
+    def load_run_state(self, state: dict[str, Any]) -> None:
+        """Restore `run_state`.
+
+        Raises:
+            HamuError: if a step has another number of records than before.
+        """
+        was, now = state["global_batch"], self.global_batch
+        if was != now:
+            raise HamuError(
+                f"the run took steps of {was} records, now they would be of {now}; choose per_device_train_batch_size "
+                f"and gradient_accumulation_steps for the same over all processes"
+            )
+
+    def save_more(self, folder: Path) -> None:
+        """Write tensors of the run beyond model and optimizer; the main process calls it."""
+
+    def load_more(self, folder: Path) -> None:
+        """Restore what `save_more` has written."""
+
+    # Private methods of transformers from here on; see `_transformers`.
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
-        """Take how often to save from the settings of now, and the best checkpoint from this folder."""
+        """Take the saving interval from the settings of now, and the best checkpoint from this folder."""
         found = super()._init_training_state(max_steps, *args)
-        self.state.compute_steps(self.args, max_steps)
+        self.state.compute_steps(self.args, max_steps)  # type: ignore[no-untyped-call]
         if self.state.best_global_step:
             best = self.checkpoints.path(self.state.best_global_step)
             if best.is_dir():
                 self.state.best_model_checkpoint = str(best)
-            else:  # what cannot be gone back to is no best: a later state may be
-                self.state.best_model_checkpoint = self.state.best_global_step = (
-                    self.state.best_metric
-                ) = None
+            else:  # without its checkpoint it is no best: a later state may be
+                self.state.best_model_checkpoint = self.state.best_global_step = None
+                self.state.best_metric = None
         return found
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
-        return (
-            _ByLength(sampler, self.args.seed)
-            if isinstance(sampler, LengthGroupedSampler)
-            else sampler
-        )
+        if isinstance(sampler, LengthGroupedSampler):
+            return _ByLength(sampler, self.args.seed)
+        return sampler
 
-    def _run_epoch(self, **kwargs: Any) -> None:
+    def _run_epoch(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Run an epoch, unless the run had ended when it was saved, or has taken its last step."""
         if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
-            super()._run_epoch(**kwargs)
+            super()._run_epoch(**kwargs)  # type: ignore[no-untyped-call]
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Save after whatever else belongs to a step: a resumed run does not come back to it."""
         if self.was_interrupted:
             return
         epoch_ends = float(self.state.epoch or 0).is_integer() or self.control.should_training_stop
-        more_comes = (
-            self._in_epoch and epoch_ends
-        )  # the same step is looked at again as the epoch's end
+        more_comes = self._in_epoch and epoch_ends  # the same step comes again as the epoch's end
         if more_comes:
             self._held, self.control.should_save = self.control.should_save, False
         else:
@@ -159,65 +199,65 @@ class ResumableTrainer(Trainer):
                 self._save_checkpoint(self.model, None)
             self.control.should_training_stop = self.was_interrupted = True
 
-    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
-        """The best is one that can be gone back to: an evaluation at a step that is saved."""
-        saves = (
-            self.control.should_save or self._held or self.args.save_strategy == SaveStrategy.BEST
-        )
-        return self.has_begun and saves and super()._determine_best_metric(*args, **kwargs)
-
     def _interrupted_anywhere(self) -> bool:
-        """Whether any process was interrupted, so that all stop after the same step."""
+        """True if any process was interrupted, so that all stop after the same step."""
         if world_size() == 1:
             return bool(self.interrupted_by)
-        return bool(
-            all_reduced(
-                torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)
-            ).item()
-        )
+        mine = torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)
+        return bool(all_reduced(mine).item())
+
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        """Only a state that is saved can be the best: a run can go back to it."""
+        saves = self.control.should_save or self._held
+        saves = saves or self.args.save_strategy == SaveStrategy.BEST
+        return self.has_begun and saves and super()._determine_best_metric(*args, **kwargs)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Folder in which transformers writes and removes checkpoints: the staged one."""
+        return str(self._staged or Path(self.args.output_dir, f".{CHECKPOINT}none"))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint; see `Checkpoints`. None before a step was taken: an earlier run would give way to it."""
+        """Write a checkpoint; none before a step was taken, as an earlier run would give way to it."""
         if not self.has_begun:
             return
-        step = self.state.global_step
-        if self.state.best_global_step:
-            best = self.checkpoints.path(self.state.best_global_step)
-            if best.is_dir() or self.state.best_global_step == step:
-                self.state.best_model_checkpoint = str(best)
         self.before_saving()
-        with self.checkpoints.writing(step) as folder:
-            save_model(self.model, folder)
-            save_rest(self.model, folder)
-            self.save_more(folder)
-            if not self.args.save_only_model:
-                self._save_optimizer_and_scheduler(str(folder))
-                self._save_scaler(str(folder))
-                self._save_rng_state(str(folder))
+        state = self.state
+        with self.checkpoints.writing(state.global_step) as folder:
+            self._staged = folder.parent
+            super()._save_checkpoint(model, trial)
+            self._staged = None
+            if state.best_global_step:  # the place that it will have
+                best = self.checkpoints.path(state.best_global_step)
+                is_there = best.is_dir() or state.best_global_step == state.global_step
+                state.best_model_checkpoint = str(best) if is_there else None
             if is_main():
-                for one in self.beside_model:
-                    one.save_pretrained(folder)
-                for callback in (*self.callback_handler.callbacks, self.control):
-                    if isinstance(callback, ExportableState):
-                        self.state.stateful_callbacks[type(callback).__name__] = callback.state()
-                self.state.save_to_json(str(folder / TRAINER_STATE))
-        self._saved_step = step
-        self.checkpoints.limit(self.state.best_model_checkpoint)
+                state.save_to_json(str(folder / TRAINER_STATE))
+        self._saved_step = state.global_step
+        self.checkpoints.limit(self.args.save_total_limit, state.best_model_checkpoint)
 
-    def save_more(self, folder: Path) -> None:
-        """Write what a kind of run keeps beyond model, optimizer and random state; all processes call it."""
-
-    def load_more(self, folder: Path) -> None:
-        """Restore from a checkpoint what `save_more` has written."""
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model as `from_pretrained` reads it, and into a checkpoint the run's state."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_model(self.model, folder)
+        if is_main():
+            for one in self.beside_model:
+                one.save_pretrained(folder)
+        if _internal_call:
+            save_rest(self.model, folder)
+            if is_main():
+                self.save_more(folder)
+                (folder / _RUN).write_text(json.dumps(self.run_state()), encoding="utf-8")
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
         folder = Path(resume_from_checkpoint)
         with restoring(folder):
+            _check_state(folder / TRAINER_STATE)  # transformers reads it next
             load_tensors(self.model, folder)
             self.load_more(folder)
-            _check_state(folder / TRAINER_STATE)  # which the Trainer will read next
+            self.load_run_state(run_state_of(folder))
 
     def _load_best_model(self) -> None:
         load_tensors(self.model, Path(str(self.state.best_model_checkpoint)))
@@ -234,27 +274,32 @@ class ResumableTrainer(Trainer):
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
         with restoring(checkpoint):
-            if checkpoint is not None and is_sharded(self.model):
-                self._load_sharded(Path(checkpoint))
-            else:
+            if not is_sharded(self.model):
                 super()._load_optimizer_and_scheduler(checkpoint)
+                return
+            from hamu.core.distributed.sharded import shard_optimizer_state
 
-    def _load_sharded(self, checkpoint: Path) -> None:
-        """Restore optimizer and schedule; of the optimizer's state each process takes its part."""
-        from hamu.core.distributed.sharded import shard_optimizer_state
-
-        state = torch.load(checkpoint / _OPTIMIZER, map_location="cpu", weights_only=True)
-        self.optimizer.load_state_dict(shard_optimizer_state(self.optimizer, state))
-        self.lr_scheduler.load_state_dict(torch.load(checkpoint / _SCHEDULER, weights_only=True))
+            folder = Path(checkpoint)
+            state = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
+            self.optimizer.load_state_dict(shard_optimizer_state(self.optimizer, state))
+            self.lr_scheduler.load_state_dict(torch.load(folder / _SCHEDULER, weights_only=True))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with restoring(checkpoint):
+        with restoring(str(checkpoint)):
             super()._load_rng_state(checkpoint)
 
 
+def run_state_of(checkpoint: Path) -> dict[str, Any]:
+    """The `ResumableTrainer.run_state` in a checkpoint."""
+    found: dict[str, Any] = json.loads((checkpoint / _RUN).read_bytes())
+    return found
+
+
 def _check_state(path: Path) -> None:
-    """Check that what the Trainer remembers has the types that it would have."""
+    """Check that the Trainer's state has the types that transformers writes."""
     found, types = TrainerState.load_from_json(str(path)), TrainerState()
     for name, value in {**vars(types), "best_metric": 0.0, "train_batch_size": 0}.items():
         given = getattr(found, name)
@@ -268,7 +313,7 @@ def _check_state(path: Path) -> None:
 
 @contextmanager
 def _making(what: str, option: str, choice: Any) -> Iterator[None]:
-    """Turn into a HamuError what a library says of settings that it alone can judge."""
+    """Turn a library's error about settings that it alone can judge into a HamuError."""
     try:
         yield
     except (ImportError, ValueError, TypeError, RuntimeError, KeyError) as error:
@@ -286,7 +331,6 @@ class _ByLength(Sampler[int]):
         sampler.generator = torch.Generator()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; data loaders call this."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -297,35 +341,113 @@ class _ByLength(Sampler[int]):
         return len(self._sampler)
 
 
-class _Marks(TrainerCallback, ExportableState):
-    """Tells a trainer whether it is within an epoch, and holds a resumed run to the size of its steps."""
+class _Marks(TrainerCallback):
+    """Passes the points of a step on to the trainer: transformers offers them to callbacks alone."""
 
-    def __init__(self, trainer: ResumableTrainer | None = None, **saved: Any) -> None:
+    def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Check that steps are of as many records as those before the checkpoint."""
-        saved = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
-        if not saved or self._trainer is None:
-            return
-        was, now = saved["attributes"]["global_batch"], self._trainer.global_batch
-        if was != now:
-            raise HamuError(
-                f"the run took steps of {was} records, now they would be of {now}; choose per_device_train_batch_size "
-                f"and gradient_accumulation_steps for the same over all processes"
-            )
+        self._trainer.begin_run()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the trainer is within an epoch."""
-        if self._trainer is not None:
-            self._trainer._in_epoch = True
+        self._trainer.begin_step()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.begin_optimizer_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.end_optimizer_step()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the epoch's steps are over: what follows is the end of the epoch."""
-        if self._trainer is not None:
-            self._trainer._in_epoch = False
+        self._trainer._in_epoch = False
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: how many records a step takes."""
-        size = None if self._trainer is None else self._trainer.global_batch
-        return {"args": {}, "attributes": {"global_batch": size}}
+
+def train_original(
+    model: Any,
+    data: Dataset[Any],
+    args: TrainConfig,
+    collator: Callable[[Any], Mapping[str, Any]] | None = None,
+    callbacks: list[TrainerCallback] | None = None,
+    eval_data: Dataset[Any] | None = None,
+    *,
+    resume: bool = False,
+    around: Callable[[ResumableTrainer], AbstractContextManager[Any]] = nullcontext,
+) -> PreTrainedModel:
+    """Train a classifier or a language model by cross-entropy, in place.
+
+    Args:
+        model: its forward returns a loss when given labels.
+        data: items with labels, e.g. `ImageData` or `TextData`.
+        args: the settings; with disable_tqdm nothing is printed.
+        collator: makes a batch of items; by default of images.
+        callbacks: transformers callbacks.
+        eval_data: for --eval_strategy, by loss (and accuracy, for a classifier).
+        resume: go on from the newest checkpoint in the output folder, if there is one.
+        around: a context for the training, made from its trainer.
+
+    Returns:
+        The same model, in evaluation mode.
+
+    Raises:
+        HamuError: if there is nothing to evaluate on, or training ended with weights that are not finite.
+    """
+    evaluates = args.eval_strategy != "no" or args.eval_on_start
+    if evaluates and eval_data is None:
+        raise HamuError(
+            "an evaluation needs test data; give --test_data, or leave out --eval_strategy and --eval_on_start"
+        )
+    if args.channels_last:
+        to_channels_last(model)
+    if checkpoints_activations(args):
+        let_gradients_through(model)
+    is_text = "input_ids" in data[0]
+    if evaluates and args.metric_for_best_model is not None:
+        check_is_measured(args.metric_for_best_model, ["loss"] if is_text else ["loss", "accuracy"])
+    args.prediction_loss_only = is_text  # all tokens' logits would not fit in memory
+    trainer = ResumableTrainer(
+        model,
+        args,
+        data_collator=collator or collate,
+        train_dataset=data,
+        eval_dataset=eval_data,
+        compute_metrics=None if is_text else _accuracy,
+        callbacks=callbacks,
+    )
+    if args.disable_tqdm:
+        silence(trainer)
+    with around(trainer):
+        trainer.train(resume_from_checkpoint="newest" if resume else None)
+    broken = first_not_finite(model)
+    if broken is not None:
+        raise HamuError(
+            f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
+        )
+    found: PreTrainedModel = model.eval()
+    return found
+
+
+def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    return {
+        "accuracy": float((np.argmax(prediction.predictions, -1) == prediction.label_ids).mean())
+    }
+
+
+def to_channels_last(model: Any) -> None:
+    """Put two-dimensional convolutions in channels-last order; a model with higher dimensions stays as it is."""
+    if all(p.dim() <= 4 for p in model.parameters()):
+        model.to(memory_format=torch.channels_last)
+
+
+def let_gradients_through(model: Any) -> None:
+    """With an adapter, let gradients pass checkpointed layers: else they end at the frozen embeddings, silently.
+
+    Raises:
+        HamuError: if the model has no layers that can be checkpointed.
+    """
+    if not getattr(model, "supports_gradient_checkpointing", True):
+        raise HamuError(
+            f"{type(model).__name__} cannot recompute activations; leave out --gradient_checkpointing"
+        )
+    if hasattr(model, "peft_config"):
+        model.enable_input_require_grads()

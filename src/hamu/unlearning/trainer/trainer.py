@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+from transformers import TrainerCallback
 
 from hamu.core.distributed import (
+    DataParallelLayout,
+    SplitPairing,
     all_reduced,
     broadcast,
     check_equal,
-    is_main,
     rank,
     side_of_process,
     world_size,
@@ -31,9 +33,11 @@ from hamu.core.distributed import (
 from hamu.core.forward import predict_logits
 from hamu.core.gram import SIDES
 from hamu.core.guard import check_steps_all
+from hamu.core.methods import Method
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients
 from hamu.core.pair_step import PairStep
+from hamu.data import UnlearningData
 from hamu.data.images import collate
 from hamu.data.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.errors import HamuError
@@ -44,21 +48,31 @@ from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
 from hamu.unlearning.goals import Standing
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.stop_reason import ALL_DONE, StopReason
-from hamu.unlearning.trainer.config import UnlearnConfig
-from hamu.unlearning.trainer.early_ends import EarlyEnds
-from hamu.unlearning.trainer.items import check_items
-from hamu.unlearning.trainer.measuring import Evaluations, eval_sets, gains, set_figures
+from hamu.unlearning.trainer.config import UnlearnConfig, checkpoints_activations
+from hamu.unlearning.trainer.logs import print_lines, silence
+from hamu.unlearning.trainer.measuring import (
+    Evaluations,
+    eval_sets,
+    gains,
+    load_start_predictions,
+    save_start_predictions,
+    set_figures,
+)
 from hamu.unlearning.trainer.monitor import Monitor
-from hamu.unlearning.trainer.preparation import new_pair, prepare_model
-from hamu.unlearning.trainer.resumable import ResumableTrainer
-from hamu.unlearning.trainer.run_memory import RunMemory
-from hamu.unlearning.trainer.run_state import RunState, steps_taken_in
-from hamu.unlearning.trainer.sharing import ShareSampler, shared_loader
-from hamu.unlearning.trainer.side_losses import SideLosses
-from hamu.unlearning.trainer.start_predictions import load_start_predictions, save_start_predictions
-from hamu.unlearning.trainer.step_events import StepEvents
-from hamu.unlearning.trainer.step_figures import layer_figures, step_figures
-from hamu.unlearning.trainer.step_lines import print_lines
+from hamu.unlearning.trainer.promise import layer_figures, step_figures
+from hamu.unlearning.trainer.resumable import (
+    ResumableTrainer,
+    let_gradients_through,
+    run_state_of,
+    to_channels_last,
+)
+from hamu.unlearning.trainer.sides import (
+    EarlyEnds,
+    ShareSampler,
+    SideLosses,
+    check_items,
+    shared_loader,
+)
 
 _FINE_TUNED = 64  # images in a batch of fine-tuning that is rehearsed; a quarter of that for texts
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
@@ -93,8 +107,7 @@ class UnlearnTrainer(ResumableTrainer):
         evaluations: what the model is looked at through.
         goal_run: when a record counts as forgotten, and how the run gets there.
         lookahead: of a lasting run, None for others.
-        memory: what the run has counted and found so far.
-        skip_first_evaluation: true if the start was evaluated before the run was resumed, until that is acted on.
+        evaluated_step: step of the last evaluation, -1 before the first.
         start_predictions: by set, what the first evaluation predicted.
         predictions: by set, what the last one did.
 
@@ -129,14 +142,14 @@ class UnlearnTrainer(ResumableTrainer):
             forget_dataset,
             sides=self._own_sides,
             seed=args.seed if args.data_seed is None else args.data_seed,
-            shuffle=args.shuffle,
+            shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
         )
         check_items(
             model, data_collator, retain=retain_dataset, forget=forget_dataset, test=test_dataset
         )
-        prepare_model(model, args)
-        self.pair = new_pair(model, method, args)
+        _prepare_model(model, args)
+        self.pair = _new_pair(model, method, args)
         self.side_losses = SideLosses(model, args.objectives())
         self._batchnorms = [
             m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
@@ -158,7 +171,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.goal_run = GoalRun(
             args,
             self.pair,
-            self.evaluations,
+            self.evaluations,  # type: ignore[arg-type]  # its predictions are one of two kinds
             pairs,
             place=self._place_of,
             retain_batches=partial(self._retain_batches, retain_dataset, data_collator),
@@ -168,8 +181,11 @@ class UnlearnTrainer(ResumableTrainer):
         )
         if args.auto and args.max_steps <= 0:
             args.max_steps = steps_of_a_run(args, len(pairs), self._records_of_a_step(args))
-        self.memory = RunMemory()
-        self.skip_first_evaluation = False
+        self._taken = self._skipped = self._skips_in_a_row = 0
+        self._start: dict[str, float] = {}  # figures of the first evaluation
+        self._end: StopReason | None = None
+        self.evaluated_step = -1
+        self._skips_evaluation = False  # of a start that was evaluated before the run was resumed
         self._weights_are_earlier = False
         self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
         self.predictions: dict[str, Predictions | TokenPredictions] = {}
@@ -190,17 +206,16 @@ class UnlearnTrainer(ResumableTrainer):
             self.accelerator.prepare_model = partial(
                 self.accelerator.prepare_model, evaluation_mode=True
             )
-        self.add_callback(StepEvents(self))
-        self.add_callback(RunState(self))
         if self.controller is not None:
             self.add_callback(self.controller)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; a run that diverged goes back to its best checkpoint, if it has one."""
         output = super().train(*args, **kwargs)
-        if self.memory.diverged and not (
-            self._final_weights_are_chosen_elsewhere or self.was_interrupted
-        ):
+        diverged = self.end.kind == "retain loss"
+        # else the best weights, or those of the goal, are loaded already
+        chosen = self.args.load_best_model_at_end or self.controller is not None
+        if diverged and not (chosen or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
                 how = (
                     ", --save_strategy would write some" if self.args.save_strategy == "no" else ""
@@ -217,19 +232,19 @@ class UnlearnTrainer(ResumableTrainer):
         return self.goal_run.controller
 
     @property
-    def end(self) -> StopReason:
+    def end(self) -> StopReason:  # type: ignore[override]
         """Why the run ended."""
-        return self.memory.end or ALL_DONE
+        return self._end or ALL_DONE
 
     @property
     def stop_reason(self) -> str:
         """Why the run ended before its last epoch, "" if it did not."""
-        return "" if self.memory.end is None else self.memory.end.text
+        return "" if self._end is None else self._end.text
 
     @property
     def steps_taken(self) -> int:
         """Steps in which the weights were updated."""
-        return self.memory.taken
+        return self._taken
 
     @property
     def skip_reason(self) -> str:
@@ -239,22 +254,12 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def steps_skipped(self) -> int:
         """Steps that could not be taken, or that the trust region undid."""
-        return self.memory.skipped
-
-    @property
-    def evaluated_step(self) -> int:
-        """The step after which the last evaluation was, -1 before the first."""
-        return self.memory.evaluated
-
-    @property
-    def _final_weights_are_chosen_elsewhere(self) -> bool:
-        """Whether it is settled already which weights a run ends with: the best ones, or those that its goal wants."""
-        return self.args.load_best_model_at_end or self.controller is not None
+        return self._skipped
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
         self.predictions = {}
-        self._steps_of_best = steps_taken_in(Path(str(self.state.best_model_checkpoint)))
+        self._steps_of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))["taken"]
         self._weights_are_earlier = self.state.best_global_step != self.state.global_step
         if self._weights_are_earlier and self.args.load_best_model_at_end:
             self._say_of_end(
@@ -262,11 +267,11 @@ class UnlearnTrainer(ResumableTrainer):
             )
 
     def _end_run(self, end: StopReason) -> None:
-        self.memory.end = end
+        self._end = end
         self.control.should_training_stop = True
 
     def _say_of_end(self, more: str) -> None:
-        self.memory.end = replace(self.end, text=f"{self.end.text}; {more}")
+        self._end = replace(self.end, text=f"{self.end.text}; {more}")
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         """A sampler that goes in order: the paired data set does the shuffling."""
@@ -285,7 +290,8 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def _sharing(self) -> int:
         """How many processes share the batches of a side."""
-        return self.pair.layout.half if self._is_split else world_size()
+        layout: Any = self.pair.layout
+        return int(layout.half) if self._is_split else world_size()
 
     @property
     def has_begun(self) -> bool:
@@ -308,7 +314,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _retain_batches(
         self,
-        data: Dataset[Any],
+        data: Any,
         collator: Callable[[list[Any]], Mapping[str, Tensor]],
         seed: int,
         number: int,
@@ -321,13 +327,12 @@ class UnlearnTrainer(ResumableTrainer):
         for _ in range(number):
             indices = torch.randperm(len(data), generator=generator)[:size].tolist()
             fetch = getattr(data, "__getitems__", None)
-            yield self._prepare_inputs(
-                collator(fetch(indices) if fetch else [data[i] for i in indices])
-            )
+            batch = collator(fetch(indices) if fetch else [data[i] for i in indices])
+            yield self._prepare_inputs(dict(batch))
 
     def standings(self) -> dict[str, Standing]:
         """Standings of the forget set against the goal before and after the run; empty without a goal."""
-        found = {}
+        found: dict[str, Standing] = {}
         for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
             if "forget" in predictions:
                 standing = self.goal_run.standing_of(
@@ -337,10 +342,9 @@ class UnlearnTrainer(ResumableTrainer):
         return found
 
     def save_more(self, folder: Path) -> None:
-        """Write what the start model predicted, and the state that a run by goal would go back to."""
-        if is_main():
-            save_start_predictions(folder, self.start_predictions)
-            self.goal_run.save(folder)
+        """Write the start model's predictions, and the state that a run by goal would go back to."""
+        save_start_predictions(folder, self.start_predictions)
+        self.goal_run.save(folder)
 
     def load_more(self, folder: Path) -> None:
         """Restore what `save_more` has written."""
@@ -348,15 +352,49 @@ class UnlearnTrainer(ResumableTrainer):
         self.start_predictions = found or self.start_predictions
         self.goal_run.load(folder)
 
-    def _get_num_items_in_batch(
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """Parts with a state; the goal first: its controller sets the demand that the pair was saved with."""
+        return {"goal": self.goal_run, "pair": self.pair, "watch": self.watch}
+
+    def run_state(self) -> dict[str, Any]:
+        """Counts, stop reason and the parts' states, as JSON holds them."""
+        own = {
+            "taken": self._taken,
+            "skipped": self._skipped,
+            "skips_in_a_row": self._skips_in_a_row,
+            "start": self._start,
+            "end": None if self._end is None else vars(self._end),
+            "evaluated": self.evaluated_step,
+        }
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        return super().run_state() | own | parts
+
+    def load_run_state(self, state: dict[str, Any]) -> None:
+        """Restore `run_state`."""
+        super().load_run_state(state)
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        self._taken, self._skipped = state["taken"], state["skipped"]
+        self._skips_in_a_row, self._start = state["skips_in_a_row"], state["start"]
+        self._end = None if state["end"] is None else StopReason(**state["end"])
+        self.evaluated_step = state["evaluated"]
+        self._skips_evaluation = self.args.eval_on_start
+
+    def begin_run(self) -> None:
+        """Stay at the end if the run had come to it before it was saved."""
+        if self.resumed_from and self._end is not None:
+            self.control.should_training_stop = True
+
+    def _get_num_items_in_batch(  # type: ignore[override]
         self, batch_samples: list[Any], device: torch.device
     ) -> dict[str, Tensor | int]:
         return self.side_losses.counts(batch_samples, device)
 
-    def training_step(
+    def training_step(  # type: ignore[override]
         self,
         model: nn.Module,
-        inputs: Mapping[str, Any],
+        inputs: Any,
         num_items_in_batch: Mapping[str, int] | None = None,
     ) -> Tensor:
         """Run both passes of one batch of pairs, and combine once the step's batches are all in; returns the loss."""
@@ -414,6 +452,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def begin_step(self) -> None:
         """Begin a step, of which nothing is summed yet."""
+        super().begin_step()
         self._losses.clear()
         self.goal_run.at(self.state.global_step)
 
@@ -444,19 +483,21 @@ class UnlearnTrainer(ResumableTrainer):
         if self.controller is not None:
             self.controller.note(step)
         if step.decision == "step":
-            self.memory.take()
+            self._taken += 1
+            self._skips_in_a_row = 0
             return
         self.watch.skip()
-        self.memory.skip()
+        self._skipped += 1
+        self._skips_in_a_row += 1
         if self.steps_taken == 0 and step.should_stop and step.cause == "infeasible":
             raise HamuError(f"no step can be taken: {step.reason}")
         if step.should_stop:
             self._end_run(
                 StopReason("infeasible" if step.cause == "infeasible" else "criterion", step.reason)
             )
-        elif self.memory.skips_in_a_row >= self.args.max_skips:
+        elif self._skips_in_a_row >= self.args.max_skips:
             why = (
-                f"{self.memory.skips_in_a_row} steps in a row could not be taken: {step.reason}. The weights are those "
+                f"{self._skips_in_a_row} steps in a row could not be taken: {step.reason}. The weights are those "
                 f"of the last step that was"
             )
             if step.cause == "not finite":
@@ -490,7 +531,8 @@ class UnlearnTrainer(ResumableTrainer):
         self._step = replace(
             self._step, decision="skip", reason="it did not do what it promised"
         )  # for the log
-        self.memory.undo()
+        self._taken -= 1
+        self._skipped += 1
         trust = self.watch.trust
         if trust is not None and trust.exhausted:
             self._end_run(
@@ -539,10 +581,12 @@ class UnlearnTrainer(ResumableTrainer):
     def _step_figures(self) -> dict[str, float]:
         """The figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
-        losses = {side: all_reduced(self._losses.get(side, none).double()) for side in self.sides}
+        losses: dict[str, Tensor] = {
+            side: all_reduced(self._losses.get(side, none).double()) for side in self.sides
+        }
         figures = step_figures(step, losses, self.sides) | self.watch.figures
         taken = step is not None and step.decision == "step"
-        return figures | {"taken": float(taken), "stopped": float(self.memory.end is not None)}
+        return figures | {"taken": float(taken), "stopped": float(self._end is not None)}
 
     def layer_figures(self) -> dict[str, list[float] | None]:
         """cosθ_i and ‖Δw_i‖ of the last step by block; None for what is not known."""
@@ -550,8 +594,8 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate, but not once more at the start of a run that is resumed: that was before its first step."""
-        if self.skip_first_evaluation:
-            self.skip_first_evaluation = False
+        if self._skips_evaluation:
+            self._skips_evaluation = False
             return {}
         return super()._evaluate(*args, **kwargs)
 
@@ -577,12 +621,12 @@ class UnlearnTrainer(ResumableTrainer):
             )
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
-        self.memory.evaluated = self.state.global_step
+        self.evaluated_step = self.state.global_step
         if self.args.forget_objective == "bounded" and self.controller is None:
             self.goal_run.focus(self.standings()["after"])
         found = set_figures(self.predictions)
-        self.memory.start = self.memory.start or found
-        found = found | gains(found, self.memory.start)
+        self._start = self._start or found
+        found = found | gains(found, self._start)
         metrics = {f"{metric_key_prefix}_{key}": value for key, value in found.items()}
         if known:
             return metrics
@@ -591,6 +635,40 @@ class UnlearnTrainer(ResumableTrainer):
             self.args, self.state, self.control, metrics
         )
         return metrics
+
+
+def _prepare_model(model: nn.Module, args: UnlearnConfig) -> None:
+    """Bring a model to where it will be unlearned, before anything is made that lives where its parameters do.
+
+    Raises:
+        HamuError: if activations are to be recomputed, and the model cannot.
+    """
+    if args.shard:
+        from hamu.core.distributed.sharded import shard  # loads what only sharded models need
+
+        shard(model, args.device.type)
+    elif not hasattr(model, "hf_device_map"):
+        model.to(args.device)
+    if args.channels_last and not args.shard:  # shards have the usual order
+        to_channels_last(model)
+    if checkpoints_activations(args):
+        let_gradients_through(model)
+
+
+def _new_pair(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGradients:
+    """The two gradients of a model that has been prepared."""
+    pair = PairedGradients(
+        model,
+        method,
+        blocks=args.blocks,  # type: ignore[arg-type]  # checked by the settings
+        max_grad_norm=args.clip_norm,
+        offload_grads=args.offload_grads,
+    )
+    if args.pairing == "split":
+        pair.use(SplitPairing(pair.parameters, pair.block_of))
+    elif world_size() > 1 and not args.shard:
+        pair.use(DataParallelLayout(pair.parameters, pair.block_of))
+    return pair
 
 
 def _new_lookahead(
@@ -617,3 +695,26 @@ def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:
             "an optimizer that is given holds the whole parameters, which --shard replaces by parts; give its "
             "class as optimizer_cls_and_kwargs, or name one with optim"
         )
+
+
+def quiet_trainer(
+    model: Any,
+    problem: UnlearningData[Any],
+    args: UnlearnConfig,
+    callbacks: list[TrainerCallback],
+    collator: Callable[[Any], Mapping[str, Any]],
+    retain_predictions: Any = None,
+) -> UnlearnTrainer:
+    """A trainer for this problem that prints nothing by itself."""
+    trainer = UnlearnTrainer(
+        model,
+        args,
+        retain_dataset=problem.retain,
+        forget_dataset=problem.forget,
+        test_dataset=problem.test,
+        data_collator=collator,
+        callbacks=callbacks,
+        retain_predictions=retain_predictions,
+    )
+    silence(trainer)
+    return trainer

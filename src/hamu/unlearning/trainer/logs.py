@@ -1,0 +1,373 @@
+"""Outputs of a run: step and layer logs, lines on the screen, trackers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import integration_utils
+from transformers.trainer_callback import PrinterCallback
+
+from hamu.core.distributed import is_main
+from hamu.errors import HamuError
+from hamu.files import HARDNESS, LAYERS, STEPS
+from hamu.unlearning.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hamu.unlearning.trainer.resumable import ResumableTrainer
+    from hamu.unlearning.trainer.trainer import UnlearnTrainer
+
+_MOST_LINES, _FEWEST_LINES = 512, 16  # of layers.jsonl
+_MOST_FIGURES = 400_000  # over all its lines; each takes some eight bytes
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+_UPLOADS = ("WANDB_LOG_MODEL", "WANDB_WATCH", "HF_MLFLOW_LOG_ARTIFACTS")
+# W&B sends these by itself unless the variables have other values
+_KEPT_BACK = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
+
+
+class StepLog(TrainerCallback):
+    """Writes, once a first step was taken, settings and inputs of a run, and a line per step in two logs.
+
+    Args:
+        folder: of the run.
+        settings: for config.yaml.
+        inputs: for inputs.json.
+        resume: whether it goes on with the run that is in the folder.
+        hardness: of an assessment before the run, for hardness.json; None if there was none.
+
+    Attributes:
+        trainer: whose steps these are; to be set before the run begins.
+    """
+
+    trainer: UnlearnTrainer | None = None
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        resume: bool,
+        hardness: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._folder, self._settings, self._inputs, self._resume = folder, settings, inputs, resume
+        self._hardness = hardness
+        self._begun = False
+        self._lines: list[dict[str, Any]] = []
+        self._layers = LayerLog(folder)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Remove the lines of steps after the checkpoint: a resumed run takes them once more."""
+        if self._resume:
+            self._folder.keep_lines(STEPS, lambda line: line["step"] <= state.global_step)
+            self._layers.resume(state.global_step, self._folder.count_lines(STEPS))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin the folder once a step was taken; a checkpoint may come next."""
+        if self._has_begun():
+            self.begin()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Append the figures of a step; JSON holds those that are not finite as null."""
+        if "taken" in logs:
+            finite = {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in logs.items()
+            }
+            self._lines.append({"step": state.global_step, **finite})
+            if self.trainer is not None:
+                self._layers.take(state.global_step, self.trainer)
+        if self._has_begun():
+            self.begin()
+
+    def begin(self) -> None:
+        """Clear an earlier run from the folder, write settings and inputs, then all lines so far."""
+        if not self._begun:
+            if self._hardness is not None:
+                self._folder.write_json(HARDNESS, self._hardness)
+            self._folder.begin(self._settings, self._inputs)
+            self._begun = True
+        for line in self._lines:
+            self._folder.append_line(STEPS, line)
+        self._lines.clear()
+        self._layers.write()
+
+    def _has_begun(self) -> bool:
+        return self._begun or (self.trainer is not None and self.trainer.steps_taken > 0)
+
+
+class LayerLog:
+    """layers.jsonl: figures of every block at the logged steps, bounded in size.
+
+    The first line names the blocks: {"step": 0, "blocks": [...]}. Each other has the step, the number of its line in
+    steps.jsonl (from 0), cosθ and ‖Δw‖ of each block, null where unknown. It keeps every n-th line, n doubling
+    whenever there would be too many, so that a resumed run keeps the same ones.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._number = self._blocks = 0
+        self._every = 1
+        self._lines: list[dict[str, Any]] = []
+
+    def resume(self, step: int, logged: int) -> None:
+        """Go on after the step of a checkpoint, with so many lines in steps.jsonl up to it."""
+        self._folder.keep_lines(LAYERS, lambda line: logged > 0 and line["step"] <= step)
+        self._number = logged
+
+    def take(self, step: int, trainer: UnlearnTrainer) -> None:
+        """Take the figures of a step that has just been logged, if its line stays."""
+        if not is_main():
+            return
+        if not self._blocks:
+            self._blocks = len(trainer.pair.block_names)
+            self._every = stride(self._number, self._blocks)
+            if not self._number:
+                self._lines.append({"step": 0, "blocks": trainer.pair.block_names})
+        if self._number % self._every == 0:
+            figures = {name: _short(values) for name, values in trainer.layer_figures().items()}
+            self._lines.append({"step": step, "number": self._number, **figures})
+        self._number += 1
+
+    def write(self) -> None:
+        """Append the new lines; thin out a log that is too long."""
+        for line in self._lines:
+            self._folder.append_line(LAYERS, line)
+        self._lines.clear()
+        every = stride(self._number, self._blocks)
+        if every != self._every:
+            self._every = every
+            self._folder.keep_lines(LAYERS, lambda line: line.get("number", 0) % every == 0)
+
+
+def stride(lines: int, blocks: int) -> int:
+    """The smallest power of two that leaves few enough of so many lines."""
+    most = max(_FEWEST_LINES, min(_MOST_LINES, _MOST_FIGURES // max(1, 2 * blocks)))
+    return 1 << max(0, math.ceil(math.log2(max(1, lines) / most)))
+
+
+def _short(values: list[float] | None) -> list[float | None] | None:
+    """Values with four digits, enough for a picture."""
+    if values is None:
+        return None
+    return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values]
+
+
+def log_line(logs: Mapping[str, Any], step: int, steps: int) -> str:
+    """Losses of a step or an evaluation in a line, the change by a checked step in brackets; other logs as they are.
+
+    Args:
+        logs: the figures.
+        step: number of their step.
+        steps: of the run.
+    """
+    place = f"step {step:>{len(str(steps))}}/{steps}"
+    if "train_runtime" in logs:
+        return f"{place}  done in {logs['train_runtime']:.1f} s"
+    prefix, words = ("", place) if "taken" in logs else ("eval_", f"{place}  evaluated")
+    shown = []
+    for name in ("forget", "retain", "test"):
+        if f"{prefix}{name}_loss" in logs:
+            change = None if prefix else logs.get(f"realised_{name}_change")
+            bracket = "" if change is None else f" ({change:+.4f})"
+            shown.append(f"{name} loss {logs[f'{prefix}{name}_loss']:8.4f}{bracket}")
+    if not shown:
+        return str(dict(logs))
+    if "cos" in logs:
+        shown.append(f"cosθ {logs['cos']:+.2f}")
+    if logs.get("taken") == 0:
+        shown.append("not taken")
+    return "  ".join([words, *shown])
+
+
+class StepBar(ProgressCallback):
+    """Progress bar of transformers, with a line in place of the figures."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write the line above the bar."""
+        if state.is_world_process_zero and self.training_bar is not None:
+            self.training_bar.write(log_line(logs, state.global_step, state.max_steps))
+
+
+class StepPrinter(PrinterCallback):
+    """Printer of transformers, with a line in place of the figures."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Print the line."""
+        if state.is_local_process_zero:
+            print(log_line(logs, state.global_step, state.max_steps))
+
+
+_INSTEAD: dict[type, type[TrainerCallback]] = {
+    ProgressCallback: StepBar,
+    PrinterCallback: StepPrinter,
+}
+
+
+def print_lines(trainer: Trainer, given: Collection[Any]) -> None:
+    """Let a trainer print a line per step, unless its user has chosen among these callbacks."""
+    for one in list(trainer.callback_handler.callbacks):
+        if type(one) in _INSTEAD and one not in given and type(one) not in given:
+            trainer.remove_callback(one)
+            trainer.add_callback(_INSTEAD[type(one)])
+
+
+def silence(trainer: Trainer) -> None:
+    """Remove progress bar and printed figures from a trainer; subclasses of them, a user's own, stay."""
+    trainer.args.disable_tqdm = True
+    for one in list(trainer.callback_handler.callbacks):
+        if type(one) in (ProgressCallback, PrinterCallback, StepBar, StepPrinter):
+            trainer.remove_callback(one)
+
+
+def named_trackers(asked: str | list[str] | None) -> list[str]:
+    """Trackers that --report_to names, separated by commas.
+
+    Raises:
+        HamuError: if one is unknown or not installed, or its environment asks it to upload the model.
+    """
+    words = asked.split(",") if isinstance(asked, str) else asked or []
+    names = [name for name in words if name != "none"]
+    for name in names:
+        if name not in TRACKERS:
+            raise HamuError(
+                f"report_to {name!r} is unknown; name some of {', '.join(TRACKERS)}, or none"
+            )
+        if not getattr(integration_utils, f"is_{name}_available")():
+            raise HamuError(
+                f"report_to {name}: it is not installed; pip install {name}, or leave it out"
+            )
+    for variable in _UPLOADS if names else ():
+        if os.environ.get(variable, "false").lower() not in ("false", "0", ""):
+            raise HamuError(f"trackers are given figures, not models; unset {variable}")
+    return names
+
+
+class Tracker(TrainerCallback):
+    """Stands between the Trainer and one tracker, which gets only what the tables of docs/live.md list.
+
+    The Trainer itself would pass paths, the model's config with the names of its classes, and the data loaders.
+    Nothing is sent or written before the first step was taken; earlier figures follow.
+
+    Args:
+        tracker: the callback of transformers.
+        trainer: whose run it is.
+        choices: settings that may be sent although they are texts.
+    """
+
+    def __init__(self, tracker: Any, trainer: ResumableTrainer, choices: Collection[str]) -> None:
+        self._tracker: Any = tracker
+        self._trainer = trainer
+        self._settings = _Settings(trainer.args, choices)
+        self._outline = _Outline(sum(p.numel() for p in trainer.model.parameters()))
+        self._waiting: list[Callable[[], Any]] = []
+        self._has_begun = False
+        self._end: Callable[[], Any] | None = None
+        self.is_kept_open = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the tracker begin once a first step was taken."""
+        self._waiting.append(lambda: self._begin(state, control))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Pass figures on, once a first step was taken."""
+        shown = {"logs": dict(logs), "model": self._outline}
+        then = copy.copy(state)  # the step that it is now
+        self._waiting.append(lambda: self._tracker.on_log(self._settings, then, control, **shown))
+        self._has_begun = self._has_begun or self._trainer.has_begun
+        if self._has_begun:
+            for send in self._waiting:
+                send()
+            self._waiting.clear()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the tracker finish, now or at `end`."""
+        if self._has_begun:
+            self._end = lambda: self._tracker.on_train_end(
+                self._settings, state, control, model=self._outline
+            )
+        if not self.is_kept_open:
+            self.end()
+
+    def end(self) -> None:
+        """Let the tracker finish if training has ended."""
+        self.is_kept_open = False
+        if self._end is not None:
+            self._end()
+            self._end = None
+
+    def _begin(self, state: Any, control: Any) -> None:
+        self._trainer.before_saving()  # an earlier run in the same folder gives way
+        for variable, value in _KEPT_BACK.items():
+            os.environ.setdefault(variable, value)
+        tracker = self._tracker
+        if isinstance(tracker, integration_utils.TensorBoardCallback) and not tracker.logging_dir:
+            # by itself it would take a name with the host's in it
+            tracker.logging_dir = str(Path(str(self._trainer.args.output_dir)) / "tensorboard")
+        tracker.on_train_begin(self._settings, state, control, model=self._outline)
+
+
+class _Settings:
+    """Settings for a tracker: numbers, switches and some choices, no path and no token."""
+
+    def __init__(self, args: TrainingArguments, choices: Collection[str]) -> None:
+        self._args: Any = args
+        self._choices = choices
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._args, name)
+
+    def to_dict(self) -> dict[str, Any]:
+        shown = {}
+        for name, value in self._args.to_dict().items():
+            plain = value.value if isinstance(value, Enum) else value
+            if plain is None or isinstance(plain, bool | int | float) or name in self._choices:
+                shown[name] = plain
+        return shown
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+
+class _Outline:
+    """The model for a tracker: its number of parameters."""
+
+    def __init__(self, parameters: int) -> None:
+        self._parameters = parameters
+
+    def num_parameters(self) -> int:
+        return self._parameters
+
+
+@contextmanager
+def kept_open(trainer: ResumableTrainer) -> Iterator[None]:
+    """Let trackers finish when this ends, not with training: measurements after it belong to the run."""
+    trackers = [one for one in trainer.callback_handler.callbacks if isinstance(one, Tracker)]
+    for tracker in trackers:
+        tracker.is_kept_open = True
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            tracker.end()
+
+
+def stand_between(
+    trainer: ResumableTrainer, own: Collection[TrainerCallback], choices: Collection[str]
+) -> None:
+    """Put a `Tracker` before each tracker of a trainer; a user's own callbacks stay as they are."""
+    kinds = tuple(integration_utils.INTEGRATION_TO_CALLBACK[name] for name in TRACKERS)
+    callbacks: list[Any] = trainer.callback_handler.callbacks
+    for place, callback in enumerate(callbacks):
+        if isinstance(callback, kinds) and callback not in own:
+            callbacks[place] = Tracker(callback, trainer, choices)

@@ -1,0 +1,216 @@
+"""Both sides of a step: items checked, batches shared by processes, losses summed, early ends judged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+from transformers import TrainingArguments
+
+from hamu.core.distributed import all_reduced, world_size
+from hamu.core.forward import OriginalModel, predict_logits
+from hamu.core.gram import SIDES
+from hamu.core.objectives import CrossEntropy, Scored, build_objective
+from hamu.data.images import collate
+from hamu.data.pairing import WEIGHT
+from hamu.errors import HamuError
+from hamu.unlearning.stop_reason import StopReason
+
+
+def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **data: Any) -> None:
+    """Check the first item of each data set, or the batch that a user's own collator makes of it.
+
+    Args:
+        model: a Hugging Face model may have a main input of another name.
+        data_collator: makes a batch from a list of items.
+        data: the data sets by name; None and empty ones are passed over.
+
+    Raises:
+        HamuError: if it is not a mapping with labels and inputs.
+    """
+    inputs = {"pixel_values", "input_ids", getattr(model, "main_input_name", "pixel_values")}
+
+    def is_usable(item: Any) -> bool:
+        return isinstance(item, Mapping) and "labels" in item and bool(inputs & item.keys())
+
+    for name, one in data.items():
+        if one is None or not len(one):
+            continue
+        item = one[0]
+        if not is_usable(item) and data_collator is not collate:
+            item = data_collator([item])
+        if not is_usable(item):
+            raise HamuError(
+                f"an item of the {name} set is {_describe(item)}; expected a mapping with pixel_values and labels "
+                f"(images) or input_ids and labels (texts): return one from the data set, or give a data_collator that "
+                f"makes one"
+            )
+
+
+def _describe(item: Any) -> str:
+    kind = type(item).__name__
+    if isinstance(item, Mapping):
+        return f"a mapping with the keys {', '.join(map(str, item)) or 'none'}"
+    if isinstance(item, tuple | list):
+        return f"a {kind} of {len(item)} ({', '.join(type(part).__name__ for part in item[:4])})"
+    return f"of type {kind}"
+
+
+class ShareSampler(Sampler[list[int]]):
+    """Batches of one process: its share of each global batch, which is the same for any number of processes.
+
+    A last batch with fewer records than processes leaves some without a share. They get a record that is read for its
+    shape alone, as ~index, so that all take part in the step; see `PairedDataset`.
+
+    Args:
+        length: the number of records.
+        batch_size: of the global batch, over all processes.
+        rank, processes: this process, and their number.
+    """
+
+    def __init__(self, length: int, batch_size: int, rank: int, processes: int) -> None:
+        self._length, self._batch_size = length, batch_size
+        self._rank, self._processes = rank, processes
+
+    def __len__(self) -> int:
+        return -(-self._length // self._batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(0, self._length, self._batch_size):
+            whole = range(start, min(start + self._batch_size, self._length))
+            yield list(whole[self._rank :: self._processes]) or [~start]
+
+
+def shared_loader(
+    data: Dataset[Any], sampler: ShareSampler, collator: Any, args: TrainingArguments
+) -> DataLoader[Any]:
+    """Loader of these batches, with epochs, and with batches to skip on resume."""
+    loader: DataLoader[Any] = DataLoaderShard(
+        data,
+        batch_sampler=sampler,
+        collate_fn=collator,
+        num_workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory,
+    )
+    return loader
+
+
+class SideLosses:
+    """Objectives of both sides.
+
+    Args:
+        model: before its first step; where an objective compares with it, its trainable tensors are kept.
+        objectives: by side, None for a side without a pass; see `UnlearnConfig.objectives`.
+
+    Attributes:
+        original: the model before its first step, None where nothing compares with it.
+    """
+
+    def __init__(self, model: nn.Module, objectives: Mapping[str, str | None]) -> None:
+        self._objectives = {
+            side: build_objective(name) for side, name in objectives.items() if name is not None
+        }
+        needs_original = any(one.needs_original for one in self._objectives.values())
+        self.original = OriginalModel(model) if needs_original else None
+
+    def total(
+        self, model: nn.Module, side: str, batch: Mapping[str, Tensor], limits: Tensor | None = None
+    ) -> tuple[Tensor, Scored]:
+        """The objective of a side's batch, summed, 0-dim; and the predictions behind it.
+
+        Args:
+            model: as it is.
+            side: "retain" or "forget".
+            batch: its records.
+            limits: of each record, for a bounded objective; see `Scored`.
+
+        Raises:
+            HamuError: if an objective gives one value for each record.
+        """
+        objective, labels = self._objectives[side], batch["labels"]
+        original = None
+        if objective.needs_original and self.original is not None:
+            original = Scored.of(self.original.logits(batch), labels).logits
+        scored = Scored.of(predict_logits(model, batch), labels, limits)
+        total = objective.total(scored, original)
+        if total.dim():
+            raise HamuError(
+                f"the objective {objective.name} gave a total of shape {tuple(total.shape)}; add it up"
+            )
+        return total, scored
+
+    def count(self, side: str, batch: Mapping[str, Tensor]) -> Tensor | int:
+        """Images or scored tokens of a batch, or the records that the objective is a mean over."""
+        return self._objectives[side].count(batch["labels"])
+
+    def counts(
+        self, batches: Sequence[Mapping[str, Any]], device: torch.device
+    ) -> dict[str, Tensor | int]:
+        """By side, the count of a whole step: over its accumulated batches and all processes."""
+        counts: dict[str, Tensor | int] = {}
+        for side in self._objectives:
+            there = [batch for batch in batches if side in batch]
+            counts[side] = sum(self.count(side, one[side]) * one.get(WEIGHT, 1.0) for one in there)
+        if world_size() == 1:
+            return counts
+        both = torch.stack([torch.as_tensor(c, dtype=torch.float64) for c in counts.values()])
+        return dict(zip(counts, all_reduced(both.to(device)), strict=True))
+
+
+class EarlyEnds:
+    """Ends of a run by the cross-entropy of a step's batches, judged before the step (paper, App. F.3).
+
+    Args:
+        min_forget_loss: end when the forget loss is below it: the run does not unlearn (the paper: 0.1).
+        max_retain_loss: end when the retain loss is above it: the run unlearns too much (the paper: 0.4).
+        max_forget_loss: end when the forget loss has reached it. An infinite loss does not count: one record of a
+            class that the model rules out is enough for it.
+    """
+
+    def __init__(
+        self,
+        min_forget_loss: float | None = None,
+        max_retain_loss: float | None = None,
+        max_forget_loss: float | None = None,
+    ) -> None:
+        self._min_forget, self._max_retain = min_forget_loss, max_retain_loss
+        self._target = max_forget_loss
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        """True if there is any limit."""
+        return any(one is not None for one in (self._min_forget, self._max_retain, self._target))
+
+    def add(self, side: str, scored: Scored, weight: float = 1.0) -> None:
+        """Add one of a step's batches; weight 0 is for a batch that is there for its shape alone."""
+        total = CrossEntropy().total(scored.detached(), None)
+        self._sums[side] = self._sums.get(side, 0.0) + weight * total
+        self._counts[side] = self._counts.get(side, 0.0) + weight * len(scored.labels)
+
+    def end(self) -> StopReason | None:
+        """The stop reason before the step whose batches were added, None without; starts anew."""
+        some = next(iter(self._sums.values()))
+        # both sides in every process, as with split pairing each has one
+        sums = [some.new_tensor(0.0) + self._sums.get(side, 0.0) for side in SIDES]
+        counts = [some.new_tensor(float(self._counts.get(side, 0.0))) for side in SIDES]
+        both = all_reduced(torch.stack([*sums, *counts])).tolist()
+        losses = {side: both[i] / both[i + 2] for i, side in enumerate(SIDES) if both[i + 2]}
+        self._sums.clear()
+        self._counts.clear()
+        forget, retain = losses.get("forget"), losses.get("retain")
+        if forget is not None:
+            text = f"the forget loss of a step, {forget:.4g}, "
+            if self._target is not None and self._target <= forget < math.inf:
+                return StopReason("target", f"{text}has reached {self._target:g}")
+            if self._min_forget is not None and forget < self._min_forget:
+                return StopReason("no forgetting", f"{text}is below {self._min_forget:g}")
+        if retain is not None and self._max_retain is not None and retain > self._max_retain:
+            text = f"the retain loss of a step, {retain:.4g}, is above {self._max_retain:g}"
+            return StopReason("retain loss", text)
+        return None
