@@ -154,9 +154,8 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(saved_model, traine
 
 def test_a_run_by_goal_needs_no_settings_of_the_command_line(model, problem, tmp_path):
     args = UnlearnConfig(output_dir=str(tmp_path), auto=True, max_steps=3, disable_tqdm=True)
-    trainer = UnlearnTrainer(
-        model, args, retain_dataset=problem.retain, forget_dataset=problem.forget
-    )
+    trainer = UnlearnTrainer(model, args, retain_dataset=problem.retain,
+                             forget_dataset=problem.forget, test_dataset=problem.test)  # fmt: skip
     trainer.train()
     assert trainer.steps_taken > 0
     assert trainer.end.kind in ("all steps", "goal")
