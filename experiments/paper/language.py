@@ -23,9 +23,9 @@ from experiments.paper.experiment import (
 )
 from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import draw_methods, panels, save_panels
-from hamu.evaluation.gains import Gains
+from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
-from hamu.report.pictures import STYLES, gains_of, save_figure
+from hamu.report.pictures import STYLES, save_figure
 
 _SETTINGS = ("dissimilar", "similar")
 _EPOCHS = 10  # of the paper, 720 steps; with the paraphrases 9

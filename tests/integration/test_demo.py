@@ -5,8 +5,7 @@ import json
 import pytest
 
 from hamu.cli import main
-from hamu.cli.demo_digits import Digits
-from hamu.cli.demo_text import FictitiousAuthors
+from hamu.cli.demo_scenarios import Digits, FictitiousAuthors
 from hamu.core.methods import method_classes
 
 

@@ -18,8 +18,7 @@ from doc_blocks import FENCE, ROOT, blocks_of
 from PIL import Image
 
 from hamu.cli import COMMANDS, main
-from hamu.cli.demo_digits import Digits
-from hamu.cli.demo_text import FictitiousAuthors
+from hamu.cli.demo_scenarios import Digits, FictitiousAuthors
 from hamu.cli.flags import given_flags
 from hamu.core import plugins
 from hamu.data import read_text

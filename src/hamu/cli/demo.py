@@ -9,78 +9,29 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import measure_hardness
+from hamu.cli.demo_scenarios import Digits, FictitiousAuthors, Scenario
 from hamu.cli.flags import OwnParser
 from hamu.core.methods import method_classes
-from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.report import plot_trajectories
 from hamu.report.tables import plain_table
 from hamu.unlearning.jobs.progress import ProgressBar, task_bar
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, UnlearnTrainer, train_original
+from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, train_original
 from hamu.unlearning.trainer.trainer import quiet_trainer
-
-ABOUT_GOALS = """\
-`hamu unlearn` ends when 95% of the records are forgotten, or where its budget
-does: --max_retain_increase, by default 0.02. --lasting guards against
-fine-tuning that would bring them back."""  # of what a scenario says comes next
-
-
-class Scenario(ABC):
-    """What is learned and unlearned in a demo.
-
-    Class attributes:
-        similarity: what the rows of the hardness table differ in.
-        train_settings, unlearn_settings: for `TrainConfig` and `UnlearnConfig`.
-        next: what to try next.
-    """
-
-    similarity: ClassVar[str]
-    train_settings: ClassVar[dict[str, Any]]
-    unlearn_settings: ClassVar[dict[str, Any]]
-    next: ClassVar[str]
-
-    intro: str
-    question: str
-    title: str
-    problem: UnlearningData[Any]
-    problems: dict[
-        str, UnlearningData[Any]
-    ]  # problems of different hardness, by what they are called
-    collate: Callable[[Any], Mapping[str, Any]]
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    @abstractmethod
-    def new_model(self) -> tuple[Any, Any]:
-        """A new model, and the data to train it on."""
-
-    @abstractmethod
-    def membership_auc(self, trainer: UnlearnTrainer) -> float | None:
-        """How well the forget set is still told from data never trained on; 0.5 is ideal."""
-
-    def finish(self, console: Console, original: Any, unlearned: Mapping[str, Any]) -> None:
-        """Show something of the models themselves, if there is something to show."""
-        return
 
 
 def run(argv: list[str], console: Console) -> int:
     """Train, assess, unlearn with every method, print one table, save the picture and summary.json."""
-    from hamu.cli.demo_digits import Digits
-    from hamu.cli.demo_text import FictitiousAuthors
-
     scenarios = {"image": Digits, "text": FictitiousAuthors}
     parser = OwnParser("demo", __doc__ or "")
     parser.add_argument(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from hamu.core.gram import SIDES
 from hamu.errors import HamuError
 
 LARGEST_RETAIN_LOSS = 1.0  # nats: a hypervolume counts no larger rise of the retain loss
@@ -85,3 +86,47 @@ def _check_finite(points: Sequence[Point]) -> None:
     for point in points:
         if not all(map(math.isfinite, point)):
             raise HamuError(f"the point {point} is not finite; leave out what diverged")
+
+
+def trajectory_of(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
+    """Finite gains at each evaluation, from the origin on.
+
+    Args:
+        entries: the logged evaluations, "trajectory" in evaluation.json.
+    """
+    return [Gains(0.0, 0.0), *map(gains_at, drawn_entries(entries))]
+
+
+def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Evaluations after the start with finite gains: the points of a trajectory but its first."""
+    return [
+        entry
+        for entry in entries
+        if entry["step"]
+        and all(isinstance(g, int | float) and math.isfinite(g) for g in gains_at(entry))
+    ]
+
+
+def gains_at(entry: Mapping[str, Any]) -> Gains:
+    """Gains at a logged evaluation."""
+    return Gains(entry["eval_retain_gain"], entry["eval_forget_gain"])
+
+
+def gains_of(evaluation: Mapping[str, Any]) -> Gains:
+    """Gains of the model saved, by evaluation.json.
+
+    The trajectory ends there unless the run returned to an earlier state.
+    """
+    losses = [
+        {str(side): evaluation[role][side]["loss"] for side in SIDES}
+        for role in ("before", "after")
+    ]
+    before, after = losses
+    return Gains.between(before, after)
+
+
+def is_near(one: Gains, other: Gains) -> bool:
+    """True for points that differ by no more than two measurements of one model."""
+    return all(
+        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in zip(one, other, strict=True)
+    )

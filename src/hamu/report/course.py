@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from hamu.evaluation.gains import drawn_entries
 from hamu.report.charts import (
     BUCKETS,
     COLOR_OF_SET,
@@ -25,7 +26,7 @@ from hamu.report.charts import (
     plane,
     series,
 )
-from hamu.report.pictures import Look, drawn_entries, label_of, limits_of
+from hamu.report.pictures import Look, label_of, limits_of
 from hamu.report.run import Layers, Run
 from hamu.unlearning.stop_reason import ALL_DONE
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -17,12 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
-from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ, HamuU
 from hamu.evaluation.attacks import AttackResult, Outcome
 from hamu.evaluation.attacks.result import MODELS, ORIGINAL, RETRAINED, UNLEARNED
 from hamu.evaluation.attacks.settings import PREFILL, QUANTIZE, RELEARNING, SAMPLE
-from hamu.evaluation.gains import Gains
+from hamu.evaluation.gains import Gains, is_near
 
 # Okabe and Ito's colours, distinct in print and for colour-blind readers.
 STYLES: dict[str, tuple[str, str]] = {
@@ -82,48 +80,6 @@ def looks_of(methods: Sequence[str]) -> list[Look]:
         looks = (Look(color, dash) for dash in dashes for color in own)
         found.append(next(look for look in looks if look not in found))
     return found
-
-
-def trajectory_of(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
-    """Finite gains at each evaluation, from the origin on.
-
-    Args:
-        entries: the logged evaluations, "trajectory" in evaluation.json.
-    """
-    return [Gains(0.0, 0.0), *map(gains_at, drawn_entries(entries))]
-
-
-def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Evaluations after the start with finite gains: the points of a trajectory but its first."""
-    return [
-        entry
-        for entry in entries
-        if entry["step"]
-        and all(isinstance(g, int | float) and math.isfinite(g) for g in gains_at(entry))
-    ]
-
-
-def gains_at(entry: Mapping[str, Any]) -> Gains:
-    """Gains at a logged evaluation."""
-    return Gains(entry["eval_retain_gain"], entry["eval_forget_gain"])
-
-
-def gains_of(evaluation: Mapping[str, Any]) -> Gains:
-    """Gains of the model saved, by evaluation.json.
-
-    The trajectory ends there unless the run returned to an earlier state.
-    """
-    before, after = (
-        {side: evaluation[role][side]["loss"] for side in SIDES} for role in ("before", "after")
-    )
-    return Gains.between(before, after)
-
-
-def is_near(one: Gains, other: Gains) -> bool:
-    """True for points that differ by no more than two measurements of one model."""
-    return all(
-        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in zip(one, other, strict=True)
-    )
 
 
 def limits_of(trajectories: Sequence[Trajectory]) -> Limits:

@@ -19,10 +19,9 @@ from hamu import files as run_files
 from hamu.core.methods import method_classes
 from hamu.core.objectives import CrossEntropy
 from hamu.errors import HamuError
-from hamu.evaluation.gains import Gains
+from hamu.evaluation.gains import Gains, gains_at, gains_of, is_near, trajectory_of
 from hamu.evaluation.membership import auc_of
 from hamu.files import parse_json
-from hamu.report.pictures import gains_at, gains_of, is_near, trajectory_of
 from hamu.unlearning.record.inputs import Inputs, read_inputs
 from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.stop_reason import StopKind, kind_in

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from hamu.evaluation.gains import gains_of
 from hamu.evaluation.membership import auc_of
 from hamu.report.charts import counted, number
-from hamu.report.pictures import gains_of
 from hamu.report.records import NO_GOAL, ROLES, goal_sentence
 from hamu.report.run import Run
 from hamu.unlearning.goal_report import goal_name, has_share

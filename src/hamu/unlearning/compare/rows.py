@@ -11,10 +11,16 @@ from statistics import mean, stdev
 from typing import Any, Protocol
 
 from hamu.errors import HamuError
-from hamu.evaluation.gains import Gains, hypervolume, hypervolume_reference, pareto_optimal
+from hamu.evaluation.gains import (
+    Gains,
+    gains_of,
+    hypervolume,
+    hypervolume_reference,
+    pareto_optimal,
+    trajectory_of,
+)
 from hamu.evaluation.membership import auc_of
 from hamu.files import EVALUATION, RECORD, read_json
-from hamu.report.pictures import gains_of, trajectory_of
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.record.record import plain, versions
 from hamu.unlearning.stop_reason import kind_in
@@ -85,7 +91,7 @@ def failed_row(
 
 
 def trajectory(run: Path) -> tuple[list[Gains], Gains]:
-    """The gains at each evaluation of a run, and those of the model it has saved; see `hamu.report.pictures`."""
+    """The gains at each evaluation of a run, and those of the model it has saved."""
     evaluation = _of_run(run, EVALUATION)
     return trajectory_of(evaluation["trajectory"]), gains_of(evaluation)
 

@@ -45,7 +45,7 @@ BY_HAND = (
 MAY_CHANGE = {
     "resume", "output_dir", "trust_remote_code", "shard", "pairing", "per_device_train_batch_size",
     "gradient_accumulation_steps",
-    "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "keep", "report_to",
+    "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "report_to",
     "dataloader_num_workers",
 }  # fmt: skip
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.

@@ -160,7 +160,7 @@ class ResumableTrainer(Trainer):
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
         """Take the saving interval from the settings of now, and the best checkpoint from this folder."""
         found = super()._init_training_state(max_steps, *args)
-        self.state.compute_steps(self.args, max_steps)  # type: ignore[no-untyped-call]
+        self.state.compute_steps(self.args, max_steps)
         if self.state.best_global_step:
             best = self.checkpoints.path(self.state.best_global_step)
             if best.is_dir():
