@@ -32,7 +32,10 @@ def measured(problem: Problem, work: Path) -> dict[str, Any]:
     of_retrained = evaluated(
         what, retain_model, model, work / f"{slug(problem.name)}-retrained-check"
     )
-    if ended:  # the goal is reached at the start: there is no new model
+    if ended:  # reached at the start: there is no new model
+        standing = before["goal"]["after"]
+        if standing["forgotten"] < 0.95 * standing["records"]:
+            raise SystemExit(f"hamu unlearn for {problem.name} ended with exit code {ended}")
         found, after, goal = (
             {"steps_taken": 0, "controller": [None], "ended": "reached at the start"},
             before,

@@ -253,6 +253,8 @@ def main(argv: list[str]) -> None:
         jobs[problem.name] = lambda: by_command(problem, work)
     elif options.part == "tofu":
         problem = tofu(work, Path(options.tofu_dir))[0]
+        budget = ("--max_retain_increase", "0.87")  # what GDiff pays for as much forgetting
+        problem = replace(problem, extra=(*problem.extra, *budget))
         jobs[problem.name] = lambda: by_command(problem, work)
     else:
         for label in options.classes:
