@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hamu.core.distributed import world_size
 from hamu.core.objectives import log_odds, loss_at
 from hamu.core.pair import PairedGradients
 from hamu.evaluation.predictions import Predictions, TokenPredictions
@@ -224,7 +225,7 @@ class GoalRun:
         """Steps between two measurements, such that these take at most a quarter of the time."""
         args, sets = self._args, self._looks.sets
         measured = len(sets["forget"]) + self._looks.records_of_a_standing  # type: ignore[arg-type]
-        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
         trained = batch + min(batch, len(sets["forget"]))  # type: ignore[arg-type]
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
 
