@@ -92,7 +92,6 @@ def test_the_same_command_finds_its_runs_again(tmp_path, monkeypatch, capsys, fo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.yaml").write_text("train: {num_train_epochs: 1}\n")
     command = [
-        "reproduce",
         "figure-12",
         *map(str, SMALL),
         "--config",
@@ -205,7 +204,7 @@ def test_training_the_original_may_be_interrupted_and_goes_on(
     capsys, tmp_path, monkeypatch, forked_runs
 ):
     monkeypatch.chdir(tmp_path)
-    words = ["reproduce", "figure-12", *map(str, SMALL), "--epochs", "1", "--output_dir", "out"]
+    words = ["figure-12", *map(str, SMALL), "--epochs", "1", "--output_dir", "out"]
     with interrupted_at("models/digits-0.1-s42", 2):
         assert main(words) == 143
     assert "interrupted by SIGTERM while the original model was trained" in capsys.readouterr().err
