@@ -31,7 +31,7 @@ class Varying(Trained):
     reference = "Fig. 6"
     title = "HAMU-Q and HAMU-U for several Q and U, ρ = 0"
     task = "image"
-    about = "The paper does not say which values it drew; these are Q/η and U/η = 0.1, 0.3, 0.5, 0.7, 0.9."
+    about = "The paper does not name its values; here Q/η and U/η = 0.1, 0.3, 0.5, 0.7, 0.9."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
         """Both variants with every constraint run for 5 epochs."""
@@ -96,11 +96,11 @@ class Epochs(Trained):
     title = "Epochs to L_f = 1 against the retain utility there, ρ = 0"
     task = "image"
     about = (
-        "The learning rate, if none was given, is 10 times that of the other runs, so that the target comes within "
-        "reach. A run is at the target at its first evaluation with the whole set at 0.98 of it or more, or else where "
-        "it ended because a step's forget batch had reached it, though the whole set may be a little below or above. "
-        "Epochs are whole steps over steps per epoch. Fine-tuning has no forget batch, so that it can only be there at "
-        "an epoch's end."
+        "The default learning rate is 10 times that of the other runs, so that the target comes "
+        "within reach. A run is at the target at its first evaluation with the whole set at 0.98 "
+        "of it or more, or where it ended because a step's forget batch had reached it, though "
+        "the whole set may be a little off. Epochs are whole steps over steps per epoch; "
+        "fine-tuning, without a forget batch, can only be there at an epoch's end."
     )
     target = 1.0
     rate_factor = 10
@@ -166,8 +166,9 @@ class Epochs(Trained):
                 and any(n in BASELINES for n in names)
                 and any(n not in BASELINES for n in names)
                 else None,
-                otherwise="Ascent alone is the fastest way to raise L_f and so is on the front as long as its price is "
-                "not dominated; fine-tuning alone, if it gets there at all, gets there last and with the most gained.",
+                otherwise="Ascent alone raises L_f fastest, so it is on the front as long as its "
+                "price is not dominated; fine-tuning, if it gets there at all, gets there "
+                "last with the most gained.",
             )
         )
         return claims
@@ -209,11 +210,10 @@ class Fit(Trained):
     title = "ΔL_f against Q and -ΔL_r against U, layer-wise and global, ρ = 0"
     task = "image"
     about = (
-        "R² is that of a line through the origin, 1 - Σ(y - ax)² / Σ(y - mean)². Layer-wise: a block for each tensor; "
-        "global: one block. The uncentred 1 - Σ(y - ax)² / Σy², which some programs report for such lines and which is "
-        "never smaller, stands beside it. Promised: the sum of what all steps promised of their batches' losses, which "
-        "is what they demanded of the clipped gradients times the norm that clipping has made 1; that norm is not the "
-        "same for all constraints."
+        "R² of a line through the origin: 1 - Σ(y - ax)² / Σ(y - mean)². Uncentred, never "
+        "smaller: 1 - Σ(y - ax)² / Σy². Layer-wise: a block for each tensor; global: one block. "
+        "Promised: the sum over all steps of what they demanded of the clipped gradients, times "
+        "the norm before clipping, which differs between constraints."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -340,11 +340,10 @@ def _why_not_in_proportion(steps: Mapping[str, float | None]) -> str:
     if None in steps.values():
         return ""
     return (
-        "A block whose gradients are opposed takes the direct step whatever the constraint, as that does more than is "
-        f"demanded ({steps['direct_share']:.0%} of the blocks of all steps); then what one side gains the other gains "
-        f"too (mean κ {steps['kappa']:+.2f}). What is demanded beyond the possible is met only as far as it can be "
-        f"({steps['beyond']:.0%} of the steps). And the constraint is on clipped gradients: one that gets shorter as "
-        "its loss falls, or longer as it rises, bends the line."
+        "A block with opposed gradients takes the direct step whatever the constraint, and both sides gain "
+        f"({steps['direct_share']:.0%} of the blocks of all steps; mean κ {steps['kappa']:+.2f}). A demand beyond "
+        f"the possible is met as far as it can be ({steps['beyond']:.0%} of the steps). And clipped gradients that "
+        "get shorter as their loss falls, or longer as it rises, bend the line."
     )
 
 

@@ -47,14 +47,15 @@ class Cost(Measured):
     task = "image"
     takes = ("data", "forget_class", "model", *_OF_DATA, *_OF_STEPS)
     about = (
-        "One process, the same data and steps: each turn every method runs an epoch from the original model, in "
-        "another order each turn; the steps alone are timed. Ratios are taken within a turn; times and ratios are "
-        "medians over the turns (--epochs, 15 without). The interval of a median lies between the k-th lowest and the "
-        "k-th highest ratio, k the largest for which it covers the true one in at least 95% of cases by the binomial "
-        "distribution (4 of 15 turns; with fewer than 6 there is none). Where the bound that is claimed lies within "
-        "it, nothing is told. FT and GA run one pass a step here; the paper doubles their data, so that theirs cost as"
-        " much as the others'. Memory is the peak of the process (resident on a CPU, where the libraries are most of "
-        "it; allocated on a GPU) during a method's epochs."
+        "One process, the same data and steps: each turn every method runs an epoch from the "
+        "original model, in another order each turn; the steps alone are timed. Ratios are taken "
+        "within a turn; times and ratios are medians over the turns (--epochs, 15 without). The "
+        "median's interval lies between the k-th lowest and k-th highest ratio, k the largest "
+        "with at least 95% coverage by the binomial distribution (4 of 15 turns; none with fewer "
+        "than 6). Where it contains the claimed bound, nothing is told. FT and GA run one pass a "
+        "step here; in the paper, with doubled data, they cost as much as the others. Memory is "
+        "the process's peak during a method's epochs (resident on a CPU, where the libraries are "
+        "most of it; allocated on a GPU)."
     )
 
     def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:

@@ -82,17 +82,18 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
     lines = [
         _TITLE,
         "",
-        "Made by `python -m experiments` from the JSON files beside this page. A claim is what the paper says, or what this "
-        "project wants checked. What may explain a claim that does not hold is part of the claim and shown if, and "
-        "only if, it does not; it is what we think, not what was measured. \"Cannot be told\": runs are missing or "
-        "failed, or what was measured does not suffice.",
+        "Made by `python -m experiments` from the JSON files beside this page. A claim is what "
+        "the paper says, or what this project wants checked. What may explain a claim that does "
+        "not hold is our opinion, not a measurement. \"Cannot be told\": runs are missing or "
+        "failed, or the measurements do not suffice.",
         "",
-        "All runs on this page: the stopping criterion is recorded and not enforced (as in the paper's comparisons), "
-        "the order of the data is shuffled once, and a constraint that cannot be met is met as far as the radius "
-        "allows (`--on_infeasible clamp`; layer by layer less is possible than for the model as a whole, as the "
-        "products of the layers' norms sum to less than the product of the norms). FT and GA, which look at one side, "
-        "read one batch of it in a step; the paper doubles their data, so that their steps are of twice as many "
-        "records. Everything else is as the settings named have it.",
+        "In all runs the stopping criterion is recorded and not enforced (as in the paper's "
+        "comparisons), the order of the data is shuffled once, and a constraint that cannot be "
+        "met is met as far as the radius allows (`--on_infeasible clamp`; layer by layer that is "
+        "less than for the model as a whole). FT and GA read one batch of their side in a step; "
+        "the paper doubles their data, so that their steps are of twice as many records. An "
+        "epoch has the paper's number of steps unless a section gives another. Figures share "
+        "runs. The losses of an original model are those of the first run.",
         "",
         "| | | scale | agrees | does not | cannot be told |",
         "|---|---|---|---:|---:|---:|",
@@ -131,25 +132,25 @@ def _section(name: str, result: Result) -> list[str]:
     by = _computed_by(result)
     if by:
         lines += [escape_markdown(by), ""]
-    lines += [f"![{result['title']}]({name}.png)", ""]
+    lines += [f"![{result['reference']}]({name}.png)", ""]
     if result["table"]:
         head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
         lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
     lines += ["| claim | paper | here | |", "|---|---|---|---|"]
-    for claim in result["claims"]:
+    for number, claim in enumerate(result["claims"], 1):
         cells = (
-            claim["text"],
+            f"{number}. {claim['text']}",
             _written(claim["paper"]),
             _written(claim["ours"]),
             VERDICTS[claim["holds"]],
         )
         lines.append(_row([escape_markdown(cell) for cell in cells]))
     reasons: dict[str, list[str]] = {}
-    for claim in result["claims"]:
+    for number, claim in enumerate(result["claims"], 1):
         if claim["holds"] is False and claim["otherwise"]:
-            reasons.setdefault(claim["otherwise"], []).append(claim["text"])
-    for reason, texts in reasons.items():
-        lines += ["", f"What may explain it ({escape_markdown('; '.join(texts))}): {reason}"]
+            reasons.setdefault(claim["otherwise"], []).append(str(number))
+    for reason, numbers in reasons.items():
+        lines += ["", f"What may explain it ({', '.join(numbers)}): {reason}"]
     for run, reason in result["failed"].items():
         lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
     return lines
@@ -186,19 +187,19 @@ def _conditions(result: Result) -> str:
     rate = f", learning rate {' and '.join(f'{r:g}' for r in rates)}" if rates else ""
     seconds = [run["seconds"] for run in runs]
     time = "" if None in seconds else f" of together {sum(seconds) / 60:.1f} min"
-    count = f", {len(runs)} runs{time}, some of them shared with other figures" if runs else ""
+    count = f", {len(runs)} runs{time}" if runs else ""
     stands = stands_for(result)
     start = result.get("start")
     original = (
         ""
         if start is None
         else (
-            f"; the original model, {scale['model']}, has a loss of {start['retain_loss']:.3g} on the data to retain "
-            f"({start['retain_accuracy']:.1%} right) and {start['forget_loss']:.3g} on those to forget in the first run"
+            f"; original model {scale['model']}: retain loss {start['retain_loss']:.3g} "
+            f"({start['retain_accuracy']:.1%} right), forget loss {start['forget_loss']:.3g}"
         )
     )
     return (
-        f"settings `{scale['recipe']}`, {_share(scale['fraction'])} of the data ({scale['retain']} records to retain), "
+        f"settings `{scale['recipe']}`, {_share(scale['fraction'])} of the data ({scale['retain']} to retain), "
         f"batches in proportion{_batches(runs)}{length}{rate}, seed {scale['seed']}, {scale['device']}{count}{original}"
         f"{stands and f'; {stands}'}."
     )
@@ -238,7 +239,7 @@ def _batches(runs: Sequence[Mapping[str, Any]]) -> str:
     if not steps:
         return ""
     if all(paper == here for paper, here in steps):
-        return ", so that an epoch has the paper's number of steps"
+        return ""
     each = " and ".join(
         f"{here}" if paper == here else f"{here} (the paper's: {paper})" for paper, here in steps
     )

@@ -36,8 +36,8 @@ class Rates(Trained):
     title = "HAMU-U for several learning rates, U = 0.6 η"
     task = "text"
     about = (
-        "The paper's figure is for its language model; the values of η that it drew are not given in its text. Here η "
-        "is a quarter, half, once and twice the recipe's. With a recipe whose constraint is a share of what is "
+        "The paper's figure is for its language model, without its values of η; here a quarter, "
+        "half, once and twice the recipe's. With a recipe whose constraint is a share of what is "
         "possible, U is 0.6 of that."
     )
 
@@ -126,9 +126,9 @@ class Optimizers(Trained):
                 f"AdamW gains more {what} in 1 epoch than SGD in {figures['epoch']['SGD'][-1]:g}",
                 f"{getattr(one, side):+.4g} against {getattr(all_of_sgd, side):+.4g}",
                 getattr(one, side) > getattr(all_of_sgd, side),
-                otherwise="AdamW moves every weight by about the learning rate a step, far more than a clipped "
-                "gradient does; its direction is not that of g*, so that the promise is not its own, and a side can "
-                "lose.",
+                otherwise="AdamW moves every weight by about the learning rate a step, far more than "
+                "a clipped gradient does, and not along g*: the promise is not its own, "
+                "and a side can lose.",
             )
             for side, what in (("forget", "ΔL_f"), ("retain", "-ΔL_r"))
         ]
@@ -167,9 +167,9 @@ class BatchSizes(Trained):
     title = "HAMU-Q with batches of 128 to 2048"
     task = "image"
     about = (
-        "5 epochs, as the paper plots, and the constraint of the settings (by default Q/η = 0.5): the paper does not "
-        "say which it took for the table. Batches shrink with the fraction of the data, so that the number of steps is "
-        "the paper's; the noise of a batch is then that of the smaller one."
+        "5 epochs, as the paper plots, and the constraint of the settings (by default Q/η = "
+        "0.5), which the paper does not give for the table. Batches shrink with the fraction of "
+        "the data, which keeps the number of steps and raises the noise of a batch."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

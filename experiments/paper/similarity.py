@@ -24,16 +24,15 @@ _PAPER_PEARSON = {"hamu-q": 0.994, "hamu-u": 0.986}
 _LOWEST_PEARSON = 0.98
 _HARD = "0.75"  # the ρ at which the paper's methods part
 _SMALL_STEPS = (
-    "With steps this small the methods stay near the start, where what one side's gradient does to the other is all "
-    "there is: where the gradients are opposed, every method gains on both sides, and the order among them is that of "
-    "their step lengths."
+    "Small steps stay near the start. Where the gradients are opposed there, every method gains "
+    "on both sides, in the order of their step lengths."
 )
 _NO_ROOM = {
-    "start": "Seen from the start only gains on both sides count. Near κ2, meeting HAMU-Q's demand leaves no gain for "
-    "the retain loss; beyond it the step must hurt, which is the criterion of App. C. Near κ4 the same holds for "
-    "HAMU-U and the forget loss.",
-    "worst": "Seen from the worst retain loss a method that gives the retain loss away covers much area. HAMU-U keeps "
-    "the retain loss falling, and near κ4 that leaves the forget loss little room to rise.",
+    "start": "Only gains on both sides count from the start. Near κ2 HAMU-Q's demand leaves no gain for "
+    "the retain loss; beyond it the step must hurt (App. C). Near κ4 the same holds for HAMU-U "
+    "and the forget loss.",
+    "worst": "A method that gives the retain loss away covers much area from there. HAMU-U keeps it "
+    "falling, and near κ4 that leaves the forget loss little room to rise.",
 }
 
 
@@ -100,12 +99,12 @@ class Similarity(Trained):
                     ours,
                     None if ours is None else ours >= _LOWEST_PEARSON,
                     paper,
-                    "κ mixes the angle between the gradients with their lengths. Where training has come to rest, the "
-                    "mean gradient of all data is nearly zero, so both sides' gradients are opposed at any ρ below 1: "
-                    "κ starts low and bends upwards late. Where a model knows its data by heart, gradients are shorter "
-                    "than the clipping norm, and κ falls with their "
-                    f"length. The cosine alone has a Pearson coefficient of {_written(cosine)}. And this is one "
-                    "sample: which images are drawn to be forgotten moves κ too, the more the fewer they are; "
+                    "κ mixes the angle between the gradients with their lengths. At convergence "
+                    "the mean gradient of all data is nearly zero, so the sides are opposed at "
+                    "any ρ below 1: κ starts low and bends upwards late. Where a model knows its "
+                    "data by heart, gradients are shorter than the clipping norm, and κ falls "
+                    f"with their length. The cosine alone has a Pearson coefficient of {_written(cosine)}. The "
+                    "draw of the forget set moves κ too, the more the fewer it has; "
                     "docs/results/hardness.md has means over seeds.",
                 )
             )
@@ -119,8 +118,9 @@ class Similarity(Trained):
                     f"{len(falling)} of {len(found)} methods"
                     + (f"; not {against}" if against else ""),
                     of_all(not against, len(found) == len(METHODS)),
-                    otherwise="A method that gives way on the other side can rise on this one: fine-tuning need not "
-                    "forget, and what ascent alone does to the retain loss depends on where the original model stands.",
+                    otherwise="A method that gives way on the other side can rise on this one: "
+                    "fine-tuning need not forget, and ascent's effect on the retain loss "
+                    "depends on the original model.",
                 )
             )
         return claims
@@ -151,11 +151,12 @@ class Baselines(Trained):
     title = "All methods, easy (ρ = 0) and hard (ρ = 0.75)"
     task = "image"
     about = (
-        "Hypervolume: the area between the points (ΔL_f, -ΔL_r) of a trajectory, one an epoch, and a reference. Seen "
-        "from the start (0, 0) it counts only what is gained on both sides; the second reference is that of `hamu "
-        "compare`: nothing forgotten, at the worst retain loss at which a method ended, but at most 1 nat. κ is the "
-        "mean over the steps of a run; the criterion of App. C is met where a step must hurt the side of which nothing "
-        "is demanded."
+        "Hypervolume: the area between a trajectory's points (ΔL_f, -ΔL_r), one an epoch, and a "
+        "reference. From the start (0, 0) it counts only gains on both sides; the second "
+        "reference is that of `hamu compare`: nothing forgotten, at the worst retain loss at "
+        "which a method ended, but at most 1 nat. κ is the mean over a run's steps; the "
+        "criterion of App. C is met where a step must hurt the side of which nothing is "
+        "demanded."
     )
     rhos: tuple[float, ...] = (0.0, 0.75)
     epochs = 5
@@ -188,9 +189,8 @@ class Baselines(Trained):
                 "ρ = 0.75: only HAMU ends with a gain on both sides",
                 ", ".join(both) or "no method",
                 None if len(hard) < len(METHODS) else set(both) == set(OURS),
-                otherwise="GDiff steps along the difference of two gradients of norm 1, which to first order gains on "
-                "both sides wherever κ is below 1, if only a little. Near κ2 HAMU-Q's demand leaves no gain for the "
-                "retain loss.",
+                otherwise="GDiff's step gains a little on both sides wherever κ is below 1, to first "
+                "order. Near κ2 HAMU-Q's demand leaves no gain for the retain loss.",
             )
         )
         beaten = [
@@ -250,6 +250,7 @@ class AllBaselines(Baselines):
     name = "figure-13"
     reference = "Fig. 13 (App. H.1)"
     title = "All methods at every ρ, for longer"
+    about = "Hypervolumes, κ and criterion as in Fig. 4."
     rhos = RHOS
     epochs = 25
 
@@ -275,8 +276,8 @@ class AllBaselines(Baselines):
                 "ρ = 1: no method ends with a gain on both sides",
                 ", ".join(both) or "none does",
                 of_all(not both, len(last) == len(METHODS)),
-                otherwise="Retain and forget data are alike, but not the same images: as long as the forget images "
-                "can be told apart, a small gain on both sides is possible.",
+                otherwise="The images differ: as long as the forget images can be told apart, a "
+                "small gain on both sides is possible.",
             )
         )
         return claims
@@ -322,16 +323,17 @@ class Enforced(Trained):
                     if lowest is None
                     else f"{sum(gain > 0 for gain in gains)} of {len(gains)}, lowest {lowest:+.3g}",
                     None if lowest is None else of_all(lowest > 0, complete),
-                    otherwise="The promise is one of first order, for the batch and the gradient clipped. Where "
-                    "second order counts, or the batches say little about the set, it is not kept.",
+                    otherwise="The promise is of first order, for the batch and the clipped "
+                    "gradient. It breaks where second order counts, or the batches say "
+                    "little about the set.",
                 )
             )
             r = pearson_of(RHOS, [paid_at.get(f"{rho:g}") for rho in RHOS])
             claims.append(
                 Claim(
                     f"{method}: {paid} falls as ρ grows (correlation below 0)", r, None if r is None else r < 0,
-                    otherwise="What is gained on the free side grows with the lengths of the gradients too, and these "
-                    "change with ρ.",
+                    otherwise="Gains on the free side also grow with the lengths of the gradients, "
+                    "which change with ρ.",
                 )
             )  # fmt: skip
             hardest = paid_at.get("1")
@@ -340,7 +342,7 @@ class Enforced(Trained):
                     f"ρ = 1: {method} ends with {paid} at or below 0",
                     hardest,
                     None if hardest is None else hardest <= 0,
-                    otherwise="The forget set is a random sample, but of other images than the retain set: their "
+                    otherwise="The forget set holds other images than the retain set: their "
                     "gradients are alike, not the same, and leave a little room.",
                 )
             )

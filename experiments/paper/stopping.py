@@ -33,11 +33,11 @@ class Stopping(Trained):
     title = "Hardness and stopping, ρ = 0.5"
     task = "image"
     about = (
-        "The criterion is recorded and not enforced, so that what comes after it is seen. The termination epoch is "
-        "that of the first step whose batches meet the aggregate criterion of App. C; by the epochs' means, the first "
-        "epoch whose mean demand is above the mean limit, κ being above 0. The dashed line is κ2 (κ4 for HAMU-U) of "
-        "the whole model as one block, above which every step of that block must hurt; the criterion asks block by "
-        "block, and is met elsewhere than where the lines cross."
+        "The termination epoch is that of the first step whose batches meet the aggregate "
+        "criterion of App. C; by the epochs' means, the first epoch whose mean demand is above "
+        "the mean limit at κ above 0. The dashed line is κ2 (κ4 for HAMU-U) of the whole model "
+        "as one block; the criterion asks block by block, and is met elsewhere than where the "
+        "lines cross."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -179,6 +179,7 @@ def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
         None
         if timely and peak == one["epoch"][-1]
         else timely,  # what still rises has not begun to fall
-        otherwise="A criterion of one noisy step can come early; `--stopping_patience` and `--stopping_window` steady "
-        "it. Batch noise makes the headroom look larger than it is, so that it can come late.",
+        otherwise="One noisy step can meet the criterion early; `--stopping_patience` and "
+        "`--stopping_window` steady it. Batch noise makes the headroom look larger, so "
+        "that it can come late.",
     )
