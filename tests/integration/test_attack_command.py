@@ -53,11 +53,14 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
 def test_the_settings_of_an_attack_can_be_read_again(cli, finished):
     assert attacked(cli, "--output_dir", "out", "--attacks", "relearn-retain")[0] == 0
     assert yaml.safe_load((finished / "out/config.yaml").read_text())["attack_steps"] == 20
-    assert cli("attack", "--config", "out/config.yaml", "--output_dir", "again")[0] == 0
-    first, again = (
-        json.loads((finished / name / "attack.json").read_text()) for name in ("out", "again")
+    first = (finished / "out/attack.json").read_bytes()
+    again = ("attack", "--config", "out/config.yaml", "--output_dir", "out")
+    assert "holds a finished run" in cli(*again)[2]
+    (finished / "out/attack.json").write_text(
+        first.decode().replace('"verdict": "', '"verdict": "not ')
     )
-    assert first == again
+    assert cli(*again, "--overwrite")[0] == 0
+    assert (finished / "out/attack.json").read_bytes() == first
 
 
 def test_the_report_follows_the_attack(cli, finished, monkeypatch):
@@ -74,13 +77,6 @@ def test_the_report_follows_the_attack(cli, finished, monkeypatch):
     assert "After relearn-retain" in page
     assert said in read_run(finished / "run").attack["verdict"]
     assert "Not here: attack.json" not in page
-
-
-def test_an_attack_may_be_replaced_and_a_run_with_one_too(cli, finished):
-    quick = ("--attacks", "relearn-retain", "--output_dir", "run/attack")
-    assert attacked(cli, *quick)[0] == 0
-    assert "holds a finished run" in attacked(cli, *quick)[2]
-    assert attacked(cli, *quick, "--overwrite")[0] == 0
 
 
 def test_evaluate_attacks_too_where_it_is_asked_to(cli, finished):

@@ -114,15 +114,6 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
                 tmp_path / "whole" / name / place
             ).read_bytes()
 
-    other = runs / NAMES[0] / "record.json"
-    other.write_text(other.read_text().replace('"device": "cpu"', '"device": "cuda"'))
-    assert f"not all were computed alike: cpu ({', '.join(sorted(NAMES[1:]))})" in re.sub(
-        r"cpu \(([^)]*)\)",
-        lambda m: f"cpu ({', '.join(sorted(m[1].split(', ')))})",
-        compare(*GRID)[1],
-    )
-    other.write_bytes(finished[other])
-
     before = {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")}
     assert compare(*GRID)[0] == 0
     assert {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")} == before, (

@@ -178,17 +178,6 @@ def test_without_data_or_models_the_rest_is_shown_and_what_is_missing_is_named(i
     assert "--no_models leaves it out" in (images / "run/report.html").read_text()
 
 
-def test_a_run_that_was_broken_off_has_a_page(images):
-    for name in ("evaluation.json", "record.json", "record.md"):
-        (images / "run" / name).unlink()
-    shutil.rmtree(images / "run/model")
-    assert run("report", "run") == 0
-    page = (images / "run/report.html").read_text()
-    assert "Not finished: step 3 so far" in page
-    assert "Losses" in page
-    assert "the run has not come to its end, so there is no model after it" in page
-
-
 def test_several_runs_share_a_page(images, texts, capsys):
     both = images.parent / "both.html"
     assert run("report", images / "run", texts / "run", "--output", both, "--no_models") == 0
@@ -197,14 +186,6 @@ def test_several_runs_share_a_page(images, texts, capsys):
     assert page.count('<article class="run"') == 2
     err = refused(capsys, images / "run", texts / "run")
     assert "2 folders are named: say where their common page goes, with --output FILE.html" in err
-
-
-def test_a_comparison_stands_for_its_runs(tmp_path):
-    for name in ("one", "two"):
-        write_run(tmp_path / "compare" / name)
-    (tmp_path / "compare/comparison.json").write_text("{}")
-    assert run("report", tmp_path / "compare", "--no_models") == 0
-    assert (tmp_path / "compare/report.html").read_text().count('<article class="run"') == 2
 
 
 def test_a_link_in_place_of_the_page_stays_and_leads_to_it(tmp_path):
@@ -217,12 +198,6 @@ def test_a_link_in_place_of_the_page_stays_and_leads_to_it(tmp_path):
         )
         assert (tmp_path / "link.html").is_symlink()
         assert "What was gained" in (tmp_path / "shared/page.html").read_text()
-
-
-def test_a_name_that_is_no_text_is_shown_as_an_escape(tmp_path):
-    place = write_run(tmp_path / os.fsdecode(b"caf\xe9"))
-    assert run("report", place, "--no_models") == 0
-    assert "caf\\udce9" in (place / "report.html").read_text()
 
 
 def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):

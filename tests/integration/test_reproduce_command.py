@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -79,46 +78,6 @@ def test_the_test_set_chooses_the_original_that_is_trained(
     assert state["best_metric"] == max(seen.values())
     figures = json.loads((original / "evaluation.json").read_text())
     assert figures["test_accuracy"] == pytest.approx(state["best_metric"])
-
-
-def test_without_a_name_all_are_listed(capsys):
-    assert main([]) == 0
-    listed = capsys.readouterr().out
-    assert all(name in listed for name in EXPERIMENTS)
-
-
-def test_the_same_command_finds_its_runs_again(tmp_path, monkeypatch, capsys, forked_runs):
-    """The original model is not there when the first call begins, and is when the second does."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "short.yaml").write_text("train: {num_train_epochs: 1}\n")
-    command = [
-        "figure-12",
-        *map(str, SMALL),
-        "--config",
-        "short.yaml",
-        "--output_dir",
-        "out",
-    ]
-    assert main(command) == 0
-    assert "2 runs, 0 of them finished before" in capsys.readouterr().out
-    assert main(command) == 0
-    assert "2 runs, 2 of them finished before" in capsys.readouterr().out
-
-
-def test_a_measurement_alone_has_an_original_too(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "short.yaml").write_text("train: {num_train_epochs: 1}\n")
-    monkeypatch.setattr(
-        "experiments.paper.cost.Cost.measure", lambda self, settings, scale: _measured(settings)
-    )
-    main(["table-1", *map(str, SMALL), "--config", "short.yaml", "--output_dir", "out"])
-    assert "training the original model" in capsys.readouterr().out
-    assert (tmp_path / "measured").read_text() == "True"
-
-
-def _measured(settings):
-    Path("measured").write_text(str((Path(settings["model"]) / "config.json").is_file()))
-    raise HamuError("this is as far as it is followed")
 
 
 def test_a_result_that_cannot_be_shown_is_named_before_anything_is_run(
@@ -212,8 +171,10 @@ def test_training_the_original_may_be_interrupted_and_goes_on(
     assert list(folder.glob("checkpoint-*"))
     assert not (folder / "evaluation.json").exists()
     assert main(words) == 0
-    assert "figure-12, Fig. 12" in capsys.readouterr().out
+    assert "2 runs, 0 of them finished before" in capsys.readouterr().out
     assert json.loads((folder / "evaluation.json").read_text())
+    assert main(words) == 0
+    assert "2 runs, 2 of them finished before" in capsys.readouterr().out
 
 
 def test_settings_of_ones_own_take_the_place_of_a_recipe(

@@ -56,8 +56,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("vocab_size", [64, 6000])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "vocab_size"), zip(SHAPES.values(), (64, 6000), strict=True), ids=SHAPES
+)
 @TRAININGS
 def test_activations_are_those_of_small_models(training, shape, vocab_size):
     torch.manual_seed(0)

@@ -56,10 +56,6 @@ def test_constraints_multiply_only_methods_that_have_one():
     ]  # fmt: skip
 
 
-def test_nothing_is_run_twice():
-    assert len(cells(["ft", "hamu-q", "ft"], [0.5, 0.50, 5e-1], [1e-4, 0.0001], [7, 7])) == 2
-
-
 def test_names_tell_apart_what_differs_in_the_last_digit():
     close = math.nextafter(0.1, 1)
     first, second = cells(["ft"], [0.5], [0.1, close], [1])
@@ -292,21 +288,6 @@ def test_a_row_says_whether_a_run_was_interrupted_whatever_its_reason(tmp_path, 
     )
     [row] = runs.run(OneCall())
     assert (row["ended"], row["failed"]) == (word, "interrupted, or so it says")
-
-
-@pytest.mark.parametrize("kind", [None, "a kind of tomorrow", ["criterion"]])
-def test_of_results_that_name_no_known_kind_the_end_is_another(kind, tmp_path):
-    assert finished(tmp_path, reason="the stopping criterion is met", kind=kind)["ended"] == "other"
-
-
-def test_utility_is_the_probability_of_answers_to_retain_and_for_images_the_negated_retain_loss(
-    tmp_path,
-):
-    assert finished(tmp_path, probability=0.875)["utility"] == 0.875
-    assert finished(tmp_path)["utility"] == -0.25
-    page = markdown_page(compared(finished(tmp_path)))
-    assert "| utility | steps | ended | time, s |" in page.splitlines()[0]
-    assert "| -0.250 | 3 | all steps | 1 |" in page
 
 
 def test_a_table_says_how_many_records_each_run_forgot(tmp_path):

@@ -21,21 +21,11 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_settings_with_a_filter_are_for_their_owner_alone(tmp_path, mask):
+def test_all_is_as_open_as_the_mask_allows_but_settings_with_a_filter(tmp_path, mask):
     with RunFolder(tmp_path / "run") as folder:
         assert mode(folder.write_config({"method": "ga"})) == 0o666 & ~mask
-        assert (
-            mode(folder.write_config({"method": "ga", "forget_filter": "author=Jane Doe"})) == 0o600
-        )
-
-
-def test_the_folder_of_a_saved_model_is_as_open_as_the_mask_allows(tmp_path, mask):
-    with RunFolder(tmp_path / "run") as folder:
-        saved = folder.save_model(nn.Linear(2, 2))
-    assert mode(saved) == 0o777 & ~mask
-
-
-def test_a_checkpoint_is_as_open_as_the_mask_allows(tmp_path, mask):
+        assert mode(folder.write_config({"forget_filter": "author=Jane Doe"})) == 0o600
+        assert mode(folder.save_model(nn.Linear(2, 2))) == 0o777 & ~mask
     checkpoints = Checkpoints(tmp_path)
     with checkpoints.writing(1):
         pass

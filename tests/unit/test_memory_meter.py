@@ -61,16 +61,6 @@ def test_a_view_and_an_operation_in_place_take_nothing_and_a_view_holds_all_of_i
 
 
 @METERS
-def test_a_temporary_is_in_the_peak_and_not_in_the_end(new_meter):
-    with new_meter() as meter, meter.phase("all"):
-        a = torch.zeros(N)
-        b = a.exp().neg()
-        del a
-        b = b.neg()
-    assert levels(meter, "all") == (0, 3 * SIZE, SIZE)
-
-
-@METERS
 def test_a_backward_pass_frees_activations_and_leaves_gradients(new_meter):
     with new_meter() as meter:
         w = torch.zeros(N, requires_grad=True)

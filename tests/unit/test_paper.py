@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from experiments.paper.planning import PaperRun, batches_of, longest, run_of, se
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.sampling import Sample, sample_images, sample_texts
 from experiments.paper.similarity import volumes_of
-from experiments.paper.stage import Order, Stage
+from experiments.paper.stage import Stage
 from hamu.data import read_images, read_text
 from hamu.errors import HamuError
 from hamu.unlearning.run_folder import RunFolder
@@ -138,22 +137,7 @@ def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_chang
     assert not folder.has("images-0.01-s1.npz")
 
 
-def test_a_sample_of_texts_knows_when_its_source_has_changed(tmp_path):
-    for name, rows in (("all", range(6)), ("forget", range(2))):
-        lines = [json.dumps({"prompt": f"What is {n}?", "completion": f"It is {n}."}) for n in rows]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    folder = RunFolder(tmp_path / "data", resume=True)
-    base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
-    assert sample_texts(base, 0.5, 1, folder).retain == 2
-    assert sample_texts(base, 0.5, 1, folder).retain == 2
-    (tmp_path / "all.jsonl").write_text(
-        (tmp_path / "all.jsonl").read_text().replace("It is 5.", "It is five.")
-    )
-    with pytest.raises(HamuError, match=r"not of .*all\.jsonl as it is now"):
-        sample_texts(base, 0.5, 1, folder)
-
-
-def test_a_sample_of_conversations_is_one(tmp_path):
+def test_a_sample_of_conversations_is_one_and_knows_when_its_source_has_changed(tmp_path):
     rows = [
         {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is {n}?"},
                       {"role": "assistant", "content": f"It is {n}."}]} for n in range(6)
@@ -173,6 +157,9 @@ def test_a_sample_of_conversations_is_one(tmp_path):
     assert {len(records) for records in read.values()} == {2, 6}, (
         "a folder's own test set is one too"
     )
+    (tmp_path / "forget.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    with pytest.raises(HamuError, match=r"as it is now"):
+        sample_texts(base, 1.0, 1, RunFolder(tmp_path / "work", resume=True))
 
 
 def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
@@ -281,25 +268,6 @@ def test_paraphrases_make_an_epoch_longer_and_not_its_batches_larger(
     assert found["similar"].steps == epoch
     assert [runs[f"gdiff {name}"].paper_epochs for name in found] == [10, 9]
     assert [runs[f"gdiff {name}"].steps for name in found] == [720, 720]
-
-
-def test_each_setting_has_an_original_of_its_own_data(tmp_path):
-    stage = texts_stage(tmp_path, 8, 2)
-    scale = stage.scale
-    order = Order(stage, [EXPERIMENTS["figure-10"]])
-    assert order.settings_of_data == [False, True]
-    trained = {}
-    for similar in order.settings_of_data:
-        call = stage.training(tmp_path, similar)
-        settings = yaml.safe_load(Path(call.argv[call.argv.index("--config") + 1]).read_text())
-        trained[similar] = (settings["data"], call.argv[call.argv.index("--output_dir") + 1])
-        assert len(Path(settings["data"]).read_text().splitlines()) == (10 if similar else 8)
-    for key, wanted in EXPERIMENTS["figure-10"].runs(scale).items():
-        settings = stage.settings(wanted)
-        assert (settings["data"], str(Path(settings["model"]).parent)) == trained[
-            key.endswith(" similar")
-        ]
-    assert len(order.by_model({run.name: tmp_path for run in order._made.values()})) == 2
 
 
 def test_a_finished_run_ends_where_the_figure_does(tmp_path):
@@ -492,30 +460,6 @@ def random_run(generator, wanted):
     return one
 
 
-def test_the_table_of_baselines_has_what_the_hypervolumes_rest_on():
-    baselines, generator = EXPERIMENTS["figure-4"], np.random.default_rng(0)
-    finished = {
-        key: random_run(generator, wanted)
-        for key, wanted in baselines.runs(SCALE).items()
-        if key[:3] != "kl "
-    }
-    ours = finished["hamu-q 0.75"]
-    vars(ours)["points"][:] = [
-        {"epoch": float(epoch), "retain_gain": -0.01 * epoch, "forget_gain": 0.1 * epoch}
-        for epoch in range(6)
-    ]
-    for step in ours.log:
-        step |= {"kappa": 0.8, "criterion_met": float(step["step"] <= 9)}
-    figures = baselines.figures(finished, SCALE)
-    head, *lines = baselines.table(figures)
-    assert head[0] == "ρ = 0.75"
-    rows = {line[0]: line[1:] for line in lines}
-    assert rows.keys() == set(METHODS) - {"kl"}
-    from_worst = figures["hypervolumes"]["0.75"]["worst"]["hamu-q"]
-    assert rows["hamu-q"] == ["-0.0500", "+0.5000", "0", f"{from_worst:.3g}", "+0.800", "20%"]
-    assert rows["ga"][-2:] == ["-", "-"], "a baseline promises nothing"
-
-
 @pytest.mark.parametrize(
     "name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)]
 )
@@ -523,7 +467,7 @@ def test_a_run_that_is_missing_never_turns_a_verdict(name):
     """What is claimed of all runs may not hold because the one that breaks it has failed, nor the other way round."""
     one, scale = EXPERIMENTS[name], replace(SCALE, has_similar=True)
     told = 0
-    for seed in range(30):
+    for seed in range(12):
         generator = np.random.default_rng(seed)
         finished = {key: random_run(generator, wanted) for key, wanted in one.runs(scale).items()}
         full = {claim.text: claim.holds for claim in one.claims(one.figures(finished, scale))}
@@ -590,99 +534,6 @@ def test_a_bound_on_time_is_told_only_where_the_turns_tell_it(
     cost.draw(figures, tmp_path / "table-1.png")
 
 
-def test_no_two_ticks_are_printed_over_each_other(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        "experiments.paper.practice.save_panels", lambda figure, axes, path: drawn.append(figure)
-    )
-    lines = {
-        "SGD": [[0, 0], [0.01, 0.02], [0.05, 0.06]],
-        "AdamW": [[0, 0], [0.03, 15.0], [-0.004, 40.0]],
-    }
-    EXPERIMENTS["figure-12"].draw({"trajectories": lines}, tmp_path / "figure-12.png")
-    [figure] = drawn
-    figure.canvas.draw()
-    [axes] = figure.axes
-    ticks = [tick for tick in axes.get_xticks() if tick]
-    assert 0 in axes.get_xticks()
-    assert ticks
-    assert min(abs(tick) for tick in ticks) > 0.004
-    boxes = [
-        t.label1.get_window_extent() for t in axes.xaxis.get_major_ticks() if t.label1.get_text()
-    ]
-    assert all(a.x1 < b.x0 for a, b in pairwise(sorted(boxes, key=lambda box: box.x0)))
-
-
-def test_the_threshold_of_the_whole_model_is_called_so(monkeypatch, tmp_path):
-    drawn = []
-    monkeypatch.setattr(
-        "experiments.paper.stopping.save_figure", lambda figure, path: drawn.append(figure)
-    )
-    one = EXPERIMENTS["figure-9"]
-    generator = np.random.default_rng(0)
-    finished = {key: random_run(generator, wanted) for key, wanted in one.runs(SCALE).items()}
-    one.draw(one.figures(finished, SCALE), tmp_path / "figure-9.png")
-    labels = {line.get_label() for axes in drawn[0].axes for line in axes.get_lines()}
-    assert {r"$\kappa_2$, the whole model's", r"$\kappa_4$, the whole model's"} <= labels
-    assert "threshold" not in labels
-
-
-def test_no_page_of_a_user_says_what_was_measured_for_the_published_one():
-    for one in EXPERIMENTS.values():
-        assert "../" not in one.about, "a link that leads nowhere from another folder"
-    assert "ten times as large" not in EXPERIMENTS["table-2"].about
-    assert "10 to 20" not in EXPERIMENTS["figure-7"].about
-
-
-def test_the_page_says_what_computed_a_figure_and_which_runs_another_version_has():
-    one = EXPERIMENTS["figure-12"]
-    ran = {"epochs": 5.0, "paper_epochs": 5.0, "learning_rate": 0.1, "batch": 8, "seconds": 90.0,
-           "steps_per_epoch": 9, "paper_steps_per_epoch": 9}  # fmt: skip
-    made = ran | {"environment": "cpu, hamu 0.1.0, torch 2.7.0", "date": "2026-01-02"}
-    later = made | {"environment": "cpu, hamu 0.1.0, torch 2.8.0", "date": "2026-03-04"}
-    result = result_of(one, one.figures({}, SCALE)) | {"scale": SCALE_SAID}
-
-    def said(**runs):
-        return page({one.name: result | {"runs": runs}}, EXPERIMENTS)
-
-    assert "omputed by" not in said(SGD=ran, AdamW=ran), "an earlier file does not say"
-    assert "Computed by cpu, hamu 0.1.0, torch 2.7.0 (2026-01-02)." in said(SGD=made, AdamW=made)
-    assert (
-        "Not all runs were computed alike (2026-01-02 to 2026-03-04): torch 2.7.0 (SGD); torch 2.8.0 (AdamW)."
-        in said(SGD=made, AdamW=later)
-    )
-    measured = result | {
-        "runs": {},
-        "measured": {"environment": "cuda, torch 2.7.0", "date": "2026-01-02"},
-    }
-    assert "Computed by cuda, torch 2.7.0 (2026-01-02)." in page({one.name: measured}, EXPERIMENTS)
-    assert refreshed_result(one, result)["measured"] is None
-    earlier = {key: value for key, value in measured.items() if key != "measured"}
-    assert refreshed_result(one, earlier)["measured"] is None
-    assert refreshed_result(one, measured)["measured"] == measured["measured"]
-
-
-def test_the_time_of_an_experiment_is_told_if_that_of_each_run_is_known():
-    one = EXPERIMENTS["figure-12"]
-    ran = {"epochs": 5.0, "paper_epochs": 5.0, "learning_rate": 0.1, "batch": 8, "seconds": 90.0,
-           "steps_per_epoch": 9, "paper_steps_per_epoch": 9}  # fmt: skip
-    result = result_of(one, one.figures({}, SCALE)) | {
-        "scale": SCALE_SAID,
-        "runs": {"SGD": ran, "AdamW": ran},
-    }
-    text = page({one.name: result}, EXPERIMENTS)
-    assert "2 runs of together 3.0 min" in text
-    assert "in proportion, 5 epochs, learning" in text
-    result["runs"]["SGD"] = ran | {"epochs": 1.0, "steps_per_epoch": 8}
-    result["runs"]["AdamW"] = ran | {"epochs": 1.0}
-    assert (
-        "in proportion; an epoch has 8 (the paper's: 9) and 9 steps, 1 epoch (in full 5), "
-        in page({one.name: result}, EXPERIMENTS)
-    )
-    result["runs"]["AdamW"] = ran | {"seconds": None}
-    assert "2 runs" in page({one.name: result}, EXPERIMENTS)
-
-
 PUBLISHED = Path(__file__).parents[2] / "docs/paper"
 
 
@@ -702,17 +553,6 @@ def test_a_result_of_other_figures_is_not_refreshed():
         match=r"figure-8.json has other figures than this version makes \(KeyError: 'line'\)",
     ):
         refreshed_result(EXPERIMENTS["figure-8"], result)
-
-
-def test_a_result_of_another_version_is_named_by_the_page():
-    [result] = results_in(PUBLISHED, {"figure-4": EXPERIMENTS["figure-4"]}).values()
-    for run in result["runs"].values():
-        del run["paper_epochs"]
-    with pytest.raises(
-        HamuError,
-        match=r"figure-4\.json is not as this version writes it \(KeyError: 'paper_epochs'\)",
-    ):
-        page({"figure-4": result}, EXPERIMENTS)
 
 
 @pytest.mark.parametrize(("name", "content"), [
@@ -739,14 +579,8 @@ def test_earlier_results_may_be_replaced(tmp_path):
     (tmp_path / "figure-1.json").unlink()
     (tmp_path / "figure-4.json").write_text('{"name": ')
     check_output(tmp_path, EXPERIMENTS)  # that it is damaged is said when it is read
+    with pytest.raises(HamuError, match=r"figure-4.json is damaged: .*; remove .*figure-4.json"):
+        results_in(tmp_path, EXPERIMENTS)
     (tmp_path / "figure-4.json").write_text("{}")
     with pytest.raises(HamuError, match=r"figure-4\.json is there and is not of"):
         check_output(tmp_path, EXPERIMENTS)
-
-
-def test_a_damaged_result_is_named(tmp_path):
-    (tmp_path / "figure-1.json").write_text('{"name": ')
-    with pytest.raises(
-        HamuError, match=r"figure-1.json is damaged: .*; remove .*figure-1.json and give the same"
-    ):
-        results_in(tmp_path, EXPERIMENTS)

@@ -8,7 +8,6 @@ import torch
 
 from hamu.evaluation import Predictions, TokenPredictions
 from hamu.evaluation.intervals import change_intervals, record_intervals
-from hamu.unlearning.record.record import _interval
 
 
 def classifier(records, seed=0):
@@ -66,8 +65,3 @@ def test_the_change_of_a_text_is_drawn_as_a_whole():
 def test_what_has_no_interval():
     assert record_intervals(classifier(1)) == {}
     assert set(record_intervals(texts([1, 1], [np.inf, 1.0]))) == {"accuracy", "probability"}
-
-
-def test_an_interval_that_is_not_known_is_left_out_of_the_readable_record():
-    assert _interval([0.25, 1.5]) == " [0.25, 1.5]"
-    assert _interval([None, None]) == _interval(None) == ""

@@ -9,11 +9,9 @@ import pytest
 import torch
 from report_examples import (
     NASTY,
-    evaluation,
     example_run,
     goal,
     image_observations,
-    images,
     spikes,
     text_observations,
     write_run,
@@ -22,8 +20,8 @@ from report_examples import (
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions
 from hamu.report.charts import BUCKETS, extremes
-from hamu.report.course import layers_section, losses_of_runs, steps_section, trajectories
-from hamu.report.images import class_accuracy, images_section
+from hamu.report.course import losses_of_runs, steps_section, trajectories
+from hamu.report.images import images_section
 from hamu.report.page import MARK, Reported, report_page, sections_of, several
 from hamu.report.pictures import STYLES, Look, looks_of
 from hamu.report.records import forgotten_section
@@ -117,32 +115,6 @@ def test_contents_are_in_a_page_only_on_request(tmp_path):
     assert '"row 3"' in report_page([Reported(run, text_observations())], contents=True)
 
 
-def with_totals(run, retain=9, forget=9):
-    """The run with a record of sets of these sizes; its evaluations are of nine records each."""
-    return replace(
-        run, record={"retain_set": {"records": retain}, "forget_set": {"records": forget}}
-    )
-
-
-def test_each_figure_of_the_verdict_carries_the_records_it_is_of(tmp_path):
-    run = example_run(tmp_path)
-    found = verdict(with_totals(run, retain=1617))
-    assert (
-        "on the forget set (all 9 records) changed by +1, that on the retain set (a sample of 9 of 1,617 records)"
-        in (found.sentences[0])
-    )
-    assert "(figures of that step's batches)" in found.sentences[1]
-    assert found.sentences[2].endswith("each on its own batches.")
-    hints = {tile.name: tile.hint for tile in found.tiles}
-    assert hints["retain loss"] == "a sample of 9 of 1,617 records"
-    assert hints["forget loss"] == "all 9 records"
-    steered = replace(run, evaluation={**run.evaluation, "steering": []})
-    assert "(figures of the measurements that steered the run" in verdict(steered).sentences[1]
-    assert "(9 records)" in verdict(run).sentences[0], (
-        "without a record it is not known how many there are"
-    )
-
-
 def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     blocks = [f"layers.{n}.self_attn.q_proj.weight" for n in range(300)]
     run = example_run(tmp_path, steps=100_000, blocks=blocks)
@@ -182,20 +154,6 @@ def test_a_run_under_way_has_a_report(tmp_path):
     page = report_page([Reported(run, None, "the model after is not there")])
     assert "of steps.jsonl, 1 line is damaged and skipped" in page
     assert "the model after is not there" in page
-
-
-@pytest.mark.parametrize("name", ["steps.jsonl", "layers.jsonl", "evaluation.json", "config.yaml"])
-def test_what_is_missing_or_damaged_is_said(tmp_path, name):
-    place = write_run(tmp_path / "run")
-    for content in (None, "{", "\x00\xff"):
-        (place / name).unlink()
-        if content is not None:
-            (place / name).write_bytes(content.encode("latin-1"))
-        run = read_run(place)
-        assert any(name in note for note in run.notes)
-        assert name in report_page([Reported(run, None, "gone")])
-        if content is None:
-            (place / name).touch()
 
 
 LASTING = {"lasts": True, "verdict": "It lasts: so."}
@@ -294,16 +252,6 @@ def test_the_verdict_follows_the_records_not_their_mean(
     )
 
 
-def test_without_a_goal_no_report_says_that_it_forgot(tmp_path):
-    run = example_run(tmp_path)
-    said = " ".join([verdict(run).headline, *verdict(run).sentences])
-    assert "It forgot" not in said
-    assert "Nothing told when a record counts as forgotten" in said
-    assert "nothing told when a record counts as forgotten" in report_page(
-        [Reported(run, None, "gone")]
-    )
-
-
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])
 def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     run = example_run(tmp_path)
@@ -333,21 +281,6 @@ def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     ), "the first"
     run.evaluation["goal"] = goal(1, 20)
     assert len(forgotten_section(run, None).tables) == 1, "none is away from the goal"
-
-
-def test_the_retain_models_auc_stands_beside_ours(tmp_path):
-    run = example_run(tmp_path)
-    run.evaluation["after"]["retain_model"] = {
-        "membership_inference": {"accuracy": 0.5, "auc": 0.512, "samples": 9}
-    }
-    assert {tile.name: tile.hint for tile in verdict(run).tiles}[
-        "membership AUC"
-    ] == "retain model 0.512"
-    page = report_page([Reported(run, image_observations())])
-    assert "The retain model, which never saw the forget set, has an AUC of 0.512." in page
-    head, [row] = several([run]).head, several([run]).rows
-    assert row[head.index("AUC, retain model")] == "0.512"
-    assert "AUC, retain model" not in several([example_run(tmp_path, "other")]).head
 
 
 def test_what_chance_would_change_is_no_change(tmp_path):
@@ -386,15 +319,6 @@ def test_what_chance_would_change_is_no_change(tmp_path):
         "one in two thousand is none"
     )
     assert headline(risen, None, None, retain_change=0.0005) == stayed, "without intervals likewise"
-
-
-def test_the_stop_is_marked_where_a_run_was_stopped(tmp_path):
-    run = example_run(tmp_path)
-    losses = steps_section(run).charts[0]
-    assert [(one.x, one.text) for one in losses.figure.layout.annotations] == [(20, "stop")]
-    for kind in ("all steps", None):  # None: of a run that recorded none it is not known
-        run.evaluation["ended_kind"] = kind
-        assert not steps_section(run).charts[0].figure.layout.annotations
 
 
 @pytest.mark.parametrize(
@@ -534,27 +458,6 @@ def test_no_two_runs_look_alike():
         assert len(set(looks_of(methods))) == len(methods)
 
 
-def test_heat_maps_join_rows_and_columns_by_the_largest_magnitude(tmp_path):
-    blocks = [f"b.{n}.weight" for n in range(1000)]
-    run = example_run(tmp_path, steps=1000, blocks=blocks)
-    run.layers.cos[:] = 0.0
-    run.layers.cos[123, 456] = -0.9
-    chart = layers_section(run).charts[0]
-    assert min(min(row) for row in chart.figure.data[0].z) == -0.9
-    assert len(chart.figure.data[0].y) == len(chart.figure.data[0].z) == 160
-
-
-def test_grey_and_colour_images_and_many_classes(tmp_path):
-    names = [f"class {n}" for n in range(50)]
-    found = image_observations(names, count=200, channels=1)
-    section = images_section(found, contents=True)
-    assert len(section.charts[0].figure.data[0].y) == 30
-    assert all(len(pictures) == 12 for pictures in section.pictures.values())
-    chart = class_accuracy(evaluation(4, ("x", "y")), contents=False)
-    assert chart.figure.data[0].y == ("class 1", "class 2")
-    assert images(3, names).pixels.shape[1] == 3
-
-
 def test_folders_that_hold_no_run_are_refused(tmp_path):
     with pytest.raises(HamuError, match="there is no folder"):
         run_folders(tmp_path / "gone")
@@ -652,7 +555,7 @@ def without(evaluation, *place):
     ("layers.jsonl", '{"step": 0, "blocks": ["a"]}\n{"step": 1, "cos": 3, "change": [1]}\n', ""),
     ("layers.jsonl", '{"step": 0, "blocks": 5}\n{"step": 1, "cos": [1]}\n', "does not begin with the names"),
     ("config.yaml", None, "config.yaml cannot be read: "),
-    ("config.yaml", "[" * 200_000, "config.yaml cannot be read: "),
+    ("config.yaml", "\x00", "config.yaml cannot be read: "),
 ])  # fmt: skip
 def test_one_odd_file_leaves_the_rest_of_the_page(tmp_path, name, content, note):
     place = write_run(tmp_path / "run")
@@ -669,6 +572,8 @@ def test_one_odd_file_leaves_the_rest_of_the_page(tmp_path, name, content, note)
     assert note in "; ".join(run.notes)
     page = report_page([Reported(run, None, "no model")])
     assert MARK in page
+    (place / name).rmdir() if content is None else (place / name).unlink()
+    assert name in report_page([Reported(read_run(place), None, "gone")])
 
 
 def test_a_checkpoint_with_odd_evaluations_has_the_others(tmp_path):

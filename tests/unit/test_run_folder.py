@@ -118,15 +118,6 @@ def test_a_place_where_no_folder_can_be_is_refused(tmp_path, monkeypatch):
         RunFolder(tmp_path / "new")
 
 
-def test_a_line_that_no_run_has_written_is_named(tmp_path):
-    with RunFolder(tmp_path / "out", resume=True) as folder:
-        folder.write_text("steps.jsonl", '{"step": 1}\n[2]\n')
-        with pytest.raises(
-            HamuError, match=r"line 2 of .*steps\.jsonl is not of a step; take it out, or"
-        ):
-            folder.keep_lines("steps.jsonl", lambda line: line["step"] < 3)
-
-
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
 @pytest.mark.parametrize(
     "left", [".comparison.json.x1_2abcd", ".inputs.json.x1_2abcd", ".comparison.png.tmp"]
