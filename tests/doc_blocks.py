@@ -1,8 +1,15 @@
 """The code blocks of the documentation, as its tests see them."""
 
+import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from hamu.data import read_text
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -35,3 +42,18 @@ def blocks_of(page):
         Block(found[1], found[2], not _NOT_RUN.search(text[: found.start()]))
         for found in FENCE.finditer(text)
     ]
+
+
+def save_what_readers_have(text_model):
+    """Save what the pages say that a reader has in the working folder: images, records, a model."""
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        folder = Path("images", ("cat", "dog")[number % 2])
+        folder.mkdir(parents=True, exist_ok=True)
+        image = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(image).save(folder / f"{number}.png")
+    known, unseen = (read_text("miniature", split).records for split in ("train", "test"))
+    for name, chosen in (("records", known[:48]), ("gone", known[:6]), ("unseen", unseen[:24])):
+        lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
+        Path(f"{name}.jsonl").write_text("\n".join(lines))
+    shutil.copytree(text_model, "my-model")

@@ -16,4 +16,4 @@ KINDS = (
 )  # fmt: skip
 INPUTS = st.integers(0, len(KINDS) - 1).flatmap(
     lambda number: KINDS[number]()
-)  # each as often as it stands there
+)  # as often as listed

@@ -20,25 +20,11 @@ _CELLS = st.one_of(
     st.sampled_from([10**400, "\ud800", "\0", "a\0b", " ", "\ufeff", "x " * 400, [], {}, ["a"], {"role": "user"}]),
 )  # fmt: skip
 _COLUMNS = st.one_of(
-    st.sampled_from(
-        [
-            "question",
-            "answer",
-            "prompt",
-            "completion",
-            "text",
-            "messages",
-            "label",
-            "image",
-            "",
-            "[/]",
-        ]
-    ),
+    st.sampled_from(["question", "answer", "prompt", "completion", "text", "messages", "label", "image", "", "[/]"]),
     TEXT,
-)
-_TURN = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "system"]), "content": _CELLS}
-)
+)  # fmt: skip
+_ROLES = st.sampled_from(["user", "assistant", "system"])
+_TURN = st.fixed_dictionaries({"role": _ROLES, "content": _CELLS})
 _GOOD = st.fixed_dictionaries({"question": st.sampled_from(["a?", "b?"]), "answer": TEXT})
 _BAD = st.one_of(
     st.dictionaries(_COLUMNS, _CELLS, max_size=3),
@@ -46,8 +32,9 @@ _BAD = st.one_of(
     _CELLS,
 )
 _ROWS = st.lists(st.one_of(_GOOD, _GOOD, _GOOD, _BAD), max_size=6)
+_LONG = b"1" * 5000
 _NO_ROWS = st.sampled_from(
-    [b"[" * 100_000, b"1" * 5000, b"[" + b"1" * 5000 + b"]", b"{}", b"[]", b"null", b"NaN"]
+    [b"[" * 100_000, _LONG, b"[" + _LONG + b"]", b"{}", b"[]", b"null", b"NaN"]
 )
 
 
@@ -55,16 +42,11 @@ _NO_ROWS = st.sampled_from(
 def _text_file(draw):
     """Name and bytes of a data set of texts."""
     kind = draw(st.sampled_from(["jsonl", "jsonl", "json", "csv", "parquet", "none"]))
+    written = {"jsonl": _as_lines, "json": _as_json, "csv": _as_csv, "parquet": _as_parquet}
     if kind == "none":
-        kind, content = (
-            draw(st.sampled_from(["jsonl", "json", "csv", "parquet"])),
-            draw(st.one_of(CONTENT, _NO_ROWS)),
-        )
+        kind, content = draw(st.sampled_from(list(written))), draw(st.one_of(CONTENT, _NO_ROWS))
     else:
-        written = {"jsonl": _as_lines, "json": _as_json, "csv": _as_csv, "parquet": _as_parquet}[
-            kind
-        ]
-        content = written(draw(_ROWS))
+        content = written[kind](draw(_ROWS))
     return f"x.{kind}", draw(maybe_damaged(content))
 
 
@@ -86,23 +68,23 @@ def _as_csv(rows):
 def _as_parquet(rows):
     """What of the rows fits into columns; else none at all."""
     stream = io.BytesIO()
+    rows = [row for row in rows if isinstance(row, dict)]
     try:
-        parquet.write_table(
-            pyarrow.Table.from_pylist([row for row in rows if isinstance(row, dict)]), stream
-        )
+        parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
     except (pyarrow.ArrowException, ValueError, TypeError, OverflowError, AttributeError):
         return b""
     return stream.getvalue()
 
 
+_MODES = st.sampled_from(["L", "L", "L", "RGB", "RGBA", "P", "1", "I;16", "CMYK", "LA", "F", "I"])
+_FORMS = st.sampled_from(["png", "png", "gif", "tiff", "jpeg"])
+_SIZES = st.sampled_from([(8, 8), (8, 8), (8, 8), (9, 8), (1, 1), (8, 3000)])
+
+
 @st.composite
 def _picture(draw):
     """An encoded picture of some mode, size and format."""
-    mode = draw(
-        st.sampled_from(["L", "L", "L", "RGB", "RGBA", "P", "1", "I;16", "CMYK", "LA", "F", "I"])
-    )
-    form = draw(st.sampled_from(["png", "png", "gif", "tiff", "jpeg"]))
-    size = draw(st.sampled_from([(8, 8), (8, 8), (8, 8), (9, 8), (1, 1), (8, 3000)]))
+    mode, form, size = draw(_MODES), draw(_FORMS), draw(_SIZES)
     stream = io.BytesIO()
     try:
         Image.new(mode, size).save(stream, form)
@@ -122,6 +104,9 @@ _ARRAYS = st.sampled_from([
 _ARRAY_NAMES = st.sampled_from(
     [("images", "labels"), ("images", "labels"), ("x", "y"), ("a", "b"), ("image", "[/]")]
 )
+_HUGE = ["(1099511627776, 8, 8)", "(6, 1048576, 1048576)", "(-1, 8, 8)", "(1e3,)"]
+_MEMBERS = st.sampled_from(["images.npy", "labels.npy", "../x", "images"])
+_NO_ARRAYS = st.sampled_from([b"", POISON, b"\x93NUMPY\x01\x00v\x00{}"])
 
 
 @st.composite
@@ -131,28 +116,16 @@ def _array_file(draw):
     stream = io.BytesIO()
     if kind == "npz":
         images = np.zeros((6, 8, 8), np.uint8) if draw(st.booleans()) else draw(_ARRAYS)
-        np.savez_compressed(
-            stream, **dict(zip(draw(_ARRAY_NAMES), (images, draw(_ARRAYS)), strict=True))
-        )
+        first, second = draw(_ARRAY_NAMES)
+        np.savez_compressed(stream, **{first: images, second: draw(_ARRAYS)})
     elif kind == "npy":
         np.save(stream, draw(_ARRAYS), allow_pickle=True)
     elif kind == "bomb":
-        shape = draw(
-            st.sampled_from(
-                ["(1099511627776, 8, 8)", "(6, 1048576, 1048576)", "(-1, 8, 8)", "(1e3,)"]
-            )
-        )
-        stream.write(bomb(shape))
+        stream.write(bomb(draw(st.sampled_from(_HUGE))))
     elif kind == "zip":
         with zipfile.ZipFile(stream, "w") as file:
-            for name in draw(
-                st.lists(
-                    st.sampled_from(["images.npy", "labels.npy", "../x", "images"]), max_size=3
-                )
-            ):
-                file.writestr(
-                    name, draw(st.sampled_from([b"", POISON, b"\x93NUMPY\x01\x00v\x00{}"]))
-                )
+            for name in draw(st.lists(_MEMBERS, max_size=3)):
+                file.writestr(name, draw(_NO_ARRAYS))
     else:
         stream.write(draw(st.one_of(CONTENT, st.just(POISON))))
     return draw(maybe_damaged(stream.getvalue()))
@@ -183,16 +156,14 @@ def _image_parquet(draw):
     """Pictures and labels as parquet, with or without what the datasets library says of its columns."""
     encoded = _picture().map(lambda raw: {"bytes": raw, "path": None})
     pictures = draw(st.lists(st.one_of(encoded, encoded, _NO_PICTURES), min_size=1, max_size=4))
-    number = st.one_of(
-        st.integers(0, 2), st.integers(0, 2), st.none(), st.integers(-(2**62), 2**62)
-    )
+    small = st.integers(0, 2)
+    number = st.one_of(small, small, st.none(), st.integers(-(2**62), 2**62))
     labels = [draw(number) for _ in pictures]
     if not draw(st.integers(0, 3)):
         labels = [draw(st.sampled_from(["a", 0.5, [1], b"x"]))] * len(pictures)
-    names = draw(
-        st.sampled_from([("image", "label"), ("img", "labels"), ("x", "z"), ("image", "image2")])
-    )
-    table = pyarrow.table(dict(zip(names, (pictures, labels), strict=True)))
+    pairs = [("image", "label"), ("img", "labels"), ("x", "z"), ("image", "image2")]
+    first, second = draw(st.sampled_from(pairs))
+    table = pyarrow.table({first: pictures, second: labels})
     about = draw(_ABOUT)
     stream = io.BytesIO()
     parquet.write_table(table.replace_schema_metadata(about and {b"huggingface": about}), stream)
@@ -211,10 +182,8 @@ def _image_folder(draw):
     """A folder of classes: good and bad files, links that lead nowhere, round or out."""
     found = {"x/file.txt": b""}
     for label in draw(st.lists(_CLASSES, max_size=3, unique=True)):
-        found |= {
-            f"x/{label}/{name}": draw(_picture())
-            for name in draw(st.lists(_FILES, max_size=3, unique=True))
-        }
+        names = draw(st.lists(_FILES, max_size=3, unique=True))
+        found |= {f"x/{label}/{name}": draw(_picture()) for name in names}
         if not draw(st.integers(0, 3)):
             found[f"x/{label}/link.png"] = Link(draw(_LINKS))
     if not draw(st.integers(0, 3)):
@@ -243,16 +212,9 @@ def with_data(draw):
     else:
         source, content = draw(_text_file())
         changes = ((source, content),)
-        words, valid, way = (
-            ["--model", "text", "--task", "text"],
-            "t.jsonl",
-            ["--forget_filter", "question=a?"],
-        )
-    words += [
-        "--data",
-        source if role == "data" else valid,
-        *([] if role == "data" else [f"--{role}", source]),
-    ]
+        words, valid = ["--model", "text", "--task", "text"], "t.jsonl"
+        way = ["--forget_filter", "question=a?"]
+    words += ["--data", source] if role == "data" else ["--data", valid, f"--{role}", source]
     if role != "forget_data":
         words += draw(st.sampled_from([["--forget_rows", "0"], ["--forget_rows", "0,1"], way]))
     return Input("data", command([name, *words, *easy(name)]), changes)

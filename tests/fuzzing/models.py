@@ -1,6 +1,7 @@
 """Strategies for models, checkpoints and records: files missing, broken, exchanged, with other settings or shapes."""
 
 import json
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -9,21 +10,14 @@ from fuzzing.settings import COMMANDS, command, easy
 from fuzzing.values import CONTENT, DAMAGE, VALUES
 from fuzzing.world import IMAGES, TEXTS
 
+_MODEL, _TOKENIZER = (
+    ("config.json", "model.safetensors"),
+    ("tokenizer.json", "tokenizer_config.json"),
+)
 _FILES = {
-    "image": ("config.json", "model.safetensors"),
-    "text": (
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-    ),
-    "adapter": (
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ),
+    "image": _MODEL,
+    "text": (*_MODEL, *_TOKENIZER, "generation_config.json"),
+    "adapter": ("adapter_config.json", "adapter_model.safetensors", *_TOKENIZER),
 }
 _PICKLES = {
     "model.safetensors": "pytorch_model.bin",
@@ -74,13 +68,7 @@ def _spoiled(draw, folder, name, keys):
     """What becomes of one file."""
     place = f"{folder}/{name}"
     ways = ["gone", "damage", "other", "folder", "link", "poison"]
-    ways += (
-        ["keys"] * 4
-        if name.endswith(".json")
-        else ["weights"] * 2
-        if name.endswith(".safetensors")
-        else []
-    )
+    ways += {".json": ["keys"] * 4, ".safetensors": ["weights"] * 2}.get(Path(name).suffix, [])
     how = draw(st.sampled_from(ways))
     if how == "folder":
         return [(place, GONE), (f"{place}/x", b"")]
@@ -132,27 +120,13 @@ def with_checkpoint(draw):
     else:
         name = draw(st.sampled_from(["config.yaml", "inputs.json", "steps.jsonl"]))
         changes = [(f"{run}/{name}", draw(st.one_of(CONTENT, DAMAGE, st.just(GONE), _LINES)))]
-    return Input(
-        "checkpoint",
-        ("unlearn", "--resume", *draw(_MORE), "--output_dir", run),
-        tuple(changes),
-        run,
-    )
+    argv = ("unlearn", "--resume", *draw(_MORE), "--output_dir", run)
+    return Input("checkpoint", argv, tuple(changes), run)
 
 
 _RECORD = (
-    "steps",
-    "figures",
-    "models",
-    "files",
-    "hardness",
-    "before",
-    "after",
-    "promise",
-    "settings",
-    "seed",
-    "ended",
-)
+    "steps", "figures", "models", "files", "hardness", "before", "after", "promise", "settings", "seed", "ended",
+)  # fmt: skip
 _RUN = (
     "record.json", "record.json", "config.yaml", "inputs.json", "steps.jsonl", "evaluation.json", "evaluation.json",
     "record.md", "model/model.safetensors", "model/config.json",
@@ -166,6 +140,5 @@ def with_record(draw):
     run = draw(st.sampled_from(["done", "done-text"]))
     folder, _, name = f"{run}/{draw(st.sampled_from(_RUN))}".rpartition("/")
     where = draw(st.sampled_from([*[run] * 8, "nowhere", "", "a.npz", "[/]"]))
-    return Input(
-        "record", ("verify", where, *draw(_ASKED)), tuple(draw(_spoiled(folder, name, _RECORD)))
-    )
+    changes = tuple(draw(_spoiled(folder, name, _RECORD)))
+    return Input("record", ("verify", where, *draw(_ASKED)), changes)

@@ -35,22 +35,13 @@ _CHOICES = {
     "prompt_column": ["question"], "answer_column": ["answer", "question"], "optim_args": ["betas=(0.9,0.9)", "eps=1"],
     "gradient_checkpointing_kwargs": ['{"use_reentrant": false}'], "lr_scheduler_kwargs": ['{"num_cycles": 2}'],
 }  # fmt: skip
-_TYPES = (
-    options.DataOptions,
-    options.RunOptions,
-    options.AssessOptions,
-    options.EvaluateOptions,
-    UnlearnConfig,
-)
-_OPTIONS = {
-    f.name: str(f.type)
-    for cls in (*_TYPES, options.ResumeOptions)
-    for f in fields(cls)
-    # compiling, and as many epochs as one likes, may take longer than the clock allows
-    if f.init
-    and not f.name.startswith("torch_compile")
-    and f.name not in ("output_dir", "max_steps")
-}
+_TYPES = (options.DataOptions, options.RunOptions, options.AssessOptions, options.EvaluateOptions,
+          UnlearnConfig, options.ResumeOptions)  # fmt: skip
+_OPTIONS = {f.name: str(f.type) for cls in _TYPES for f in fields(cls) if f.init}
+for _name in [name for name in _OPTIONS if name.startswith("torch_compile")]:
+    del _OPTIONS[_name]  # compiling may take longer than the clock allows
+for _name in ("output_dir", "max_steps"):  # which every command gets
+    del _OPTIONS[_name]
 _KEYS = sorted(_OPTIONS)
 _OUTS = [
     *["out"] * 20, "deep/er/out", "", ".", "a.npz", "image", "image/x", "../beside", "ünï", "out\n2", "/dev/null/x",
@@ -63,7 +54,7 @@ _HELP = (
     "--debug",
     "--version",
     "demo",
-)  # which end otherwise, or take their time
+)  # end otherwise, or take long
 
 
 def command(argv, out="out"):
@@ -97,26 +88,19 @@ def _value_of(key):
 def with_flags(draw):
     """Flags of every kind, known and unknown, with and without values, once and twice."""
     name = draw(st.sampled_from(COMMANDS))
-    words = (
-        [*draw(st.sampled_from([IMAGES, TEXTS])), *easy(name)] if draw(st.integers(0, 5)) else []
-    )
-    for key in draw(
-        st.lists(st.sampled_from(_KEYS), max_size=draw(st.sampled_from([1, 1, 2, 3, 8])))
-    ):
+    words = []
+    if draw(st.integers(0, 5)):
+        words = [*draw(st.sampled_from([IMAGES, TEXTS])), *easy(name)]
+    most = draw(st.sampled_from([1, 1, 2, 3, 8]))
+    for key in draw(st.lists(st.sampled_from(_KEYS), max_size=most)):
         value, flag = draw(_value_of(key)), f"--{key}"
-        forms = [[flag, value]] * 4 + [
-            [f"{flag}={value}"],
-            [flag],
-            [f"--no_{key}"],
-            [flag.replace("_", "-"), value],
-        ]
-        words += draw(st.sampled_from(forms))
+        others = [[f"{flag}={value}"], [flag], [f"--no_{key}"], [flag.replace("_", "-"), value]]
+        words += draw(st.sampled_from([[flag, value]] * 4 + others))
     if not draw(st.integers(0, 5)):
         words.insert(draw(st.integers(0, len(words))), draw(TEXT))
     out = draw(st.sampled_from(_OUTS))
-    return Input(
-        "flags", command([name, *(word for word in words if word not in _HELP)], out), out=out
-    )
+    words = [word for word in words if word not in _HELP]
+    return Input("flags", command([name, *words], out), out=out)
 
 
 @st.composite
@@ -131,15 +115,11 @@ def with_config(draw):
         wanted = {key: value for key, value in wanted.items() if key != "dataloader_num_workers"}
         if draw(st.booleans()):
             wanted = {name: wanted, "seed": 1}
-        content = yaml.safe_dump(wanted, allow_unicode=draw(st.booleans())).encode(
-            "utf-8", "surrogatepass"
-        )
+        text = yaml.safe_dump(wanted, allow_unicode=draw(st.booleans()))
+        content = text.encode("utf-8", "surrogatepass")
     valid = draw(st.sampled_from([IMAGES, TEXTS]))
-    return Input(
-        "config",
-        command([name, "--config", "run.yaml", *valid, *easy(name)]),
-        (("run.yaml", content),),
-    )
+    argv = command([name, "--config", "run.yaml", *valid, *easy(name)])
+    return Input("config", argv, (("run.yaml", content),))
 
 
 @st.composite
@@ -158,9 +138,7 @@ def with_rows(draw):
             st.just(["--forget_rows", "rows.txt"]),
             row_list.map(lambda rows: ["--forget_rows", rows]),
             filters.map(lambda text: ["--forget_filter", text]),
-            st.tuples(TEXT, NUMBERS).map(
-                lambda both: ["--forget_class", both[0], "--rho", both[1]]
-            ),
+            st.tuples(TEXT, NUMBERS).map(lambda two: ["--forget_class", two[0], "--rho", two[1]]),
             st.just(["--forget_rows", "0", "--forget_data", "b.jsonl"]),
         )
     )

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import json
 import logging
 import os
 import shutil
@@ -14,10 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import huggingface_hub.constants
+import numpy as np
 from watching import watched
 
 from hamu.cli import main
 from hamu.errors import one_line
+from hamu.models import SmallResNet, SmallResNetConfig
+from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+from hamu.models.saving import save_model
 
 SECONDS = 120  # a command that takes longer hangs: all data here are tiny, even where others have the processor
 _CODES = {"assess": (0, 2, 3, 4), "verify": (0, 1, 2)}
@@ -87,9 +92,8 @@ class World:
                 tried.prepare()
                 before = _content(case)
                 code, said, wrong, seen = _command(tried.argv)
-                return Outcome(
-                    code, said, tuple(wrong + _judged(tried, case, here, before, code, said, seen))
-                )
+                wrong += _judged(tried, case, here, before, code, said, seen)
+                return Outcome(code, said, tuple(wrong))
         finally:
             shutil.rmtree(case, ignore_errors=True)
 
@@ -112,20 +116,12 @@ def _judged(tried, case, here, before, code, said, seen):
     after = _content(case)
     for path in sorted(before.keys() | after.keys()):
         place = case / path
-        if (
-            before.get(path) != after.get(path)
-            and not place.is_relative_to(out)
-            and not out.is_relative_to(place)
-        ):
-            wrong.append(
-                f"{path} {'is new' if path not in before else 'is gone' if path not in after else 'changed'}"
-            )
-    may_have_begun = os.path.isfile(out / "config.yaml") and command in (
-        "train",
-        "unlearn",
-        "evaluate",
-        "assess",
-    )
+        is_beside = not place.is_relative_to(out) and not out.is_relative_to(place)
+        if before.get(path) != after.get(path) and is_beside:
+            how = "is new" if path not in before else "is gone" if path not in after else "changed"
+            wrong.append(f"{path} {how}")
+    jobs = ("train", "unlearn", "evaluate", "assess")
+    may_have_begun = os.path.isfile(out / "config.yaml") and command in jobs
     if code == 2 and after != before and not may_have_begun and "--resume" not in tried.argv:
         wrong.append(f"written although refused: {sorted(after.keys() ^ before.keys())[:4]}")
     wrong += [f"wrote {path}" for path in seen.outside(out)]
@@ -136,20 +132,11 @@ def _judged(tried, case, here, before, code, said, seen):
 def _command(argv):
     """Exit code, standard error with every warning, what must not be, and what was seen."""
     wrong, code = [], None
-    with (
-        _standard_error() as said,
-        warnings.catch_warnings(record=True) as warned,
-        watched() as seen,
-        _offline(),
-    ):
+    noted = warnings.catch_warnings(record=True)
+    with _standard_error() as said, noted as warned, watched() as seen, _offline():
         warnings.simplefilter("always")
-        for silent in (
-            DeprecationWarning,
-            PendingDeprecationWarning,
-            ImportWarning,
-            ResourceWarning,
-        ):
-            warnings.simplefilter("ignore", silent)
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
         try:
             with _alarm():
                 code = main(list(argv))
@@ -160,24 +147,18 @@ def _command(argv):
             while at.tb_next is not None:
                 at = at.tb_next
             where = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}"
-            wrong.append(
-                f"escaped: {type(error).__module__}.{type(error).__name__}: {error} ({where})"[:600]
-            )
-    noise = "".join(
-        f"{w.filename}:{w.lineno}: {w.category.__name__}: {w.message}\n" for w in warned
-    )
-    return code, said[0] + noise, wrong, seen
+            kind = f"{type(error).__module__}.{type(error).__name__}"
+            wrong.append(f"escaped: {kind}: {error} ({where})"[:600])
+    noise = [f"{w.filename}:{w.lineno}: {w.category.__name__}: {w.message}\n" for w in warned]
+    return code, said[0] + "".join(noise), wrong, seen
 
 
 @contextlib.contextmanager
 def _standard_error():
     """What reaches standard error within, in a list: from Python, from loggers that hold an older stream, from C."""
     stream, said = _stream(), []
-    handlers = [
-        h
-        for name in list(logging.root.manager.loggerDict)
-        for h in logging.getLogger(name).handlers
-    ]
+    names = list(logging.root.manager.loggerDict)
+    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
     handlers = [h for h in handlers if type(h) is logging.StreamHandler and h.stream is not stream]
     sys.stderr.flush()
     earlier, kept = sys.stderr, os.dup(2)
@@ -254,33 +235,18 @@ def _content(folder):
 
 
 def _make_data():
-    import json
-
-    import numpy as np
-
-    draw = np.random.default_rng(0)
-    np.savez(
-        "a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3
-    )
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    np.savez("a.npz", images=images, labels=np.arange(12) % 3)
     rows = [{"question": f"How many is {i}?", "answer": f"just {i}"} for i in range(8)]
     for name, some in (("t", rows), ("b", rows[:2])):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
 
 
 def _make_models():
-    from hamu.models import SmallResNet, SmallResNetConfig
-    from hamu.models.language import (
-        AdapterSettings,
-        new_language_model,
-        new_tokenizer,
-        with_adapter,
+    config = SmallResNetConfig(
+        depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
     )
-
-    SmallResNet(
-        SmallResNetConfig(
-            depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
-        )
-    ).save_pretrained("image")
+    SmallResNet(config).save_pretrained("image")
     tokenizer = new_tokenizer(["how many is just"], vocabulary=300)
     model = new_language_model(tokenizer, hidden=16, layers=1, max_length=64)
     _save("text", model, tokenizer)
@@ -290,8 +256,6 @@ def _make_models():
 
 
 def _save(folder, model, tokenizer):
-    from hamu.models.saving import save_model
-
     Path(folder).mkdir()
     save_model(model, Path(folder))
     tokenizer.save_pretrained(folder)

@@ -4,18 +4,14 @@ The README's blocks are run by test_readme.py.
 """
 
 import importlib
-import json
 import re
 import shlex
-import shutil
 import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
-from doc_blocks import FENCE, ROOT, blocks_of
-from PIL import Image
+from doc_blocks import FENCE, ROOT, blocks_of, save_what_readers_have
 
 from hamu.cli import COMMANDS, main
 from hamu.cli.demo_scenarios import Digits, FictitiousAuthors
@@ -39,18 +35,14 @@ def pages(chosen):
 
 
 @pages(PAGES)
-def test_every_block_is_fenced_and_names_its_language(page):
+def test_every_block_names_its_language_and_what_is_not_run_is_understood(
+    page, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    unfenced = FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert not re.search(r"\n\n {4}\S", unfenced), "an indented block is not run"
     for block in blocks_of(page):
         assert block.language in ("python", "sh", "yaml", "json", "toml", *READ), block.text
-    assert not re.search(r"\n\n {4}\S", FENCE.sub("", page.read_text(encoding="utf-8"))), (
-        "an indented block is not run"
-    )
-
-
-@pages(PAGES)
-def test_what_is_not_run_is_understood_at_least(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for block in blocks_of(page):
         for line in block.commands if block.language == "sh" else ():
             program, *argv = shlex.split(line, comments=True)
             if block.is_run:
@@ -71,10 +63,8 @@ def check_of_others(program, argv):
         for flag in (word for word in argv[1:] if word.startswith("--")):
             assert f'"{flag}"' in source, f"{argv[0]} has no {flag}"
     elif program == "make":
-        targets = re.findall(
-            r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
-        )
-        assert set(argv) <= set(targets)
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        assert set(argv) <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
     else:
         assert program in ("python", "pip", "bash", "tensorboard"), f"{program} is not known"
 
@@ -108,10 +98,8 @@ def read_options(argv, processes="1"):
             settings_of(command, given_flags(command, "", rest))
             return
         patch.setattr(Parser, "parse_args", stop)
-        module = importlib.import_module(
-            f"hamu.cli.{'commands' if command == 'verify' else command}"
-        )
         named = (command,) if command == "verify" else ()
+        module = importlib.import_module(f"hamu.cli.{'commands' if named else command}")
         with pytest.raises(OptionsRead):
             module.run(*named, rest, None)
 
@@ -127,35 +115,18 @@ def test_the_commands_that_the_demos_end_with_are_understood():
         lines = scenario.next.replace("\\\n", " ").splitlines()
         commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
         by_hand = {f"--{name}" for name in BY_HAND}
-        assert any(argv[0] == "unlearn" and not by_hand & set(argv) for argv in commands), (
-            "the first is by goal"
-        )
+        by_goal = [argv for argv in commands if argv[0] == "unlearn" and not by_hand & set(argv)]
+        assert by_goal
         for argv in commands:
             read_options(argv)
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, saved_text_model):
-    """A folder with what the pages say that a reader has: images, records, a model."""
+    """A folder with what the pages say that a reader has."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    rng = np.random.default_rng(0)
-    for number in range(30):
-        folder = tmp_path / "images" / ("cat", "dog")[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
-            folder / f"{number}.png"
-        )
-    texts = read_text("miniature")
-    unseen = read_text("miniature", "test").records[:24]
-    for name, chosen in (
-        ("records", texts.records[:48]),
-        ("gone", texts.records[:6]),
-        ("unseen", unseen),
-    ):
-        lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    shutil.copytree(saved_text_model, "my-model")
+    save_what_readers_have(saved_text_model)
     yield tmp_path
     plugins.points_of.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_unlearning"]:
@@ -192,14 +163,12 @@ def test_the_page_runs(page, place, forked_runs, capsys):
 def run_shortened(argv, capsys):
     """A few steps show that the commands of a page go together."""
     command = argv[0]
-    if command in ("train", "unlearn", "assess") and not {"--resume", "--num_train_epochs"} & set(
-        argv
-    ):
+    own_length = {"--resume", "--num_train_epochs"} & set(argv)
+    if command in ("train", "unlearn", "assess") and not own_length:
         argv += ["--max_steps", "2"]
     if command == "compare":
-        argv += ["--max_steps", "2"] + (
-            [] if "--methods" in argv else ["--methods", "hamu-q", "ft"]
-        )
+        argv += ["--max_steps", "2"]
+        argv += [] if "--methods" in argv else ["--methods", "hamu-q", "ft"]
     if command == "evaluate" and "my-model/" in argv:
         argv += ["--generate", "4"]
     assert main(argv) in ((0, 3, 4) if command == "assess" else (0,)), capsys.readouterr().err
@@ -212,10 +181,8 @@ def install(folder, project):
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     )
-    groups = project["entry-points"].items()
-    lines = [
-        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in each.items())
-        for group, each in groups
-    ]
+    lines = []
+    for group, each in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in each.items())]
     (info / "entry_points.txt").write_text("\n".join(lines))
     plugins.points_of.cache_clear()

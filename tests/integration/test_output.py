@@ -1,4 +1,4 @@
-"""Standard output that nobody reads, that holds nothing, or that lacks characters costs no result and no exit code."""
+"""Standard output that nobody reads, that is full, or that lacks characters costs no result."""
 
 import os
 import sys
@@ -7,26 +7,21 @@ import pytest
 
 from hamu.cli import main
 
-TRAIN = ("train", "--recipe", "digits", "--num_train_epochs", "1", "--output_dir")
-RESULTS = ("config.yaml", "evaluation.json", "inputs.json", "model")
-
-
-def code_of(words):
-    try:
-        return main(words)
-    except SystemExit as left:
-        return left.code
+TRAIN = ["train", "--data", "digits", "--model", "resnet8", "--max_steps", "1", "--output_dir"]
+RESULTS = ["config.yaml", "evaluation.json", "inputs.json", "model"]
 
 
 @pytest.fixture
 def output(monkeypatch):
-    """Puts a file in the place of standard output."""
+    """Replaces standard output by a file."""
+    return lambda file: monkeypatch.setattr(sys, "stdout", file)
 
-    def put(file):
-        monkeypatch.setattr(sys, "stdout", file)
-        return file
 
-    return put
+@pytest.fixture
+def full():
+    """A file on a disk without space."""
+    with open("/dev/full", "w") as file:
+        yield file
 
 
 @pytest.fixture
@@ -41,15 +36,16 @@ def broken_pipe():
 def test_a_reader_who_leaves_costs_no_result(tmp_path, output, broken_pipe, capfd):
     output(broken_pipe)
     assert main([*TRAIN, str(tmp_path / "out")]) == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(RESULTS)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == RESULTS
     assert not capfd.readouterr().err
 
 
-def test_a_full_disk_below_standard_output_is_said_once_all_is_saved(tmp_path, output, capfd):
-    with open("/dev/full", "w") as full:
-        output(full)
-        assert main([*TRAIN, str(tmp_path / "out")]) == 2
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(RESULTS)
+def test_a_full_disk_below_standard_output_is_reported_after_all_is_saved(
+    tmp_path, output, full, capfd
+):
+    output(full)
+    assert main([*TRAIN, str(tmp_path / "out")]) == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == RESULTS
     assert capfd.readouterr().err == (
         "hamu train: standard output cannot be written: [Errno 28] No space left on device; what the command "
         "writes into files is there\n"
@@ -59,39 +55,37 @@ def test_a_full_disk_below_standard_output_is_said_once_all_is_saved(tmp_path, o
 def test_the_verdict_of_an_assessment_does_not_depend_on_who_reads_it(
     tmp_path, output, broken_pipe, saved_model
 ):
-    words = ["assess", "--recipe", "digits", "--model", str(saved_model), "--assess_batches", "2",
-             "--curvature_samples", "0", "--output_dir"]  # fmt: skip
+    words = (
+        f"assess --data digits --forget_class 3 --model {saved_model} --assess_batches 1 "
+        "--curvature_samples 0 --output_dir"
+    ).split()
     code = main([*words, str(tmp_path / "heard")])
     output(broken_pipe)
     assert main([*words, str(tmp_path / "unheard")]) == code
-    assert (tmp_path / "unheard/assess.json").read_text() == (
-        tmp_path / "heard/assess.json"
-    ).read_text()
+    heard, unheard = ((tmp_path / f"{name}/assess.json") for name in ("heard", "unheard"))
+    assert unheard.read_text() == heard.read_text()
     with open(tmp_path / "ascii.txt", "w", encoding="ascii") as ascii_only:
         output(ascii_only)
         assert main([*words, str(tmp_path / "ascii")]) == code
     assert r"\u03ba" in (tmp_path / "ascii.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    "words", [["--help"], ["--version"], ["report", "--help"], ["unlearn", "--help-all"]]
-)
-def test_help_that_is_cut_short_is_no_error(words, output, broken_pipe, capfd):
+@pytest.mark.parametrize("line", ["--help", "--version", "report --help", "unlearn --help-all"])
+def test_help_that_is_cut_short_is_no_error(line, output, broken_pipe, capfd):
     output(broken_pipe)
-    assert code_of(words) == 0
+    try:
+        code = main(line.split())
+    except SystemExit as left:
+        code = left.code
+    assert code == 0
     assert not capfd.readouterr().err
     broken_pipe.flush()  # as Python does in the end
 
 
-def test_help_that_cannot_be_written_is_an_error(output, capfd):
-    with open("/dev/full", "w") as full:
-        output(full)
-        assert main(["unlearn", "--help"]) == 2
-    assert capfd.readouterr().err == "hamu unlearn: [Errno 28] No space left on device\n"
-
-
-def test_a_version_that_cannot_be_written_is_an_error(output, capfd):
-    with open("/dev/full", "w") as full:
-        output(full)
-        assert main(["--version"]) == 2
-    assert capfd.readouterr().err == "hamu: [Errno 28] No space left on device\n"
+@pytest.mark.parametrize(
+    ("line", "name"), [("unlearn --help", "hamu unlearn"), ("--version", "hamu")]
+)
+def test_help_or_version_that_cannot_be_written_is_an_error(line, name, output, full, capfd):
+    output(full)
+    assert main(line.split()) == 2
+    assert capfd.readouterr().err == f"{name}: [Errno 28] No space left on device\n"

@@ -1,17 +1,15 @@
 """What the README tells a newcomer to type, typed."""
 
-import json
 import re
 import shlex
 import shutil
+from pathlib import Path
 
-import numpy as np
 import torch
-from doc_blocks import ROOT, blocks_of
-from PIL import Image
+from doc_blocks import ROOT, blocks_of, save_what_readers_have
 
 from hamu.cli import main
-from hamu.data import read_text
+from hamu.core.methods import method_classes
 
 README = ROOT / "README.md"
 
@@ -39,50 +37,32 @@ def test_the_loop_unlearns():
     assert loss(model(x[30:]), y[30:]).item() > before
 
 
-def test_the_commands_run_on_a_folder_of_images(tmp_path, monkeypatch, capsys, forked_runs):
+def test_the_commands_run(tmp_path, monkeypatch, capsys, forked_runs, saved_text_model):
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    for number in range(30):
-        place = tmp_path / "images" / ("cat", "dog")[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
-            place / f"{number}.png"
-        )
-    assert len(blocks("sh")) == 2, "each is run by a test of this file"
-    for line in blocks("sh")[1].commands:
+    save_what_readers_have(saved_text_model)
+    records, images = (block.commands for block in blocks("sh"))
+    run_shortened(records, capsys)
+    assert Path("runs/check/answers.html").is_file()
+    shutil.rmtree("runs")
+    run_shortened(images, capsys)
+    for name in ("check/evaluation.json", "assess/frontier.png", "unlearned/model/model.safetensors",
+                 "unlearned/report.html"):  # fmt: skip
+        assert Path("runs", name).is_file()
+
+
+def run_shortened(lines, capsys):
+    """Run commands with a few steps each."""
+    for line in lines:
         program, *argv = shlex.split(line)
         assert program == "hamu"
-        shorter = ["--max_steps", "2"] if argv[0] in ("train", "assess", "unlearn") else []
+        if argv[0] in ("train", "assess", "unlearn"):
+            argv += ["--max_steps", "2"]
+        elif argv[0] == "evaluate" and "my-model" in line:
+            argv += ["--generate", "4"]
         expected = (0, 3, 4) if argv[0] == "assess" else (0,)
-        assert main([*argv, *shorter]) in expected, capsys.readouterr().err
-    assert (tmp_path / "runs/check/evaluation.json").is_file()
-    assert (tmp_path / "runs/assess/frontier.png").is_file()
-    assert (tmp_path / "runs/unlearned/model/model.safetensors").is_file()
-    assert (tmp_path / "runs/unlearned/report.html").is_file()
-
-
-def test_the_commands_run_on_a_file_of_records(tmp_path, monkeypatch, capsys, saved_text_model):
-    monkeypatch.chdir(tmp_path)
-    texts = read_text("miniature")
-    unseen = read_text("miniature", "test").records[:24]
-    for name, chosen in (
-        ("records", texts.records[:48]),
-        ("gone", texts.records[:6]),
-        ("unseen", unseen),
-    ):
-        lines = [json.dumps({key: r.fields[key] for key in ("question", "answer")}) for r in chosen]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    shutil.copytree(saved_text_model, "my-model")
-    for line in blocks("sh")[0].commands:
-        program, *argv = shlex.split(line)
-        assert program == "hamu"
-        shorter = ["--generate", "4"] if argv[0] == "evaluate" else ["--max_steps", "2"]
-        assert main([*argv, *shorter]) == 0, capsys.readouterr().err
-    assert (tmp_path / "runs/check/answers.html").is_file()
+        assert main(argv) in expected, capsys.readouterr().err
 
 
 def test_the_table_of_methods_is_complete():
-    from hamu.core.methods import method_classes
-
     listed = re.findall(r"^\| `([\w-]+)` \|", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert listed == list(method_classes())

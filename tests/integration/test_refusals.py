@@ -22,11 +22,9 @@ TEXTS = ["--data", "miniature", "--output_dir", "out"]
 def cli(tmp_path, monkeypatch, capfd):
     """Runs a command in a folder with a little data; returns its exit code and what it said on standard error."""
     monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     Path("README.md").write_text("# Mine")
-    np.savez(
-        "a.npz", images=draw.integers(0, 256, (12, 8, 8), dtype=np.uint8), labels=np.arange(12) % 3
-    )
+    np.savez("a.npz", images=images, labels=np.arange(12) % 3)
 
     def call(*argv):
         before = sorted(Path().rglob("*"))
@@ -49,15 +47,14 @@ def image_model(tmp_path):
 @pytest.mark.parametrize(("words", "line"), [
     (["demo", "--task", "sound"], "task 'sound' is unknown; choose image or text"),
     (["demo", "--seed", "-1"], "seed -1 must be 0 to 4294967295"),
-    (["evaluate", *FULL, "--data", ""], "data is empty; is a shell variable unset?"),
-    (["evaluate", *FULL, "--model", ""], "model is empty; is a shell variable unset?"),
     (["unlearn", *FULL, "--output_dir", ""], "output_dir is empty; is a shell variable unset?"),
     (["report", ""], "runs is empty; is a shell variable unset?"),
     (["evaluate", *FULL, "--generate", "-1"], "generate -1 must not be negative; 0 for no answers"),
     (["unlearn", *FULL, "--lora_dropout", "-0.5"], "lora_dropout -0.5 must be a share in [0, 1)"),
     (["unlearn", *FULL, "--lora_dropout", "1.5"], "lora_dropout 1.5 must be a share in [0, 1)"),
-    (["unlearn", *FULL, "--expected_retain", "-5"], "expected_retain -5 must be at least 1 record"),
     (["unlearn", *FULL, "--expected_forget", "0"], "expected_forget 0 must be at least 1 record"),
+    (["assess", *FULL, "--bootstrap_memory", "inf"], "bootstrap_memory inf must be a number of GB, 0 or more"),
+    (["unlearn", *FULL, "--expected_retain", "-5"], "expected_retain -5 must be at least 1 record"),
     (["unlearn", *FULL, "--data_seed", "1" + 22 * "0"], f"data_seed 1{22 * '0'} must be 0 to 4294967295"),
     (["unlearn", *FULL, "--max_steps", "-3"],
      "max_steps -3 must be a number of steps; leave it out to go by epochs"),
@@ -92,7 +89,6 @@ def image_model(tmp_path):
     (["unlearn", *FULL, "--eval_strategy", "often"],
      "eval_strategy 'often' is unknown; choose one of no, steps, epoch"),
     (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must be a number of GB, 0 or more"),
-    (["assess", *FULL, "--bootstrap_memory", "inf"], "bootstrap_memory inf must be a number of GB, 0 or more"),
     (["unlearn", *FULL, "--forget_filter", "name=Ada"],
      "forget_filter is not for images; say what to forget with one of --forget_class, --forget_rows, --forget_data"),
     (["unlearn", "--recipe", "tofu-llama2-lora", "--model", "resnet20", "--data_dir", "tofu"],
@@ -131,12 +127,9 @@ def test_a_class_alone_is_not_to_be_told_from_anything(cli):
 def test_a_run_in_the_place_of_its_model(cli, image_model):
     Path("run").mkdir()
     Path("model").rename("run/model")
-    assert cli("evaluate", *IMAGES, "--model", "run") == (
-        2, "hamu evaluate: run is the folder of a run; its model is run/model\n"
-    )  # fmt: skip
-    assert cli("evaluate", *TEXTS, "--forget_rows", "0", "--model", "run") == (
-        2, "hamu evaluate: run is the folder of a run; its model is run/model\n"
-    )  # fmt: skip
+    line = "hamu evaluate: run is the folder of a run; its model is run/model\n"
+    for data in (IMAGES, [*TEXTS, "--forget_rows", "0"]):
+        assert cli("evaluate", *data, "--model", "run") == (2, line)
 
 
 @pytest.mark.parametrize(("command", "other"), [("train", "unlearn"), ("unlearn", "train")])
@@ -191,10 +184,8 @@ def test_settings_that_do_not_go_with_data_model_or_machine(cli, words, line):
 
 def test_a_command_for_one_process_that_is_started_in_several(cli, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli("assess", *FULL) == (
-        2,
-        "hamu assess: assess runs in one process; start it without torchrun\n",
-    )
+    line = "hamu assess: assess runs in one process; start it without torchrun\n"
+    assert cli("assess", *FULL) == (2, line)
 
 
 def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):

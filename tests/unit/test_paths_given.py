@@ -17,41 +17,31 @@ def home(tmp_path, monkeypatch):
 
 def test_flags_and_files_name_homes_alike(home):
     (home / "run.yaml").write_text("model: ~/lm\ndata_dir: ~/data\nforget_filter: name~Ada\n")
-    options = {
-        "config": "~/run.yaml",
-        "forget_rows": "~/rows.txt",
-        "output_dir": "~/out",
-        "answer_prefix": "~",
-    }
+    options = {"config": "~/run.yaml", "forget_rows": "~/rows.txt", "output_dir": "~/out",
+               "answer_prefix": "~"}  # fmt: skip
     parsed = settings_of("unlearn", options)
     data, run, args = (parsed.of(kind) for kind in (DataOptions, RunOptions, UnlearnConfig))
-    assert (run.model, data.data_dir, data.forget_rows) == (
-        f"{home}/lm",
-        f"{home}/data",
-        f"{home}/rows.txt",
-    )
+    found = (run.model, data.data_dir, data.forget_rows)
+    assert found == tuple(f"{home}/{name}" for name in ("lm", "data", "rows.txt"))
     assert (args.output_dir, parsed.given["model"]) == (f"{home}/out", f"{home}/lm")
     assert (data.forget_filter, data.answer_prefix) == ("name~Ada", "~"), "what is no path stays"
-    assert (
-        reproduce._parser().parse_args(["--work_dir=~/work", "--output_dir=~/out"]).work_dir
-        == f"{home}/work"
-    )
+    asked = reproduce._parser().parse_args(["--work_dir=~/work", "--output_dir=~/out"])
+    assert asked.work_dir == f"{home}/work"
 
 
 def test_a_run_in_a_home_is_resumed_by_its_name(home):
-    with pytest.raises(
-        HamuError, match=f"there is no run to resume in {home}/out: it has no config.yaml"
-    ):
+    message = f"there is no run to resume in {home}/out: it has no config.yaml"
+    with pytest.raises(HamuError, match=message):
         settings_of("unlearn", {"resume": True, "output_dir": "~/out"})
 
 
-@pytest.mark.parametrize(
-    "name", sorted(PATHS & {*DataOptions.__annotations__, *RunOptions.__annotations__, "config"})
-)
-def test_a_path_that_is_empty_is_named(name, tmp_path):
-    with pytest.raises(HamuError, match=f"^{name} is empty; is a shell variable unset"):
-        settings_of("unlearn", {name: ""})
-    if name != "config":
-        (tmp_path / "run.yaml").write_text(f'{name}: ""\n')
-        with pytest.raises(HamuError, match=f"^{name} is empty"):
-            settings_of("unlearn", {"config": tmp_path / "run.yaml"})
+def test_a_path_that_is_empty_is_named(tmp_path):
+    options = {*DataOptions.__annotations__, *RunOptions.__annotations__, "config"}
+    for name in PATHS & options:
+        given = [{name: ""}]
+        if name != "config":
+            (tmp_path / f"{name}.yaml").write_text(f'{name}: ""\n')
+            given.append({"config": tmp_path / f"{name}.yaml"})
+        for each in given:
+            with pytest.raises(HamuError, match=f"^{name} is empty; is a shell variable unset"):
+                settings_of("unlearn", each)

@@ -178,12 +178,15 @@ def _at_once(number: int, frame: FrameType | None) -> None:
 
 def _methods(argv: list[str]) -> int:
     """Print the table of methods."""
+    from rich import box
+    from rich.table import Table
+
     from hamu.core.methods import method_rows
-    from hamu.report.tables import plain_table
 
     if argv and argv not in (["--help"], ["-h"]):
         raise HamuError(f"methods takes no options; got {' '.join(argv)}")
-    table = plain_table("method", "retain objective", "forget objective", "what it does", "source")
+    heads = ("method", "retain objective", "forget objective", "what it does", "source")
+    table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)  # hamu.report loads torch
     for row in method_rows():
         retain, forget = row.retain_objective or "-", row.forget_objective or "-"
         table.add_row(row.name, retain, forget, row.summary, row.source)
