@@ -163,7 +163,7 @@ def test_training_the_original_may_be_interrupted_and_goes_on(
     capsys, tmp_path, monkeypatch, forked_runs
 ):
     monkeypatch.chdir(tmp_path)
-    words = ["reproduce", "figure-12", *map(str, SMALL), "--epochs", "1", "--output_dir", "out"]
+    words = ["figure-12", *map(str, SMALL), "--epochs", "1", "--output_dir", "out"]
     with interrupted_at("models/digits-0.1-s42", 2):
         assert main(words) == 143
     assert "interrupted by SIGTERM while the original model was trained" in capsys.readouterr().err
