@@ -103,10 +103,10 @@ def _outcome(
             command, f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
         )
     except Interrupted as end:
-        _say_on_main(f"hamu {command}: {end}")
+        _say_on_main(f"{_spoken(command)}: {end}")
         return 128 + end.signal
     except KeyboardInterrupt:
-        _complain(f"hamu {command}: interrupted")
+        _complain(f"{_spoken(command)}: interrupted")
         return 130
 
 
@@ -122,8 +122,13 @@ def _has_lost_a_process(error: Exception) -> bool:
     return world_size() > 1 and is_of_backend
 
 
+def _spoken(command: str) -> str:
+    """Name of a command as a user gives it."""
+    return "python -m experiments" if command == "experiments" else f"hamu {command}"
+
+
 def _refused(command: str, why: str) -> int:
-    _complain(one_line(f"hamu {command}: {why}"))
+    _complain(one_line(f"{_spoken(command)}: {why}"))
     return 2
 
 
@@ -163,7 +168,7 @@ def _run(command: str, argv: list[str], run: Callable[[list[str], Console], int]
         )
         if not code:
             raise why
-        _complain(one_line(f"hamu {command}: {why}"))
+        _complain(one_line(f"{_spoken(command)}: {why}"))
     return code
 
 
