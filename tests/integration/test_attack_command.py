@@ -149,7 +149,4 @@ def test_an_adapter_is_attacked_through_adapters(cli, saved_text_model, tmp_path
     assert code == 0, err
     assert set(
         json.loads((tmp_path / "run/attack/attack.json").read_text())["outcomes"]["relearn-retain"]
-    ) == {
-        "unlearned",
-        "original",
-    }
+    ) == {"unlearned", "original"}

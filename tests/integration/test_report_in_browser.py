@@ -38,10 +38,7 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     short = example_run(folder, "images", names=(NASTY, "b"))
     long = example_run(folder, "texts", steps=100_000, figures=("probability",))
-    found = [
-        Reported(short, image_observations((NASTY, "b"))),
-        Reported(long, text_observations()),
-    ]
+    found = [Reported(short, image_observations((NASTY, "b"))), Reported(long, text_observations())]
     (folder / "page.html").write_text(report_page(found, contents=True), encoding="utf-8")
     return folder / "page.html"
 

@@ -236,10 +236,7 @@ def test_a_model_that_finds_no_room_leaves_nothing_half(tmp_path, monkeypatch, e
         with pytest.raises(HamuError, match=r"the model cannot be written into .*/out: .*(File too large|No space left)"
                                             r"; where it is full make room, then go on with --resume"):  # fmt: skip
             folder.save_model(None)
-    assert sorted(path.name for path in visible(tmp_path / "out")) == [
-        "config.yaml",
-        "inputs.json",
-    ]
+    assert sorted(path.name for path in visible(tmp_path / "out")) == ["config.yaml", "inputs.json"]
 
 
 def test_what_a_broken_off_removal_has_left_may_go(tmp_path, monkeypatch):
