@@ -167,7 +167,7 @@ def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] 
             raise HamuError(f"{command} has no --{name}, {why}; leave it out")
     for one, several in _SEVERAL.items() if command == "compare" else ():
         if one in options and several in options:
-            raise HamuError(f"{several} takes the place of --{one}; leave out one of them")
+            raise HamuError(f"--{several} takes the place of --{one}; leave out one of them")
     for name, kind in _CHOICES.items():
         choices = [str(one.value) for one in kind]
         if name in given and given[name] not in choices:
