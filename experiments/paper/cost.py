@@ -203,7 +203,7 @@ def _over_gdiff(turns: Mapping[str, Sequence[float]], method: str) -> list[float
 
 
 def _at_most(ratios: Sequence[float], bound: float) -> bool | None:
-    """Whether their median is at most this; None if its interval has values on both sides."""
+    """True if their median is at most this; None if its interval has values on both sides."""
     interval = median_interval(ratios)
     if interval is None or interval[0] <= bound < interval[1]:
         return None

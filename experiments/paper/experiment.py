@@ -115,7 +115,7 @@ class Claim:
 
 
 def of_all(holds: bool, complete: bool) -> bool | None:
-    """Whether a claim about all of something holds: one that is known breaks it, but only all of them bear it out."""
+    """True if a claim about all of something holds: one that is known breaks it, but only all of them bear it out."""
     return holds and (complete or None)
 
 

@@ -50,7 +50,7 @@ class FinishedRun:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the run ended within the epochs that are looked at."""
+        """True if the run ended within the epochs that are looked at."""
         return bool(self.evaluation["trajectory"][-1]["step"] <= self.steps)
 
     @cached_property

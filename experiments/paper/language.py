@@ -61,7 +61,7 @@ _NOT_ITS_DATA = (
 
 
 def _have_own_originals(finished: Mapping[str, FinishedRun]) -> bool:
-    """Whether the runs of the two settings have started from different models."""
+    """True if the runs of the two settings have started from different models."""
     models = [
         {
             str(one.inputs["original model"])

@@ -47,7 +47,7 @@ def check_output(folder: Path, experiments: Iterable[str]) -> None:
 
 
 def _is_result(path: Path, damaged: bool) -> bool:
-    """Whether a file has the result of an experiment.
+    """True if a file has the result of an experiment.
 
     Args:
         path: the file.

@@ -393,7 +393,7 @@ def _volume_claim(method: str, volumes: Mapping[str, Any], reference: str) -> Cl
 
 
 def _dominates(one: Any, other: Any) -> bool:
-    """Whether a trajectory is at least as good in both and better in one at an epoch of another."""
+    """True if a trajectory is at least as good in both and better in one at an epoch of another."""
     pairs = list(zip(one[1:], other[1:], strict=False))
     return any(a[0] >= b[0] and a[1] >= b[1] and tuple(a) != tuple(b) for a, b in pairs)
 

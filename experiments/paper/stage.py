@@ -255,7 +255,7 @@ class Order:
 
     @property
     def settings_of_data(self) -> list[bool]:
-        """Whether the data have paraphrases, for each kind of data that is wanted."""
+        """True if the data have paraphrases, for each kind of data that is wanted."""
         kinds = {wanted.similar for runs in self._wanted.values() for wanted in runs.values()}
         return sorted(kinds | ({False} if self._measures else set()))
 

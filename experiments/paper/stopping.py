@@ -125,7 +125,7 @@ class Stopping(Trained):
 
 
 def _slowing(method: str, values: list[float]) -> Claim:
-    """Whether an epoch of the second half of the run gained less than one of the first; they may differ by an epoch."""
+    """True if an epoch of the second half of the run gained less than one of the first; they may differ by an epoch."""
     text = f"{method}: its objective gains less per epoch in the second half of the run than in the first"
     half = len(values) // 2
     if not 0 < half < len(values) - 1:
@@ -144,7 +144,7 @@ def _slowing(method: str, values: list[float]) -> Claim:
 
 
 def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
-    """Whether the criterion is met near the highest gain: at most an epoch before it, and while most of it is there."""
+    """True if the criterion is met near the highest gain: at most an epoch before it, and while most of it is there."""
     text = f"{method}: the criterion is met when its objective has begun to fall, before a tenth of the gain is lost"
     end, highest = one["terminates"], max(values)
     peak = one["epoch"][values.index(highest)]

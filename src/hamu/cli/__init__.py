@@ -111,7 +111,7 @@ def _outcome(
 
 
 def _has_lost_a_process(error: Exception) -> bool:
-    """Whether a process waited for one that is gone."""
+    """True if a process waited for one that is gone."""
     import torch.distributed as dist
 
     from hamu.core.distributed import world_size

@@ -132,7 +132,7 @@ def without_autocast(model: nn.Module) -> Iterator[None]:
 
 
 def rounds_to_tf32(model: nn.Module) -> bool:
-    """Whether a GPU rounds some of the model's float32 products to TF32 (10 bits of mantissa).
+    """True if a GPU rounds some of the model's float32 products to TF32 (10 bits of mantissa).
 
     By default it does so in convolutions and recurrent layers, with `--tf32` in all products.
     """

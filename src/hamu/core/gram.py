@@ -116,7 +116,7 @@ class PairGram:
         return clip_r.clamp(max=1.0), clip_f.clamp(max=1.0)
 
     def is_finite(self) -> Tensor:
-        """Whether every gradient value is finite, 0-dim bool."""
+        """True if every gradient value is finite, 0-dim bool."""
         return torch.isfinite((self.retain_sq + self.forget_sq + self.dot).sum())
 
 

@@ -160,7 +160,7 @@ class PairedGradients:
 
     @property
     def can_keep(self) -> bool:
-        """Whether `combine` can keep gradients: both are here, as collected."""
+        """True if `combine` can keep gradients: both are here, as collected."""
         return self.layout.is_whole and not self.offload_grads.is_used
 
     @contextmanager

@@ -60,7 +60,7 @@ class PairStep:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run should end before this step."""
+        """True if the run should end before this step."""
         return self.decision == "stop"
 
     @property

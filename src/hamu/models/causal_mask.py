@@ -76,6 +76,6 @@ def model_type(model: nn.Module) -> str:
 
 
 def _differ(one: Tensor, other: Tensor, *, precision: torch.dtype) -> bool:
-    """Whether logits differ by more than rounding does."""
+    """True if logits differ by more than rounding does."""
     share = min(100 * torch.finfo(precision).eps, 0.05)
     return bool(((one - other).abs() > share * one.abs().max()).any()) if one.numel() else False

@@ -242,7 +242,7 @@ def _check_same_names(ours: Sequence[str], theirs: Sequence[str]) -> None:
 
 
 def _are_numbers(values: Any, many: int, above: float | None) -> bool:
-    """Whether there are so many, finite and above a limit."""
+    """True if there are so many, finite and above a limit."""
     return (
         isinstance(values, list | tuple)
         and len(values) == many

@@ -248,7 +248,7 @@ def folder_of(source: str) -> Path:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder holds a saved adapter, not a whole model."""
+    """True if a folder holds a saved adapter, not a whole model."""
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 

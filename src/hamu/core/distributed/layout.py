@@ -38,7 +38,7 @@ BUCKET = 1 << 22  # elements exchanged at once, unless one tensor is larger
 
 
 def is_flattened(model: nn.Module) -> bool:
-    """Whether FullyShardedDataParallel (FSDP1) wraps a model or a part of it."""
+    """True if FullyShardedDataParallel (FSDP1) wraps a model or a part of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not loaded: nothing is wrapped
     if fsdp is None:
         return False
@@ -47,7 +47,7 @@ def is_flattened(model: nn.Module) -> bool:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `fully_shard` sharded a model; valid while parameters are gathered too."""
+    """True if `fully_shard` sharded a model; valid while parameters are gathered too."""
     return any(hasattr(value, "device_mesh") for value in model.state_dict().values())
 
 

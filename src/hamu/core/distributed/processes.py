@@ -30,7 +30,7 @@ def rank() -> int:
 
 
 def is_main() -> bool:
-    """Whether this process prints and writes."""
+    """True if this process prints and writes."""
     return rank() == 0
 
 

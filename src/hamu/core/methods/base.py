@@ -161,12 +161,12 @@ class ConstraintStatus:
 
     @cached_property
     def criterion_met(self) -> Tensor:
-        """Whether this step alone meets the stopping criterion, 0-dim bool."""
+        """True if this step alone meets the stopping criterion, 0-dim bool."""
         return self.conflict & (self.clipped_demand * (1.0 + self.margin) > self.free_limit)
 
     @cached_property
     def some_demand_is_free(self) -> Tensor:
-        """Whether a small enough demand is free to first order, 0-dim bool.
+        """True if a small enough demand is free to first order, 0-dim bool.
 
         As the demand goes to 0, the step becomes the objective's best step that spares the other
         side: block i gains ‖g_o,i‖ R_i/η sinθ_i (without the sine where the gradients are opposed).
@@ -268,10 +268,10 @@ class Method(ABC):
 
     @property
     def uses_retain(self) -> bool:
-        """Whether a backward pass over retain data is needed."""
+        """True if a backward pass over retain data is needed."""
         return self.retain_objective is not None
 
     @property
     def uses_forget(self) -> bool:
-        """Whether a backward pass over forget data is needed."""
+        """True if a backward pass over forget data is needed."""
         return self.forget_objective is not None

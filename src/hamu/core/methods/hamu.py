@@ -100,7 +100,7 @@ class _Hamu(Method):
 
     @property
     def _swapped(self) -> bool:
-        """Whether g_o = -g_f and g_c = -g_r."""
+        """True if g_o = -g_f and g_c = -g_r."""
         return self.constrained == "retain"
 
     def weigh(self, gram: PairGram) -> Weights:
@@ -196,7 +196,7 @@ class _Hamu(Method):
         return torch.where(whole > 0, total * shares / whole, total / shares.numel()), max_demand
 
     def _conflicting(self, gram: PairGram) -> Tensor:
-        """Whether κ > 0, of any block for the criterion "any", else of the whole model, 0-dim bool.
+        """True if κ > 0, of any block for the criterion "any", else of the whole model, 0-dim bool.
 
         The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 a feasible demand costs nothing (App.
         B.4).

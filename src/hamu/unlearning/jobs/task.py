@@ -76,7 +76,7 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         """Divide by an option that only this task has."""
 
     def is_built_in(self, model: str) -> bool:
-        """Whether `hamu train` makes a new model by this name, whatever folder is called so."""
+        """True if `hamu train` makes a new model by this name, whatever folder is called so."""
         return re.fullmatch(self.built_in, model) is not None
 
     @abstractmethod
@@ -304,12 +304,12 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         return located(source, self.data_options.data_dir, self.bundled)
 
     def is_local(self, source: str) -> bool:
-        """Whether a data set or model is a path: not bundled, and not of the hub."""
+        """True if a data set or model is a path: not bundled, and not of the hub."""
         return is_local(source, self.bundled)
 
 
 def evaluates_in_half(args: TrainConfig) -> bool:
-    """Whether evaluations run under autocast, as training does."""
+    """True if evaluations run under autocast, as training does."""
     return (args.bf16 or args.fp16) and not getattr(args, "full_precision_eval", False)
 
 

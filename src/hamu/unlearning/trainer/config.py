@@ -553,7 +553,7 @@ def unused_settings(method: Method) -> set[str]:
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:
-    """Whether activations are recomputed, by either of the names that transformers has had for it."""
+    """True if activations are recomputed, by either of the names that transformers has had for it."""
     return bool(
         getattr(args, "gradient_checkpointing", False)
         or getattr(args, "activation_checkpointing", False)

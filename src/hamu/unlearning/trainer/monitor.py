@@ -101,12 +101,12 @@ class RepeatedPasses:
 
     @property
     def _is_rough(self) -> bool:
-        """Whether some of the model computes in half precision, with or without autocast."""
+        """True if some of the model computes in half precision, with or without autocast."""
         return self._eps > torch.finfo(torch.float32).eps
 
     @property
     def are_exacter(self) -> bool:
-        """Whether a GPU computes the repeated passes in more digits than those of the step."""
+        """True if a GPU computes the repeated passes in more digits than those of the step."""
         return rounds_to_tf32(self._model)
 
     @torch.no_grad()
@@ -220,7 +220,7 @@ class Monitor:
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
 
     def is_due(self, step: int, logged_every: float) -> bool:
-        """Whether what this step does (the run's first is 1) will be measured."""
+        """True if what this step does (the run's first is 1) will be measured."""
         args = self._args
         if self.trust is not None:
             return True
@@ -404,7 +404,7 @@ class Monitor:
 
 
 def is_plain_descent(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
-    """Whether the step of all these is -η g* and nothing else: what was promised needs no look at the weights then."""
+    """True if the step of all these is -η g* and nothing else: what was promised needs no look at the weights then."""
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     stepped = {id(p) for group in inner.param_groups for p in group["params"]}
     if not all(id(p) in stepped for p in parameters):

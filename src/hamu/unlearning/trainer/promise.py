@@ -46,7 +46,7 @@ class StepOutcome:
 
     @property
     def kept(self) -> bool | None:
-        """Whether at least 95% of the demand was realised, as far as rounding lets that be told; None where nothing was
+        """True if at least 95% of the demand was realised, as far as rounding lets that be told; None where nothing was
         demanded, or only rounding.
         """
         if self.constrained is None or self.demand <= self.noise:
@@ -58,7 +58,7 @@ class StepOutcome:
 
     @property
     def is_told(self) -> bool:
-        """Whether anything is more than rounding: what was promised, or what came in its place."""
+        """True if anything is more than rounding: what was promised, or what came in its place."""
         return any(self._weight(side) > self.noise for side in self.promised)
 
     def _weight(self, side: str) -> float:
@@ -200,7 +200,7 @@ class TrustRegion:
 
     @property
     def exhausted(self) -> bool:
-        """Whether steps are as small as they may be, so that none smaller can be tried."""
+        """True if steps are as small as they may be, so that none smaller can be tried."""
         return self.scale <= self._least
 
     def state_dict(self) -> dict[str, Any]:

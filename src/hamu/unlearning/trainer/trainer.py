@@ -295,7 +295,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step was taken; one that was skipped is none."""
+        """True if a step was taken; one that was skipped is none."""
         return self.steps_taken > 0
 
     @property
