@@ -29,13 +29,11 @@ from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_me
 from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import (
-    Asked,
     Inputs,
-    build,
     check_same,
     with_settings,
-    write,
     write_model_card,
+    write_record,
 )
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
@@ -222,8 +220,15 @@ def _finish(
     readable, digest = None, ""
     if is_main():
         of_run = recorded_settings(task.data_options, task.run_options, args, settings.given)
-        asked = Asked(problem, task.chosen_by(), of_run, prepared.inputs, prepared.hardness)
-        readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
+        readable, digest = write_record(
+            folder,
+            trainer,
+            evaluation,
+            problem=problem,
+            chosen_by=task.chosen_by(),
+            settings=of_run,
+            inputs=prepared.inputs,
+        )
     return Unlearned(
         folder.path,
         path,
