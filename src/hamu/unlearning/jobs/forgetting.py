@@ -21,7 +21,7 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import EVALUATION, HARDNESS, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
 from hamu.models.saving import CannotMerge
-from hamu.unlearning.goals import standing_line
+from hamu.unlearning.goal_report import standing_line
 from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.problem import fitted_problem, inputs_of, open_problem, predictions_of
@@ -291,7 +291,7 @@ def _forgotten(trainer: UnlearnTrainer) -> list[str]:
     if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.end.text:
         lines.append(trainer.controller.goal_sentence)
     after = trainer.standings().get("after")
-    if after is not None:
+    if after is not None and trainer.goal_run.goal is not None:
         text = standing_line(after.figures())
         lines.append(
             f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack"
