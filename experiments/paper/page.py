@@ -135,21 +135,16 @@ def _section(name: str, result: Result) -> list[str]:
     if result["table"]:
         head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
         lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
-    lines += ["| claim | here (paper) | |", "|---|---|---|"]
     for number, claim in enumerate(result["claims"], 1):
-        paper = "" if claim["paper"] is None else f" ({_written(claim['paper'])})"
-        cells = (
-            f"{number}. {claim['text']}",
-            f"{_written(claim['ours'])}{paper}",
-            VERDICTS[claim["holds"]],
-        )
-        lines.append(_row([escape_markdown(cell) for cell in cells]))
+        paper = "" if claim["paper"] is None else f" (paper {_written(claim['paper'])})"
+        said = escape_markdown(f"{claim['text']}: {_written(claim['ours'])}{paper}")
+        lines.append(f"{number}. **{VERDICTS[claim['holds']]}**: {said}")
     reasons: dict[str, list[str]] = {}
     for number, claim in enumerate(result["claims"], 1):
         if claim["holds"] is False and claim["otherwise"]:
             reasons.setdefault(claim["otherwise"], []).append(str(number))
     for reason, numbers in reasons.items():
-        lines += ["", f"What may explain it ({', '.join(numbers)}): {reason}"]
+        lines += ["", f"Explanation of {', '.join(numbers)}: {reason}"]
     for run, reason in result["failed"].items():
         lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
     return lines
