@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hamu.evaluation.intervals import change_intervals, record_intervals
+from hamu.evaluation.reports import change_intervals, record_intervals
 
 _SETS = ("retain", "forget", "test")
 _FIGURES = ("loss", "accuracy", "probability")
