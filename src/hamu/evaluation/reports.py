@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from hamu.core.plugins import made, with_plugins
+from hamu.core.plugins import made, plugins
 from hamu.errors import HamuError
 from hamu.evaluation.membership import membership_inference, text_membership
 from hamu.evaluation.predictions import Predictions, TokenPredictions, probabilities
@@ -202,8 +202,7 @@ def metric_classes() -> dict[str, type[Metric]]:
     Raises:
         HamuError: if one cannot be loaded: every report has them all.
     """
-    ours: tuple[type[Metric], ...] = ()
-    return with_plugins(ours, "hamu.metrics", "metric", needs_all=True)
+    return plugins("hamu.metrics", "metric", needs_all=True)
 
 
 def build_metrics() -> dict[str, Metric]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hamu.core.gram import SIDES
-from hamu.core.pair_step import PairStep
+from hamu.core.pair import PairStep
 from hamu.errors import HamuError
 
 KEPT = 0.95  # of the demand
