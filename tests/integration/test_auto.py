@@ -53,7 +53,7 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     assert trainer.goal_run.goal.kind == "erased", (
         "the default where nothing of the class is retained"
     )
-    assert trainer.end.kind == "goal"
+    assert trainer.stop.kind == "goal"
     assert predicted(model, whole_class.forget).correct.double().mean() <= 0.05
     assert (
         retain_loss(model, whole_class) <= before + 0.02 + 0.01
@@ -65,7 +65,7 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
 
 def test_rows_end_as_records_that_were_never_trained_on(model, trainer_of, rows):
     trainer = by_goal(trainer_of, model, rows)
-    assert (trainer.goal_run.goal.kind, trainer.end.kind) == ("unseen", "goal")
+    assert (trainer.goal_run.goal.kind, trainer.stop.kind) == ("unseen", "goal")
     assert len(trainer.goal_run.goal.reference.losses) == len(rows.test)
     standing = trainer.goal_run.goal.standing(predicted(model, rows.forget))
     assert standing.share >= 0.95
@@ -78,7 +78,7 @@ def test_each_record_has_the_loss_that_was_asked_for_and_none_pays_for_another(
         trainer_of, model, rows, target_forget_loss=0.7, target_share=0.75, max_retain_increase=0.5
     )
     losses = predicted(model, rows.forget).losses
-    assert trainer.end.kind == "goal"
+    assert trainer.stop.kind == "goal"
     assert (losses >= 0.7).double().mean() >= 0.75
     assert trainer.controller.history[-1]["forgotten"] == int((losses >= 0.7).sum())
 
@@ -95,7 +95,7 @@ def test_records_end_with_the_losses_that_they_have_under_a_retain_model(model, 
         max_retain_increase=0.5,
         target_share=0.5,
     )
-    assert trainer.end.kind == "goal"
+    assert trainer.stop.kind == "goal"
     goal = Goal("retrained", 0.5, reference=Reference(aim.losses))
     assert goal.standing(predicted(model, rows.forget)).share >= 0.5
 
@@ -106,7 +106,7 @@ def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotte
     trainer = by_goal(
         trainer_of, model, rows, target_forget_loss=30.0, max_retain_increase=0.0, max_steps=12
     )
-    assert trainer.end.kind in ("all steps", "budget")
+    assert trainer.stop.kind in ("all steps", "budget")
     assert "the goal is not reached: " in trainer.controller.goal_sentence
     assert trainer.goal_run.stand().retain_loss <= trainer.controller.start_loss + 1e-9
     best = max(row["forgotten"] for row in trainer.controller.history
@@ -175,7 +175,7 @@ def test_what_a_lasting_run_forgets_is_not_found_again_by_fine_tuning(
     trainer = by_goal(
         trainer_of, model, whole_class, lasting=True, lookahead_steps=20, max_steps=160
     )
-    assert trainer.end.kind == "goal"
+    assert trainer.stop.kind == "goal"
     rehearsed = [row["forgotten_after_fine_tuning"] for row in trainer.controller.history
                  if "forgotten_after_fine_tuning" in row]  # fmt: skip
     assert min(rehearsed[-2:]) >= 0.95 * len(whole_class.forget)
@@ -299,7 +299,7 @@ def test_python_runs_by_goal_as_the_command_does(classes, tmp_path, saved_model)
     trainer = UnlearnTrainer(model, args, retain_dataset=problem.retain, forget_dataset=problem.forget,
                              test_dataset=problem.test)  # fmt: skip
     trainer.train()
-    assert trainer.end.kind == report["ended_kind"]
+    assert trainer.stop.kind == report["ended_kind"]
     assert [row["step"] for row in trainer.controller.history] == [
         row["step"] for row in report["controller"]
     ]

@@ -69,7 +69,7 @@ class GoalSettings:
     def report(
         self, predictions: Found, *, original: Found | None, retain_model: Found | None
     ) -> dict[str, Any]:
-        """Standing of a model, in the shape of `hamu.unlearning.trainer.history`, with one standing.
+        """Standing of a model, in the shape of `UnlearnTrainer.history`, with one standing.
 
         Args:
             predictions: of the model, by set.
