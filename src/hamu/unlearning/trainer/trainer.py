@@ -633,10 +633,9 @@ class UnlearnTrainer(ResumableTrainer):
     def standings(self) -> dict[str, Standing]:
         """Standings of the forget set against the goal before and after; empty without a goal."""
         found: dict[str, Standing] = {}
-        test = self.start_predictions.get("test")
         for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
             if "forget" in predictions:
-                standing = self.goal_run.standing_of(predictions["forget"], test)
+                standing = self.goal_run.standing_of(predictions, self.start_predictions)
                 found |= {} if standing is None else {name: standing}
         return found
 
@@ -656,10 +655,9 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _goal_figures(self) -> dict[str, Any] | None:
         """Goal of the run with its standings; None if nothing defines forgotten."""
-        standings = self.standings()
-        if "after" not in standings:
+        standings, goal, controller = self.standings(), self.goal_run.goal, self.controller
+        if goal is None or "after" not in standings:
             return None
-        goal, controller = self.goal_run.goal, self.controller
         reached = standings["after"].share >= goal.share
         return {
             "kind": goal.kind,
