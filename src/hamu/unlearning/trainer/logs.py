@@ -254,7 +254,7 @@ def named_trackers(asked: str | list[str] | None) -> list[str]:
 
 
 class Tracker(TrainerCallback):
-    """Stands between the Trainer and one tracker, which gets only what the tables of docs/live.md list.
+    """Stands between the Trainer and one tracker, which gets only what the tables of docs/runs.md list.
 
     The Trainer itself would pass paths, the model's config with the names of its classes, and the data loaders.
     Nothing is sent or written before the first step was taken; earlier figures follow.
