@@ -221,7 +221,7 @@ def silence(trainer: Trainer) -> None:
 
 
 class Tracker(TrainerCallback):
-    """Stand between the Trainer and one tracker, which gets only what docs/live.md lists.
+    """Stand between the Trainer and one tracker, which gets only what docs/runs.md lists.
 
     The Trainer itself would pass paths, the model's config with the names of its classes, and the
     data loaders. Nothing is sent or written before the first step was taken; earlier figures
