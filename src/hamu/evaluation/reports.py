@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hamu.core.plugins import made, with_plugins
+from hamu.core.plugins import made, plugins
 from hamu.errors import HamuError
 from hamu.evaluation.membership import membership_inference, text_membership
 from hamu.evaluation.predictions import Predictions, TokenPredictions, probabilities
@@ -262,8 +262,7 @@ def build_metrics() -> dict[str, Metric]:
     Raises:
         HamuError: if one cannot be loaded or made: every report has them all.
     """
-    ours: tuple[type[Metric], ...] = ()
-    classes = with_plugins(ours, "hamu.metrics", "metric", needs_all=True)
+    classes = plugins("hamu.metrics", "metric", needs_all=True)
     return {name: made("metric", cls) for name, cls in classes.items()}
 
 
