@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hamu.evaluation.intervals import Ends, change_intervals, record_intervals
+from hamu.evaluation.reports import Ends, change_intervals, record_intervals
 
 _SETS = ("retain", "forget", "test")
 _FIGURES = ("loss", "accuracy", "probability")
