@@ -179,7 +179,8 @@ class GoalRun:
         targets, is_lasting = standing.targets, self.lookahead is not None
         limits = targets.limits
         if is_lasting and self.goal is not None and self.goal.kind == "erased":
-            aim = loss_at(log_odds(targets.aim) + _FURTHER)
+            # not those of unseen records, which rise with them: ahead of both there is no end
+            aim = loss_at(log_odds(targets.least.min()) + _FURTHER).expand_as(targets.aim)
             limits = torch.stack([aim, torch.full_like(aim, math.inf)], dim=1)
         self.limits = limits.to(self.pair.parameters[0].device, torch.float32)
         away = ~standing.forgotten | standing.too_high
