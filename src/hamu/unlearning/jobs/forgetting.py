@@ -21,7 +21,7 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import EVALUATION, HARDNESS, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
 from hamu.models.saving import CannotMerge
-from hamu.unlearning.goals import standing_line
+from hamu.unlearning.goal_report import standing_line
 from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.problem import fitted_problem, inputs_of, open_problem, predictions_of
@@ -29,13 +29,11 @@ from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_me
 from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import (
-    Asked,
     Inputs,
-    build,
     check_same,
     with_settings,
-    write,
     write_model_card,
+    write_record,
 )
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
@@ -222,8 +220,15 @@ def _finish(
     readable, digest = None, ""
     if is_main():
         of_run = recorded_settings(task.data_options, task.run_options, args, settings.given)
-        asked = Asked(problem, task.chosen_by(), of_run, prepared.inputs, prepared.hardness)
-        readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
+        readable, digest = write_record(
+            folder,
+            trainer,
+            evaluation,
+            problem=problem,
+            chosen_by=task.chosen_by(),
+            settings=of_run,
+            inputs=prepared.inputs,
+        )
     return Unlearned(
         folder.path,
         path,
@@ -286,7 +291,7 @@ def _forgotten(trainer: UnlearnTrainer) -> list[str]:
     if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.end.text:
         lines.append(trainer.controller.goal_sentence)
     after = trainer.standings().get("after")
-    if after is not None:
+    if after is not None and trainer.goal_run.goal is not None:
         text = standing_line(after.figures())
         lines.append(
             f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack"

@@ -30,7 +30,8 @@ from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
 from hamu.files import ASSESSMENT, ATTACK, ATTACK_PICTURE, EVALUATION, FRONTIER
 from hamu.report import plot_frontiers
 from hamu.report.pictures import plot_attacks
-from hamu.unlearning.goal_report import GoalSettings, goal_lines, goal_settings
+from hamu.unlearning.goal_report import goal_lines, goal_report
+from hamu.unlearning.goals import NOTHING_TELLS, choose_goal
 from hamu.unlearning.jobs.options import (
     AssessOptions,
     DataOptions,
@@ -214,7 +215,13 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     attacks, attacker = settings.of(AttackSettings), None
     if attacks.attacks:
         attacker = _Attacker(task, problem, attacks, asked.original_model, args, settings.given)
-    goal, why_none = _goal(asked, problem, has_retain_model=run.retain_model is not None)
+    goal = choose_goal(
+        problem.sets(),
+        asked.goal,
+        asked.target_forget_loss,
+        asked.target_share,
+        has_retain_model=run.retain_model is not None,
+    )
     reference = original = None
     if run.retain_model is not None:
         model, reference = predictions_of(task, run.retain_model, problem, args)
@@ -227,8 +234,8 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     report = task.report(predictions, problem, reference, args)
     report["goal"] = None
     if goal is not None:
-        report["goal"] = goal.report(predictions, original=original, retain_model=reference)
-    lines = [why_none] if report["goal"] is None else goal_lines(report["goal"])
+        report["goal"] = goal_report(goal, predictions, original=original, retain_model=reference)
+    lines = [NOTHING_TELLS] if report["goal"] is None else goal_lines(report["goal"])
     attacked = None
     with folder:
         # first what is known, whatever becomes of what takes longer
@@ -243,19 +250,6 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
             del model
             attacked = _saved(attacker.run(), folder, problem)
     return Evaluated(folder.path, path, problem.forget_name, report, tuple(lines), attacked)
-
-
-def _goal(
-    options: EvaluateOptions, problem: UnlearningData[Any], *, has_retain_model: bool
-) -> tuple[GoalSettings | None, str]:
-    """The goal to measure; None if none is named and none follows, and what to give then."""
-    asked = (options.goal, options.target_forget_loss, options.target_share)
-    try:
-        return goal_settings(problem, *asked, has_retain_model=has_retain_model), ""
-    except HamuError as error:
-        if options.goal is not None:
-            raise
-        return None, str(error)
 
 
 def attack(*, console: Console | None = None, **options: Any) -> Attacked:
