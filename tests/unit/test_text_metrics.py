@@ -34,7 +34,7 @@ from hamu.evaluation import (
     truth_ratios,
 )
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.report.tables import text_membership_line
+from hamu.report.tables import membership_line
 from hamu.unlearning.jobs.text_task import scored_texts
 
 NAMES = (
@@ -594,8 +594,9 @@ def test_an_attack_whose_scores_are_not_finite_leaves_the_others_standing():
     members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
     found = text_membership(members, others, ["a"] * 2, ["a"] * 2)
     assert found == {"loss": 0.75, "zlib": 0.75, "min_k": 0.75, "min_k_plus_plus": None}
-    assert text_membership_line({"membership_inference": found}) == (
-        "membership inference, AUC (0.5 is ideal): loss 0.750, zlib 0.750, min k 0.750, min k plus plus not measured"
+    assert membership_line({"membership_inference": found}) == (
+        "membership inference: loss 0.750, zlib 0.750, min k 0.750, min k plus plus not measured "
+        "(0.5 is ideal)"
     )
 
 
@@ -605,8 +606,8 @@ def test_the_retain_models_auc_of_each_attack_stands_beside_ours():
         "membership_inference": ours,
         "retain_model": {"membership_inference": {"loss": 0.5125, "zlib": None}},
     }
-    assert text_membership_line(report) == (
-        "membership inference, AUC (0.5 is ideal): loss 0.750 [retain model 0.512], zlib 0.700"
+    assert membership_line(report) == (
+        "membership inference: loss 0.750 [retain model 0.512], zlib 0.700 (0.5 is ideal)"
     )
 
 

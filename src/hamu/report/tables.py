@@ -225,8 +225,8 @@ def membership_line(report: Report) -> str:
     for name in (one for one in inference if one != "samples"):
         own, other = (number(one.get(name), ".3f", "not measured") for one in (inference, theirs))
         beside = f" [retain model {other}]" if theirs.get(name) is not None else ""
-        found.append(f"{name.replace('_', ' ')} {own}{beside}")
-    return f"membership inference (0.5 is ideal): {', '.join(found)}"
+        found.append(f"{name.replace('_', ' ').replace('auc', 'AUC')} {own}{beside}")
+    return f"membership inference: {', '.join(found)} (0.5 is ideal)"
 
 
 def privleak_line(report: Report) -> str:
