@@ -34,10 +34,11 @@ from hamu.unlearning.compare.rows import Row, this_environment
 from hamu.unlearning.compare.runs import Plan
 from hamu.unlearning.record.inputs import (
     Inputs,
-    digests_of,
+    digests_in,
     read_inputs,
     recorded,
     saved_model_entry,
+    without_order,
 )
 from hamu.unlearning.run_folder import RunFolder
 
@@ -216,7 +217,7 @@ class Stage:
             "settings": recorded(
                 {name: settings[name] for name in one.takes if name in settings}, {}
             ),
-            "inputs": digests_of(inputs),
+            "inputs": _digests(inputs),
             "environment": this_environment(self._device),
             "date": datetime.now(UTC).date().isoformat(),
         }
@@ -279,10 +280,10 @@ class Order:
 
     def plans(
         self, one: Experiment, place: Path, options_of: Callable[[Path], Mapping[str, Any]]
-    ) -> dict[PaperRun, Plan]:
+    ) -> list[Plan]:
         """Every run that is made or taken for an experiment, its settings in a file of a folder."""
         runs = [self._made[run_of(settings)] for settings in self._settings[one.name].values()]
-        return {run: self._planned(run, place, options_of) for run in dict.fromkeys(runs)}
+        return [self._planned(run, place, options_of) for run in dict.fromkeys(runs)]
 
     def _planned(
         self, run: PaperRun, place: Path, options_of: Callable[[Path], Mapping[str, Any]]
@@ -296,7 +297,7 @@ class Order:
             yaml.safe_dump({**own, "num_train_epochs": run.epochs}, allow_unicode=True),
             encoding="utf-8",
         )
-        return Plan(path, options_of(path))
+        return Plan(run.name, {"setting": run.setting, **vars(run)}, path, options_of(path))
 
     def result(self, one: Trained | Measured, rows: Mapping[str, Row]) -> dict[str, Any]:
         """What has come out of an experiment.
@@ -321,7 +322,7 @@ class Order:
                 "paper_steps_per_epoch": wanted.paper_steps_per_epoch,
                 "seconds": row["seconds"],
                 "settings": recorded({**own, "num_train_epochs": made.epochs}, {}),
-                "inputs": digests_of(read_inputs(folder)) if (folder / INPUTS).is_file() else None,
+                "inputs": _digests(read_inputs(folder)) if (folder / INPUTS).is_file() else None,
                 "environment": row.get("environment"),
                 "date": None,
             }
@@ -357,3 +358,9 @@ def _finished(folder: Path) -> list[PaperRun]:
         method, _, digest = setting.rpartition("-")
         found.append(PaperRun(method, digest, float(epochs)))
     return found
+
+
+def _digests(inputs: Inputs) -> dict[str, Any]:
+    """The sets and models that there are, without what they are called, which may be a place."""
+    kept = {name: digests_in(entry) for name, entry in without_order(inputs).items()}
+    return {name: entry for name, entry in kept.items() if entry is not None}

@@ -132,11 +132,11 @@ def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypa
         (lambda t: forget_data(t, None, t), "nothing is left to retain"),
         (
             lambda t: forget_data(t.select([0, 1]), None, t.select([2, 3, 4])),
-            "none of the 3 records of here is in here as they are; .* give --allow_missing",
+            "none of 3 records of here is in here as they are; .* give --allow_missing",
         ),
         (
             lambda t: forget_data(t.select([0, 1]), None, t.select([1, 3, 4])),
-            "2 of the 3 records of here are not in here as they are; .* give --allow_missing",
+            "2 of 3 records of here are not in here as they are; .* give --allow_missing",
         ),
     ],
 )

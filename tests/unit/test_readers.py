@@ -191,7 +191,7 @@ def test_a_second_data_set_takes_the_form_of_the_first_or_does_not_match(folder)
     ):
         grey.matched(train)
     (folder / "dog").rename(folder / "owl")
-    with pytest.raises(HamuError, match="class owl of .* is not among the classes cat, dog; name"):
+    with pytest.raises(HamuError, match=r"class owl of .* is not among the classes cat, dog; name"):
         train.matched(read_images(str(folder)))
 
 

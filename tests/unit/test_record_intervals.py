@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hamu.evaluation import Predictions, TokenPredictions
-from hamu.evaluation.intervals import change_intervals, record_intervals
+from hamu.evaluation.reports import change_intervals, record_intervals
 
 
 def classifier(records, seed=0):

@@ -155,7 +155,7 @@ def forget_data(
     missing = len(forget) - found
     if missing and not allow_missing:
         raise HamuError(
-            f"{missing if found else 'none'} of the {len(forget)} records of {file} "
+            f"{missing if found else 'none'} of {len(forget)} records of {file} "
             f"{'are not' if found else 'is'} in {train.source} as they are; where it holds them in "
             f"another form they would be retained: correct them, or give --allow_missing to forget "
             f"them all the same, as where {train.source} holds only what is to be retained"

@@ -185,7 +185,8 @@ def check_as_many_classes(source: str, other: str, role: str = "retain") -> None
     ours, theirs = (len(_saved_names(name, local=True)) for name in (source, other))
     if ours and theirs and ours != theirs:
         raise HamuError(
-            f"the model {source} has {ours} classes, the {role} model {other} {theirs}, not as many"
+            f"the model {source} has {ours} classes, the {role} model {other} {theirs}; both need "
+            f"as many"
         )
 
 

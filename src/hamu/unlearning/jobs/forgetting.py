@@ -21,7 +21,7 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import EVALUATION, HARDNESS, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
 from hamu.models.saving import CannotMerge
-from hamu.unlearning.goals import standing_line
+from hamu.unlearning.goal_report import standing_line
 from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.problem import fitted_problem, inputs_of, open_problem, predictions_of
@@ -29,18 +29,16 @@ from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_me
 from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import (
-    Asked,
     Inputs,
-    build,
     check_same,
     with_settings,
-    write,
     write_model_card,
+    write_record,
 )
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
+from hamu.unlearning.trainer.evaluations import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.logs import StepLog, kept_open
-from hamu.unlearning.trainer.measuring import first_not_finite_loss, history, set_figures
 from hamu.unlearning.trainer.promise import describe
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
@@ -203,7 +201,7 @@ def _finish(
         task.report(predictions, problem, prepared.reference, args)
         for predictions in (trainer.start_predictions, trainer.predictions)
     )
-    evaluation = {"before": before, "after": after} | history(trainer)
+    evaluation = {"before": before, "after": after} | trainer.history()
     card = partial(
         write_model_card,
         base=str(task.run_options.model),
@@ -222,8 +220,15 @@ def _finish(
     readable, digest = None, ""
     if is_main():
         of_run = recorded_settings(task.data_options, task.run_options, args, settings.given)
-        asked = Asked(problem, task.chosen_by(), of_run, prepared.inputs, prepared.hardness)
-        readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
+        readable, digest = write_record(
+            folder,
+            trainer,
+            evaluation,
+            problem=problem,
+            chosen_by=task.chosen_by(),
+            settings=of_run,
+            inputs=prepared.inputs,
+        )
     return Unlearned(
         folder.path,
         path,
@@ -272,7 +277,7 @@ def _outcome(trainer: UnlearnTrainer) -> list[str]:
     """Lines on what happened, and what of it was saved."""
     return [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
-        f"{trainer.state.global_step} because {trainer.end.text}",
+        f"{trainer.state.global_step} because {trainer.stop.text}",
         *_divergence(trainer),
         *_warning(trainer),
         *_forgotten(trainer),
@@ -283,10 +288,10 @@ def _outcome(trainer: UnlearnTrainer) -> list[str]:
 def _forgotten(trainer: UnlearnTrainer) -> list[str]:
     """Lines with the count of forgotten records, and the best state of a run by hand."""
     lines = [] if trainer.controller is not None else [_best(trainer)]
-    if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.end.text:
+    if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.stop.text:
         lines.append(trainer.controller.goal_sentence)
     after = trainer.standings().get("after")
-    if after is not None:
+    if after is not None and trainer.goal_run.goal is not None:
         text = standing_line(after.figures())
         lines.append(
             f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack"
@@ -319,7 +324,7 @@ def _warning(trainer: UnlearnTrainer) -> list[str]:
     """A line if a run took all its steps and changed next to nothing."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
     if (
-        trainer.end.kind != "all steps"
+        trainer.stop.kind != "all steps"
         or trainer.controller is not None
         or "forget" not in trainer.sides
     ):

@@ -17,20 +17,22 @@ from hamu.data import TextRecords, UnlearningData, read_text
 from hamu.data.sources import MINIATURE
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
-from hamu.evaluation.attacks import (
-    AttackData,
+from hamu.evaluation.attack_results import (
+    ORIGINAL,
+    QUANTIZE,
+    RELEARN_UNRELATED,
+    RETRAINED,
+    UNLEARNED,
     AttackResult,
     AttackSettings,
-    attack_model,
-    collected,
+    Kind,
 )
-from hamu.evaluation.attacks.attacker import check_can_quantize
-from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED
-from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
+from hamu.evaluation.attacks import AttackData, attack_model, check_can_quantize, collected
 from hamu.files import ASSESSMENT, ATTACK, ATTACK_PICTURE, EVALUATION, FRONTIER
 from hamu.report import plot_frontiers
 from hamu.report.pictures import plot_attacks
-from hamu.unlearning.goal_report import GoalSettings, goal_lines, goal_settings
+from hamu.unlearning.goal_report import goal_lines, goal_report
+from hamu.unlearning.goals import NOTHING_TELLS, choose_goal
 from hamu.unlearning.jobs.options import (
     AssessOptions,
     DataOptions,
@@ -214,7 +216,13 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     attacks, attacker = settings.of(AttackSettings), None
     if attacks.attacks:
         attacker = _Attacker(task, problem, attacks, asked.original_model, args, settings.given)
-    goal, why_none = _goal(asked, problem, has_retain_model=run.retain_model is not None)
+    goal = choose_goal(
+        problem.sets(),
+        asked.goal,
+        asked.target_forget_loss,
+        asked.target_share,
+        has_retain_model=run.retain_model is not None,
+    )
     reference = original = None
     if run.retain_model is not None:
         model, reference = predictions_of(task, run.retain_model, problem, args)
@@ -227,8 +235,8 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     report = task.report(predictions, problem, reference, args)
     report["goal"] = None
     if goal is not None:
-        report["goal"] = goal.report(predictions, original=original, retain_model=reference)
-    lines = [why_none] if report["goal"] is None else goal_lines(report["goal"])
+        report["goal"] = goal_report(goal, predictions, original=original, retain_model=reference)
+    lines = [NOTHING_TELLS] if report["goal"] is None else goal_lines(report["goal"])
     attacked = None
     with folder:
         # first what is known, whatever becomes of what takes longer
@@ -243,19 +251,6 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
             del model
             attacked = _saved(attacker.run(), folder, problem)
     return Evaluated(folder.path, path, problem.forget_name, report, tuple(lines), attacked)
-
-
-def _goal(
-    options: EvaluateOptions, problem: UnlearningData[Any], *, has_retain_model: bool
-) -> tuple[GoalSettings | None, str]:
-    """The goal to measure; None if none is named and none follows, and what to give then."""
-    asked = (options.goal, options.target_forget_loss, options.target_share)
-    try:
-        return goal_settings(problem, *asked, has_retain_model=has_retain_model), ""
-    except HamuError as error:
-        if options.goal is not None:
-            raise
-        return None, str(error)
 
 
 def attack(*, console: Console | None = None, **options: Any) -> Attacked:
@@ -319,8 +314,8 @@ class _Attacker:
         self._task, self._problem, self._settings, self._args = task, problem, settings, args
         run = task.run_options
         self._models = {UNLEARNED: run.model, ORIGINAL: original, RETRAINED: run.retain_model}
-        self._is_text = isinstance(task, TextTask)
-        self._names = settings.names(is_text=self._is_text)
+        self._kind: Kind = "text" if isinstance(task, TextTask) else "image"
+        self._names = settings.names(self._kind)
         if QUANTIZE in self._names:
             check_can_quantize()
         task.settle_adapter(given)
@@ -330,7 +325,7 @@ class _Attacker:
         """Load and attack one model after the other."""
         models = {role: name for role, name in self._models.items() if name is not None}
         found, data = {}, None
-        work = len(models) * self._settings.work(self._names, is_text=self._is_text)
+        work = len(models) * self._settings.work(self._names, self._kind)
         with task_bar(self._task.console) as bar:
             job = bar.add_task("attacks", total=work)
             for role, name in models.items():

@@ -15,17 +15,15 @@ from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError
 from hamu.files import CONFIG, MODEL, RECORD, file_digest
 from hamu.models.loading import NeedsCode, folder_of, is_adapter
-from hamu.unlearning.goal_report import GoalSettings
-from hamu.unlearning.goals import Standing
+from hamu.unlearning.goals import Goal, Standing
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.problem import choose_task, inputs_of, predictions_of
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
 from hamu.unlearning.jobs.task import Task, evaluates_in_half
 from hamu.unlearning.record import Finding, Unavailable
 from hamu.unlearning.record import verify as verify_record
-from hamu.unlearning.record.digests import weights_digest
 from hamu.unlearning.record.figures import changes, figures
-from hamu.unlearning.record.inputs import differing, read_inputs, without_order
+from hamu.unlearning.record.inputs import differing, read_inputs, weights_digest, without_order
 from hamu.unlearning.record.record import read_record
 from hamu.unlearning.trainer import UnlearnConfig
 
@@ -172,12 +170,12 @@ class NamedSources:
 
     def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
         """Standing of the forget records against the goal of the record, by the model before or after."""
-        settings = GoalSettings(goal["kind"], goal["share"], goal["loss"])
+        settings = Goal(goal["kind"], goal["share"], goal["loss"])
         original = self._predicted("before") if settings.kind == "unseen" else None
         if settings.kind == "retrained" and self._reference is None:
             raise Unavailable("the retain model is not here")
         reference = self._reference if settings.kind == "retrained" else None
-        return settings.goal(original, reference).standing(self._predicted(role)["forget"])
+        return settings.against(original, reference).standing(self._predicted(role))
 
     def _predicted(self, role: str) -> dict[str, Any]:
         if role not in self._predictions:
