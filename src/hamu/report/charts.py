@@ -13,9 +13,7 @@ import plotly.graph_objects as go
 import torch
 
 from hamu.evaluation import AttackScores, loss_attack, min_k_scores, principal_axes, probabilities
-from hamu.evaluation.attacks import AttackResult
-from hamu.evaluation.attacks.result import MODELS
-from hamu.evaluation.attacks.settings import RELEARNING
+from hamu.evaluation.attack_results import RELEARNING, AttackResult
 from hamu.evaluation.gains import drawn_entries
 from hamu.report.observations import ROLES, ImageObservations, Observations, TextObservations
 from hamu.report.pictures import COLOR_OF_MODEL, Look, label_of, limits_of
@@ -348,11 +346,11 @@ def attack_charts(result: AttackResult) -> list[Chart]:
     for attack in (one for one in result.outcomes if one in RELEARNING):
         measured, by_model = attack_figure(attack, result), result.outcomes[attack]
         lines, ends = [], []
-        for role in (one for one in MODELS if one in by_model):
-            at, color = by_model[role].at, COLOR_OF_MODEL[role]
-            means = [by_model[role].mean(measured.key, one) for one in at]
-            lines.append(series(MODELS[role], (at, means), color, "lines+markers"))
-            ends.append((MODELS[role], measured.text(means[0]), measured.text(means[-1])))
+        for role, outcome in by_model.items():
+            means = [outcome.mean(measured.key, at) for at in outcome.at]
+            line = (outcome.at, means), COLOR_OF_MODEL[role], "lines+markers"
+            lines.append(series(role, *line))
+            ends.append((role, measured.text(means[0]), measured.text(means[-1])))
         figure = plane(lines, "steps of fine-tuning", measured.label)
         if measured.key == "recognised":
             figure.update_yaxes(**_SHARES)

@@ -19,7 +19,7 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 import hamu
-from hamu.evaluation.attacks import AttackResult
+from hamu.evaluation.attack_results import AttackResult
 from hamu.evaluation.membership import auc_of
 from hamu.report import charts
 from hamu.report.charts import Chart

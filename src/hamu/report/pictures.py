@@ -17,9 +17,13 @@ from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.core.methods import HamuQ, HamuU
-from hamu.evaluation.attacks import AttackResult
-from hamu.evaluation.attacks.result import MODELS, ORIGINAL, RETRAINED, UNLEARNED
-from hamu.evaluation.attacks.settings import RELEARNING
+from hamu.evaluation.attack_results import (
+    ORIGINAL,
+    RELEARNING,
+    RETRAINED,
+    UNLEARNED,
+    AttackResult,
+)
 from hamu.evaluation.gains import Gains, is_near
 from hamu.report.tables import attack_figure, strengths
 
@@ -278,11 +282,10 @@ def plot_attacks(result: AttackResult, path: Path) -> None:
     )
     for axes, (attack, by_model) in zip(panels[0], result.outcomes.items(), strict=False):
         measured, relearns = attack_figure(attack, result), attack in RELEARNING
-        for role in (one for one in MODELS if one in by_model):
-            outcome, color = by_model[role], COLOR_OF_MODEL[role]
-            values = np.array(outcome.figures[measured.key])
+        for role, outcome in by_model.items():
+            color, values = COLOR_OF_MODEL[role], np.array(outcome.figures[measured.key])
             xs = outcome.at if relearns else range(len(values))
-            axes.plot(xs, values.mean(1), color=color, marker="o", markersize=4, label=MODELS[role])
+            axes.plot(xs, values.mean(1), color=color, marker="o", markersize=4, label=role)
             axes.fill_between(
                 xs, values.min(1), values.max(1), color=color, alpha=0.15, linewidth=0
             )

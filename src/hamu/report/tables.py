@@ -17,9 +17,16 @@ from rich import box
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
-from hamu.evaluation.attacks import AttackResult, Outcome, robustness
-from hamu.evaluation.attacks.result import MODELS, UNLEARNED
-from hamu.evaluation.attacks.settings import PREFILL, QUANTIZE, RELEARNING, SAMPLE
+from hamu.evaluation.attack_results import (
+    PREFILL,
+    QUANTIZE,
+    RELEARNING,
+    SAMPLE,
+    UNLEARNED,
+    AttackResult,
+    Outcome,
+    robustness,
+)
 from hamu.evaluation.membership import auc_of
 from hamu.unlearning.compare.rows import Comparison, Row, differing_environments
 from hamu.unlearning.stop_reason import ALL_DONE
@@ -277,12 +284,11 @@ def attack_tables(result: AttackResult) -> list[Table]:
     for attack, by_model in result.outcomes.items():
         figure, relearns = attack_figure(attack, result), attack in RELEARNING
         rows = []
-        for role in (one for one in MODELS if one in by_model):
-            outcome = by_model[role]
+        for role, outcome in by_model.items():
             cells = [figure.text(outcome.mean(figure.key, at)) for at in outcome.at]
             accuracies = outcome.retain_accuracy
             ends = [f"{sum(accuracies) / len(accuracies):.1%}"] if relearns else []
-            rows.append([MODELS[role], *cells, *ends])
+            rows.append([role, *cells, *ends])
         heads = [attack, *strengths(attack, by_model[UNLEARNED])]
         heads += ["retain accuracy"] * relearns
         tables.append(Table.plain(heads, rows, f"{figure.label}, mean over seeds"))
