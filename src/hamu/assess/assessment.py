@@ -268,7 +268,7 @@ def assess_model(
     records, two forward passes for the records in conflict, and at most one epoch's worth for the
     curvature. Fewer records than pay for the products with the Hessian of a single one (75) go
     without curvature. By the clock it costs more where passes are so short that overhead dominates
-    (docs/results/assess_cost.md).
+    (docs/results/costs.md).
 
     Args:
         model: the model before unlearning.
