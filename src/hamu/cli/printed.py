@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hamu.assess import REGIMES, Assessment, plain_answer
 from hamu.assess.assessment import ERROR_RATIO
-from hamu.evaluation.attacks import AttackResult, sentence
+from hamu.evaluation.attack_results import AttackResult, sentence
 from hamu.report.comparison import (
     CAPTION,
     SETTINGS,

@@ -94,7 +94,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         name: value for name, value in given.items() if name not in (*vars(asked), "output_dir")
     }
     with folder, TemporaryDirectory(prefix="hamu-") as place:
-        plans = {cell: _planned(cell, shared, Path(place)) for cell in grid}
+        plans = [_planned(cell, shared, Path(place)) for cell in grid]
         folder.prepare()
         flags = ("--trust_remote_code",) if run.trust_remote_code else ()
         runs = Runs(
@@ -151,7 +151,7 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
     path = place / f"{cell.name}.yaml"
     path.write_text(yaml.safe_dump(cell.settings(shared), allow_unicode=True), encoding="utf-8")
     try:
-        return Plan(path, every_option(path))
+        return Plan(cell.name, cell.columns(), path, every_option(path))
     except HamuError as error:
         raise HamuError(f"{cell.name}: {error}") from error
 
