@@ -37,8 +37,8 @@ from hamu.unlearning.record import (
 )
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
+from hamu.unlearning.trainer.evaluations import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.logs import StepLog, kept_open
-from hamu.unlearning.trainer.measuring import first_not_finite_loss, history, set_figures
 from hamu.unlearning.trainer.promise import describe
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
@@ -201,7 +201,7 @@ def _finish(
         task.report(predictions, problem, prepared.reference, args)
         for predictions in (trainer.start_predictions, trainer.predictions)
     )
-    evaluation = {"before": before, "after": after} | history(trainer)
+    evaluation = {"before": before, "after": after} | trainer.history()
     card = partial(
         write_model_card,
         base=str(task.run_options.model),
@@ -277,7 +277,7 @@ def _outcome(trainer: UnlearnTrainer) -> list[str]:
     """Lines on what happened, and what of it was saved."""
     return [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
-        f"{trainer.state.global_step} because {trainer.end.text}",
+        f"{trainer.state.global_step} because {trainer.stop.text}",
         *_divergence(trainer),
         *_warning(trainer),
         *_forgotten(trainer),
@@ -288,7 +288,7 @@ def _outcome(trainer: UnlearnTrainer) -> list[str]:
 def _forgotten(trainer: UnlearnTrainer) -> list[str]:
     """Lines with the count of forgotten records, and the best state of a run by hand."""
     lines = [] if trainer.controller is not None else [_best(trainer)]
-    if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.end.text:
+    if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.stop.text:
         lines.append(trainer.controller.goal_sentence)
     after = trainer.standings().get("after")
     if after is not None and trainer.goal_run.goal is not None:
@@ -324,7 +324,7 @@ def _warning(trainer: UnlearnTrainer) -> list[str]:
     """A line if a run took all its steps and changed next to nothing."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
     if (
-        trainer.end.kind != "all steps"
+        trainer.stop.kind != "all steps"
         or trainer.controller is not None
         or "forget" not in trainer.sides
     ):
