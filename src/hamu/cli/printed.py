@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+from torch import Tensor
 
 from hamu.assess import REGIMES, Assessment, plain_answer
 from hamu.assess.assessment import ERROR_RATIO
@@ -77,8 +78,10 @@ def assessment(found: Assessment, console: Console) -> None:
         "", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,)
     )
 
-    def row(name: str, value: str, interval: tuple[float, float] | None = None) -> None:
-        table.add_row(name, value, f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else "")
+    def row(name: str, value: str, ends: Tensor | None = None) -> None:
+        """A line; `ends` of an interval has the whole model's in row 0."""
+        interval = "" if ends is None else f"{ends[0, 0]:+.4g} to {ends[0, 1]:+.4g}"
+        table.add_row(name, value, interval)
 
     row("‖g_r‖, ‖g_f‖ before clipping", "{:.4g}, {:.4g}".format(*found.gradient_norms))
     row("κ = g_r·g_f, clipped", f"{hard.kappa:+.4g}", sure and sure.kappa)
@@ -98,7 +101,7 @@ def assessment(found: Assessment, console: Console) -> None:
             f"{one.stop_threshold:+.4g}",
             of_variant and of_variant.stop_threshold,
         )
-    often = "" if sure is None else f"in {sure.regimes[hard.regime]:.0%} of resamples"
+    often = "" if found.agreement is None else f"in {found.agreement:.0%} of resamples"
     table.add_row("regime", hard.regime, often)
     blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]
     row("blocks that are " + ", ".join(REGIMES), ", ".join(map(str, blocks)))
