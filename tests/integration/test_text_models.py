@@ -18,7 +18,7 @@ from hamu.models.language import (
     new_tokenizer,
     with_adapter,
 )
-from hamu.models.saving import save_model
+from hamu.models.storage import save_model
 from hamu.unlearning.jobs.named_sources import NamedSources
 from hamu.unlearning.jobs.text_task import TextTask
 
@@ -138,7 +138,8 @@ def test_an_evaluation_has_the_precision_of_the_run_and_a_model_differs_from_its
     assert found["half"]["forget"] != found["float"]["forget"]
     for out, job in (("half", "run"), ("again", "full")):
         after = read_json(f"{job}/evaluation.json")["after"]
-        assert found[out] | {"goal": None} == after | {"goal": None}
+        same = {name: figures for name, figures in after.items() if name in found[out]}
+        assert found[out] | {"goal": None} == same | {"goal": None}
     assert run("verify full") == 0
     recorded = read_json("full/record.json")
     assert recorded["settings"]["full_precision_eval"] is True
