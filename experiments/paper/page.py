@@ -10,7 +10,7 @@ from typing import Any
 from experiments.paper.experiment import Experiment
 from hamu.errors import HamuError
 from hamu.files import read_json
-from hamu.report.comparison import escape_markdown
+from hamu.report.tables import escape_markdown
 from hamu.unlearning.compare.rows import differing_environments
 
 Result = dict[str, Any]

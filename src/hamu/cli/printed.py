@@ -13,25 +13,15 @@ from torch import Tensor
 from hamu.assess import REGIMES, Assessment, plain_answer
 from hamu.assess.assessment import ERROR_RATIO
 from hamu.evaluation.attack_results import AttackResult, sentence
-from hamu.report.comparison import (
-    CAPTION,
-    SETTINGS,
-    columns_of,
-    notes,
-    start_line,
-    volumes_line,
-    written,
-)
 from hamu.report.tables import (
     attack_tables,
-    membership_difference_line,
     membership_line,
     plain_table,
     privleak_line,
     reference_table,
+    remarks,
     report_table,
-    text_membership_line,
-    text_table,
+    screen_table,
     tofu_table,
 )
 from hamu.unlearning.compare import Comparison
@@ -45,9 +35,9 @@ def reports(by_name: dict[str, dict[str, Any]], console: Console) -> None:
     last = list(by_name.values())[-1]
     is_text = "probability" in last["retain"]
     theirs = {"retain model": last["retain_model"]} if is_text and "retain_model" in last else {}
-    console.print(text_table(by_name | theirs) if is_text else report_table(by_name))
+    console.print(report_table(by_name | theirs))
     for name, report in by_name.items():
-        lines = [text_membership_line(report) if is_text else membership_line(report)]
+        lines = [membership_line(report)]
         if "privleak" in report:
             lines.append(privleak_line(report))
         for line in lines:
@@ -57,7 +47,6 @@ def reports(by_name: dict[str, dict[str, Any]], console: Console) -> None:
             console.print(f"{metric}: {measured}")
     if "against_retain_model" in last:
         console.print(reference_table(last))
-        console.print(membership_difference_line(last))
 
 
 def attacks(result: AttackResult, figures: Path, console: Console) -> None:
@@ -177,19 +166,12 @@ def comparison(found: Comparison, console: Console) -> None:
     if found.means:
         console.print("means over seeds ± standard deviation:")
         _show_table(found.means, console)
-    for line in (start_line(found), CAPTION, volumes_line(found), *notes(found)):
-        if line:
-            console.print(line, soft_wrap=True)
+    for line in remarks(found):
+        console.print(line, soft_wrap=True)
 
 
 def _show_table(rows: Sequence[Row], console: Console) -> None:
     """Print a table as wide as it must be; a setting that is the same in all rows is left out."""
-    same = [column for column in SETTINGS[1:] if len({row.get(column.key) for row in rows}) == 1]
-    columns = [column for column in columns_of(rows) if column not in same]
-    right = tuple(number for number, column in enumerate(columns) if column.form)
-    table = plain_table(*(column.head for column in columns), right=right)
-    table.collapse_padding = True
-    for row in rows:
-        table.add_row(*(written(row, column) for column in columns))
+    table = screen_table(rows)
     table.width = console.measure(table, options=console.options.update(width=1000)).maximum
     console.print(table, crop=False)
