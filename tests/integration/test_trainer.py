@@ -299,7 +299,7 @@ def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of,
 
     def diverging():
         if next(seen):
-            monkeypatch.setattr(trainer._early_ends, "_max_retain", 1e-9)
+            trainer._early_ends.max_retain_loss = 1e-9
         return end()
 
     monkeypatch.setattr(trainer._early_ends, "end", diverging)
