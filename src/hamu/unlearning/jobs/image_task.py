@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
-from hamu.data.image_files import has_test_split
-from hamu.data.images import collate
+from hamu.data.images import collate, has_test_split
 from hamu.data.sources import DIGITS
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict

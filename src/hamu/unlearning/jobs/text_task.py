@@ -17,7 +17,7 @@ from hamu.data import (
 )
 from hamu.data.forget_sets import draw_positions
 from hamu.data.sources import MINIATURE, is_of_hub
-from hamu.data.text_files import has_test_split
+from hamu.data.text import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import (
     TokenPredictions,

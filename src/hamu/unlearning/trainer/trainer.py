@@ -21,20 +21,20 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import TrainerCallback
 
-from hamu.core import distributed as dist
+from hamu.core.distributed import all_reduced, broadcast, check_equal, rank, world_size
+from hamu.core.distributed.layout import DataParallelLayout, SplitPairing, side_of_process
 from hamu.core.forward import predict_logits
 from hamu.core.gram import SIDES
 from hamu.core.guard import check_steps_all
 from hamu.core.methods import Method
 from hamu.core.objectives import CrossEntropy, Scored
-from hamu.core.pair import PairedGradients
-from hamu.core.pair_step import PairStep
+from hamu.core.pair import PairedGradients, PairStep
 from hamu.data import UnlearningData
 from hamu.data.images import collate
 from hamu.data.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
-from hamu.models.causal_mask import check_causal_mask_of_batch
+from hamu.models.language import check_causal_mask
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
 from hamu.unlearning.goals import Standing
@@ -131,7 +131,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
-        mine = [dist.side_of_process(dist.rank(), dist.world_size())] if self._is_split else []
+        mine = [side_of_process(rank(), world_size())] if self._is_split else []
         own = mine or self.sides
         self._own_sides = own
         pairs = PairedDataset(
@@ -290,7 +290,7 @@ class UnlearnTrainer(ResumableTrainer):
     def _sharing(self) -> int:
         """Number of processes that share the batches of a side."""
         layout: Any = self.pair.layout
-        return int(layout.half) if self._is_split else dist.world_size()
+        return int(layout.half) if self._is_split else world_size()
 
     def _place_of(self, step: int) -> int:
         """First pair of a step, counted over all epochs."""
@@ -320,9 +320,9 @@ class UnlearnTrainer(ResumableTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Load training batches; several processes read their shares of the same global ones."""
-        if dist.world_size() == 1:
+        if world_size() == 1:
             return super().get_train_dataloader()
-        share, sharing = dist.rank() % self._sharing, self._sharing
+        share, sharing = rank() % self._sharing, self._sharing
         whole = self._train_batch_size * sharing
         loader: DataLoader[Any] = DataLoaderShard(
             self.train_dataset,
@@ -408,7 +408,7 @@ class UnlearnTrainer(ResumableTrainer):
         measured = self.watch.is_due(self.state.global_step + 1, self.state.logging_steps)
         # DDP averages gradients over the processes, but each has only its part of the sum; split
         # pairing sums them
-        scale = 1 if self._is_split else dist.world_size()
+        scale = 1 if self._is_split else world_size()
         for side in self._own_sides:
             batch = inputs[side]
             counts = num_items_in_batch or {side: self.side_losses.count(side, batch)}
@@ -445,7 +445,7 @@ class UnlearnTrainer(ResumableTrainer):
         limits: Tensor | None = None,
     ) -> Tensor:
         if not self._causality_checked and torch.is_grad_enabled():
-            check_causal_mask_of_batch(self.model, batch)
+            check_causal_mask(self.model, batch)
             self._causality_checked = True
         limits = limits if side == "forget" else None
         total, scored = self.side_losses.total(model, side, batch, limits)
@@ -466,10 +466,10 @@ class UnlearnTrainer(ResumableTrainer):
             self._end_run(stop)
             return
         if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
-            dist.check_equal(self.pair.names, self.pair.parameters)
+            check_equal(self.pair.names, self.pair.parameters)
         keep = self.watch.keep(self.optimizer)
         losses = torch.stack(list(self._losses.values())).double().sum()
-        finite = torch.isfinite(dist.all_reduced(losses))
+        finite = torch.isfinite(all_reduced(losses))
         step = self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite)
         self._step = step
         if self.controller is not None:
@@ -556,7 +556,7 @@ class UnlearnTrainer(ResumableTrainer):
         """Figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
         losses: dict[str, Tensor] = {
-            side: dist.all_reduced(self._losses.get(side, none).double()) for side in self.sides
+            side: all_reduced(self._losses.get(side, none).double()) for side in self.sides
         }
         taken = step is not None and step.decision == "step"
         flags = {"taken": float(taken), "stopped": float(self._progress.stop is not None)}
@@ -585,7 +585,7 @@ class UnlearnTrainer(ResumableTrainer):
         known = step in evaluated or self._weights_are_earlier
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
-            dist.broadcast([one for module in self._batchnorms for one in module.buffers()])
+            broadcast([one for module in self._batchnorms for one in module.buffers()])
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
         self._progress.evaluated = step
@@ -683,9 +683,9 @@ def _prepared(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGr
         offload_grads=args.offload_grads,
     )
     if args.pairing == "split":
-        pair.use(dist.SplitPairing(pair.parameters, pair.block_of))
-    elif dist.world_size() > 1 and not args.shard:
-        pair.use(dist.DataParallelLayout(pair.parameters, pair.block_of))
+        pair.use(SplitPairing(pair.parameters, pair.block_of))
+    elif world_size() > 1 and not args.shard:
+        pair.use(DataParallelLayout(pair.parameters, pair.block_of))
     return pair
 
 
