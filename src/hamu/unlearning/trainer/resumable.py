@@ -23,7 +23,7 @@ from hamu.data.images import collate
 from hamu.errors import HamuError, first_line
 from hamu.files import CHECKPOINT, TRAINER_STATE
 from hamu.models import first_not_finite
-from hamu.models.saving import load_tensors, save_model, save_rest
+from hamu.models.storage import load_tensors, save_model, save_rest
 from hamu.unlearning.trainer.checkpoints import Checkpoints, damage_of, restoring
 from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
 from hamu.unlearning.trainer.evaluations import check_is_measured
