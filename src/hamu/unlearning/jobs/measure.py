@@ -17,16 +17,17 @@ from hamu.data import TextRecords, UnlearningData, read_text
 from hamu.data.sources import MINIATURE
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
-from hamu.evaluation.attacks import (
-    AttackData,
+from hamu.evaluation.attack_results import (
+    ORIGINAL,
+    QUANTIZE,
+    RELEARN_UNRELATED,
+    RETRAINED,
+    UNLEARNED,
     AttackResult,
     AttackSettings,
-    attack_model,
-    collected,
+    Kind,
 )
-from hamu.evaluation.attacks.attacker import check_can_quantize
-from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED
-from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
+from hamu.evaluation.attacks import AttackData, attack_model, check_can_quantize, collected
 from hamu.files import ASSESSMENT, ATTACK, ATTACK_PICTURE, EVALUATION, FRONTIER
 from hamu.report import plot_frontiers
 from hamu.report.pictures import plot_attacks
@@ -313,8 +314,8 @@ class _Attacker:
         self._task, self._problem, self._settings, self._args = task, problem, settings, args
         run = task.run_options
         self._models = {UNLEARNED: run.model, ORIGINAL: original, RETRAINED: run.retain_model}
-        self._is_text = isinstance(task, TextTask)
-        self._names = settings.names(is_text=self._is_text)
+        self._kind: Kind = "text" if isinstance(task, TextTask) else "image"
+        self._names = settings.names(self._kind)
         if QUANTIZE in self._names:
             check_can_quantize()
         task.settle_adapter(given)
@@ -324,7 +325,7 @@ class _Attacker:
         """Load and attack one model after the other."""
         models = {role: name for role, name in self._models.items() if name is not None}
         found, data = {}, None
-        work = len(models) * self._settings.work(self._names, is_text=self._is_text)
+        work = len(models) * self._settings.work(self._names, self._kind)
         with task_bar(self._task.console) as bar:
             job = bar.add_task("attacks", total=work)
             for role, name in models.items():

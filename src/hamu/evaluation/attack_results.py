@@ -1,0 +1,285 @@
+"""Settings and results of attacks, and the verdict: does a model stay without what it forgot?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from hamu.errors import HamuError
+
+Kind = Literal["image", "text"]
+UNLEARNED, ORIGINAL, RETRAINED = MODELS = ("unlearned", "original", "retrained")
+RELEARN_RETAIN, RELEARN_FEW = "relearn-retain", "relearn-few"
+RELEARN_UNRELATED, QUANTIZE = "relearn-unrelated", "quantize"
+PREFILL, SAMPLE = "prefill", "sample"
+RELEARNING = (RELEARN_RETAIN, RELEARN_FEW, RELEARN_UNRELATED)
+_ATTACKS: dict[Kind, tuple[str, ...]] = {
+    "image": (RELEARN_RETAIN, RELEARN_FEW, QUANTIZE),
+    "text": (*RELEARNING, QUANTIZE, PREFILL, SAMPLE),
+}
+_DEFAULTS = {  # for images and for texts
+    "attack_steps": (80, 40),
+    "attack_batch_size": (64, 16),
+    "attack_records": (300, 100),
+    "relearned_records": (10, 40),
+}
+_POINTS = (0, 5, 10, 20, 40, 80)
+_STEPS = 20  # of relearn-retain, at which the verdict looks first
+_AGAIN = 40  # and then, if run: some models hold for 20 steps and give way after
+_MARGIN = 0.10  # the share that may come back
+_KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high for a known record
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """The attacks and their strength.
+
+    Raises:
+        HamuError: if a value is out of range.
+    """
+
+    attacks: str = _option(
+        "",
+        "Attacks, with commas: relearn-retain, relearn-few, quantize; for texts also "
+        "relearn-unrelated, prefill, sample. By default `hamu attack` runs those that relearn, "
+        "`hamu evaluate` none.",
+    )
+    attack_steps: int | None = _option(None, "Fine-tuning: steps; by default 80, for texts 40.")
+    attack_seeds: int = _option(3, "Fine-tuning: repeat with this many seeds.")
+    attack_learning_rate: float | None = _option(
+        None, "Fine-tuning: by default 1e-3 (Adam); for texts 3e-4, an adapter 1e-3 (AdamW)."
+    )
+    attack_batch_size: int | None = _option(
+        None, "Fine-tuning: records a step; by default 64, for texts 16."
+    )
+    attack_records: int | None = _option(
+        None, "Measure this many records of a set at most; by default 300, for texts 100."
+    )
+    relearned_records: int | None = _option(
+        None, "Forgotten records that relearn-few trains on; by default 10, for texts 40."
+    )
+    unrelated_data: str | None = _option(
+        None, "Text: data of relearn-unrelated; by default the bundled miniature."
+    )
+    prefill_words: int = _option(3, "Text: words of the right answer that prefill gives.")
+    attack_samples: int = _option(8, "Text: answers of sample to each record, the k of leak@k.")
+    attack_answers: int = _option(20, "Text: forgotten records for prefill and sample.")
+
+    def __post_init__(self) -> None:
+        rate = self.attack_learning_rate
+        if rate is not None and not 0 < rate <= 1:
+            raise HamuError(f"attack_learning_rate {rate} must be above 0 and at most 1")
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1:
+                raise HamuError(f"{name} {value} must be at least 1")
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """The attacks to run on "image" or "text" records.
+
+        Raises:
+            HamuError: if one is unknown, or not for such records.
+        """
+        given = tuple(dict.fromkeys(one.strip() for one in self.attacks.split(",") if one.strip()))
+        for name in given:
+            if name not in _ATTACKS[kind]:
+                known = ", ".join(_ATTACKS[kind])
+                raise HamuError(f"attack {name!r} is not for {kind}s; choose from {known}")
+        return given or tuple(name for name in _ATTACKS[kind] if name in RELEARNING)
+
+    def value(self, name: str, kind: Kind) -> int:
+        """An option, or its default for such records."""
+        given: int | None = getattr(self, name)
+        return _DEFAULTS[name][kind == "text"] if given is None else given
+
+    def points(self, kind: Kind) -> tuple[int, ...]:
+        """The steps after which a fine-tuned copy is measured."""
+        last = self.value("attack_steps", kind)
+        return (*(point for point in _POINTS if point < last), last)
+
+    def relearned(self, forgotten: int, kind: Kind) -> int:
+        """Number of forgotten records that relearn-few trains on: at most half of them."""
+        return min(self.value("relearned_records", kind), forgotten // 2)
+
+    def work(self, names: tuple[str, ...], kind: Kind) -> int:
+        """Steps of fine-tuning for one model; an attack without any counts as one."""
+        fine_tuning = self.value("attack_steps", kind) * self.attack_seeds
+        return sum(fine_tuning if name in RELEARNING else 1 for name in names)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Figures of one attack on one model.
+
+    Attributes:
+        at: strengths of the attack, ascending but for bits: steps of fine-tuning; 0 (as saved), 8
+            and 4 bits; words given; samples drawn.
+        figures: by name, for each strength a value for each seed.
+        retain_accuracy: on the retain set after the last step of fine-tuning, for each seed.
+    """
+
+    at: tuple[int, ...]
+    figures: Mapping[str, tuple[tuple[float, ...], ...]]
+    retain_accuracy: tuple[float, ...] = ()
+
+    def values(self, name: str, at: int) -> tuple[float, ...]:
+        """A figure at a strength, a value for each seed."""
+        return self.figures[name][self.at.index(at)]
+
+    def mean(self, name: str, at: int) -> float:
+        """The mean of a figure over seeds."""
+        values = self.values(name, at)
+        return sum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """All attacks on all models.
+
+    Attributes:
+        kind: "image" or "text".
+        outcomes: by attack and model ("unlearned", "original", "retrained").
+        records: numbers: "forget", the forget set; "measured" at most; "relearned" by relearn-few.
+        skipped: the reason for each attack that was not possible.
+        settings: of the attacks.
+    """
+
+    kind: Kind
+    outcomes: Mapping[str, Mapping[str, Outcome]]
+    records: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def figure(self) -> str:
+        """Figure that judges fine-tuning."""
+        return "loss" if self.kind == "text" else "recognised"
+
+    def to_json(self) -> dict[str, Any]:
+        """Content of attack.json, with the verdict and the figures of robustness."""
+        found = {"lasts": lasts(self), "verdict": sentence(self), "robustness": robustness(self)}
+        return {"format": "hamu-attack", **found, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> AttackResult:
+        """Restore the result from `to_json`."""
+
+        def outcome(one: Mapping[str, Any]) -> Outcome:
+            figures = {name: tuple(map(tuple, rows)) for name, rows in one["figures"].items()}
+            return Outcome(tuple(one["at"]), figures, tuple(one["retain_accuracy"]))
+
+        outcomes = {
+            attack: {role: outcome(one) for role, one in by_model.items()}
+            for attack, by_model in content["outcomes"].items()
+        }
+        rest = {key: content[key] for key in ("kind", "records", "skipped", "settings")}
+        return cls(outcomes=outcomes, **rest)
+
+
+def lasts(result: AttackResult) -> bool | None:
+    """True if unlearning lasts; None where the attacks cannot tell.
+
+    It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10
+    percentage points more than to the retain model, or without a retain model at most 10% of what
+    was forgotten (without an original: all that is not recognised at the start). A text model whose
+    loss stays at or above the retain model's lasts. See `given_back`.
+    """
+    return _judged(result)[0]
+
+
+def given_back(result: AttackResult, role: str = UNLEARNED, steps: int = _STEPS) -> float:
+    """Share of the forgotten that so many steps of relearn-retain give back to a model.
+
+    Of images the share of forgotten records that it recognises; of texts the share of the rise of
+    the forget loss (from the original to the attacked model) that it loses again, which needs the
+    original.
+    """
+    outcome = result.outcomes[RELEARN_RETAIN][role]
+    after = outcome.mean(result.figure, steps)
+    if result.kind == "image":
+        return after
+    before = outcome.mean("loss", 0)
+    rise = before - result.outcomes[RELEARN_RETAIN][ORIGINAL].mean("loss", 0)
+    return (before - after) / rise if rise > 0 else 0.0
+
+
+def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
+    """The verdict, or None and the reason, and the steps with the most excess."""
+    by_model = result.outcomes.get(RELEARN_RETAIN)
+    if by_model is None:
+        return None, f"{RELEARN_RETAIN} was not run", 0
+    ours, is_text = by_model[UNLEARNED], result.kind == "text"
+    if _STEPS not in ours.at:
+        return None, f"{RELEARN_RETAIN} was run for fewer than {_STEPS} steps", 0
+    if is_text and ORIGINAL not in by_model:
+        return None, "the share of the loss that comes back needs --original_model", 0
+    start = ours.mean(result.figure, 0)
+    known = by_model[ORIGINAL].mean(result.figure, 0) if ORIGINAL in by_model else 1.0
+    forgotten = start - known if is_text else known - start
+    if forgotten <= 0:
+        return None, "the model remembers the forget set as well as the original does", 0
+
+    def excess(steps: int) -> float:
+        theirs = given_back(result, RETRAINED, steps) if RETRAINED in by_model else 0.0
+        return given_back(result, steps=steps) - theirs
+
+    worst = max((steps for steps in (_STEPS, _AGAIN) if steps in ours.at), key=excess)
+    back = excess(worst)
+    if RETRAINED not in by_model and not is_text:
+        back = (back - start) / forgotten
+    is_above = (
+        is_text
+        and RETRAINED in by_model
+        and ours.mean("loss", worst) >= by_model[RETRAINED].mean("loss", worst)
+    )
+    return is_above or back <= _MARGIN, "", worst
+
+
+def sentence(result: AttackResult) -> str:
+    """State the verdict in a plain sentence."""
+    verdict, reason, steps = _judged(result)
+    if verdict is None:
+        return f"Whether it lasts is open: {reason}."
+    by_model, theirs = result.outcomes[RELEARN_RETAIN], ""
+    if RETRAINED in by_model:
+        theirs = f" (a model retrained without them: {given_back(result, RETRAINED, steps):.0%})"
+    back = f"{given_back(result, steps=steps):.0%}"
+    if result.kind == "image":
+        start = f"{by_model[UNLEARNED].mean('recognised', 0):.0%}"
+        what = f"bring the share of forgotten records that it recognises from {start} to {back}"
+    else:
+        what = f"give back {back} of what the loss on the forgotten records had risen"
+    head = "It lasts" if verdict else "It does not last"
+    return f"{head}: {steps} steps of fine-tuning on the retain data {what}{theirs}."
+
+
+def robustness(result: AttackResult) -> dict[str, float]:
+    """Robustness to relearning (R) and to quantization (Q), after Dorna et al. 2025; 1 is best.
+
+    With a metric m that is high where a record is known (`recognised`, `extraction_strength`,
+    `exact_memorization`), means over seeds:
+
+    R = min(Δ_retrained / Δ_unlearned, 1), Δ = m after relearn-few less m before. They relearn the
+    whole forget set for one epoch; here the other forgotten records are looked at. 1 where
+    Δ_unlearned is not above 0, and never below 0. It needs the retain model.
+
+    Q = min(after / before, 1) of 1 - m, that is of the share forgotten, at 4 bits; 1 where that is
+    0 before.
+    """
+    found: dict[str, float] = {}
+    few, rounded = result.outcomes.get(RELEARN_FEW, {}), result.outcomes.get(QUANTIZE, {})
+    for name in _KNOWLEDGE:
+        if RETRAINED in few and name in few[UNLEARNED].figures:
+            ours, theirs = (
+                few[role].mean(name, few[role].at[-1]) - few[role].mean(name, 0)
+                for role in (UNLEARNED, RETRAINED)
+            )
+            found[f"R_{name}"] = 1.0 if ours <= 0 else min(max(theirs / ours, 0.0), 1.0)
+        if UNLEARNED in rounded and name in rounded[UNLEARNED].figures:
+            before, after = (1 - rounded[UNLEARNED].mean(name, bits) for bits in (0, 4))
+            found[f"Q_{name}"] = 1.0 if before <= 0 else min(after / before, 1.0)
+    return found
