@@ -23,7 +23,7 @@ from hamu.models.classifiers import (
     check_as_many_classes,
     named_as_in_training,
 )
-from hamu.models.loading import check_is_saved
+from hamu.models.storage import check_is_saved
 from hamu.unlearning.jobs.options import OriginalOptions
 from hamu.unlearning.jobs.task import Task, evaluation_precision
 from hamu.unlearning.trainer import TrainConfig
