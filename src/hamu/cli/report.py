@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,8 +13,8 @@ from hamu.cli.commands import add_permissions
 from hamu.cli.flags import OwnParser
 from hamu.errors import HamuError
 from hamu.files import REPORT, write_whole
-from hamu.report.page import MARK, Reported, report_page
-from hamu.report.run import read_runs, run_folders
+from hamu.report.page import MARK, report_page
+from hamu.report.run import Run, read_runs, run_folders
 from hamu.unlearning.jobs.named_sources import NamedSources
 from hamu.unlearning.jobs.observe import observe
 
@@ -96,29 +97,22 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     )  # a link stays, and leads to the page
 
 
-def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[Reported]:
-    """What is known of the run in a folder, or of those that a demo tells of."""
+def _reported(folder: Path, args: argparse.Namespace, console: Console) -> list[Run]:
+    """The run in a folder with the predictions of its models, or the runs of a demo."""
     runs = read_runs(folder)
     if len(runs) > 1:
-        return [Reported(one, None, "a demo keeps no models") for one in runs]
+        return [replace(run, unobserved="a demo keeps no models") for run in runs]
     if args.no_models:
-        return [Reported(runs[0], None, "--no_models leaves it out")]
-    if not runs[0].is_finished:
-        return [
-            Reported(
-                runs[0], None, "the run has not come to its end, so there is no model after it"
-            )
-        ]
+        return [replace(runs[0], unobserved="--no_models leaves it out")]
+    if runs[0].evaluation is None:
+        why = "the run has not come to its end, so there is no model after it"
+        return [replace(runs[0], unobserved=why)]
     try:
         answers = args.answers if args.contents else 0
         sources = NamedSources(folder, args.hub, trust_remote_code=args.trust_remote_code)
         observed = observe(sources, args.samples, answers, console)
     except HamuError as error:
         console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
-        why = (
-            str(error)
-            if args.contents
-            else "a model or the data cannot be read; the command prints why"
-        )
-        return [Reported(runs[0], None, why)]
-    return [Reported(runs[0], observed)]
+        why = "a model or the data cannot be read; the command prints why"
+        return [replace(runs[0], unobserved=str(error) if args.contents else why)]
+    return [replace(runs[0], observed=observed)]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
-from hamu.data.image_files import has_test_split
-from hamu.data.images import collate
+from hamu.data.images import collate, has_test_split
 from hamu.data.sources import DIGITS
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, classifier_report, further_figures, predict
@@ -24,7 +23,7 @@ from hamu.models.classifiers import (
     check_as_many_classes,
     named_as_in_training,
 )
-from hamu.models.loading import check_is_saved
+from hamu.models.storage import check_is_saved
 from hamu.unlearning.jobs.options import OriginalOptions
 from hamu.unlearning.jobs.task import Task, evaluation_precision
 from hamu.unlearning.trainer import TrainConfig

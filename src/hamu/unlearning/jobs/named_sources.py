@@ -14,7 +14,7 @@ from hamu.data import UnlearningData
 from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError
 from hamu.files import CONFIG, MODEL, RECORD, file_digest
-from hamu.models.loading import NeedsCode, folder_of, is_adapter
+from hamu.models.storage import NeedsCode, folder_of, is_adapter
 from hamu.unlearning.goals import Goal, Standing
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.problem import choose_task, inputs_of, predictions_of
@@ -175,7 +175,7 @@ class NamedSources:
         if settings.kind == "retrained" and self._reference is None:
             raise Unavailable("the retain model is not here")
         reference = self._reference if settings.kind == "retrained" else None
-        return settings.against(original, reference).standing(self._predicted(role))
+        return settings.against(original, reference).standing(self._predicted(role)["forget"])
 
     def _predicted(self, role: str) -> dict[str, Any]:
         if role not in self._predictions:

@@ -10,14 +10,14 @@ from hamu.data import ImageData, TextRecords, UnlearningData
 from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation import embed
-from hamu.report.images import most_and_least_changed
-from hamu.report.records import (
+from hamu.report.observations import (
     ROLES,
     AnsweredRecord,
     ImageObservations,
     Observations,
     TextObservations,
     answered,
+    most_and_least_changed,
 )
 from hamu.unlearning.jobs.named_sources import NamedSources
 from hamu.unlearning.jobs.problem import fitted_problem

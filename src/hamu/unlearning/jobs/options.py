@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from hamu.data.text_files import QUESTION_TEMPLATE
+from hamu.data.text import QUESTION_TEMPLATE
 from hamu.errors import HamuError
 from hamu.evaluation.attack_results import AttackSettings
 from hamu.unlearning.goals import check_goal_settings

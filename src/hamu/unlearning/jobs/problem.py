@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hamu.data import UnlearningData
 from hamu.data.forget_sets import subset
-from hamu.data.text_files import is_text
+from hamu.data.text import is_text
 from hamu.errors import HamuError
 from hamu.unlearning.jobs.image_task import ImageTask
 from hamu.unlearning.jobs.options import DataOptions, OriginalOptions, RunOptions

@@ -11,8 +11,8 @@ from hamu.evaluation import TofuSets, forget_quality, tofu_report
 from hamu.evaluation.tofu import PERTURBED
 from hamu.files import ANSWERS, ANSWERS_PAGE
 from hamu.models.language import load_tokenizer
+from hamu.report.observations import AnsweredRecord, answered
 from hamu.report.page import answers_page
-from hamu.report.records import AnsweredRecord, answered
 from hamu.unlearning.jobs.options import EvaluateOptions
 from hamu.unlearning.jobs.task import evaluation_precision
 from hamu.unlearning.jobs.text_task import TextTask, some_records

@@ -17,7 +17,7 @@ from hamu.data import (
 )
 from hamu.data.forget_sets import draw_positions
 from hamu.data.sources import MINIATURE, is_of_hub
-from hamu.data.text_files import has_test_split
+from hamu.data.text import has_test_split
 from hamu.errors import HamuError
 from hamu.evaluation import (
     TokenPredictions,
@@ -41,8 +41,7 @@ from hamu.models.language import (
     new_tokenizer,
     saved_adapter,
 )
-from hamu.models.loading import check_is_saved
-from hamu.models.saving import check_can_merge, merged
+from hamu.models.storage import check_can_merge, check_is_saved, merged
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, OriginalOptions, RunOptions
 from hamu.unlearning.jobs.task import Task, evaluation_precision
 from hamu.unlearning.run_folder import RunFolder

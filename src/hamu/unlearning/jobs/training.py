@@ -16,7 +16,7 @@ from transformers import set_seed
 from hamu.core.distributed import from_main
 from hamu.errors import HamuError
 from hamu.files import EVALUATION, MODEL, read_json
-from hamu.models.saving import CannotMerge
+from hamu.models.storage import CannotMerge
 from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.problem import choose_task
