@@ -2,8 +2,8 @@
 
 After `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i for any optimizer.
 Gradients are kept by pointer, and the combine writes into the retain side's memory, unless offload,
-`keep` or split pairing asks otherwise. `combine` reads from the device once (twice if near-collinear
-or extreme gradients of large tensors need sums in float64).
+`keep` or split pairing asks otherwise. `combine` reads from the device once (twice if
+near-collinear or extreme gradients of large tensors need sums in float64).
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class PairedGradients:
             raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
         if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
             raise HamuError(
-                "the model is wrapped in FullyShardedDataParallel; shard it with fully_shard (FSDP2)"
+                "the model is wrapped in FullyShardedDataParallel; use fully_shard (FSDP2) instead"
             )
         sharded = is_sharded(model)  # gathers nothing; must precede named_parameters
         named = trainable_parameters(model)

@@ -175,7 +175,7 @@ class NamedSources:
         if settings.kind == "retrained" and self._reference is None:
             raise Unavailable("the retain model is not here")
         reference = self._reference if settings.kind == "retrained" else None
-        return settings.against(original, reference).standing(self._predicted(role))
+        return settings.against(original, reference).standing(self._predicted(role)["forget"])
 
     def _predicted(self, role: str) -> dict[str, Any]:
         if role not in self._predictions:
