@@ -84,6 +84,7 @@ def test_what_it_leaves_behind(assess, tmp_path, saved_model):
     before = {p.name: p.read_bytes() for p in saved_model.iterdir() if p.is_file()}
     _, found, screen = assess("--method", "hamu-u")
     assert sorted(p.name for p in (tmp_path / "assess").iterdir()) == [
+        ".hamu",
         "assess.json",
         "config.yaml",
         "frontier.png",

@@ -37,7 +37,7 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
         cli, "--original_model", "original", "--retain_model", "original", "--output_dir", "out"
     )
     assert code == 0, err
-    assert sorted(os.listdir("out")) == ["attack.json", "attack.png", "config.yaml"]
+    assert sorted(os.listdir("out")) == [".hamu", "attack.json", "attack.png", "config.yaml"]
     assert {path: path.read_bytes() for path in before} == before
     found = json.loads((finished / "out/attack.json").read_text())
     assert found["verdict"] in out
@@ -55,7 +55,7 @@ def test_the_settings_of_an_attack_can_be_read_again(cli, finished):
     assert yaml.safe_load((finished / "out/config.yaml").read_text())["attack_steps"] == 20
     first = (finished / "out/attack.json").read_bytes()
     again = ("attack", "--config", "out/config.yaml", "--output_dir", "out")
-    assert "holds a finished run" in cli(*again)[2]
+    assert "holds a run; choose another" in cli(*again)[2]
     (finished / "out/attack.json").write_text(
         first.decode().replace('"verdict": "', '"verdict": "not ')
     )

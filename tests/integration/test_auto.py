@@ -67,7 +67,7 @@ def test_rows_end_as_records_that_were_never_trained_on(model, trainer_of, rows)
     trainer = by_goal(trainer_of, model, rows)
     assert (trainer.goal_run.goal.kind, trainer.end.kind) == ("unseen", "goal")
     assert len(trainer.goal_run.goal.reference.losses) == len(rows.test)
-    standing = trainer.goal_run.goal.standing(predicted(model, rows.forget))
+    standing = trainer.goal_run.goal.standing({"forget": predicted(model, rows.forget)})
     assert standing.share >= 0.95
 
 
@@ -97,7 +97,7 @@ def test_records_end_with_the_losses_that_they_have_under_a_retain_model(model, 
     )
     assert trainer.end.kind == "goal"
     goal = Goal("retrained", 0.5, reference=Reference(aim.losses))
-    assert goal.standing(predicted(model, rows.forget)).share >= 0.5
+    assert goal.standing({"forget": predicted(model, rows.forget)}).share >= 0.5
 
 
 def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(

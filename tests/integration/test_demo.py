@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hamu.cli import main
-from hamu.cli.demo_scenarios import Digits, FictitiousAuthors
+from hamu.cli.demo import Digits, FictitiousAuthors
 from hamu.core.methods import method_classes
 
 

@@ -8,7 +8,7 @@ import pytest
 from hamu.cli import main
 
 TRAIN = ["train", "--data", "digits", "--model", "resnet8", "--max_steps", "1", "--output_dir"]
-RESULTS = ["config.yaml", "evaluation.json", "inputs.json", "model"]
+RESULTS = [".hamu", "config.yaml", "evaluation.json", "inputs.json", "model"]
 
 
 @pytest.fixture

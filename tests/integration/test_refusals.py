@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from transformers.training_args import OptimizerNames
 
 from hamu.cli import main
 from hamu.models import SmallResNet, SmallResNetConfig
-from hamu.unlearning.jobs import measure
+from hamu.unlearning.jobs.task import Task
 
 IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
 FULL = [*IMAGES, "--model", "model", "--output_dir", "out"]
@@ -85,9 +86,11 @@ def image_model(tmp_path):
       "--eval_strategy", "epoch"],
      'the settings do not fit together: --load_best_model_at_end requires the save and eval strategy to match, except '
      'when --save_strategy="best", but found'),
-    (["unlearn", *FULL, "--optim", "sdg"], "optim 'sdg' is unknown; did you mean sgd?"),
+    (["unlearn", *FULL, "--optim", "sdg"], "the settings do not fit together: sdg is not a valid OptimizerNames, "
+     f"please select one of {[one.value for one in OptimizerNames]}"),
     (["unlearn", *FULL, "--eval_strategy", "often"],
-     "eval_strategy 'often' is unknown; choose one of no, steps, epoch"),
+     "the settings do not fit together: often is not a valid IntervalStrategy, please select one of ['no', 'steps', "
+     "'epoch']"),
     (["assess", *FULL, "--bootstrap_memory", "-1"], "bootstrap_memory -1.0 must be a number of GB, 0 or more"),
     (["unlearn", *FULL, "--forget_filter", "name=Ada"],
      "forget_filter is not for images; say what to forget with one of --forget_class, --forget_rows, --forget_data"),
@@ -189,5 +192,5 @@ def test_a_command_for_one_process_that_is_started_in_several(cli, monkeypatch):
 
 
 def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):
-    monkeypatch.setattr(measure, "open_problem", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Task, "start", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     assert cli("evaluate", *FULL) == (143, "hamu evaluate: interrupted\n")

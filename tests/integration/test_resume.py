@@ -567,7 +567,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(
     assert "File too large" in err
     assert "make room, and go on from the one before with --resume" in err
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
-        "checkpoint-1", "checkpoint-2", "config.yaml", "inputs.json", "layers.jsonl", "steps.jsonl"
+        ".hamu", "checkpoint-1", "checkpoint-2", "config.yaml", "inputs.json", "layers.jsonl", "steps.jsonl"
     ]  # fmt: skip
     assert cli("unlearn", "--resume", "--output_dir", "run")[0] == 0
     assert outcome(tmp_path / "whole") == outcome(tmp_path / "run")

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +16,7 @@ from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import load_language_model
 from hamu.report.tables import privleak_line
-from hamu.unlearning.jobs import text_task
-from hamu.unlearning.jobs.text_task import TextTask
+from hamu.unlearning.jobs import kinds
 
 FEW = (
     "--max_steps 4 --per_device_train_batch_size 8 --per_device_eval_batch_size 32 --max_length 96"
@@ -112,7 +110,7 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, mon
         loaded.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(text_task, "load_language_model", load)
+    monkeypatch.setattr(kinds, "load_language_model", load)
     models = f"--model {TRAINED} --retain_model {TRAINED}"
     settings = "--generate 2 --max_length 96 --output_dir tofu"
     assert run(f"evaluate {FORGET} {models} {flags} {settings}") == 0
@@ -147,19 +145,15 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     (None, 0.5, None, "needs membership inference"), (0.5, None, None, "needs membership inference"),
     (math.inf, 0.5, None, "needs membership inference"), (0.5, math.inf, None, "needs membership inference"),
 ])  # fmt: skip
-def test_privleak_of_any_two_models_is_a_figure_or_unknown(
-    ours, theirs, expected, why, monkeypatch
-):
-    inference = {
-        name: None if auc is None else {"loss": 0.5, "min_k": None if auc == math.inf else auc}
-        for name, auc in {"": ours, "retain": theirs}.items()
-    }
-    report = lambda name, texts: {"membership_inference": inference[name]}  # noqa: E731
-    monkeypatch.setattr(text_task, "text_report", report)
-    monkeypatch.setattr(text_task, "further_figures", lambda predictions, reference: {})
-    found = TextTask.report(None, "", SimpleNamespace(sets=dict), "retain", None)
-    assert found["privleak"] == (None if expected is None else pytest.approx(expected))
-    assert why in privleak_line(found)
+def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, why):
+    mine, other = (
+        None if auc is None else {"loss": 0.5, "min_k": None if auc == math.inf else auc}
+        for auc in (ours, theirs)
+    )
+    report = {"membership_inference": mine, "retain_model": {"membership_inference": other}}
+    report["privleak"] = kinds.privleak_of(report)
+    assert report["privleak"] == (None if expected is None else pytest.approx(expected))
+    assert why in privleak_line(report)
 
 
 def test_unlearning_by_adapter_moves_every_tensor_of_it_and_nothing_else(adapter):

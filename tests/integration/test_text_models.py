@@ -18,8 +18,8 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.models.saving import save_model
+from hamu.unlearning.jobs.kinds import TextTask
 from hamu.unlearning.jobs.named_sources import NamedSources
-from hamu.unlearning.jobs.text_task import TextTask
 
 DATA = ["--data", "records.jsonl", "--forget_rows", "0,1,2,3"]
 FAST = [
@@ -385,7 +385,7 @@ def test_what_was_measured_is_kept_if_answering_fails(here, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("hamu.unlearning.jobs.text_task.generate_answers", fail)
+    monkeypatch.setattr("hamu.unlearning.jobs.kinds.generate_answers", fail)
     job = [
         "evaluate",
         *DATA,

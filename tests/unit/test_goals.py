@@ -1,4 +1,4 @@
-"""Goals by record: who counts as forgotten, and that no record is counted for another."""
+"""Goals by record: the count of forgotten records, where no record pays for another."""
 
 import math
 
@@ -7,34 +7,47 @@ import torch
 
 from hamu import HamuError
 from hamu.core.objectives import log_odds, loss_at
+from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.evaluation import Predictions, TokenPredictions
-from hamu.unlearning.goals import Goal, Reference, Standing, Targets, default_kind, standing_line
+from hamu.evaluation.membership import loss_attack
+from hamu.unlearning.goal_report import goal_lines, goal_report, has_share, standing_line
+from hamu.unlearning.goals import (
+    Goal,
+    Reference,
+    Standing,
+    Targets,
+    check_goal_settings,
+    choose_goal,
+    unseen_of_classes,
+)
+from hamu.unlearning.record.figures import goal_figures
 
 
 def images(losses, labels=None, classes=2):
-    """Predictions of images with these losses; the label is class 0 without labels, and all others are alike."""
+    """Predictions of images with these losses; of class 0 without labels, all others alike."""
     losses = torch.as_tensor(losses, dtype=torch.float64)
-    labels = (
-        torch.zeros(len(losses), dtype=torch.int64) if labels is None else torch.as_tensor(labels)
-    )
+    labels = [0] * len(losses) if labels is None else labels
+    labels = torch.as_tensor(labels)
     logits = (log_odds(losses.clamp(min=1e-9)) - math.log(classes - 1))[:, None].repeat(1, classes)
     return Predictions(logits.scatter(1, labels[:, None], 0.0), labels)
 
 
 def texts(losses, tokens=3):
-    """Predictions of texts whose mean losses these are; the tokens of a text differ in theirs."""
+    """Predictions of texts with these mean losses; the tokens of a text differ in theirs."""
     losses = torch.as_tensor(losses, dtype=torch.float64)
-    shares = torch.linspace(0.5, 1.5, tokens, dtype=torch.float64)
-    each = (losses[:, None] * shares).flatten()
+    each = (losses[:, None] * torch.linspace(0.5, 1.5, tokens, dtype=torch.float64)).flatten()
     record = torch.arange(len(losses)).repeat_interleave(tokens)
     return TokenPredictions(each, each < 0.5, -each, each, record, len(losses))
 
 
-def unseen(losses, labels=None, share=0.95):
+def standing(goal, forget, test=None, **more):
+    found = {"forget": forget} | ({} if test is None else {"test": test})
+    return goal.standing(found, **more)
+
+
+def unseen(losses, labels=None):
     labels = None if labels is None else torch.as_tensor(labels)
-    return Goal(
-        "unseen", share, reference=Reference(torch.as_tensor(losses, dtype=torch.float64), labels)
-    )
+    return Goal("unseen", reference=Reference(torch.as_tensor(losses).double(), labels))
 
 
 def drawn(number, generator):
@@ -45,146 +58,194 @@ def drawn(number, generator):
 def test_records_drawn_as_the_unseen_ones_reach_their_targets_as_often_as_the_level_says(number):
     generator = torch.Generator().manual_seed(number)
     goal = unseen(drawn(5000, generator))
-    standings = [goal.standing(texts(drawn(number, generator))) for _ in range(600 // number + 60)]
-    records = torch.cat([standing.forgotten for standing in standings]).double()
-    assert records.mean().item() == pytest.approx(0.95, abs=0.03)
-    too_high = torch.cat([standing.too_high for standing in standings]).double()
-    assert too_high.mean().item() == pytest.approx(0.05, abs=0.03)
+    found = [standing(goal, texts(drawn(number, generator))) for _ in range(600 // number + 60)]
+    for name, share in (("forgotten", 0.95), ("too_high", 0.05)):
+        records = torch.cat([getattr(one, name) for one in found]).double()
+        assert records.mean().item() == pytest.approx(share, abs=0.03)
 
 
 def test_the_targets_of_unseen_follow_the_order_of_the_records_not_their_places():
-    goal = unseen(torch.linspace(0, 4, 101))
-    losses = torch.tensor([0.3, 0.1, 0.2], dtype=torch.float64)
-    targets = goal.targets(texts(losses))
+    targets = standing(unseen(torch.linspace(0, 4, 101)), texts([0.3, 0.1, 0.2])).targets
     for column in (targets.least, targets.aim, targets.most):
         assert column.argsort().tolist() == [1, 2, 0]
     assert bool((targets.least < targets.aim).all() & (targets.aim < targets.most).all())
     assert targets.limits.equal(torch.stack([targets.aim, targets.most], 1))
 
 
-def test_images_are_compared_class_by_class():
+def test_images_are_compared_class_by_class_and_with_all_where_a_class_has_no_unseen_ones():
     goal = unseen([0.01] * 50 + [5.0] * 50, [0] * 50 + [1] * 50)
-    standing = goal.standing(images([0.1, 0.1], [0, 1]))
-    assert standing.forgotten.tolist() == [True, False]
-    assert standing.too_high.tolist() == [True, False]
-
-
-def test_a_class_without_unseen_images_is_compared_with_all_of_them():
-    goal = unseen([2.0] * 50, [0] * 50)
-    standing = goal.standing(images([1.0, 3.0], [1, 1], classes=3))
-    assert standing.targets.aim.tolist() == [2.0, 2.0]
-    assert standing.forgotten.tolist() == [False, True]
+    found = standing(goal, images([0.1, 0.1], [0, 1]))
+    assert found.forgotten.tolist() == [True, False]
+    assert found.too_high.tolist() == [True, False]
+    found = standing(unseen([2.0] * 50, [0] * 50), images([1.0, 3.0], [1, 1], classes=3))
+    assert found.targets.aim.tolist() == [2.0, 2.0]
+    assert found.forgotten.tolist() == [False, True]
 
 
 def test_one_record_that_is_far_off_does_not_count_for_others():
-    losses = [20.0] + [0.0] * 19
     for goal in (unseen([1.0] * 100), Goal("loss", loss=1.0), Goal("erased")):
-        standing = goal.standing(images(losses))
-        assert standing.count == 1, goal.kind
-        assert standing.share == 0.05
-        assert standing.missing > 1
+        found = standing(goal, images([20.0] + [0.0] * 19))
+        assert (found.count, found.share) == (1, 0.05), goal.kind
+        assert found.missing > 1
 
 
 def test_retrained_is_within_a_tenth_in_log_odds_of_the_retain_model():
     aim = torch.tensor([0.01, 0.5, 3.0], dtype=torch.float64)
-    goal = Goal("retrained", reference=Reference(aim))
-    for by, forgotten in ((-0.11, False), (-0.09, True), (0.5, True)):
-        standing = goal.standing(texts(loss_at(log_odds(aim) + by)))
-        assert standing.forgotten.tolist() == [forgotten] * 3
-        assert not standing.too_high.any()
-    assert goal.standing(texts(loss_at(log_odds(aim) + 1.1))).too_high.all()
-    with pytest.raises(
-        HamuError,
-        match="the retain model predicts 3 forget records, the model 2; both need the same",
-    ):
-        goal.standing(texts([1.0, 1.0]))
+    goal = Goal("retrained").against(None, {"forget": texts(aim)})
+    for by, forgotten, too_high in ((-0.11, 0, 0), (-0.09, 3, 0), (0.5, 3, 0), (1.1, 3, 3)):
+        found = standing(goal, texts(loss_at(log_odds(aim) + by)))
+        assert (found.count, int(found.too_high.sum())) == (forgotten, too_high)
+    with pytest.raises(HamuError, match="the retain model predicts 3 forget records, the model 2"):
+        standing(goal, texts([1.0, 1.0]))
 
 
 def test_erased_means_that_no_record_is_recognised():
     logits = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.1, 0.0], [0.0, 0.0, 5.0]])
-    standing = Goal("erased").standing(Predictions(logits, torch.zeros(3, dtype=torch.int64)))
-    assert standing.forgotten.tolist() == [False, True, True]
-    assert standing.targets.most.isinf().all(), "nothing is too much"
+    found = standing(Goal("erased"), Predictions(logits, torch.zeros(3, dtype=torch.int64)))
+    assert found.forgotten.tolist() == [False, True, True]
+    assert found.targets.most.isinf().all(), "nothing is too much"
     rest = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0)).double()
-    aimed = standing.targets.aim[0]
-    own = rest.logsumexp(1) - log_odds(
-        aimed
-    )  # the class itself has exactly this loss, whatever the others have
+    own = rest.logsumexp(1) - log_odds(found.targets.aim[0])  # the class's logit at the aim
     assert bool((rest.max(1).values > own).all()), "at the aim another class is always more likely"
-    with pytest.raises(
-        HamuError,
-        match="the goal erased is for classifiers; of texts choose unseen, retrained or a",
-    ):
-        Goal("erased").standing(texts([1.0]))
+    with pytest.raises(HamuError, match="the goal erased is for classifiers"):
+        standing(Goal("erased"), texts([1.0]))
+
+
+@pytest.mark.parametrize("shift", [-1.0, -0.3, 0.0, 1.0])
+def test_erased_images_whose_losses_stand_out_from_unseen_ones_of_the_class_do_not_count(shift):
+    generator = torch.Generator().manual_seed(0)
+    test = images(8 + drawn(800, generator), [0] * 400 + [1] * 400, classes=3)
+    found = standing(Goal("erased"), images(8 + drawn(1000, generator) + shift, classes=3), test)
+    auc = loss_attack(images(found.losses, classes=3), images(test.losses[:400], classes=3)).auc
+    assert (found.share >= 0.95) == (auc < 0.6), "a high share leaves little to tell them by"
+    assert found.forgotten.all() == (shift >= 0)
+    assert found.too_high.any() == (shift > 0)
+    again = standing(Goal("erased"), images(found.targets.aim, classes=3), test)
+    assert again.forgotten.all(), "the aim is where they do not stand out"
+    assert not again.too_high.any()
+    few = standing(Goal("erased"), images(8 + drawn(20, generator), classes=3), test)
+    assert few.forgotten.all(), "twenty may differ by chance"
 
 
 def test_a_loss_is_reached_by_each_record_and_aimed_at_a_little_beyond():
-    standing = Goal("loss", loss=2.0).standing(texts([1.99, 2.01, 50.0]))
-    assert standing.forgotten.tolist() == [False, True, True]
-    assert bool((standing.targets.aim > 2.0).all())
-    assert not standing.too_high.any()
+    found = standing(Goal("loss", loss=2.0), texts([1.99, 2.01, 50.0]))
+    assert found.forgotten.tolist() == [False, True, True]
+    assert bool((found.targets.aim > 2.0).all())
+    assert not found.too_high.any()
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"kind": "gone"}, "goal 'gone' is unknown; choose one of unseen, retrained, erased, loss"),
-    ({"kind": "erased", "share": 0.0}, r"target_share 0.0 must be a share in \(0, 1\]"),
-    ({"kind": "loss"}, "target_forget_loss None must be a positive number: the loss of each record"),
-    ({"kind": "loss", "loss": math.inf}, "target_forget_loss inf must be a positive number"),
-    ({"kind": "loss", "loss": -1.0}, "target_forget_loss -1.0 must be a positive number"),
-    ({"kind": "unseen"}, "the goal unseen compares with records that were never trained on; give --test_data"),
-    ({"kind": "retrained"}, "the goal retrained compares with a retain model; give --retain_model, or another --goal"),
+    (("gone", None, 0.95), "goal 'gone' is unknown; choose one of unseen, retrained, erased, loss"),
+    (("erased", None, 0.0), r"target_share 0.0 must be a share in \(0, 1\]"),
+    (("loss", None, 0.95), "the goal loss needs --target_forget_loss"),
+    (("unseen", 1.0, 0.95), "target_forget_loss is of the goal loss, not unseen; leave one of them"),
+    ((None, math.inf, 0.95), "target_forget_loss inf must be a positive number"),
+    ((None, -1.0, 0.95), "target_forget_loss -1.0 must be a positive number"),
 ])  # fmt: skip
-def test_a_goal_without_what_it_needs_is_refused(settings, message):
+def test_goal_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(HamuError, match="^" + message):
-        Goal(**settings)
+        check_goal_settings(*settings)
 
 
-@pytest.mark.parametrize(("known", "kind"), [
-    ({"loss": 2.0, "whole_classes": True}, "loss"),
-    ({"whole_classes": True, "has_test": True}, "erased"),
-    ({"has_test": True, "has_retain_model": True}, "unseen"),
-    ({"has_retain_model": True}, "retrained"),
+def labelled(*labels):
+    pixels = torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8)
+    rows = torch.arange(len(labels))
+    return ImageData(pixels, torch.tensor(labels), ("a", "b", "c"), "here", rows)
+
+
+TEXTS = TextRecords((TextRecord("q", "a", {}),) * 4, "here", torch.arange(4))
+SOME = {"retain": labelled(0, 1), "forget": labelled(0)}
+CLASS = {"retain": labelled(0, 1), "forget": labelled(2), "test": labelled(2, 0, 2)}
+OF_TEXTS = {"retain": TEXTS, "forget": TEXTS}
+
+
+@pytest.mark.parametrize(("sets", "kind", "loss", "has_retain_model", "chosen"), [
+    (SOME | {"test": labelled(0)}, None, None, True, "unseen"),
+    (SOME, None, None, True, "retrained"),
+    (CLASS, None, None, True, "erased"),
+    (CLASS, "unseen", None, True, "unseen"),
+    (CLASS, None, 2.0, True, "loss"),
+    (OF_TEXTS | {"test": TEXTS}, None, None, False, "unseen"),
+    (OF_TEXTS, None, 2.0, False, "loss"),
 ])  # fmt: skip
-def test_the_default_goal_follows_from_what_is_known(known, kind):
-    nothing = {"has_test": False, "has_retain_model": False, "loss": None, "whole_classes": False}
-    assert default_kind(**nothing | known) == kind
-    with pytest.raises(
-        HamuError, match="nothing tells when a record is forgotten; give --test_data"
-    ):
-        default_kind(**nothing)
+def test_the_goal_is_the_one_named_or_follows_from_the_data(sets, kind, loss, has_retain_model, chosen):  # fmt: skip
+    goal = choose_goal(sets, kind, loss, 0.9, has_retain_model=has_retain_model)
+    assert (goal.kind, goal.share, goal.loss) == (chosen, 0.9, loss)
 
 
-def test_a_standing_shows_quantiles_and_the_ten_worst_of_those_that_are_not_forgotten():
-    losses = torch.arange(20, dtype=torch.float64) / 10
+@pytest.mark.parametrize(("sets", "kind", "message"), [
+    (SOME, "unseen", "the goal unseen compares with records that were never trained on; give --tes"),
+    (SOME, "retrained", "the goal retrained compares with a retain model; give --retain_model"),
+    (OF_TEXTS, "erased", "the goal erased is for classifiers"),
+])  # fmt: skip
+def test_a_goal_that_lacks_what_it_compares_with_names_it(sets, kind, message):
+    with pytest.raises(HamuError, match="^" + message):
+        choose_goal(sets, kind, None, 0.95, has_retain_model=False)
+    assert choose_goal(sets, None, None, 0.95, has_retain_model=False) is None
+
+
+def test_unseen_records_of_the_classes_to_forget_are_those_of_the_test_set():
+    assert unseen_of_classes(CLASS["test"], CLASS["forget"]).rows.tolist() == [0, 2]
+    assert unseen_of_classes(labelled(0, 1), CLASS["forget"]) is None
+    assert unseen_of_classes(None, CLASS["forget"]) is unseen_of_classes(TEXTS, TEXTS) is None
+
+
+def test_figures_show_quantiles_and_the_ten_worst_of_those_that_are_not_forgotten():
+    losses = torch.arange(20, dtype=torch.float64).flip(0) / 10
     target = torch.full_like(losses, 1.45)
-    standing = Standing(losses.flip(0), Targets(target, target, target + 9), losses.flip(0) >= 1.45)
-    figures = standing.figures()
+    figures = Standing(losses, Targets(target, target, target + 9), losses >= 1.45).figures()
     assert (figures["records"], figures["forgotten"], figures["too_high"]) == (20, 5, 0)
-    assert figures["loss_quantiles"]["min"] == 0
-    assert figures["loss_quantiles"]["median"] == pytest.approx(0.95)
-    assert figures["loss_quantiles"]["max"] == pytest.approx(1.9)
+    quantiles = [figures["loss_quantiles"][name] for name in ("min", "median", "max")]
+    assert quantiles == pytest.approx([0, 0.95, 1.9])
     assert [one["position"] for one in figures["worst"]] == list(range(19, 9, -1))
     assert figures["worst"][0] == {"position": 19, "loss": 0.0, "target": 1.45}
     assert standing_line(figures) == "5 of 20 records are forgotten (losses 0 to 1.9, median 0.95)"
-    few = Goal("loss", loss=1.0).standing(texts([2.0, 0.5, 3.0])).figures()
-    assert [one["position"] for one in few["worst"]] == [1], (
-        "no forgotten record is among the worst"
-    )
 
 
-def test_what_is_missing_is_a_distance_to_the_aims_and_nothing_once_all_are_forgotten():
+def test_the_missing_distance_shrinks_and_is_nothing_once_all_are_forgotten():
     goal = Goal("loss", loss=1.0)
-    missing = [goal.standing(texts([loss, 5.0])).missing for loss in (0.0, 0.1, 0.5, 1.0)]
+    missing = [standing(goal, texts([loss, 5.0])).missing for loss in (0.0, 0.1, 0.5, 1.0)]
     assert missing == sorted(missing, reverse=True)
     assert math.isfinite(missing[0])
     assert missing[-1] == 0
 
 
 @pytest.mark.parametrize(("losses", "retain_loss", "finite"), [
-    ([1.0, 2.0], 0.1, True), ([1.0, math.inf], 0.1, True), ([math.nan, 2.0], 0.1, False), ([1.0, 2.0], math.nan, False),
+    ([1.0, 2.0], 0.1, True),
+    ([1.0, math.inf], 0.1, True),
+    ([math.nan, 2.0], 0.1, False),
+    ([1.0, 2.0], math.nan, False),
 ])  # fmt: skip
-def test_a_record_that_is_ruled_out_is_a_standing_and_one_that_is_no_number_is_none(
-    losses, retain_loss, finite
-):
-    losses = torch.tensor(losses, dtype=torch.float64)
-    assert Goal("loss", loss=1.0).standing(texts(losses, tokens=1), retain_loss).is_finite is finite
+def test_an_infinite_loss_has_a_standing_and_a_nan_has_none(losses, retain_loss, finite):
+    found = standing(Goal("loss", loss=1.0), texts(losses, tokens=1), retain_loss=retain_loss)
+    assert found.is_finite is finite
+
+
+def test_unseen_compares_with_the_original_model_where_there_is_one():
+    own = {"forget": images([0.5, 0.5]), "test": images([0.1] * 9)}
+    for original, by, forgotten in (
+        (None, "its own losses on the test data (--original_model", 2),
+        ({"test": images([0.9] * 9)}, "the original model's losses on the test data", 0),
+    ):
+        found = goal_report(Goal("unseen"), own, original=original, retain_model=None)
+        assert (found["after"]["forgotten"], found["reached"]) == (forgotten, forgotten == 2)
+        assert f"compared with {by}" in goal_lines(found)[0]
+
+
+def test_a_report_counts_records_and_the_record_of_a_run_leaves_out_their_places():
+    found = goal_report(
+        Goal("loss", loss=1.0),
+        {"forget": images([0.01] * 18 + [17.0, 22.0])},
+        original=None,
+        retain_model=None,
+    )
+    assert (found["after"]["forgotten"], found["reached"], has_share(found)) == (2, False, False)
+    count, quantiles, worst = goal_lines(found)
+    assert count.startswith("2 of 20 records are forgotten")
+    assert count.endswith("by the goal a loss of 1; 95% wanted: not reached")
+    assert quantiles.endswith("lowest 0.01, 25 % 0.01, median 0.01, 75 % 0.01, highest 22")
+    assert worst.count("0.01 of 1") == 10
+    recorded = goal_figures(found | {"before": found["after"]})
+    assert recorded["after"]["worst"][0] == {"loss": pytest.approx(0.01), "target": 1.0}
+    assert "position" not in str(recorded)
+    assert goal_figures(None) is None

@@ -6,7 +6,7 @@ import pytest
 
 from hamu import UnlearnConfig
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
-from hamu.unlearning.jobs.settings import recorded_settings
+from hamu.unlearning.jobs.settings import Settings, recorded_settings
 from hamu.unlearning.record import write_model_card
 from hamu.unlearning.record.digests import text_digest
 from hamu.unlearning.record.inputs import edited, with_settings
@@ -21,9 +21,8 @@ def settings(tmp_path):
     run = RunOptions(model="hub:owner/model", retain_model="../models/retrained/")
     args = UnlearnConfig(output_dir=str(tmp_path / "jane"), optim="adamw_torch", hub_token="hf_secret",
                          run_name="for jane", adam_beta1=0.8, max_retain_loss=2.0)  # fmt: skip
-    return recorded_settings(
-        data, run, args, ["optim", "hub_token", "run_name", "adam_beta1", "output_dir"]
-    )
+    given = dict.fromkeys(["optim", "hub_token", "run_name", "adam_beta1", "output_dir"])
+    return recorded_settings(Settings((data, run, args), given))
 
 
 def test_a_setting_without_the_digest_that_it_began_with_counts_as_edited(tmp_path):

@@ -211,7 +211,8 @@ class Controller(TrainerCallback):
         best = self._best
         if self._work.lookahead is not None and now.share >= self._goal.share:
             return True  # the longer it has run, the better it lasts
-        return now.count > best["count"] or (now.count == best["count"] and cost < best["cost"])
+        is_cheaper = now.count == best["count"] and cost < best["cost"]
+        return bool(now.count > best["count"] or is_cheaper)
 
     def _is_there(self, now: Standing) -> bool:
         """True if enough records are forgotten, and with look-ahead stay so where fine-tuning leads."""
@@ -248,7 +249,7 @@ class Controller(TrainerCallback):
 
     @torch.no_grad()
     def _keep(self, now: Standing) -> None:
-        parameters = self._work.pair.parameters
+        parameters: list[Tensor] = [*self._work.pair.parameters]
         if self._good:
             torch._foreach_copy_(self._good, parameters)
         else:
@@ -262,7 +263,7 @@ class Controller(TrainerCallback):
     @torch.no_grad()
     def _go_back(self) -> None:
         """Restore the best state; what the optimizer and the point ahead remember belongs to another place."""
-        torch._foreach_copy_(self._work.pair.parameters, self._good)
+        torch._foreach_copy_([*self._work.pair.parameters], self._good)
         if self._optimizer is not None:
             self._optimizer.state.clear()
         if self._work.lookahead is not None:

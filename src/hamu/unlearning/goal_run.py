@@ -1,4 +1,6 @@
-"""The goal of one run: resolved from its settings and data, measured on its records, kept in its checkpoints."""
+"""The goal of one run: chosen from its settings and data, measured on its records, kept in its
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,18 @@ from torch.utils.data import Dataset
 from hamu.core.distributed import world_size
 from hamu.core.objectives import log_odds, loss_at
 from hamu.core.pair import PairedGradients
+from hamu.data import PairedDataset
+from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goals import (
+    NOTHING_TELLS,
+    Found,
     Goal,
     Reference,
     Standing,
-    Targets,
-    default_kind,
-    record_losses,
-    whole_classes,
+    choose_goal,
+    unseen_of_classes,
 )
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.stop_reason import StopReason
@@ -39,15 +43,13 @@ _FURTHER = 3.0  # log-odds above the target of "erased" that a lasting run takes
 _STEPS, _LASTING_STEPS = 400, 800  # of a run by goal, at most, if its epochs have fewer
 _FORWARD = 3.0  # forward passes that a forward and a backward pass cost
 
-Found = Predictions | TokenPredictions
-
 
 class Looks(Protocol):
     """Measurements of a model."""
 
     sets: dict[str, Dataset[Any]]
 
-    def predict(self, data: Dataset[Any]) -> Found:
+    def predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
         """Predict a set."""
 
     def retain_loss(self) -> float:
@@ -58,32 +60,28 @@ class Looks(Protocol):
         """Count these."""
 
 
-class Pairs(Protocol):
-    """Source of forget batches."""
-
-    focus: list[tuple[int, list[int]]]
-
-    def focus_on(self, positions: list[int], start: int) -> None:
-        """Draw from these positions alone, from this place on."""
-
-
 class GoalRun:
     """The goal of a run.
 
     Args:
         args: goal, target_forget_loss, target_share, auto, lasting.
         pair: whose parameters are trained.
-        looks: how the model is looked at.
+        looks: measures the model.
         pairs: the paired data.
-        place: where the run is before a step, in pairs.
+        place: position of a step in the data, in pairs.
         retain_batches: batches of retain records, by a seed and their number.
         end_run: ends the run.
         lookahead: of a lasting run.
         retain_predictions: what a retain model predicts for the forget records.
 
     Attributes:
+        goal: the goal; None if nothing tells what forgotten means. The start model's predictions of
+            unseen records complete "unseen" when they are first needed.
         limits: aim and most of each forget record, [n, 2] float32; None until it is measured.
         controller: of a run by goal; None for one by hand.
+
+    Raises:
+        HamuError: if a run needs a goal and nothing tells what forgotten means.
     """
 
     def __init__(
@@ -91,122 +89,101 @@ class GoalRun:
         args: UnlearnConfig,
         pair: PairedGradients,
         looks: Looks,
-        pairs: Pairs,
+        pairs: PairedDataset,
         *,
         place: Callable[[int], int],
         retain_batches: Callable[[int, int], Iterator[Mapping[str, Tensor]]],
         end_run: Callable[[StopReason], None],
         lookahead: Lookahead | None = None,
-        retain_predictions: Found | None = None,
+        retain_predictions: Predictions | TokenPredictions | None = None,
     ) -> None:
         self._args, self.pair, self._looks, self._pairs = args, pair, looks, pairs
         self._place, self.end_run, self.lookahead = place, end_run, lookahead
         self._retain_batches = retain_batches
-        self._reference = None if retain_predictions is None else Reference.of(retain_predictions)
-        self._kind = (
-            self._chosen_kind()
-            if args.auto or args.forget_objective == "bounded"
-            else self._kind_if_any()
+        self.goal = choose_goal(
+            looks.sets,
+            args.goal,
+            args.target_forget_loss,
+            args.target_share,
+            has_retain_model=retain_predictions is not None,
         )
-        self._goal: Goal | None = None
+        if self.goal is None and (args.auto or args.forget_objective == "bounded"):
+            raise HamuError(NOTHING_TELLS)
+        self._unseen: Dataset[Any] | None = None
+        if self.goal is not None and retain_predictions is not None:
+            self.goal = self.goal.against(None, {"forget": retain_predictions})
+        if self.goal is not None and self.goal.kind == "erased":
+            self._unseen = unseen_of_classes(looks.sets.get("test"), looks.sets["forget"])
         self._step = 0
         self.limits: Tensor | None = None
         self.controller: Controller | None = None
-        if args.auto:
-            self.controller = Controller(
-                self, self._unresolved(), float(args.max_retain_increase or 0.0), self._every()
-            )
-
-    def _chosen_kind(self) -> str:
-        if self._args.goal is not None:
-            return self._args.goal
-        sets = self._looks.sets
-        return default_kind(
-            has_test="test" in sets,
-            has_retain_model=self._reference is not None,
-            loss=self._args.target_forget_loss,
-            whole_classes=whole_classes(sets["retain"], sets["forget"]),
-        )
-
-    def _kind_if_any(self) -> str | None:
-        known = self._args.target_forget_loss is not None or "test" in self._looks.sets
-        known = known or self._args.goal is not None or self._reference is not None
-        sets = self._looks.sets
-        return (
-            self._chosen_kind() if known or whole_classes(sets["retain"], sets["forget"]) else None
-        )
-
-    def _unresolved(self) -> Goal:
-        """The goal, as far as it is known before the model is looked at; checks what its kind needs."""
-        kind, reference = self._kind, self._reference if self._kind == "retrained" else None
-        if kind == "unseen" and "test" in self._looks.sets:
-            reference = Reference(torch.zeros(1, dtype=torch.float64))
-        return Goal(kind, self._args.target_share, self._args.target_forget_loss, reference)  # type: ignore[arg-type]
-
-    def goal_from(self, test: Found | None) -> Goal | None:
-        """The goal, by the start model's predictions of unseen records; None where nothing defines it."""
-        if self._kind is None:
-            return None
-        if self._goal is None:
-            self._goal = self._unresolved()
-            if self._kind == "unseen":
-                assert test is not None
-                self._goal = replace(self._goal, reference=Reference.of(test))
-        return self._goal
-
-    @property
-    def goal(self) -> Goal:
-        """The goal; of "unseen" the unseen records are looked at now, unless they were before."""
-        test = None
-        if self._goal is None and self._kind == "unseen":
-            test = self._looks.predict(self._looks.sets["test"])
-        goal = self.goal_from(test)
-        assert goal is not None
-        return goal
+        if args.auto and self.goal is not None:
+            budget = float(args.max_retain_increase or 0.0)
+            self.controller = Controller(self, self.goal, budget, self._every())
 
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
-        return self.goal.standing(
-            self._looks.predict(self._looks.sets["forget"]), self._looks.retain_loss()
-        )
+        found = {"forget": self._looks.predict(self._looks.sets["forget"])}
+        if self._unseen is not None:
+            found["test"] = self._looks.predict(self._unseen)
+        return self._complete(None).standing(found, self._looks.retain_loss())
 
     def rehearse(self) -> list[Standing]:
-        """Fine-tune a copy of the model on retain records, and measure the forget records half-way and at the end."""
+        """Fine-tune a copy of the model on retain records, and measure the forget records half-way
+        and at the end.
+        """
         assert self.lookahead is not None
         half, found = max(1, self.lookahead.depth // 2), []
-        batches = self._retain_batches(self._step, 2 * half)
         for steps in (half, 2 * half):
-            with self.lookahead.rehearsed(islice(batches, steps)):
-                found.append(self.goal.standing(self._looks.predict(self._looks.sets["forget"])))
-            batches = self._retain_batches(self._step, 2 * half)
+            batches = islice(self._retain_batches(self._step, 2 * half), steps)
+            with self.lookahead.rehearsed(batches):
+                forget = self._looks.predict(self._looks.sets["forget"])
+                found.append(self._complete(None).standing({"forget": forget}))
         return found
 
-    def standing_of(self, forget: Found, test: Found | None) -> Standing | None:
-        """Standing of predictions for the forget set; None without a goal, or if they are of a part of the set.
+    def standing_of(self, found: Found, start: Found) -> Standing | None:
+        """Standing of predictions; None without a goal, or if a retain model has predicted others.
 
         Args:
-            forget: the predictions.
-            test: what the start model predicts for unseen records.
+            found: predictions by set, "forget" at least.
+            start: those of the start model.
         """
-        goal = self.goal_from(test)
-        if goal is None or (
-            self._kind == "retrained" and len(record_losses(forget)) != len(goal.reference.losses)
-        ):  # type: ignore[union-attr]
+        if self.goal is None:
             return None
-        return goal.standing(forget)
+        goal = self._complete(start)
+        reference = goal.reference
+        if (
+            goal.kind == "retrained"
+            and reference
+            and len(reference.losses) != len(found["forget"].losses)
+        ):
+            return None
+        return goal.standing(found)
+
+    def _complete(self, start: Found | None) -> Goal:
+        """The goal with its reference: the start model's losses on unseen records, measured now
+        unless they are known.
+        """
+        assert self.goal is not None
+        if self.goal.kind == "unseen" and self.goal.reference is None:
+            if start is None or "test" not in start:
+                start = {"test": self._looks.predict(self._looks.sets["test"])}
+            self.goal = self.goal.against(start, None)
+        return self.goal
 
     def focus(self, standing: Standing) -> None:
         """Take these targets; draw forget batches from the records that are not where they should be.
 
         A lasting run draws from all: a record that is forgotten may come back.
         """
-        targets = standing.targets
-        if self.lookahead is not None and self._kind == "erased":
+        targets, is_lasting = standing.targets, self.lookahead is not None
+        limits = targets.limits
+        if is_lasting and self.goal is not None and self.goal.kind == "erased":
             aim = loss_at(log_odds(targets.aim) + _FURTHER)
-            targets = Targets(targets.least, aim, targets.most)
-        self.limits = targets.limits.to(self.pair.parameters[0].device, torch.float32)
+            limits = torch.stack([aim, torch.full_like(aim, math.inf)], dim=1)
+        self.limits = limits.to(self.pair.parameters[0].device, torch.float32)
         away = ~standing.forgotten | standing.too_high
-        open_ = away.nonzero().flatten().tolist() if self.lookahead is None else []
+        open_ = [] if is_lasting else away.nonzero().flatten().tolist()
         if self.controller is not None:
             self._pairs.focus_on(open_, self._place(self._step + 1))
 
@@ -225,6 +202,7 @@ class GoalRun:
         """Steps between two measurements, such that these take at most a quarter of the time."""
         args, sets = self._args, self._looks.sets
         measured = len(sets["forget"]) + self._looks.records_of_a_standing  # type: ignore[arg-type]
+        measured += len(self._unseen) if self._unseen is not None else 0  # type: ignore[arg-type]
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
         trained = batch + min(batch, len(sets["forget"]))  # type: ignore[arg-type]
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
@@ -248,10 +226,11 @@ class GoalRun:
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint: limits, reference, best state and the point ahead."""
         found: dict[str, Tensor] = {} if self.limits is None else {"limits": self.limits}
-        if self._goal is not None and self._kind == "unseen" and self._goal.reference is not None:
-            found["reference.losses"] = self._goal.reference.losses
-            if self._goal.reference.labels is not None:
-                found["reference.labels"] = self._goal.reference.labels
+        reference = self.goal.reference if self.goal and self.goal.kind == "unseen" else None
+        if reference is not None:
+            found["reference.losses"] = reference.losses
+            if reference.labels is not None:
+                found["reference.labels"] = reference.labels
         if self.controller is not None:
             found |= {f"good.{name}": tensor for name, tensor in self.controller.good.items()}
         if self.lookahead is not None:
@@ -268,9 +247,9 @@ class GoalRun:
         found = load_file(folder / _FILE)
         if "limits" in found:
             self.limits = found["limits"].to(self.pair.parameters[0].device)
-        if "reference.losses" in found:
+        if self.goal is not None and "reference.losses" in found:
             reference = Reference(found["reference.losses"], found.get("reference.labels"))
-            self._goal = replace(self._unresolved(), reference=reference)
+            self.goal = replace(self.goal, reference=reference)
         if self.controller is not None:
             self.controller.load_good(_below("good.", found))
         if self.lookahead is not None:
@@ -278,11 +257,8 @@ class GoalRun:
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    found = tensors.items()
+    return {name.removeprefix(prefix): one for name, one in found if name.startswith(prefix)}
 
 
 def is_text(data: Any) -> bool:

@@ -1,8 +1,8 @@
 """Goals: the loss that each record of the forget set must reach before it counts as forgotten.
 
-In:  each forgotten record's loss, the losses of records that were never trained on, or those of a
-     retain model.
-Out: `Targets`, three losses for each record, and a `Standing`, the count of records that are there.
+In:  the losses of the forget records, and those that the goal compares them with: of records never
+     trained on, or of the same records under a retain model.
+Out: `Targets`, three losses for each record, and a `Standing`, the count of forgotten records.
 
 No mean decides: one record with a loss of 20 does not pay for ten with a loss of 0.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -20,14 +20,18 @@ from scipy.stats import beta
 from torch import Tensor
 
 from hamu.core.objectives import log_odds, loss_at
-from hamu.errors import HamuError
+from hamu.errors import HamuError, unknown
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 
 Kind = Literal["unseen", "retrained", "erased", "loss"]
-KINDS: tuple[str, ...] = get_args(Kind)
-LEVEL = 0.05  # of the band around a quantile: records never trained on fall below it this often
-_MARGIN = 0.1  # log-odds: how far beyond a limit a run aims, and how far below a retain model's loss counts as there
-_SOME = 0.25, 0.5, 0.75  # quantiles that a standing shows
+Found = Mapping[str, Predictions | TokenPredictions]  # by set
+LEVEL = 0.05  # of every band: records never trained on fall below it this often
+NOTHING_TELLS = (
+    "nothing tells when a record is forgotten; give --test_data (records never trained on), "
+    "--retain_model, or --target_forget_loss"
+)
+_MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
+_LEAST_DISTANCE = 0.05  # between two distributions; the AUC of a loss attack is then 0.45 to 0.55
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Targets:
 
     Attributes:
         least: from here on a record counts as forgotten.
-        aim: where a run takes it, the T_i of the bounded objective.
+        aim: the loss that a run raises it to, the T_i of the bounded objective.
         most: above it a record stands out again, and is lowered; inf where nothing is too much.
     """
 
@@ -58,7 +62,7 @@ class Standing:
         losses: of each record, [n] float64.
         targets: see `Targets`.
         forgotten: [n] bool.
-        retain_loss: mean loss on the retain records that were measured with them; NaN if none were.
+        retain_loss: mean loss on the retain records measured with them; NaN if none were.
     """
 
     losses: Tensor
@@ -68,17 +72,17 @@ class Standing:
 
     @cached_property
     def count(self) -> int:
-        """The number of records that are forgotten."""
+        """Number of forgotten records."""
         return int(self.forgotten.sum())
 
     @property
     def share(self) -> float:
-        """Their share of all."""
+        """Share of the records that are forgotten."""
         return self.count / len(self.losses)
 
     @cached_property
     def missing(self) -> float:
-        """Mean distance to the aim in log-odds over all records; 0 for records that are forgotten."""
+        """Mean distance to the aim in log-odds over all records; 0 for forgotten ones."""
         gap = log_odds(self.targets.aim) - log_odds(self.losses.clamp(min=1e-12))
         return gap.clamp(min=0).masked_fill(self.forgotten, 0.0).mean().item()
 
@@ -96,16 +100,13 @@ class Standing:
         """The standing as JSON holds it: counts, quantiles of the losses, the ten worst records."""
         gap = log_odds(self.targets.least) - log_odds(self.losses.clamp(min=1e-12))
         worst = gap.masked_fill(self.forgotten, -math.inf).argsort(descending=True)[:10].tolist()
-        quantiles = torch.quantile(
-            self.losses, torch.tensor([0.0, *_SOME, 1.0], dtype=torch.float64)
-        ).tolist()
+        shares = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+        quantiles = self.losses.quantile(torch.tensor([*shares.values()], dtype=torch.float64))
         return {
             "records": len(self.losses),
             "forgotten": self.count,
             "too_high": int(self.too_high.sum()),
-            "loss_quantiles": dict(
-                zip(("min", "q25", "median", "q75", "max"), quantiles, strict=True)
-            ),
+            "loss_quantiles": dict(zip(shares, quantiles.tolist(), strict=True)),
             "worst": [
                 {
                     "position": i,
@@ -132,7 +133,7 @@ class Reference:
 
     @classmethod
     def of(cls, predictions: Predictions | TokenPredictions) -> Reference:
-        """The losses of some predictions."""
+        """Make one of predictions."""
         return cls(record_losses(predictions), getattr(predictions, "labels", None))
 
 
@@ -141,17 +142,18 @@ class Goal:
     """Meaning of forgotten in a run.
 
     Args:
-        kind: "unseen": the losses of the forgotten records are distributed as those of records never trained on, class
-            by class for images: the i-th smallest of n reaches the i-th smallest of n such records, as far as chance
-            (5 %) lets that be told. "retrained": each record has the loss that it has under a retain model, to 0.1 in
-            log-odds. "erased": no record is recognised, for classifiers. "loss": each record has at least this loss.
+        kind: "unseen": the losses of the forget records are distributed as those of records never
+            trained on, class by class for images: the i-th smallest of n reaches the i-th smallest
+            of n such records, as far as chance (5 %) lets that be told. "retrained": each record
+            has the loss that it has under a retain model, to 0.1 in log-odds. "erased", for
+            classifiers: no record is recognised, and where unseen records of its class are known,
+            its place among the losses is at most 0.05 (or what chance explains, by the test of
+            Kolmogorov and Smirnov at 5 %) below the same place among theirs under the same model.
+            "loss": each record has at least this loss.
         share: of the records that must be forgotten.
         loss: of kind "loss".
-        reference: of "unseen" the original model's losses on unseen records, of "retrained" the retain model's on the
-            forgotten ones.
-
-    Raises:
-        HamuError: if what the kind needs is missing.
+        reference: of "unseen" the original model's losses on unseen records, of "retrained" the
+            retain model's on the forget records; see `against`.
     """
 
     kind: Kind
@@ -159,114 +161,117 @@ class Goal:
     loss: float | None = None
     reference: Reference | None = field(default=None, repr=False)
 
-    def __post_init__(self) -> None:
-        """Check that the kind has what it needs."""
-        if self.kind not in KINDS:
-            raise HamuError(f"goal {self.kind!r} is unknown; choose one of {', '.join(KINDS)}")
-        if not 0 < self.share <= 1:
-            raise HamuError(f"target_share {self.share} must be a share in (0, 1]")
-        if self.kind == "loss" and (self.loss is None or not 0 < self.loss < math.inf):
-            raise HamuError(
-                f"target_forget_loss {self.loss} must be a positive number: the loss of each record"
-            )
-        if self.kind == "unseen" and self.reference is None:
-            raise HamuError(
-                "the goal unseen compares with records that were never trained on; give --test_data, or another goal: "
-                "--retain_model, or --target_forget_loss"
-            )
-        if self.kind == "retrained" and self.reference is None:
-            raise HamuError(
-                "the goal retrained compares with a retain model; give --retain_model, or another --goal"
-            )
+    def against(self, original: Found | None, retain_model: Found | None) -> Goal:
+        """Return the goal with its reference: predictions of "test", or the retain model's of
+        "forget".
+        """
+        if self.kind == "unseen" and original is not None:
+            return replace(self, reference=Reference.of(original["test"]))
+        if self.kind == "retrained" and retain_model is not None:
+            return replace(self, reference=Reference.of(retain_model["forget"]))
+        return self
 
-    def standing(
-        self, predictions: Predictions | TokenPredictions, retain_loss: float = math.nan
-    ) -> Standing:
-        """Standing of a model by its predictions for the forget set."""
-        losses = record_losses(predictions)
-        targets = self.targets(predictions)
-        if self.kind == "erased":
-            assert isinstance(predictions, Predictions)
-            return Standing(losses, targets, ~predictions.correct, retain_loss)
-        return Standing(losses, targets, losses >= targets.least, retain_loss)
-
-    def targets(self, predictions: Predictions | TokenPredictions) -> Targets:
-        """The losses that each record must reach; those of "unseen" follow the records' present order.
+    def standing(self, found: Found, retain_loss: float = math.nan) -> Standing:
+        """Standing of a model by its predictions of "forget"; "erased" also takes "test".
 
         Raises:
-            HamuError: if "erased" is asked of a language model.
+            HamuError: if "erased" is asked of a language model, or the retain model has other records.
         """
-        losses = record_losses(predictions)
-        never = torch.full_like(losses, math.inf)
-        if self.kind == "loss":
-            least = torch.full_like(losses, float(self.loss or 0.0))
-            return Targets(least, _moved(least, _MARGIN), never)
-        if self.kind == "retrained":
-            assert self.reference is not None
-            aim = self.reference.losses.clamp(min=1e-12)
-            if len(aim) != len(losses):
-                raise HamuError(
-                    f"the retain model predicts {len(aim)} forget records, the model {len(losses)}; both need the same"
-                )
-            return Targets(_moved(aim, -_MARGIN), aim, _moved(aim, 1.0))
+        forget = found["forget"]
+        losses = record_losses(forget)
         if self.kind == "erased":
-            if not isinstance(predictions, Predictions):
+            if not isinstance(forget, Predictions):
                 raise HamuError(
                     "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
                 )
-            # with p at most 1/(eK) another class is more likely, whatever the others are
-            least = torch.full_like(losses, 1.0 + math.log(predictions.logits.shape[1]))
-            return Targets(least, least, never)
-        return self._unseen(predictions, losses)
+            targets, as_unseen = _erased(forget, found.get("test"))
+            return Standing(losses, targets, as_unseen & ~forget.correct, retain_loss)
+        targets = self._targets(forget, losses)
+        return Standing(losses, targets, losses >= targets.least, retain_loss)
 
-    def _unseen(self, predictions: Predictions | TokenPredictions, losses: Tensor) -> Targets:
+    def _targets(self, forget: Predictions | TokenPredictions, losses: Tensor) -> Targets:
+        if self.kind == "loss":
+            least = torch.full_like(losses, float(self.loss or 0.0))
+            return Targets(least, _moved(least, _MARGIN), torch.full_like(losses, math.inf))
         assert self.reference is not None
-        found = Targets(*(torch.empty_like(losses) for _ in range(3)))
-        unseen = self.reference.losses
-        for members, among in _groups(Reference.of(predictions), self.reference):
-            n = len(members)
-            rank = losses[members].argsort(stable=True).argsort().double() + 1
-            # the level of the i-th smallest of n draws is distributed as Beta(i, n + 1 - i)
-            levels = [
-                torch.from_numpy(beta.ppf(q, rank.numpy(), (n + 1 - rank).numpy()))
-                for q in (LEVEL, 0.5, 1 - LEVEL)
-            ]
-            for column, level in zip((found.least, found.aim, found.most), levels, strict=True):
-                column[members] = torch.quantile(unseen[among], level.clamp(0, 1))
-        return found
+        if self.kind == "unseen":
+            return _unseen(Reference.of(forget), self.reference)
+        aim = self.reference.losses.clamp(min=1e-12)
+        if len(aim) != len(losses):
+            raise HamuError(
+                f"the retain model predicts {len(aim)} forget records, the model {len(losses)}; "
+                f"both need the same"
+            )
+        return Targets(_moved(aim, -_MARGIN), aim, _moved(aim, 1.0))
+
+
+def _unseen(forget: Reference, unseen: Reference) -> Targets:
+    """Targets in the present order of the records: the level of the i-th smallest of n draws is
+    distributed as Beta(i, n + 1 - i). Images of a class without unseen images take all of them.
+    """
+    columns = [torch.empty_like(forget.losses) for _ in range(3)]
+    for members, theirs in _by_class(forget, unseen):
+        among = unseen.losses if theirs is None else theirs
+        n, rank = len(members), _ranks(forget.losses[members])
+        for column, q in zip(columns, (LEVEL, 0.5, 1 - LEVEL), strict=True):
+            level = torch.from_numpy(beta.ppf(q, rank.numpy(), (n + 1 - rank).numpy()))
+            column[members] = torch.quantile(among, level.clamp(0, 1))
+    return Targets(*columns)
+
+
+def _erased(
+    forget: Predictions, test: Predictions | TokenPredictions | None
+) -> tuple[Targets, Tensor]:
+    """Targets of "erased", and whether each loss is where those of unseen records are, [n] bool."""
+    losses = forget.losses
+    # with p at most 1/(eK) another class is more likely, whatever the others are
+    least = torch.full_like(losses, 1.0 + math.log(forget.logits.shape[1]))
+    aim, most = least.clone(), torch.full_like(losses, math.inf)
+    as_unseen = torch.ones_like(losses, dtype=torch.bool)
+    for members, theirs in _by_class(Reference.of(forget), Reference.of(test)) if test else ():
+        if theirs is None:
+            continue
+        n, m, own = len(members), len(theirs), losses[members]
+        chance = math.sqrt(-math.log(LEVEL) / 2 * (n + m) / (n * m))  # of Kolmogorov and Smirnov
+        distance = max(_LEAST_DISTANCE, chance)
+        place = _ranks(own) / (n + 1)
+        low, middle, high = (
+            torch.quantile(theirs, (place + by).clamp(0, 1)) for by in (-distance, 0.0, distance)
+        )
+        as_unseen[members] = (own >= low) | (place <= distance)
+        least[members] = torch.where(place <= distance, least[members], low.maximum(least[members]))
+        aim[members] = middle.maximum(least[members])
+        most[members] = torch.where(place + distance >= 1, math.inf, high.maximum(aim[members]))
+    return Targets(least, aim, most), as_unseen
+
+
+def _ranks(losses: Tensor) -> Tensor:
+    """Rank of each loss from 1 for the smallest, float64."""
+    return losses.argsort(stable=True).argsort().double() + 1
+
+
+def _by_class(ours: Reference, theirs: Reference) -> list[tuple[Tensor, Tensor | None]]:
+    """Positions of our records by class, with the losses of theirs in it; None if it has none.
+
+    Texts are of one class.
+    """
+    if ours.labels is None or theirs.labels is None:
+        return [(torch.arange(len(ours.losses)), theirs.losses)]
+    found: list[tuple[Tensor, Tensor | None]] = []
+    for label in sorted(set(ours.labels.tolist())):
+        among = theirs.losses[theirs.labels == label]
+        members = (ours.labels == label).nonzero().flatten()
+        found.append((members, among if len(among) else None))
+    return found
 
 
 def record_losses(predictions: Predictions | TokenPredictions) -> Tensor:
-    """The loss of each record, [n] float64: of an image, or the mean over a text's scored tokens."""
+    """Loss of each record, [n] float64: of an image, or the mean over a text's scored tokens."""
     return predictions.losses if isinstance(predictions, Predictions) else predictions.record_losses
 
 
-def default_kind(
-    *, has_test: bool, has_retain_model: bool, loss: float | None, whole_classes: bool
-) -> Kind:
-    """The goal of a run that names none.
-
-    Args:
-        has_test: whether there are records that were never trained on.
-        has_retain_model: whether a retain model is named.
-        loss: --target_forget_loss.
-        whole_classes: whether no record of the forgotten classes is retained.
-
-    Raises:
-        HamuError: if nothing tells what forgotten means.
-    """
-    if loss is not None:
-        return "loss"
-    if whole_classes:
-        return "erased"
-    if has_test:
-        return "unseen"
-    if has_retain_model:
-        return "retrained"
-    raise HamuError(
-        "nothing tells when a record is forgotten; give --test_data (records never trained on), --retain_model, or "
-        "--target_forget_loss"
-    )
+def _moved(loss: Tensor, by: float) -> Tensor:
+    return loss_at(log_odds(loss) + by)
 
 
 def check_goal_settings(goal: str | None, loss: float | None, share: float) -> None:
@@ -275,8 +280,8 @@ def check_goal_settings(goal: str | None, loss: float | None, share: float) -> N
     Raises:
         HamuError: if one is out of range, or they contradict each other.
     """
-    if goal is not None and goal not in KINDS:
-        raise HamuError(f"goal {goal!r} is unknown; choose one of {', '.join(KINDS)}")
+    if goal is not None and goal not in get_args(Kind):
+        raise unknown("goal", goal, get_args(Kind))
     if goal not in (None, "loss") and loss is not None:
         raise HamuError(
             f"target_forget_loss is of the goal loss, not {goal}; leave one of them out"
@@ -293,39 +298,64 @@ def check_goal_settings(goal: str | None, loss: float | None, share: float) -> N
         raise HamuError(f"target_share {share} must be a share in (0, 1]")
 
 
+def choose_goal(
+    sets: Mapping[str, Any],
+    kind: str | None,
+    loss: float | None,
+    share: float,
+    *,
+    has_retain_model: bool,
+) -> Goal | None:
+    """Choose the goal of a run or an evaluation: the one named, or what follows from the data.
+
+    Args:
+        sets: records by the names "retain", "forget" and, if there are unseen ones, "test".
+        kind, loss, share: --goal, --target_forget_loss and --target_share.
+        has_retain_model: a retain model is named.
+
+    Returns:
+        The goal; None if none is named and nothing tells what forgotten means.
+
+    Raises:
+        HamuError: if the goal that is named lacks what it compares with.
+    """
+    has_test = sets.get("test") is not None
+    if kind is None and loss is not None:
+        kind = "loss"
+    elif kind is None and whole_classes(sets["retain"], sets["forget"]):
+        kind = "erased"
+    elif kind is None:
+        kind = "unseen" if has_test else "retrained" if has_retain_model else None
+    if kind is None:
+        return None
+    if kind == "unseen" and not has_test:
+        raise HamuError(
+            "the goal unseen compares with records that were never trained on; give --test_data, or "
+            "another goal: --retain_model, or --target_forget_loss"
+        )
+    if kind == "retrained" and not has_retain_model:
+        raise HamuError(
+            "the goal retrained compares with a retain model; give --retain_model, or another --goal"
+        )
+    if kind == "erased" and not hasattr(sets["forget"], "labels"):
+        raise HamuError(
+            "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
+        )
+    return Goal(kind, share, loss)  # type: ignore[arg-type]  # checked by check_goal_settings
+
+
 def whole_classes(retain: Any, forget: Any) -> bool:
-    """True if the forget records are images of classes that none of the retain records is of."""
+    """True if the forget records are images of classes that no retain record is of."""
     kept, gone = (getattr(data, "labels", None) for data in (retain, forget))
     if not isinstance(kept, Tensor) or not isinstance(gone, Tensor):
         return False
-    return not bool(torch.isin(gone.unique(), kept).any())
+    return not bool(torch.isin(gone, kept).any())
 
 
-def _moved(loss: Tensor, by: float) -> Tensor:
-    return loss_at(log_odds(loss) + by)
-
-
-def _groups(ours: Reference, reference: Reference) -> list[tuple[Tensor, Tensor]]:
-    """Positions of the forgotten records and of the unseen ones that they are compared with.
-
-    Images of a class that no unseen image has are compared with all of them.
-    """
-    everyone = torch.arange(len(reference.losses))
-    if ours.labels is None or reference.labels is None:
-        return [(torch.arange(len(ours.losses)), everyone)]
-    found = []
-    for label in ours.labels.unique():
-        among = (reference.labels == label).nonzero().flatten()
-        found.append(
-            ((ours.labels == label).nonzero().flatten(), among if len(among) else everyone)
-        )
-    return found
-
-
-def standing_line(standing: Mapping[str, Any]) -> str:
-    """A sentence about `Standing.figures`."""
-    low, mid, high = (standing["loss_quantiles"][name] for name in ("min", "median", "max"))
-    return (
-        f"{standing['forgotten']} of {standing['records']} records are forgotten (losses {low:.3g} to {high:.3g}, "
-        f"median {mid:.3g})"
-    )
+def unseen_of_classes(test: Any, forget: Any) -> Any:
+    """Records of the test set that are of a class to forget; None if there are none."""
+    labels, gone = (getattr(data, "labels", None) for data in (test, forget))
+    if not isinstance(labels, Tensor) or not isinstance(gone, Tensor):
+        return None
+    positions = torch.isin(labels, gone).nonzero().flatten().tolist()
+    return test.select(positions) if positions else None

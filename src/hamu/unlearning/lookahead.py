@@ -47,10 +47,11 @@ class Lookahead:
         rate: float,
         depth: int,
     ) -> None:
-        self._model, self._parameters, self._loss = model, list(parameters), loss
+        self._model, self._loss = model, loss
+        self._parameters: list[Tensor] = [*parameters]
         self.rate, self.depth = rate, depth
         self.taken, self.cycles = depth, -1  # the first step starts a cycle
-        self._point = [nn.Parameter(p.detach().clone()) for p in self._parameters]
+        self._point: list[Tensor] = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         self._offset = [torch.zeros_like(p) for p in self._parameters]
         self._optimizer = torch.optim.Adam(self._point, lr=rate)
 

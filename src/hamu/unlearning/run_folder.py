@@ -1,6 +1,7 @@
-"""The folder that a run leaves behind. Logs grow line by line, every other file appears whole or not at all.
+"""The folder of a run. Logs grow line by line, other files appear whole or not at all.
 
-Nothing else in the folder is touched. Of several processes the main one writes.
+A hidden file marks a folder that HAMU has written; nothing is removed from any other. Of several
+processes the main one writes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import yaml
 from filelock import FileLock, Timeout
@@ -23,9 +24,12 @@ from hamu.errors import HamuError, first_line
 from hamu.files import CHECKPOINT, CONFIG, EVALUATION, INPUTS, MODEL, RECORD
 from hamu.models.saving import save_model
 
-# A run of a command that can be resumed is identified by what it reads, and finished with its last file.
+# A run that can be resumed is identified by what it reads, and finished with its last file.
 READS = {"train": "training set", "unlearn": "forget set"}
 _LAST = {"train": EVALUATION, "unlearn": RECORD}
+MARK = ".hamu"
+_LOCK = ".lock"  # stays only where its process was killed
+_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK)  # file systems without locks: there nothing is kept out
 _OF_COMPARISONS = (files.COMPARISON, *files.COMPARISON_TABLES, files.COMPARISON_PICTURE)
 _OF_RUNS = (
     *(MODEL, files.MERGED, CONFIG, INPUTS, files.HARDNESS, files.STEPS, files.LAYERS, EVALUATION),
@@ -34,34 +38,19 @@ _OF_RUNS = (
     *(files.ATTACK, files.ATTACK_PICTURE, files.ATTACK_FOLDER),
     *("runs", "tensorboard"),  # of tensorboard, as transformers names it
 )
+# What an interrupted write or removal has left, see `hamu.files`.
 _LEFT = (f".{CHECKPOINT}", *(f".{name}." for name in (*_OF_RUNS, *_OF_COMPARISONS)))
-_LOCK = ".lock"  # stays only where its process was killed
-_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK)  # file systems without locks: there nothing is kept out
-# Files whose content only a command of HAMU gives them: for each, alternatives of the keys that it must have.
-_FORMS: dict[str, tuple[set[str], ...]] = {
-    INPUTS: tuple({name} for name in READS.values()),
-    files.HARDNESS: ({"measured_at", "kappa", "stop_threshold"},),
-    EVALUATION: (
-        {"retain", "forget"},
-        {"before", "after", "trajectory"},
-        {"seconds", "train_loss"},
-    ),
-    RECORD: ({"format"},),
-    files.ASSESSMENT: ({"hamu-q", "hamu-u", "verdict"},),
-    files.ATTACK: ({"format"},),
-    files.SUMMARY: ({"task", "hardness", "methods"},),
-}
-_FORMATS = {RECORD: "hamu-unlearning-record", files.ATTACK: "hamu-attack"}
 
 
 class RunFolder:
     """An output folder, checked at once and made when the first file is written.
 
-    As a context it is for one run alone from that file on, and leaves no folder behind in which nothing was written.
+    As a context it is for one run alone from that file on, and leaves no folder behind in which
+    nothing was written.
 
     Args:
         path: the folder; it may exist if it is empty.
-        overwrite: replace an earlier run that is in it.
+        overwrite: replace an earlier run that is in it, once there is a file to put in its place.
         resume: go on with the run that is in it.
         sources: folders and files that the run reads from, which it must not write into.
 
@@ -84,40 +73,24 @@ class RunFolder:
         resolved = self.path.resolve()
         for source in sources:
             origin = Path(source).resolve()
-            if origin.exists() and (
-                resolved.is_relative_to(origin) or origin.is_relative_to(resolved)
-            ):
+            overlap = resolved.is_relative_to(origin) or origin.is_relative_to(resolved)
+            if origin.exists() and overlap:
                 raise HamuError(
-                    f"the output folder {path} and the source {source} overlap; choose another --output_dir"
+                    f"the output folder {path} and the source {source} overlap; "
+                    f"choose another --output_dir"
                 )
-        self._check_place(resolved)
-        self._absent = [p for p in (self.path, *self.path.parents) if not os.path.exists(p)]
+        self._made = [one for one in (self.path, *self.path.parents) if not os.path.exists(one)]
         if is_main():  # an error later would cost a run
             try:
                 self._acquire()
             except OSError as error:
-                self._cannot_be_made(f"{error.strerror or error}; choose another")
+                raise HamuError(
+                    f"the output folder {self.path} cannot be made: {error.strerror or error}; "
+                    f"choose another --output_dir"
+                ) from error
             finally:
                 self._release()
         self._stale()
-
-    def _check_place(self, resolved: Path) -> None:
-        """Check the place of the folder, and the folders above it."""
-        if os.path.exists(self.path) and not self.path.is_dir():
-            raise HamuError(f"the output folder {self.path} is a file; choose another --output_dir")
-        for above in (self.path, *self.path.parents):
-            if os.path.islink(above) and not os.path.exists(above):
-                self._cannot_be_made(
-                    f"{above} is a link to {os.readlink(above)}, which is not there; make that, or choose another"
-                )
-        existing = next(p for p in (resolved, *resolved.parents) if os.path.exists(p))
-        if not existing.is_dir():
-            self._cannot_be_made(f"{existing} is a file; choose another")
-        if not os.access(existing, os.W_OK):
-            self._cannot_be_made(f"{existing} is not writable; choose another")
-
-    def _cannot_be_made(self, why: str) -> NoReturn:
-        raise HamuError(f"the output folder {self.path} cannot be made: {why} --output_dir")
 
     def _acquire(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -127,8 +100,8 @@ class RunFolder:
             self._lock = lock
         except Timeout:
             raise HamuError(
-                f"another run, or a process that a run left behind, is using {self.path}; wait until it has ended, or "
-                f"choose another --output_dir"
+                f"another run, or a process that a run left behind, is using {self.path}; "
+                f"wait until it has ended, or choose another --output_dir"
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -136,14 +109,15 @@ class RunFolder:
 
     def _release(self) -> None:
         """Let others have the folder, and remove what was made for nothing."""
+        if self._prepared and [path.name for path in self._files()] == [MARK]:
+            (self.path / MARK).unlink()
         self._prepared = False
         if self._lock is not None:
-            (self.path / _LOCK).unlink(
-                missing_ok=True
-            )  # while it is held, so that nobody else's goes
+            # while it is held, so that nobody else's goes
+            (self.path / _LOCK).unlink(missing_ok=True)
             self._lock.release()
             self._lock = None
-        for made in self._absent if is_main() else ():
+        for made in self._made if is_main() else ():
             if os.path.isdir(made):
                 if any(made.iterdir()):
                     return
@@ -165,11 +139,16 @@ class RunFolder:
             return self.path
         self._acquire()
         stale = self._stale()  # as it is now: another run may have come and gone
-        # first the settings, which promise a run to resume; last the files that show that all of this may go
-        for left in sorted(stale, key=lambda path: (path.name != CONFIG, _shows_a_run(path))):
-            files.remove_whole(left)
+        (self.path / MARK).touch()
+        # the settings first, as they promise a run to resume
+        for path in sorted(stale, key=lambda path: path.name != CONFIG):
+            files.remove_whole(path)
         self._prepared = True
         return self.path
+
+    def _files(self) -> list[Path]:
+        found = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(path for path in found if path.name != _LOCK)
 
     def _stale(self) -> list[Path]:
         """Files to remove: of an earlier run, or of an interrupted write of this one.
@@ -177,35 +156,34 @@ class RunFolder:
         Raises:
             HamuError: if there are others, which must stay.
         """
-        found = list(self.path.iterdir()) if self.path.is_dir() else []
-        found = [path for path in found if path.name != _LOCK]
+        found = [path for path in self._files() if path.name != MARK]
         left = [path for path in found if path.name.startswith(_LEFT)]
         if self._resume or left == found:
             return left
-        foreign = sorted(path.name for path in found if not _is_of_a_run(path))
-        if not foreign and not _holds_a_run(self.path):
-            foreign = sorted(path.name for path in found if path not in left)
-        if not self._overwrite:
-            raise HamuError(f"the output folder {self.path} {self._use(foreign)}")
+        is_marked = (self.path / MARK).is_file()
+        foreign = [
+            path for path in found if path not in left and not (is_marked and _is_of_a_run(path))
+        ]
         if foreign:
             raise HamuError(
-                f"the output folder {self.path} holds {foreign[0]}, which is not of a run; --overwrite only replaces "
-                f"runs, so choose another --output_dir"
+                f"the output folder {self.path} is in use: it holds {foreign[0].name}, which is "
+                f"not of a run; --overwrite only replaces runs, so choose another --output_dir"
+            )
+        if not self._overwrite:
+            raise HamuError(
+                f"the output folder {self.path} holds {self._use()}choose another --output_dir, "
+                f"or replace it with --overwrite"
             )
         return found
 
-    def _use(self, foreign: list[str]) -> str:
-        """Use of the folder, and the way out."""
-        if foreign:
-            return f"is in use: it holds {foreign[0]}, which is not of a run; choose another --output_dir"
-        other = "choose another --output_dir, or replace it with --overwrite"
-        inputs = _mapping(self.path / INPUTS)
-        command = next((name for name, reads in READS.items() if reads in inputs), None)
-        if command and self.has(CONFIG) and not self.has(_LAST[command]):
-            return f"holds an interrupted run; go on with it by hamu {command} --resume --output_dir {self.path}, {other}"
-        if is_finished(self.path):
-            return f"holds a finished run; {other}"
-        return f"holds what is left of a run that cannot go on; {other}"
+    def _use(self) -> str:
+        """The run in the folder, and the way to go on with it."""
+        inputs = files.read_json(self.path / INPUTS, self.path) if self.has(INPUTS) else {}
+        for command, reads in READS.items():
+            if reads in inputs and self.has(CONFIG) and not self.has(_LAST[command]):
+                way = f"hamu {command} --resume --output_dir {self.path}"
+                return f"an interrupted run; go on with it by {way}, "
+        return "a run; "
 
     def has(self, name: str) -> bool:
         """True if a file is there; the last file of a run shows that the run came to its end."""
@@ -238,10 +216,7 @@ class RunFolder:
 
     def count_lines(self, name: str) -> int:
         """Number of lines of a log, 0 where there is none."""
-        if not self.has(name):
-            return 0
-        with open(self.path / name, "rb") as file:
-            return sum(1 for _ in file)
+        return (self.path / name).read_bytes().count(b"\n") if self.has(name) else 0
 
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
         """Write one file whole; a private one is for its owner alone."""
@@ -266,7 +241,7 @@ class RunFolder:
         return self.write_text(CONFIG, text, private=names_a_person)
 
     def save_model(self, model: Any, *beside_it: Any, name: str = MODEL) -> Path:
-        """Save a model, and what belongs to it, with their own `save_pretrained`, whole or not at all.
+        """Save a model, and what belongs to it, by their `save_pretrained`, whole or not at all.
 
         Args:
             model: the model.
@@ -289,8 +264,8 @@ class RunFolder:
             shutil.rmtree(beside, ignore_errors=True)
             if files.is_of_disk(error):
                 raise HamuError(
-                    f"the model cannot be written into {self.path}: {first_line(error)}; where it is full "
-                    f"make room, then go on with --resume"
+                    f"the model cannot be written into {self.path}: {first_line(error)}; "
+                    f"where it is full make room, then go on with --resume"
                 ) from error
             raise
         files.replace_folder(beside, target)
@@ -303,49 +278,14 @@ class RunFolder:
                 file.write(json.dumps(dict(content)) + "\n")
 
 
-def is_finished(folder: Path) -> bool:
-    """True if a run, or another command with a folder of its own, came to its end in a folder."""
-    if READS["unlearn"] in _mapping(folder / INPUTS):
-        return _shows_a_run(folder / RECORD)
-    alone = (EVALUATION, files.ASSESSMENT, files.ATTACK, files.SUMMARY)
-    return any(_shows_a_run(folder / name) for name in alone)
-
-
 def holds_a_comparison(folder: Path) -> bool:
-    """True if a folder is that of `hamu compare`, whose own file may be damaged: only times are lost with it."""
-    if not (folder / files.COMPARISON).is_file():
-        return False
-    found = _mapping(folder / files.COMPARISON)
-    if isinstance(found.get("runs"), list) and isinstance(found.get("seconds"), dict):
-        return True
-    return any(_holds_a_run(path.parent) for path in folder.glob(f"*/{CONFIG}"))
+    """True if a folder is that of `hamu compare`."""
+    return (folder / MARK).is_file() and (folder / files.COMPARISON).is_file()
 
 
 def _is_of_a_run(path: Path) -> bool:
     """True for a name that runs give; a checkpoint must also have a manifest."""
-    if path.name.startswith(CHECKPOINT):
-        entries = _mapping(path / files.MANIFEST).values()
-        sealed = all(isinstance(entry, dict) and "sha256" in entry for entry in entries)
-        return path.name.removeprefix(CHECKPOINT).isdecimal() and bool(entries) and sealed
-    return path.name in _OF_RUNS or path.name.startswith(_LEFT)
-
-
-def _shows_a_run(path: Path) -> bool:
-    """True if a file has a form that only a run gives it; others have files of these names too."""
-    found = _mapping(path)
-    fits = any(found.keys() >= keys for keys in _FORMS.get(path.name, ()))
-    return fits and found.get("format") == _FORMATS.get(path.name, found.get("format"))
-
-
-def _holds_a_run(folder: Path) -> bool:
-    checkpoints = (path for path in folder.glob(f"{CHECKPOINT}*") if _is_of_a_run(path))
-    return any(_shows_a_run(folder / name) for name in _FORMS) or any(checkpoints)
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    """Content of a JSON file, {} where that is no mapping."""
-    try:
-        found = files.parse_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    number = path.name.removeprefix(CHECKPOINT)
+    if number != path.name:
+        return number.isdecimal() and (path / files.MANIFEST).is_file()
+    return path.name in _OF_RUNS

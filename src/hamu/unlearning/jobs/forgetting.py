@@ -20,7 +20,7 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import EVALUATION, HARDNESS, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
 from hamu.models.saving import CannotMerge
-from hamu.unlearning.goals import standing_line
+from hamu.unlearning.goal_report import standing_line
 from hamu.unlearning.jobs.kinds import choose_task
 from hamu.unlearning.jobs.options import ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
@@ -257,10 +257,10 @@ def _outcome(trainer: UnlearnTrainer) -> list[str]:
     elif controller.goal_sentence not in trainer.end.text:
         lines.append(controller.goal_sentence)
     after = trainer.standings().get("after")
-    if after is not None:
-        kind = trainer.goal_run.goal.kind
+    goal = trainer.goal_run.goal
+    if after is not None and goal is not None:
         line = standing_line(after.figures())
-        lines.append(f"{line}, by the goal {kind}; whether that lasts: hamu attack")
+        lines.append(f"{line}, by the goal {goal.kind}; whether that lasts: hamu attack")
     return lines if trainer.promise is None else [*lines, describe(trainer.promise)]
 
 
@@ -311,7 +311,7 @@ def _best(trainer: UnlearnTrainer) -> str:
         return f"no evaluation measured {name}"
     best = (max if args.greater_is_better else min)(found, key=lambda one: one[f"eval_{name}"])
     text = f"best {name} {best[f'eval_{name}']:+.4g} at step {best['step']}"
-    folder = trainer.checkpoints.path(best["step"])
+    folder = trainer.checkpoints.path(int(best["step"]))
     saved = state.best_global_step if args.load_best_model_at_end else state.global_step
     if best["step"] == 0:
         return f"best {name} at the start: no later evaluation was better"

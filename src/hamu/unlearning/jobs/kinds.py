@@ -139,8 +139,9 @@ class ImageTask(Task):
         if not train.named or self.classes_of is None:
             return train
         names = class_names(self.classes_of)
-        has_all = names is not None and set(train.classes) <= set(names)
-        return train.with_classes(names) if has_all else train
+        if names is None or not set(train.classes) <= set(names):
+            return train
+        return train.with_classes(names)
 
     def divide_by_own_option(self, train: ImageData, test: Any) -> UnlearningData[ImageData]:
         """Forget a class; a share ρ of it is replaced by draws from all records not chosen yet."""

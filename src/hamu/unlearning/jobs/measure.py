@@ -42,7 +42,8 @@ from hamu.report import plot_frontiers
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks
 from hamu.report.records import AnsweredRecord, answered
-from hamu.unlearning.goal_report import GoalSettings, goal_lines, goal_settings
+from hamu.unlearning.goal_report import goal_lines, goal_report
+from hamu.unlearning.goals import NOTHING_TELLS, choose_goal
 from hamu.unlearning.jobs.kinds import TextTask, choose_task
 from hamu.unlearning.jobs.options import AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.progress import silent, task_bar
@@ -201,7 +202,13 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
     further = _TextEvaluation(task, asked) if isinstance(task, TextTask) else None
     attacker = _Attacker(task, problem) if settings.of(AttackSettings).attacks else None
-    goal, why_none = _goal(asked, problem, has_retain_model=retain_model is not None)
+    goal = choose_goal(
+        problem.sets(),
+        asked.goal,
+        asked.target_forget_loss,
+        asked.target_share,
+        has_retain_model=retain_model is not None,
+    )
     reference = original = None
     if retain_model is not None:
         model, reference = task.predictions(retain_model, problem)
@@ -214,8 +221,8 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     report = task.report(predictions, problem, reference)
     report["goal"] = None
     if goal is not None:
-        report["goal"] = goal.report(predictions, original=original, retain_model=reference)
-    lines = [why_none] if report["goal"] is None else goal_lines(report["goal"])
+        report["goal"] = goal_report(goal, predictions, original=original, retain_model=reference)
+    lines = [NOTHING_TELLS] if report["goal"] is None else goal_lines(report["goal"])
     attacked = None
     with folder:
         # first what is known, whatever becomes of what takes longer
@@ -230,19 +237,6 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
             del model
             attacked = _saved(attacker.run(), folder, problem)
     return Evaluated(folder.path, path, problem.forget_name, report, tuple(lines), attacked)
-
-
-def _goal(
-    options: EvaluateOptions, problem: UnlearningData[Any], *, has_retain_model: bool
-) -> tuple[GoalSettings | None, str]:
-    """The goal to measure; None if none is named and none follows, and what to give then."""
-    asked = (options.goal, options.target_forget_loss, options.target_share)
-    try:
-        return goal_settings(problem, *asked, has_retain_model=has_retain_model), ""
-    except HamuError as error:
-        if options.goal is not None:
-            raise
-        return None, str(error)
 
 
 class _TextEvaluation:

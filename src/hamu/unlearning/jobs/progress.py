@@ -122,11 +122,9 @@ class ProgressBar(TrainerCallback):
             steps = f"step {state.global_step} of {state.max_steps}"
             self._console.print(f"{self._title}: {steps}  {self._figures}")
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the last figures beside the bar."""
-        self._figures = figures_line(logs) or self._figures
+        self._figures = figures_line(kwargs["logs"]) or self._figures
         self._bar.update(self._task, figures=self._figures)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

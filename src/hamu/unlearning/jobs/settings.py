@@ -79,6 +79,7 @@ def parser_of(command: str, types: Iterable[type] = ()) -> Parser:
     parser.add_argument(
         "--config", metavar="FILE.yaml", help="Read settings from a file; flags win."
     )
+    cls: Any
     for cls in types or tables.TYPES[command]:
         parser._add_dataclass_arguments(cls)
     for action in parser._actions:
@@ -244,7 +245,7 @@ class _Texts(yaml.BaseLoader):
         return found
 
 
-_Texts.add_implicit_resolver(_NULL, re.compile("~|null|Null|NULL|$"), ["~", "n", "N", ""])
+_Texts.add_implicit_resolver(_NULL, re.compile("(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
 _Texts.add_constructor(_NULL, lambda loader, node: None)
 
 

@@ -199,7 +199,7 @@ class Task(ABC):
                 f"are the same"
             )
         known = problem.known_tests()
-        if known:
+        if known and problem.test is not None:
             self.console.print(
                 f"warning: {known} of {len(problem.test)} test {noun} are among those to retain or "
                 f"to forget; figures of the test set, and of membership inference, are not of data "
@@ -277,7 +277,7 @@ class Task(ABC):
             sets: by role, None where there is none.
             models: likewise, saved ones.
         """
-        entries: Inputs = {}
+        entries: dict[str, Any] = {}
         for name, data in sets.items():
             entries |= set_entries(name, data)
         for name, source in models.items():

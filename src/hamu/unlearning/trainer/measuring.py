@@ -188,10 +188,10 @@ def history(trainer: UnlearnTrainer) -> dict[str, Any]:
 
 def _goal(trainer: UnlearnTrainer) -> dict[str, Any] | None:
     """Goal of the run with its standings before and after; None if nothing defines forgotten."""
-    standings = trainer.standings()
-    if "after" not in standings:
+    standings, goal = trainer.standings(), trainer.goal_run.goal
+    if goal is None or "after" not in standings:
         return None
-    goal, controller = trainer.goal_run.goal, trainer.controller
+    controller = trainer.controller
     return {
         "kind": goal.kind,
         "share": goal.share,

@@ -335,9 +335,7 @@ class UnlearnTrainer(ResumableTrainer):
         found: dict[str, Standing] = {}
         for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
             if "forget" in predictions:
-                standing = self.goal_run.standing_of(
-                    predictions["forget"], self.start_predictions.get("test")
-                )
+                standing = self.goal_run.standing_of(predictions, self.start_predictions)
                 found |= {} if standing is None else {name: standing}
         return found
 
