@@ -30,7 +30,7 @@ from hamu.unlearning.jobs.comparison import ending, run_waiting
 from hamu.unlearning.jobs.kinds import task_name
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
-from hamu.unlearning.record.digests import text_digest
+from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 

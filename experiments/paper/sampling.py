@@ -26,7 +26,7 @@ from hamu.data.sources import DIGITS, MINIATURE, located
 from hamu.data.text_files import has_test_split
 from hamu.errors import HamuError
 from hamu.files import file_digest, read_json
-from hamu.unlearning.record.digests import text_digest
+from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
 
 _IMAGE_OPTIONS = ("image_size", "num_channels", "image_column", "label_column")

@@ -34,10 +34,11 @@ from hamu.unlearning.compare.rows import Row, this_environment
 from hamu.unlearning.compare.runs import Plan
 from hamu.unlearning.record.inputs import (
     Inputs,
-    digests_of,
+    digests_in,
     read_inputs,
     recorded,
     saved_model_entry,
+    without_order,
 )
 from hamu.unlearning.run_folder import RunFolder
 
@@ -216,7 +217,7 @@ class Stage:
             "settings": recorded(
                 {name: settings[name] for name in one.takes if name in settings}, {}
             ),
-            "inputs": digests_of(inputs),
+            "inputs": _digests(inputs),
             "environment": this_environment(self._device),
             "date": datetime.now(UTC).date().isoformat(),
         }
@@ -321,7 +322,7 @@ class Order:
                 "paper_steps_per_epoch": wanted.paper_steps_per_epoch,
                 "seconds": row["seconds"],
                 "settings": recorded({**own, "num_train_epochs": made.epochs}, {}),
-                "inputs": digests_of(read_inputs(folder)) if (folder / INPUTS).is_file() else None,
+                "inputs": _digests(read_inputs(folder)) if (folder / INPUTS).is_file() else None,
                 "environment": row.get("environment"),
                 "date": None,
             }
@@ -357,3 +358,9 @@ def _finished(folder: Path) -> list[PaperRun]:
         method, _, digest = setting.rpartition("-")
         found.append(PaperRun(method, digest, float(epochs)))
     return found
+
+
+def _digests(inputs: Inputs) -> dict[str, Any]:
+    """The sets and models that there are, without what they are called, which may be a place."""
+    kept = {name: digests_in(entry) for name, entry in without_order(inputs).items()}
+    return {name: entry for name, entry in kept.items() if entry is not None}

@@ -7,11 +7,12 @@ import zipfile
 
 import numpy as np
 import pyarrow
-from fuzzing.inputs import CONTENT, POISON, TEXT, Input, Link, maybe_damaged, words
-from fuzzing.settings import COMMANDS, command
 from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
+
+from fuzzing.inputs import CONTENT, POISON, TEXT, Input, Link, maybe_damaged, words
+from fuzzing.settings import COMMANDS, command
 
 _ODD = [10**400, "\ud800", "\0", " ", "\ufeff", "x " * 400, [], {}, ["a"], {"role": "user"}]
 _CELLS = st.one_of(

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from fuzzing.inputs import (
     CONTENT,
     DAMAGE,
@@ -17,7 +19,6 @@ from fuzzing.inputs import (
 )
 from fuzzing.settings import COMMANDS, command
 from fuzzing.world import IMAGES, TEXTS
-from hypothesis import strategies as st
 
 _TOKENIZER = "tokenizer.json tokenizer_config.json"
 _FILES = {
@@ -44,10 +45,7 @@ _JSON = st.one_of(
         "llama small_resnet bert vit no-such LORA IA3 LlamaTokenizer PreTrainedTokenizerFast gptq "
         "bitsandbytes kernels-community/flash-attn float16 text image .."
     ),
-    st.sampled_from(
-        [{"AutoModelForCausalLM": "x--y.Z"}, {"AutoConfig": "code.Config"}, {"0": "[/]"}]
-        + [{"quant_method": "bitsandbytes"}]
-    ),
+    st.dictionaries(words("AutoModelForCausalLM quant_method 0"), words("x--y.Z bitsandbytes [/]")),
 )
 _TENSOR = st.fixed_dictionaries(
     {

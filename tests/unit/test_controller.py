@@ -11,7 +11,6 @@ from helpers import Holder
 from hamu import HamuError, HamuQ, PairedGradients
 from hamu.unlearning.controller import LEAST_DEMAND, MOST_DEMAND, Controller, first_rate
 from hamu.unlearning.goals import Goal, Standing
-from hamu.unlearning.stop_reason import StopReason
 
 RECORDS, START, BUDGET = 10, 0.1, 0.1
 GOAL = Goal("loss", share=0.8, loss=1.0)
@@ -31,19 +30,14 @@ class Work:
 
     def __init__(self, *found, rehearsals=None):
         torch.manual_seed(0)
-        self.pair = PairedGradients(
-            Holder([torch.ones(2, 2), torch.ones(3)]), HamuQ(0.5, "relative", stopping="off")
-        )
-        with torch.no_grad():
-            self.pair.parameters[0].fill_(1.0)
-        self.found = [
-            one if isinstance(one, SimpleNamespace) else standing(*one) for one in [(0,), *found]
-        ]
-        self.rehearsals = rehearsals
-        self.restarts = []
-        self.lookahead = None if rehearsals is None else SimpleNamespace(
-            at_the_end_of_a_retain_cycle=True, restart=lambda: self.restarts.append(self.state.global_step)
-        )  # fmt: skip
+        method = HamuQ(0.5, "relative", stopping="off")
+        self.pair = PairedGradients(Holder([torch.ones(2, 2), torch.ones(3)]), method)
+        self.found = [standing(*one) for one in [(0,), *found]]
+        self.rehearsals, self.restarts = rehearsals, []
+        self.lookahead = None
+        if rehearsals is not None:
+            restart = lambda: self.restarts.append(self.state.global_step)  # noqa: E731
+            self.lookahead = SimpleNamespace(at_the_end_of_a_retain_cycle=True, restart=restart)
         self.focused, self.ends, self.measured = [], [], {}
         self.controller = Controller(self, GOAL, BUDGET, every=1)
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
@@ -97,22 +91,17 @@ class Work:
         return self
 
 
-def test_a_budget_that_is_exceeded_halves_the_demand_and_the_steps_go_on_from_there():
+def test_the_demand_is_halved_over_the_budget_and_raised_where_half_of_it_is_left():
     work = Work(*[(0, START + 0.15)] * 5).start()
     rate, demands = work.controller.rate, []
     for _ in range(5):
         work.step()
         demands.append(work.demand)
     assert demands == [0.25, 0.125, 0.0625, LEAST_DEMAND, LEAST_DEMAND]
-    assert (work.weights, work.controller.rate) == (5, rate)
-
-
-def test_a_budget_of_which_half_is_left_raises_the_demand_up_to_a_bound():
-    work = Work(*[(n, START + 0.04) for n in range(1, 6)]).run()
-    assert work.demand == MOST_DEMAND
-    half = Work((1, START + 0.04)).run()
-    assert half.demand == 0.5 * 1.25
+    assert (work.weights, work.controller.rate) == (5, rate), "the steps go on from there"
+    assert Work((1, START + 0.04)).run().demand == 0.5 * 1.25
     assert Work((1, START + 0.06)).run().demand == 0.5
+    assert Work(*[(n, START + 0.04) for n in range(1, 6)]).run().demand == MOST_DEMAND
 
 
 @pytest.mark.parametrize("retain_loss", [START + 0.6, math.nan, math.inf])
@@ -122,10 +111,9 @@ def test_far_beyond_the_budget_it_goes_back_to_the_best_state(retain_loss):
         work.step()
     rate = work.controller.rate
     work.step()
-    assert work.weights == 1
+    assert (work.weights, work.ends) == (1, [])
     assert (work.demand, work.controller.rate) == (0.25, 0.5 * rate)
     assert work.optimizer.state == {}, "its moments are of another place"
-    assert not work.ends
 
 
 def test_where_the_least_demand_does_not_repair_it_goes_back_to_the_best_state():
@@ -146,19 +134,19 @@ def test_without_progress_the_rate_rises_up_to_a_bound_and_falls_where_records_o
         work.step()
     assert work.controller.rate == pytest.approx(8 * first)
     work.step()
-    assert [group["lr"] for group in work.optimizer.param_groups] == [
-        work.controller.rate_of_step
-    ] * 2
-    over = Work((2, START + 0.06, 0.1, 9.0)).run()
-    assert over.controller.rate == pytest.approx(0.75 * first)
-    stays = Work(*[(2, START + 0.06, 0.1, 9.0)] * 11).run()
+    rate = work.controller.rate_of_step
+    assert [group["lr"] for group in work.optimizer.param_groups] == [rate] * 2
+    too_high = (2, START + 0.06, 0.1, 9.0)
+    assert Work(too_high).run().controller.rate == pytest.approx(0.75 * first)
+    stays = Work(*[too_high] * 11).run()
     assert stays.controller.rate == pytest.approx(first / 16), "a rate of zero changes nothing"
-    lasting = Work((2, START + 0.06, 0.1, 9.0), rehearsals=[]).run()
+    lasting = Work(too_high, rehearsals=[]).run()
     assert lasting.controller.rate == first, "ahead it needs them as high"
 
 
 def test_the_rate_rises_over_the_first_steps():
-    work = Work(*[(0, START + 0.07, 0.1 * n) for n in range(1, 10)], *[STUCK] * 15).start()
+    found = [(0, START + 0.07, 0.1 * n) for n in range(1, 10)]
+    work = Work(*found, *[STUCK] * 15).start()
     shares = []
     for _ in range(22):
         rate = work.controller.rate
@@ -167,17 +155,16 @@ def test_the_rate_rises_over_the_first_steps():
     assert shares == pytest.approx([n / 20 for n in range(1, 20)] + [1.0] * 3)
 
 
-def test_it_ends_at_the_goal_with_the_state_that_reached_it():
+def test_it_ends_once_at_the_goal_with_the_state_that_reached_it():
     work = Work((7, START + 0.05), (8, START + 0.09), (9,)).run()
-    [end] = work.ends
-    assert end.kind == "goal"
-    words = (
-        "8 of 10 records are forgotten (goal loss, 80% wanted), retain loss +0.0900 of +0.1 allowed"
-    )
-    assert end.text == f"the goal is reached: {words}"
     assert (work.weights, work.controller.ended, work.controller.reached) == (2, True, True)
     work.step()
-    assert len(work.ends) == 1, "it ends once"
+    [end] = work.ends
+    assert (end.kind, end.text) == (
+        "goal",
+        "the goal is reached: 8 of 10 records are forgotten (goal loss, 80% wanted), "
+        "retain loss +0.0900 of +0.1 allowed",
+    )
 
 
 def test_the_goal_is_not_reached_beyond_the_budget():
@@ -189,21 +176,16 @@ def test_the_goal_is_not_reached_beyond_the_budget():
 def test_a_goal_that_is_reached_at_the_start_takes_no_step():
     work = Work()
     work.found = [standing(9)]
-    work.start()
-    assert work.ends == [StopReason("goal", work.ends[0].text)]
-    assert work.ends[0].text.startswith(
-        "the goal is reached at the start: 9 of 10 records are forgotten"
-    )
+    [end] = work.start().ends
+    assert end.kind == "goal"
+    assert end.text.startswith("the goal is reached at the start: 9 of 10 records are forgotten")
 
 
 @pytest.mark.parametrize("retain_loss", [math.nan, math.inf])
 def test_a_start_that_is_not_finite_is_an_error(retain_loss):
     work = Work()
     work.found = [standing(0, retain_loss)]
-    with pytest.raises(
-        HamuError,
-        match=r"^the model's losses are not finite at the start \(retain loss (nan|inf)\)",
-    ):
+    with pytest.raises(HamuError, match=r"^the model's losses are not finite at the start"):
         work.start()
 
 
@@ -216,53 +198,40 @@ def test_it_gives_up_after_some_patience_and_blames_the_gradients_only_where_no_
     work = Work(*[STUCK] * 30).start()
     steps = 0
     while not work.ends:
-        work.step(
-            None
-            if free is None
-            else SimpleNamespace(some_demand_is_free=torch.tensor(free[steps % len(free)]))
-        )
+        is_free = None if free is None else torch.tensor(free[steps % len(free)])
+        work.step(None if free is None else SimpleNamespace(some_demand_is_free=is_free))
         steps += 1
     assert steps == 13, "the first is better than the start, then 12 are not"
     [end] = work.ends
     assert end.kind == kind
     assert ("every further step must hurt" in end.text) is (kind == "criterion")
-    assert (
-        "12 measurements in a row brought nothing better; the goal is not reached: 3 of 10 records"
-        in end.text
-    )
+    assert "12 measurements in a row brought nothing better; the goal is not reached" in end.text
     assert work.weights == 1
 
 
-@pytest.mark.parametrize("better", [{"low": 0.3}, {"count": 4}])
+@pytest.mark.parametrize("better", [(3, START + 0.07, 0.3), (4, START + 0.07)])
 def test_patience_begins_anew_with_a_better_state_or_less_that_is_missing(better):
-    found = (
-        [STUCK] * 12
-        + [(better.get("count", 3), START + 0.07, better.get("low", 0.1))]
-        + [STUCK] * 12
-    )
-    work = Work(*found).run()
+    work = Work(*[STUCK] * 12, better, *[STUCK] * 12).run()
     assert len(work.controller.history) == 1 + 25
     assert [end.kind for end in work.ends] == ["budget"]
 
 
 @pytest.mark.parametrize(("found", "best"), [
     ([(5, START + 0.06), (4, START), (6, START + 0.2)], 1),  # the third is beyond the budget
-    ([(5, START + 0.06), (5, START + 0.03), (5, START + 0.05)], 2),  # of as many records the cheapest
+    ([(5, START + 0.06), (5, START + 0.03), (5, START + 0.05)], 2),  # as many, the cheapest
     ([(5, START + 0.06), (6, START + 0.09), (0, START)], 2),
     ([(0, START + 0.2), (2, START + 0.2), (9, START + 0.15)], 0),  # nothing within: the start
 ])  # fmt: skip
 def test_the_best_state_that_was_measured_is_kept_whatever_ends_the_run(found, best):
     work = Work(*found)
     work.state.max_steps = 3
-    work.run()
-    [end] = work.ends
+    [end] = work.run().ends
     assert end.kind == "all steps"
     assert end.text.startswith("all its steps are done; the goal is not reached: ")
-    assert work.weights == best
-    assert not work.controller.reached
+    assert (work.weights, work.controller.reached) == (best, False)
 
 
-def test_it_measures_as_often_as_it_is_to_and_at_the_last_step():
+def test_it_measures_at_its_interval_and_at_the_last_step():
     work = Work((1,), (2,), (3,))
     work.controller.every, work.state.max_steps = 3, 8
     work.run()
@@ -272,13 +241,8 @@ def test_it_measures_as_often_as_it_is_to_and_at_the_last_step():
 
 def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     work = Work(*[(9, START + 0.06)] * 6, rehearsals=[(9, 8), (9, 7), (8, 9), (8, 8)]).run()
-    assert [row.get("forgotten_after_fine_tuning") for row in work.controller.history] == [
-        None,
-        8,
-        7,
-        8,
-        8,
-    ]
+    rehearsed = [row.get("forgotten_after_fine_tuning") for row in work.controller.history]
+    assert rehearsed == [None, 8, 7, 8, 8]
     [end] = work.ends
     assert end.kind == "goal"
     assert "80% wanted, also where fine-tuning leads" in end.text
@@ -296,11 +260,9 @@ def test_a_lasting_run_rehearses_where_the_point_is_at_the_end_of_a_retain_cycle
     assert ["forgotten_after_fine_tuning" in row for row in measured] == [False, False, True]
 
 
-def test_of_a_lasting_run_the_latest_state_that_is_at_the_goal_is_the_best_and_patience_is_of_cycles():
-    work = Work(
-        (9, START + 0.06), (8, START + 0.07), (7, START + 0.05), *[STUCK] * 60, rehearsals=[]
-    )
-    work.start()
+def test_a_lasting_run_keeps_the_latest_state_at_the_goal_and_counts_its_patience_in_cycles():
+    found = [(9, START + 0.06), (8, START + 0.07), (7, START + 0.05), *[STUCK] * 60]
+    work = Work(*found, rehearsals=[]).start()
     work.lookahead.at_the_end_of_a_retain_cycle = False
     for _ in range(40):
         work.step()
@@ -312,16 +274,8 @@ def test_of_a_lasting_run_the_latest_state_that_is_at_the_goal_is_the_best_and_p
     assert work.weights == 2
 
 
-def test_what_a_checkpoint_keeps_goes_on_alike():
-    found = [
-        (1, START + 0.03),
-        (2, START + 0.2),
-        (2, START + 0.7),
-        STUCK,
-        (4, START + 0.01),
-        STUCK,
-        (5, START + 0.02),
-    ]
+def test_a_run_that_is_resumed_goes_on_alike():
+    found = [(1, START + 0.03), (2, START + 0.2), (2, START + 0.7), STUCK, (4, START + 0.01), STUCK]
     constraint = SimpleNamespace(some_demand_is_free=torch.tensor(True))
     whole = Work(*found).start()
     for _ in range(3):
@@ -338,16 +292,12 @@ def test_what_a_checkpoint_keeps_goes_on_alike():
             one.step(constraint)
     assert whole.controller.state_dict() == resumed.controller.state_dict()
     assert whole.demand == resumed.demand
-    assert all(
-        tensor.equal(resumed.controller.good[name])
-        for name, tensor in whole.controller.good.items()
-    )
+    ours, theirs = whole.controller.good, resumed.controller.good
+    assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
 
 
 def test_the_first_rate_is_a_small_part_of_the_size_of_weights_of_matrices():
-    parameters = [torch.full((3, 4), 0.5), torch.full((7,), 100.0)]
-    assert first_rate(parameters) == pytest.approx(0.002)
-    assert first_rate(parameters[1:]) == pytest.approx(0.4)
-    assert first_rate([torch.full((3, 4), 0.5), torch.zeros(5, 2)]) == 5e-4, (
-        "a new adapter has no size yet"
-    )
+    matrix = torch.full((3, 4), 0.5)
+    assert first_rate([matrix, torch.full((7,), 100.0)]) == pytest.approx(0.002)
+    assert first_rate([torch.full((7,), 100.0)]) == pytest.approx(0.4)
+    assert first_rate([matrix, torch.zeros(5, 2)]) == 5e-4, "a new adapter has no size yet"

@@ -12,7 +12,7 @@ from hamu import HamuError
 from hamu.data import ImageData, TextRecord, TextRecords, read_text
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.models.loading import folder_of
-from hamu.unlearning.record.digests import row_digests, set_digest, tensors_digest, weights_digest
+from hamu.unlearning.record.inputs import row_digests, set_digest, tensors_digest, weights_digest
 
 LINES = [
     {"question": f"number {i}?", "answer": f"It is {i}.", "tags": ["a", "b"], "page": i}

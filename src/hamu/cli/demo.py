@@ -48,6 +48,15 @@ ABOUT_GOALS = """\
 `hamu unlearn` ends when 95% of the records are forgotten, or where its budget
 does: --max_retain_increase, by default 0.02. --lasting guards against
 fine-tuning that would bring them back."""
+_TRAIN = {"learning_rate": 3e-3, "lr_scheduler_type": "linear", "optim": "adamw_torch"}
+_UNLEARN = {
+    "num_train_epochs": 5,
+    # half of what the gradients allow: an absolute demand becomes infeasible as the retain
+    # gradient shrinks
+    "constraint": 0.5,
+    "constraint_mode": "relative",
+    "stopping": "off",  # the table names the step where the criterion would have stopped
+}
 _ACCURACIES = ("forget_accuracy", "retain_accuracy", "test_accuracy")
 _FORGET, _RHO = 3, 0.25  # the digit, and the share that is replaced by others
 _LENGTH = 96  # tokens of a text
@@ -96,21 +105,14 @@ class Digits(Scenario):
 
     similarity = "rho"
     train_settings: ClassVar[dict[str, Any]] = {
-        "learning_rate": 3e-3,
-        "lr_scheduler_type": "linear",
-        "optim": "adamw_torch",
+        **_TRAIN,
         "num_train_epochs": 2,
         "per_device_train_batch_size": 64,
     }
     unlearn_settings: ClassVar[dict[str, Any]] = {
+        **_UNLEARN,
         "learning_rate": 5e-3,
-        "num_train_epochs": 5,
         "per_device_train_batch_size": 128,
-        # half of what the gradients allow: an absolute demand becomes infeasible as the retain
-        # gradient shrinks
-        "constraint": 0.5,
-        "constraint_mode": "relative",
-        "stopping": "off",  # the table names the step where the criterion would have stopped
     }
     next = f"""\
 What next, on your own data:
@@ -159,21 +161,16 @@ class FictitiousAuthors(Scenario):
 
     similarity = "retain data"
     train_settings: ClassVar[dict[str, Any]] = {
-        "learning_rate": 3e-3,
-        "lr_scheduler_type": "linear",
-        "optim": "adamw_torch",
+        **_TRAIN,
         "max_grad_norm": 1.0,
         # until the loss is near 0.25: a model that knows all by heart has no gradients left
         "num_train_epochs": 14,
         "per_device_train_batch_size": 16,
     }
     unlearn_settings: ClassVar[dict[str, Any]] = {
+        **_UNLEARN,
         "learning_rate": 2e-2,
-        "num_train_epochs": 5,
         "per_device_train_batch_size": 24,
-        "constraint": 0.5,
-        "constraint_mode": "relative",
-        "stopping": "off",
     }
     next = f"""\
 What next, on your own records (JSON lines with question and answer, prompt and

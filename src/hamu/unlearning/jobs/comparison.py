@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -71,7 +70,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         raise HamuError("compare needs no --resume: the same command again goes on where it was")
     settings = settings_of("compare", options)
     asked, args = settings.of(CompareOptions), settings.of(UnlearnConfig)
-    _check(asked)
+    if asked.jobs < 1:
+        raise HamuError(f"jobs {asked.jobs} must be at least 1")
     build_metrics()  # a broken one is to cost no run
     grid = cells(
         asked.methods or method_classes(),
@@ -127,15 +127,6 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
         plot_comparison(drawn, comparison.hypervolumes, picture, title)
     others = {path.parent.name for path in folder.path.glob(f"*/{RECORD}")} - finished.keys()
     return Compared(folder.path, picture, comparison, len(finished), len(runs), len(others))
-
-
-def _check(options: CompareOptions) -> None:
-    for name in ("constraints", "learning_rates"):
-        for value in getattr(options, name) or []:
-            if not math.isfinite(value):
-                raise HamuError(f"{name} {value} must be finite numbers")
-    if options.jobs < 1:
-        raise HamuError(f"jobs {options.jobs} must be at least 1")
 
 
 def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:

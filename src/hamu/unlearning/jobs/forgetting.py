@@ -28,13 +28,11 @@ from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_me
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import (
-    Asked,
     Inputs,
-    build,
     check_same,
     with_settings,
-    write,
     write_model_card,
+    write_record,
 )
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
@@ -132,7 +130,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         trainer.beside_model = task.beside_model()
         with bar, kept_open(trainer):
             _train(trainer, resume)
-        return _finish(task, folder, problem, trainer, inputs, reference, hardness)
+        return _finish(task, folder, problem, trainer, inputs, reference)
 
 
 def _reference(task: Task, args: UnlearnConfig, problem: UnlearningData[Any]) -> Any:
@@ -167,7 +165,6 @@ def _finish(
     trainer: UnlearnTrainer,
     inputs: Inputs,
     reference: Any,
-    hardness: dict[str, Any] | None,
 ) -> Unlearned:
     """Save the model, its figures and the record."""
     before, after = (
@@ -187,9 +184,15 @@ def _finish(
     folder.write_json(EVALUATION, evaluation)
     readable, digest = None, ""
     if is_main():
-        recorded = recorded_settings(task.settings)
-        asked = Asked(problem, task.chosen_by(), recorded, inputs, hardness)
-        readable, digest = write(folder, build(asked, trainer, evaluation, folder.path))
+        readable, digest = write_record(
+            folder,
+            trainer,
+            evaluation,
+            problem=problem,
+            chosen_by=task.chosen_by(),
+            settings=recorded_settings(task.settings),
+            inputs=inputs,
+        )
     return Unlearned(
         folder.path,
         path,

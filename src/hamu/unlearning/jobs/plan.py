@@ -40,14 +40,8 @@ class RunPlan:
     note: str
 
 
-@dataclass(frozen=True)
-class _Size:
-    """Parameters, those that are trained, memory in GB by purpose, and the note of a plan."""
-
-    parameters: int
-    trained: int
-    memory: Mapping[str, float]
-    note: str
+# parameters, those that are trained, memory in GB by purpose, and the note of a plan
+_Size = tuple[int, int, Mapping[str, float], str]
 
 
 def plan(settings: Settings, console: Console) -> RunPlan:
@@ -70,13 +64,15 @@ def plan(settings: Settings, console: Console) -> RunPlan:
         task.settle_adapter()
     sets = _sets(task, unlearns)
     is_text = isinstance(task, TextTask)
-    size = _of_texts(task, sets, is_new) if is_text else _of_images(task, sets, unlearns)
+    parameters, trained, memory, note = (
+        _of_texts(task, sets, is_new) if is_text else _of_images(task, sets, unlearns)
+    )
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
     rows = [
-        ("parameters", f"{size.parameters:,}"),
-        ("trained", f"{size.trained:,} ({size.trained / size.parameters:.2%})"),
+        ("parameters", f"{parameters:,}"),
+        ("trained", f"{trained:,} ({trained / parameters:.2%})"),
     ]
     for name, records in sets.items():
         stated = " (stated)" if isinstance(records, range) else ""
@@ -84,9 +80,9 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     of_each = " of each side" if unlearns else ""
     rows.append((f"{task.noun}{of_each} in a step", f"{per_step:,}"))
     rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
-    rows += [(f"memory: {name}", _written(gigabytes)) for name, gigabytes in size.memory.items()]
-    rows.append(("memory: sum, on each device", _written(sum(size.memory.values()))))
-    return RunPlan(tuple(rows), size.note)
+    rows += [(f"memory: {name}", _written(gigabytes)) for name, gigabytes in memory.items()]
+    rows.append(("memory: sum, on each device", _written(sum(memory.values()))))
+    return RunPlan(tuple(rows), note)
 
 
 def _written(gigabytes: float) -> str:
@@ -118,7 +114,7 @@ def _of_texts(task: Any, sets: Mapping[str, Any], is_new: bool) -> _Size:
         f"allowed. Smaller: --per_device_train_batch_size with --gradient_accumulation_steps, "
         f"--gradient_checkpointing, --max_length."
     )
-    return _Size(shape.parameters, shape.trainable, memory, note)
+    return shape.parameters, shape.trainable, memory, note
 
 
 def _of_images(task: Any, sets: Mapping[str, Any], unlearns: bool) -> _Size:
@@ -137,7 +133,7 @@ def _of_images(task: Any, sets: Mapping[str, Any], unlearns: bool) -> _Size:
         f"--gradient_accumulation_steps."
     )
     counts = [sum(p.numel() for p in some) for some in (trained, frozen)]
-    return _Size(sum(counts), counts[0], memory | {"activations": kept / 1e9}, note)
+    return sum(counts), counts[0], memory | {"activations": kept / 1e9}, note
 
 
 def _copies(args: TrainConfig) -> dict[str, Any]:

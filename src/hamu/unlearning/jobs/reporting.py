@@ -101,14 +101,8 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
         raise HamuError(
             f"the folder {target.parent} of --output is not there; make it, or choose another"
         )
-    if target.is_dir():
-        raise HamuError(f"--output {target} is a folder; name a file, such as {target / REPORT}")
-    if target.exists() and not target.is_file():
-        raise HamuError(
-            f"--output {target} is not a regular file, and cannot be replaced by a page; name "
-            f"another"
-        )
-    if target.is_file() and MARK.encode() not in target.read_bytes()[:1000]:
+    is_page = target.is_file() and MARK.encode() in target.read_bytes()[:1000]
+    if target.exists() and not is_page:
         raise HamuError(
             f"{target} is there and is not a report; choose another --output, or remove it"
         )

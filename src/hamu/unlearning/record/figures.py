@@ -1,5 +1,6 @@
-"""The figures of a model as the record keeps them: means over whole sets, with intervals, and how many records are
-forgotten; of single records the ten worst losses alone.
+"""Figures of a model as the record keeps them: means over whole sets, with intervals, and counts.
+
+Of single records the ten worst losses alone.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hamu.evaluation.intervals import change_intervals, record_intervals
+from hamu.evaluation.intervals import Ends, change_intervals, record_intervals
 
 _SETS = ("retain", "forget", "test")
 _FIGURES = ("loss", "accuracy", "probability")
@@ -16,7 +17,7 @@ _FIGURES = ("loss", "accuracy", "probability")
 def figures(
     report: Mapping[str, Any], predictions: Mapping[str, Any] | None = None, seed: int = 42
 ) -> dict[str, Any]:
-    """From a report on a classifier or a language model.
+    """Figures of a report on a classifier or a language model.
 
     Args:
         report: see `classifier_report` and `text_report`.
@@ -29,24 +30,35 @@ def figures(
         `against_retain_model`, None where they were not measured.
     """
     sets = {}
-    for name in _SETS:
-        if name in report:
-            sets[name] = _of_set(report[name])
-            if predictions is not None:
-                found = record_intervals(predictions[name], seed=seed)
-                sets[name] |= {
-                    f"{key}_interval": found.get(key) for key in _FIGURES if key in sets[name]
-                }
-    against = report.get("against_retain_model")  # of images; it has a set more than the record
+    for name in (name for name in _SETS if name in report):
+        found = report[name]
+        sets[name] = {"records": found["samples"] if "samples" in found else found["records"]}
+        sets[name] |= {key: found[key] for key in _FIGURES if key in found}
+        if predictions is not None:
+            sets[name] |= _named(record_intervals(predictions[name], seed=seed), found)
+    retain_model = report.get("retain_model", {})
+    # of images; it has a set more than the record
+    against = report.get("against_retain_model") or _differences(sets, retain_model)
     return {
         "sets": sets,
         "membership_inference": report["membership_inference"],
-        "retain_model_membership_inference": report.get("retain_model", {}).get(
-            "membership_inference"
-        ),
-        "against_retain_model": {name: row for name, row in against.items() if name in _SETS}
-        if against
-        else _differences(sets, report.get("retain_model")),
+        "retain_model_membership_inference": retain_model.get("membership_inference"),
+        "against_retain_model": {name: against[name] for name in sets if name in against} or None,
+    }
+
+
+def _named(intervals: Ends, figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{key}_interval": intervals.get(key) for key in _FIGURES if key in figures}
+
+
+def _differences(sets: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Our figures less those of the retain model."""
+    return {
+        name: {
+            f"{key}_difference": ours[key] - theirs[name][key] for key in _FIGURES if key in ours
+        }
+        for name, ours in sets.items()
+        if name in theirs
     }
 
 
@@ -56,7 +68,7 @@ def changes(
     predictions: tuple[Mapping[str, Any], Mapping[str, Any]],
     seed: int,
 ) -> dict[str, Any]:
-    """What has changed from one model to another, on the same records.
+    """Changes from one model to another, on the same records.
 
     Args:
         before, after: what `figures` gives of each.
@@ -64,18 +76,16 @@ def changes(
         seed: seed of the bootstrap.
 
     Returns:
-        By set the change of `loss`, `accuracy` and `probability` (texts), each with `..._interval`, which is paired.
+        By set the change of each figure, with its paired `..._interval`.
     """
     found = {}
     for name, now in after["sets"].items():
-        was, ends = (
+        was, intervals = (
             before["sets"][name],
-            change_intervals(*(one[name] for one in predictions), seed=seed),
+            change_intervals(predictions[0][name], predictions[1][name], seed=seed),
         )
-        keys = [key for key in _FIGURES if key in now]
-        found[name] = {key: now[key] - was[key] for key in keys} | {
-            f"{key}_interval": ends.get(key) for key in keys
-        }
+        change = {key: now[key] - was[key] for key in _FIGURES if key in now}
+        found[name] = change | _named(intervals, now)
     return found
 
 
@@ -88,39 +98,10 @@ def goal_figures(goal: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if goal is None:
         return None
     found = {key: goal[key] for key in ("kind", "share", "loss", "budget", "reached", "lasting")}
-    return found | {role: _of_records(goal[role]) for role in ("before", "after")}
-
-
-def _of_records(standing: Mapping[str, Any]) -> dict[str, Any]:
-    worst = [{key: one[key] for key in ("loss", "target")} for one in standing["worst"]]
-    return {
-        key: standing[key] for key in ("records", "forgotten", "too_high", "loss_quantiles")
-    } | {"worst": worst}
-
-
-def without_intervals(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `figures` gives without predictions."""
-    sets = {
-        name: {key: value for key, value in one.items() if not key.endswith("_interval")}
-        for name, one in found["sets"].items()
-    }
-    return {**found, "sets": sets}
-
-
-def _of_set(report: Mapping[str, Any]) -> dict[str, Any]:
-    records = {"records": report["samples"] if "samples" in report else report["records"]}
-    return records | {key: report[key] for key in _FIGURES if key in report}
-
-
-def _differences(
-    sets: Mapping[str, Any], reference: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
-    """Ours less those of the retain model."""
-    if reference is None:
-        return None
-    return {
-        name: {
-            f"{key}_difference": ours[key] - reference[name][key] for key in _FIGURES if key in ours
-        }
-        for name, ours in sets.items()
-    }
+    for role in ("before", "after"):
+        counts = ("records", "forgotten", "too_high", "loss_quantiles")
+        found[role] = {key: goal[role][key] for key in counts}
+        found[role]["worst"] = [
+            {key: one[key] for key in ("loss", "target")} for one in goal[role]["worst"]
+        ]
+    return found

@@ -1,41 +1,142 @@
-"""Inputs and settings of a run, by digests. Written when the run begins: a resumed one goes on with the same."""
+"""Inputs and settings of a run, by SHA-256 digests that anybody can recompute (docs/record.md).
+
+Written when the run begins: a resumed one goes on with the same. None but `order_digest` depends on
+layout: weights may be in one file or many, records in any order.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from datetime import date, datetime, time
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
 from hamu.data import ImageData, TextData, TextRecords
 from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.files import INPUTS
-from hamu.models.loading import folder_of
-from hamu.unlearning.record.digests import (
-    order_digest,
-    row_digests,
-    set_digest,
-    text_digest,
-    weights_digest,
-)
+from hamu.files import INPUTS, parse_json
+from hamu.models.loading import folder_of, weight_files
 
-Inputs = Mapping[
-    str, Any
-]  # "forget set", "original model" and so on: the entry of each, None for what there is not
+Inputs = Mapping[str, Any]  # "forget set", "original model" and so on: the entry of each, or None
 _SETTINGS = "settings"
 _ORDER = "order of the "
 _ONLY_NAMES = ("source", "name")
 _CHOICES = ("forget_class", "forget_rows", "forget_filter")
-_PLACES = (
-    "data", "test_data", "data_dir", "forget_data", "model", "base_model", "retain_model", "tokenizer",
-)  # fmt: skip
+_PLACES = ("data", "test_data", "data_dir", "forget_data", "tokenizer")
+_MODELS = ("model", "base_model", "retain_model")
 _NO_SETTINGS = ("output_dir", "overwrite", "dry_run")
 
 
+def text_digest(text: str) -> str:
+    """Digest of a text in normal form, UTF-8."""
+    return _sha256(_normal(text).encode())
+
+
+def tensors_digest(names: Iterable[str], tensor: Callable[[str], Tensor]) -> str:
+    r"""Digest of named tensors: a line of JSON `[name, dtype, shape]`, then the values' bytes.
+
+    In the order of their names. The line is compact ASCII and ends with "\n"; dtype is torch's name
+    of it; the bytes are little-endian, row by row.
+
+    Args:
+        names: of all tensors, in any order.
+        tensor: gives a tensor by its name, one at a time.
+    """
+    found = hashlib.sha256()
+    for name in sorted(names):
+        values = tensor(name).detach().cpu().contiguous()
+        head = [name, str(values.dtype).removeprefix("torch."), list(values.shape)]
+        found.update(json.dumps(head, separators=(",", ":")).encode() + b"\n")
+        found.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def weights_digest(folder: Path) -> str | None:
+    """Digest of the weights that `save_pretrained` put into a folder: whole, in parts, or an adapter.
+
+    Returns:
+        See `tensors_digest`; None if there are no safetensors in the folder.
+
+    Raises:
+        HamuError: if a file is missing or damaged.
+    """
+    try:
+        files = weight_files(folder)
+        if not files:
+            return None
+        with ExitStack() as opened:
+            parts = [opened.enter_context(safe_open(file, framework="pt")) for file in files]
+            holder = {name: part for part in parts for name in part.keys()}  # noqa: SIM118
+            return tensors_digest(holder, lambda name: holder[name].get_tensor(name))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise HamuError(f"the weights in {folder} cannot be read: {error}") from error
+
+
+def set_digest(rows: Iterable[str]) -> str:
+    """Digest of a set in any order: of the sorted row digests in hexadecimal, one a line."""
+    return order_digest(sorted(rows))
+
+
+def order_digest(rows: Iterable[str]) -> str:
+    """Digest of a set in its order: of the row digests in hexadecimal, one a line."""
+    return _sha256("".join(f"{row}\n" for row in rows).encode())
+
+
+def row_digests(data: ImageData | TextRecords | TextData) -> list[str]:
+    r"""Digest of each record, in normal form.
+
+    A text is the JSON of all its fields: keys sorted, compact, UTF-8, every string in Unicode NFC and
+    without white space at its ends. An image is a line of JSON like
+    `{"dtype":"uint8","label":"cat","shape":[3,32,32]}`, which ends with "\n", and the pixels' bytes,
+    channel by channel, row by row; the label is the name of its class, in normal form too.
+    """
+    if isinstance(data, ImageData):
+        pixels, shape = data.pixels.numpy(), list(data.pixels.shape[1:])
+        heads = [
+            _json({"dtype": str(pixels.dtype), "label": _normal(name), "shape": shape}) + b"\n"
+            for name in data.classes
+        ]
+        images = zip(data.labels.tolist(), pixels, strict=True)
+        return [_sha256(heads[label] + image.tobytes()) for label, image in images]
+    texts = data.texts if isinstance(data, TextData) else data
+    return [_sha256(_json(_normal(record.fields))) for record in texts.records]
+
+
+def _normal(value: Any) -> Any:
+    """Make JSON of a value: dates as ISO 8601, bytes in hexadecimal, others as Python prints them."""
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value).strip()
+    if isinstance(value, Mapping):
+        return {unicodedata.normalize("NFC", str(key)): _normal(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_normal(one) for one in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _json(value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="surrogatepass")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def set_entries(name: str, data: ImageData | TextData | TextRecords | None) -> Inputs:
-    """A set by its digest, and the order of its records, which decides what is in a batch, by another.
+    """Entries of a set and of the order of its records, which decides what is in a batch.
 
     Args:
         name: "forget", "retain" and so on.
@@ -51,22 +152,15 @@ def set_entries(name: str, data: ImageData | TextData | TextRecords | None) -> I
 
 
 def without_order(inputs: Inputs) -> Inputs:
-    """The sets and models alone: what a record has of them."""
+    """The sets and models alone, as a record has them."""
     return {name: entry for name, entry in inputs.items() if not name.startswith(_ORDER)}
 
 
-def digests_of(inputs: Inputs) -> dict[str, Any]:
-    """The sets and models that there are, without what they are called, which may be a place."""
-    return {
-        name: _digests(entry) for name, entry in without_order(inputs).items() if entry is not None
-    }
-
-
 def model_entry(name: str, weights: Path, adapter: Path | None = None) -> dict[str, Any]:
-    """A model by its digests.
+    """Entry of a model.
 
     Args:
-        name: what the user called it.
+        name: as the user called it.
         weights: the folder of the whole model, or of an adapter's base model.
         adapter: the folder of the adapter.
     """
@@ -78,7 +172,7 @@ def model_entry(name: str, weights: Path, adapter: Path | None = None) -> dict[s
 
 
 def saved_model_entry(source: str, base: str | None) -> dict[str, Any]:
-    """A saved model by its digests; see `model_entry`.
+    """Entry of a saved model; see `model_entry`.
 
     Args:
         source: a folder, or hub:OWNER/NAME in the hub's cache.
@@ -90,27 +184,26 @@ def saved_model_entry(source: str, base: str | None) -> dict[str, Any]:
 
 
 def with_settings(inputs: Inputs, settings: Mapping[str, Any]) -> Inputs:
-    """What inputs.json holds: the inputs, and a digest of each setting in config.yaml, which may be edited later."""
-    return {**inputs, _SETTINGS: {key: _setting_digest(value) for key, value in settings.items()}}
+    """Content of inputs.json: also a digest of each setting in config.yaml, which may be edited later."""
+    return {**inputs, _SETTINGS: _setting_digests(settings)}
 
 
 def edited(run: Path, settings: Mapping[str, Any]) -> set[str]:
-    """The names of the settings that have another value than when a run began, or had none then, or have none now.
+    """Names of the settings that were added, changed or removed since a run began.
 
     Raises:
         HamuError: as `read_inputs`.
     """
-    began = _read(run).get(_SETTINGS) or {}
-    now = {key: _setting_digest(value) for key, value in settings.items()}
+    began, now = _read(run).get(_SETTINGS) or {}, _setting_digests(settings)
     return {key for key in began.keys() | now.keys() if began.get(key) != now.get(key)}
 
 
-def _setting_digest(value: Any) -> str:
-    return text_digest(json.dumps(value))
+def _setting_digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {key: text_digest(json.dumps(value)) for key, value in settings.items()}
 
 
 def read_inputs(run: Path) -> Inputs:
-    """What a run has begun with.
+    """Inputs that a run has begun with.
 
     Raises:
         HamuError: if the file is missing or damaged.
@@ -121,24 +214,23 @@ def read_inputs(run: Path) -> Inputs:
 def _read(run: Path) -> Inputs:
     path = run / INPUTS
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and all(
-            entry is None or isinstance(entry, dict) for entry in found.values()
-        ):
+        found: dict[str, Any] = parse_json(path)
+        if isinstance(found, dict) and all(isinstance(e, dict | None) for e in found.values()):
             return found
         wrong = "it holds something else"
     except FileNotFoundError:
         wrong = "it is missing"
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         wrong = first_line(error)
     raise HamuError(f"{path} does not say what that run has read: {wrong}; start a new run")
 
 
 def differing(was: Inputs, now: Inputs) -> str | None:
-    """The first of the inputs known now that had another digest; None if there is none. Names do not count."""
-    return next(
-        (name for name, entry in now.items() if _digests(entry) != _digests(was.get(name))), None
-    )
+    """Name of the first input known now that had another digest, None if none; names do not count."""
+    for name, entry in now.items():
+        if digests_in(entry) != digests_in(was.get(name)):
+            return name
+    return None
 
 
 def check_same(run: Path, now: Inputs) -> None:
@@ -150,28 +242,28 @@ def check_same(run: Path, now: Inputs) -> None:
     name = differing(read_inputs(run), now)
     if name is not None:
         raise HamuError(
-            f"the run in {run} began with another {name} than there is now; put back what it was, or start a new run "
-            f"in another --output_dir"
+            f"the run in {run} began with another {name} than there is now; put back what it was, or "
+            f"start a new run in another --output_dir"
         )
 
 
-def _digests(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return (
-        None
-        if entry is None
-        else {key: value for key, value in entry.items() if key not in _ONLY_NAMES}
-    )
+def digests_in(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """An entry without what it is called, which may be a place."""
+    if entry is None:
+        return None
+    return {key: value for key, value in entry.items() if key not in _ONLY_NAMES}
 
 
 def recorded(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run, as JSON holds them.
 
-    Of a class, rows or a filter only the digest is kept (`text_digest`): it may name a person. Of files and folders
-    only their name is kept.
+    Of a class, rows or a filter only the digest is kept (`text_digest`): it may name a person. Of files
+    and folders only their name is kept.
 
     Args:
         settings: HAMU's own options; those without a value are left out.
-        others: further options that were given; of these only numbers stay: texts may be places, names or passwords.
+        others: further options that were given; of these only numbers stay: texts may be places, names
+            or passwords.
     """
     kept = {name: _of(name, value) for name, value in settings.items() if value is not None}
     kept |= {name: value for name, value in others.items() if isinstance(value, bool | int | float)}
@@ -184,7 +276,7 @@ def short_name(source: str) -> str:
 
 
 def _of(name: str, value: Any) -> Any:
-    if name in _PLACES:
+    if name in (*_PLACES, *_MODELS):
         return short_name(value)
     if name in _CHOICES:
         return {"sha256": text_digest(value)}

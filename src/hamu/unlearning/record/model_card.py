@@ -1,8 +1,7 @@
-"""README.md of a saved model, for people and for the hub: how it was made and what was measured, never contents."""
+"""README.md of a saved model: how it was made and what was measured, never contents."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,7 @@ from hamu.unlearning.goal_report import forgotten_words
 from hamu.unlearning.record.inputs import short_name
 
 _FIGURES = ("loss", "accuracy", "probability")
-_TEMPLATE = """---
-{{ card_data }}
----
-
-# {{ title }}
-
-{{ origin }}
-{% if measured %}
-
-## Measured
-
-| records | {{ columns | join(" | ") }} |
-|---|{{ "---|" * columns | length }}
-{% for name, values in measured.items() -%}
-| {{ name }} | {{ values | join(" | ") }} |
-{% endfor -%}
-{% endif %}
-{% if forgotten %}
-
-{{ forgotten }} This is approximate unlearning, without a certificate that the influence of these records is gone;
-`record.md` of the run says what was measured and what that proves.
-{% endif %}
-
-Made with hamu {{ version }}.
-"""
+_SETS = ("train", "retain", "forget", "test")
 
 
 def write_model_card(
@@ -47,7 +22,7 @@ def write_model_card(
     *,
     base: str | None,
     method: str | None = None,
-    forget_records: int | None = None,
+    forget_records: int = 0,
     reports: Mapping[str, Mapping[str, Any]] | None = None,
     goal: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -64,46 +39,52 @@ def write_model_card(
     Returns:
         The file.
     """
-    name = None if base is None else short_name(base)
-    on_hub = base is not None and base.startswith("hub:")
-    found = ModelCardData(
-        library_name="peft" if is_adapter(folder) else "transformers",
-        base_model=name.removeprefix("hub:") if name and on_hub else None,
-        tags=["hamu", *(["machine-unlearning", method] if method else [])],
-    )
-    made = f"from `{name}`" if name else "from nothing"
-    origin = f"Trained {made}."
+    made = "from nothing" if base is None else f"from `{short_name(base)}`"
+    title, origin, forgotten = "Trained model", f"Trained {made}.", ""
     if method:
-        origin = f"{forget_records or 0:,} records were unlearned {made} by the method `{method}`."
-    columns = {
-        f"{figure} {role}".strip(): (role, figure)
-        for figure in _FIGURES
-        for role, report in (reports or {}).items()
-        if any(figure in one for one in _sets(report).values())
-    }
-    sets = dict.fromkeys(name for report in (reports or {}).values() for name in _sets(report))
+        title = "Unlearned model"
+        origin = f"{forget_records:,} records were unlearned {made} by the method `{method}`."
+        forgotten = "Nothing told when a record counts as forgotten."
+        if goal is not None:
+            forgotten = f"{forgotten_words(goal)}."
+    on_hub = base is not None and base.startswith("hub:")
     card = ModelCard.from_template(
-        found,
-        template_str=_TEMPLATE,
-        title="Unlearned model" if method else "Trained model",
+        ModelCardData(
+            library_name="peft" if is_adapter(folder) else "transformers",
+            base_model=base.removeprefix("hub:") if base and on_hub else None,
+            tags=["hamu", *(["machine-unlearning", method] if method else [])],
+        ),
+        template_path=str(Path(__file__).with_name("model_card.md.j2")),
+        title=title,
         origin=origin,
-        columns=list(columns),
-        measured={
-            name: [_figure(_sets(reports[role]).get(name, {}).get(figure)) for role, figure in columns.values()]
-            for name in sets
-        } if reports else {},
-        forgotten=f"{forgotten_words(goal)}." if goal else "Nothing told when a record counts as forgotten." * bool(method),
+        forgotten=forgotten,
         version=hamu.__version__,
-    )  # fmt: skip
+        **_table(reports or {}),
+    )
     path = folder / "README.md"
     path.write_text(str(card), encoding="utf-8")
     return path
 
 
-def _sets(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    names = ("train", "retain", "forget", "test")
-    return {name: report[name] for name in names if isinstance(report.get(name), Mapping)}
+def _table(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Columns, and the rows by set."""
+    figures = {
+        f"{figure} {role}".strip(): {name: report.get(name, {}).get(figure) for name in _SETS}
+        for figure in _FIGURES
+        for role, report in reports.items()
+    }
+    columns = {title: by_set for title, by_set in figures.items() if any_known(by_set.values())}
+    rows = {name: [by_set[name] for by_set in columns.values()] for name in _SETS}
+    return {
+        "columns": list(columns),
+        "rows": {
+            name: ["-" if value is None else f"{value:.4g}" for value in values]
+            for name, values in rows.items()
+            if any_known(values)
+        },
+    }
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else json.dumps(float(f"{value:.4g}"))
+def any_known(values: Any) -> bool:
+    """True if not all of them are None."""
+    return any(value is not None for value in values)

@@ -1,4 +1,4 @@
-"""The record of a run: what was asked, done and measured. Counts and digests, never what a record says."""
+"""The record of a run: what was asked, done and measured. Counts and digests, never contents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -22,7 +21,6 @@ from hamu.data import ImageData, TextData, UnlearningData
 from hamu.files import (
     CONFIG,
     EVALUATION,
-    HARDNESS,
     INPUTS,
     LAYERS,
     MERGED,
@@ -31,127 +29,141 @@ from hamu.files import (
     RECORD,
     STEPS,
     file_digest,
+    parse_json,
 )
 from hamu.models.loading import is_adapter
 from hamu.unlearning.goal_report import forgotten_words, meaning
-from hamu.unlearning.record.digests import weights_digest
 from hamu.unlearning.record.figures import changes, figures, goal_figures
 from hamu.unlearning.record.inputs import Inputs, model_entry
 from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from hamu.assess import Hardness
     from hamu.unlearning.trainer import UnlearnTrainer
 
-VERSION = 2
-_BESIDE = (CONFIG, INPUTS, HARDNESS, STEPS, LAYERS, EVALUATION)
-_SETS = ("retain", "forget", "test")
+FORMAT, VERSION = "hamu-unlearning-record", 2
+_BESIDE = (CONFIG, INPUTS, STEPS, LAYERS, EVALUATION)
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a run was asked to do.
+def write_record(
+    folder: RunFolder,
+    trainer: UnlearnTrainer,
+    evaluation: Mapping[str, Any],
+    *,
+    problem: UnlearningData[Any],
+    chosen_by: str,
+    settings: Mapping[str, Any],
+    inputs: Inputs,
+) -> tuple[Path, str]:
+    """Write record.md and record.json of a run whose model, log and figures are in its folder.
 
-    Attributes:
+    Args:
+        folder: of the run.
+        trainer: after the run.
+        evaluation: content of evaluation.json.
         problem: the three sets.
         chosen_by: the option that said what to forget.
         settings: see `hamu.unlearning.record.inputs.recorded`.
-        inputs: the sets and the models that it reads.
-        hardness: as it was assessed before the run, see `figures_of`; None where it was not.
-    """
-
-    problem: UnlearningData[Any]
-    chosen_by: str
-    settings: Mapping[str, Any]
-    inputs: Inputs
-    hardness: Mapping[str, Any] | None = None
-
-
-def build(
-    asked: Asked, trainer: UnlearnTrainer, evaluation: Mapping[str, Any], run: Path
-) -> dict[str, Any]:
-    """The record of a run whose model, log and figures are in its folder.
-
-    Args:
-        asked: what was asked.
-        trainer: after the run.
-        evaluation: what is in evaluation.json.
-        run: the folder.
+        inputs: the sets and the models that the run has read.
 
     Returns:
-        What record.json holds but for the digests of the files beside it.
+        The place of record.md, and the digest of record.json.
     """
-    inputs, seed = asked.inputs, trainer.args.seed
-    before = inputs["original model"]
+    seed = trainer.args.seed
     predictions = (trainer.start_predictions, trainer.predictions)
-    was, now = (
+    before, after = (
         figures(evaluation[role], one, seed)
         for role, one in zip(("before", "after"), predictions, strict=True)
     )
-    with_adapter = is_adapter(run / MODEL)
-    has_images = isinstance(asked.problem.forget, ImageData)
-    packages = ("torch", "transformers", *["peft"] * with_adapter, *["pillow"] * has_images)
-    after = {"name": MODEL, "weights": before["weights"], "adapter": weights_digest(run / MODEL)}
-    record = {
-        "format": "hamu-unlearning-record",
+    sets = {
+        f"{side}_set": _described(inputs[f"{side} set"], data)
+        for side, data in (problem.sets() | {"test": problem.test}).items()
+    }
+    sets["forget_set"] |= {"chosen_by": chosen_by, "description": _description(problem, settings)}
+    found = {
+        "format": FORMAT,
         "version": VERSION,
         "date": datetime.now(UTC).date().isoformat(),
-        "forget_set": {
-            **(_described(asked, "forget") or {}),
-            "chosen_by": asked.chosen_by,
-            "description": _description(asked),
-        },
-        "retain_set": _described(asked, "retain"),
-        "test_set": _described(asked, "test"),
-        "models": {
-            "before": before,
-            "after": after if with_adapter else model_entry(MODEL, run / MODEL),
-            "merged": model_entry(MERGED, run / MERGED) if (run / MERGED).is_dir() else None,
-            "retain_model": inputs["retain model"],
-        },
-        "method": asked.settings["method"],
+        **sets,
+        "models": _models(folder.path, inputs),
+        "method": settings["method"],
         "seed": seed,
-        "settings": asked.settings,
+        "settings": settings,
         "environment": {
             "device": trainer.args.device.type,
             "processes": world_size(),
-            "versions": versions(*packages),
+            "versions": versions(*_packages(folder.path, problem)),
         },
-        "hardness": asked.hardness or first_hardness(run),
+        "hardness": first_hardness(folder.path),
         "steps": {
             "ended_at": trainer.state.global_step,
             **steps_of(evaluation),
-            **logged_steps(run),
+            **logged_steps(folder.path),
         },
         "promise": evaluation["promise"],
         "goal": goal_figures(evaluation["goal"]),
         "figures": {
-            "before": was,
-            "after": now,
-            "change": changes(was, now, predictions, seed),
+            "before": before,
+            "after": after,
+            "change": changes(before, after, predictions, seed),
         },
     }
-    record["statement"] = statement(record)
-    found: dict[str, Any] = plain(record)
-    return found
+    record = plain(found | {"statement": statement(found)})
+    readable = folder.write_text(READABLE_RECORD, markdown(record))
+    beside = [folder.path / name for name in (*_BESIDE, READABLE_RECORD) if folder.has(name)]
+    record["files"] = {path.name: file_digest(path) for path in beside}
+    return readable, file_digest(folder.write_json(RECORD, record))
 
 
-def write(folder: RunFolder, record: Mapping[str, Any]) -> tuple[Path, str]:
-    """Write record.md and record.json; returns where the first is, and the digest of the second."""
-    text = markdown(record)
-    files = {
-        name: file_digest(folder.path / name) for name in _BESIDE if (folder.path / name).is_file()
+def _described(entry: Mapping[str, Any] | None, data: Any) -> Any:
+    """A set by its digest, and how many texts were longer than what the model was given of them."""
+    return entry and {**entry, "cut": data.truncated if isinstance(data, TextData) else None}
+
+
+def _description(problem: UnlearningData[Any], settings: Mapping[str, Any]) -> str:
+    """The choice of the forget set, without the name of a class: it may be a person's."""
+    if problem.target_class is None:
+        return problem.forget_name
+    return f"a class, rho {settings['rho']:g}"
+
+
+def _models(run: Path, inputs: Inputs) -> dict[str, Any]:
+    before, after = inputs["original model"], model_entry(MODEL, run / MODEL)
+    if is_adapter(run / MODEL):
+        after |= {"weights": before["weights"], "adapter": after["weights"]}
+    merged = model_entry(MERGED, run / MERGED) if (run / MERGED).is_dir() else None
+    return {
+        "before": before,
+        "after": after,
+        "merged": merged,
+        "retain_model": inputs["retain model"],
     }
-    readable = folder.write_text(READABLE_RECORD, text)
-    files[readable.name] = file_digest(readable)
-    return readable, file_digest(folder.write_json(RECORD, {**record, "files": files}))
+
+
+def _packages(run: Path, problem: UnlearningData[Any]) -> list[str]:
+    further = {"peft": is_adapter(run / MODEL), "pillow": isinstance(problem.forget, ImageData)}
+    return ["torch", "transformers", *(name for name, is_used in further.items() if is_used)]
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of HAMU, Python, some packages and those that add something to HAMU, by name."""
+    own = {"hamu": hamu.__version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in packages} | providers()
+
+
+def read_record(run: Path) -> dict[str, Any] | None:
+    """The record of a run, None where there is none that fits its schema."""
+    try:
+        found: dict[str, Any] = parse_json(run / RECORD)
+    except (OSError, ValueError):
+        return None
+    return found if next(violations(found, schema()), None) is None else None
 
 
 def markdown(record: Mapping[str, Any]) -> str:
     """The record for people to read, record.md."""
-    sets = [name for name in _SETS if name in record["figures"]["after"]["sets"]]
+    sets = list(record["figures"]["after"]["sets"])
     return _templates().get_template("record.md.j2").render(record, sets=sets)
 
 
@@ -187,17 +199,8 @@ def _setting(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("|", "\\|")
 
 
-def read_record(run: Path) -> dict[str, Any] | None:
-    """The record of a run, None where there is none that fits its schema."""
-    try:
-        found: dict[str, Any] = json.loads((run / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if next(violations(found, schema()), None) is None else None
-
-
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it everywhere: lists in place of tuples, null in place of what is not finite."""
+    """A value in strict JSON: lists in place of tuples, null in place of what is not finite."""
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -206,7 +209,7 @@ def plain(value: Any) -> Any:
 
 
 def steps_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """What evaluation.json says about the steps."""
+    """Counts of steps in evaluation.json, and the reason of the end."""
     return {
         "taken": evaluation["steps_taken"],
         "not_taken": evaluation["steps_skipped"],
@@ -216,47 +219,22 @@ def steps_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def logged_steps(run: Path) -> dict[str, int]:
-    """How many steps steps.jsonl has, and how many of them were taken."""
+    """Number of steps in steps.jsonl, and of those that were taken."""
     lines = _log(run)
     return {"logged": len(lines), "logged_taken": sum(line["taken"] == 1 for line in lines)}
 
 
 def first_hardness(run: Path) -> dict[str, Any] | None:
-    """κ, cosθ and the thresholds of the first step in steps.jsonl; None without any, or with one gradient alone."""
-    first = next((line for line in _log(run) if "kappa" in line), None)
-    if first is None:
-        return None
-    return {"measured_at": f"step {first['step']}"} | {name: first.get(name) for name in _HARDNESS}
-
-
-def _described(asked: Asked, side: str) -> dict[str, Any] | None:
-    """A set by its digest, and how many of its texts were longer than what the model was given of them."""
-    found, data = asked.inputs[f"{side} set"], asked.problem.sets().get(side)
-    return found and {**found, "cut": data.truncated if isinstance(data, TextData) else None}
-
-
-def _description(asked: Asked) -> str:
-    """How the forget set was chosen, without the name of a class: it may be a person's."""
-    if asked.problem.target_class is None:
-        return asked.problem.forget_name
-    return f"a class, rho {asked.settings['rho']:g}"
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """The versions of HAMU, of Python, of some packages and of those that add something to HAMU, by name."""
-    own = {"hamu": hamu.__version__, "python": platform.python_version()}
-    return own | {name: version(name) for name in packages} | providers()
-
-
-def figures_of(found: Hardness) -> dict[str, Any]:
-    """The figures of an assessment that a record holds."""
-    return {"measured_at": "assessment"} | {name: getattr(found, name) for name in _HARDNESS}
+    """κ, cosθ and the thresholds of the first step in steps.jsonl; None with one gradient alone."""
+    for line in _log(run):
+        if "kappa" in line:
+            return {"measured_at": f"step {line['step']}"} | {
+                key: line.get(key) for key in _HARDNESS
+            }
+    return None
 
 
 def _log(run: Path) -> list[dict[str, Any]]:
     path = run / STEPS
-    return (
-        [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        if path.is_file()
-        else []
-    )
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
