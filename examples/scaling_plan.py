@@ -2,7 +2,7 @@
 
     python examples/scaling_plan.py
 
-Prints the tables of docs/scaling.md as Markdown: memory and traffic of each GPU, and what a paired step takes longer
+Prints tables as Markdown, the last one that of docs/scaling.md: memory and traffic of each GPU, and what a paired step takes longer
 than plain fine-tuning on both sides' summed gradients. Shapes are Llama 2's, built without memory; sizes of buckets and
 pieces are the library's own. A GB is 10⁹ bytes.
 """
@@ -39,7 +39,7 @@ USED_FLOPS = 0.4  # the share of FLOPS that the passes reach
 USED_BANDWIDTH = 0.9  # the share of BANDWIDTH that a copy reaches
 LAUNCH = 5e-6  # seconds of the host for an operation
 METHOD = 96  # operations with the numbers of all blocks, of HAMU-Q and of the decision
-# Measured on a CPU, over what its memory allows: docs/results/combine_bandwidth.md. By bytes of a number, and whether a
+# Measured on a CPU, over what its memory allows: docs/results/costs.md. By bytes of a number, and whether a
 # process has all of a gradient.
 COMBINE = {(4, True): 1.3, (4, False): 2.2, (2, True): 4.9, (2, False): 4.9}
 SPLIT_TRAFFIC = 1.0001  # over the formula, the Gram included: docs/scaling.md
@@ -278,7 +278,7 @@ def table(*rows: Sequence[str]) -> str:
 
 
 def tables() -> Iterator[str]:
-    """What docs/scaling.md shows."""
+    """The plan in full."""
     both = models()
     yield table(
         ("model", "GPUs", "parameters", "tensors", "largest tensor", "adapter", "its tensors"),
@@ -318,5 +318,17 @@ def tables() -> Iterator[str]:
     )  # fmt: skip
 
 
+def summary() -> str:
+    """The table of docs/scaling.md: memory of a GPU and, where it fits, the additional time."""
+    rows = []
+    for model, training in product(models(), TRAININGS):
+        cells = [model.name, training.name]
+        for plan in (Plan(model, training, layout) for layout in LAYOUTS):
+            more = f", +{(plan.combine + plan.exchange) / plan.plain:.1%}" if plan.fits else ""
+            cells.append(f"{sum(plan.memory.values()) / 1e9:.1f}{more}")
+        rows.append(cells)
+    return table(("model", "training", *LAYOUTS), *rows)
+
+
 if __name__ == "__main__":
-    print("\n\n".join(tables()))
+    print("\n\n".join((*tables(), summary())))

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from experiments.paper import EXPERIMENTS, Computed, Experiment, Measured, Scale, Trained, Wanted
 from experiments.paper.page import PAGE, VERDICTS, check_output, page, results_in, stands_for
-from experiments.paper.planning import OF_EXPERIMENTS, PaperRun, PaperRuns
+from experiments.paper.planning import OF_EXPERIMENTS, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
 from hamu.cli import main
@@ -318,9 +318,9 @@ def _run_stage(
             _write(one, order.result(one, rows), output, console, stale)
 
 
-def _not_in(rows: Mapping[str, Row], plans: Mapping[PaperRun, Plan]) -> dict[PaperRun, Plan]:
+def _not_in(rows: Mapping[str, Row], plans: Iterable[Plan]) -> list[Plan]:
     """The plans of runs that have no row."""
-    return {run: plan for run, plan in plans.items() if run.name not in rows}
+    return [plan for plan in plans if plan.name not in rows]
 
 
 def _train(training: Call, children: Children) -> None:

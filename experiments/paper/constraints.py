@@ -31,7 +31,7 @@ class Varying(Trained):
     reference = "Fig. 6"
     title = "HAMU-Q and HAMU-U for several Q and U, ρ = 0"
     task = "image"
-    about = "The paper does not name its values; here Q/η and U/η = 0.1, 0.3, 0.5, 0.7, 0.9."
+    about = "Q/η and U/η = 0.1, 0.3, 0.5, 0.7, 0.9; the paper does not name its values."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
         """Both variants with every constraint run for 5 epochs."""
@@ -96,11 +96,9 @@ class Epochs(Trained):
     title = "Epochs to L_f = 1 against the retain utility there, ρ = 0"
     task = "image"
     about = (
-        "The default learning rate is 10 times that of the other runs, so that the target comes "
-        "within reach. A run is at the target at its first evaluation with the whole set at 0.98 "
-        "of it or more, or where it ended because a step's forget batch had reached it, though "
-        "the whole set may be a little off. Epochs are whole steps over steps per epoch; "
-        "fine-tuning, without a forget batch, can only be there at an epoch's end."
+        "Ten times the learning rate of the other runs, to reach the target. A run reaches it at "
+        "the first evaluation of the whole set at 0.98 of it or more, or at the step whose "
+        "forget batch ends the run."
     )
     target = 1.0
     rate_factor = 10
@@ -166,9 +164,7 @@ class Epochs(Trained):
                 and any(n in BASELINES for n in names)
                 and any(n not in BASELINES for n in names)
                 else None,
-                otherwise="Ascent alone raises L_f fastest, so it is on the front as long as its "
-                "price is not dominated; fine-tuning, if it gets there at all, gets there "
-                "last with the most gained.",
+                otherwise="Ascent alone is fastest; fine-tuning arrives last, with the most gained.",
             )
         )
         return claims
@@ -210,10 +206,9 @@ class Fit(Trained):
     title = "ΔL_f against Q and -ΔL_r against U, layer-wise and global, ρ = 0"
     task = "image"
     about = (
-        "R² of a line through the origin: 1 - Σ(y - ax)² / Σ(y - mean)². Uncentred, never "
-        "smaller: 1 - Σ(y - ax)² / Σy². Layer-wise: a block for each tensor; global: one block. "
-        "Promised: the sum over all steps of what they demanded of the clipped gradients, times "
-        "the norm before clipping, which differs between constraints."
+        "R² of a line through the origin: 1 - Σ(y - ax)² / Σ(y - mean)²; uncentred: "
+        "1 - Σ(y - ax)² / Σy². Layer-wise: a block per tensor; global: one block. Promised: the "
+        "demands on the clipped gradients times the norm before clipping, summed over steps."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -340,10 +335,10 @@ def _why_not_in_proportion(steps: Mapping[str, float | None]) -> str:
     if None in steps.values():
         return ""
     return (
-        "A block with opposed gradients takes the direct step whatever the constraint, and both sides gain "
-        f"({steps['direct_share']:.0%} of the blocks of all steps; mean κ {steps['kappa']:+.2f}). A demand beyond "
-        f"the possible is met as far as it can be ({steps['beyond']:.0%} of the steps). And clipped gradients that "
-        "get shorter as their loss falls, or longer as it rises, bend the line."
+        "Direct steps exceed the constraint "
+        f"({steps['direct_share']:.0%} of the blocks of all steps; mean κ {steps['kappa']:+.2f}), "
+        f"infeasible demands are clamped ({steps['beyond']:.0%} of the steps), and the norms of "
+        "clipped gradients change with their loss."
     )
 
 

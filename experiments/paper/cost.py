@@ -47,15 +47,12 @@ class Cost(Measured):
     task = "image"
     takes = ("data", "forget_class", "model", *_OF_DATA, *_OF_STEPS)
     about = (
-        "One process, the same data and steps: each turn every method runs an epoch from the "
-        "original model, in another order each turn; the steps alone are timed. Ratios are taken "
-        "within a turn; times and ratios are medians over the turns (--epochs, 15 without). The "
-        "median's interval lies between the k-th lowest and k-th highest ratio, k the largest "
-        "with at least 95% coverage by the binomial distribution (4 of 15 turns; none with fewer "
-        "than 6). Where it contains the claimed bound, nothing is told. FT and GA run one pass a "
-        "step here; in the paper, with doubled data, they cost as much as the others. Memory is "
-        "the process's peak during a method's epochs (resident on a CPU, where the libraries are "
-        "most of it; allocated on a GPU)."
+        "One process: in each turn every method runs an epoch from the original model, in varying "
+        "order; only steps are timed. Ratios are within a turn, medians over the turns "
+        "(--epochs, 15 without). 95% interval of the median: k-th lowest to k-th highest ratio, "
+        "k from the binomial distribution (4 of 15 turns; none with fewer than 6). FT and GA run "
+        "one pass per step; with the paper's doubled data they cost as much as the others. "
+        "Memory: peak of the process (resident on a CPU, allocated on a GPU)."
     )
 
     def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:

@@ -55,8 +55,8 @@ _TABLE = {
     "hamu-u": (0.008, 4.372, 0.931, 0.663, 0.788, 0.198),
 }
 _NOT_ITS_DATA = (
-    "A small model trained from nothing on these records is another start than a pretrained 7B "
-    "model with an adapter, and AdamW's step does not carry the promise."
+    "A small model trained from nothing differs from a pretrained 7B model with an adapter, and "
+    "AdamW does not keep the promise."
 )
 
 
@@ -81,10 +81,9 @@ class Language(Trained):
     title = "All methods on a language model, forget and retain data semantically dissimilar and similar"
     task = "text"
     about = (
-        "Similar: paraphrases of the records to forget are among those to retain; with TOFU the "
-        "`paraphrased_answer` of its perturbed records, a stand-in for WaterDrum-TOFU's semantic "
-        "duplicates. Each setting trains its own original model; one that is given serves both, "
-        "and has not seen the paraphrases, so that the two settings' κ do not compare."
+        "Similar: paraphrases of the forget records are retained (TOFU's `paraphrased_answer`, a "
+        "stand-in for WaterDrum-TOFU's semantic duplicates). Each setting trains its own "
+        "original model; a given one serves both, and their κ do not compare."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -165,8 +164,7 @@ class Language(Trained):
                     f"dissimilar: HAMU-Q gains more {what} than GDiff",
                     f"{ours:+.3g} against {theirs:+.3g}" if there else None,
                     ours > theirs if there else None,
-                    otherwise="GDiff takes half of each gradient; where it pays with retain loss it "
-                    "can forget more.",
+                    otherwise="GDiff pays with retain loss.",
                 )
             )
         return claims
@@ -187,9 +185,9 @@ class Metrics(Trained):
     title = "Further baselines and figures on a language model, with AdamW"
     task = "text"
     about = (
-        "The learning rate is the recipe's if it uses AdamW, else the paper's 1e-5. Model "
-        "utility: mean probability of the answers to retain (TOFU's normalised by length, over "
-        "all records to retain). MIA: AUC of Min-K% on the forget set, 0.5 is ideal."
+        "Learning rate: the recipe's if it uses AdamW, else the paper's 1e-5. Model utility: "
+        "mean length-normalised probability of the retain answers. MIA: AUC of Min-K% on the "
+        "forget set, 0.5 is ideal."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

@@ -82,23 +82,25 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
     lines = [
         _TITLE,
         "",
-        "Made by `python -m experiments` from the JSON files beside this page. A claim is what "
-        "the paper says, or what this project wants checked. What may explain a claim that does "
-        "not hold is our opinion, not a measurement. \"Cannot be told\": runs are missing or "
-        "failed, or the measurements do not suffice.",
+        "Made by `python -m experiments NAME` from the JSON files beside this page. Claims are "
+        "the paper's or this project's; explanations of claims that do not hold are opinions. "
+        "\"Cannot be told\": runs are missing, failed or do not suffice.",
         "",
-        "In all runs the stopping criterion is recorded and not enforced (as in the paper's "
-        "comparisons), the order of the data is shuffled once, and a constraint that cannot be "
-        "met is met as far as the radius allows (`--on_infeasible clamp`; layer by layer that is "
-        "less than for the model as a whole). FT and GA read one batch of their side in a step; "
-        "the paper doubles their data, so that their steps are of twice as many records. An "
-        "epoch has the paper's number of steps unless a section gives another. Figures share "
-        "runs. The losses of an original model are those of the first run.",
+        "All runs record the stopping criterion without enforcing it, shuffle the data once, "
+        "clamp infeasible constraints (`--on_infeasible clamp`), shrink batches with the data and "
+        "keep the paper's steps per epoch unless stated. FT and GA read one batch per step, "
+        "where the paper doubles their data. Figures share runs.",
         "",
-        "| | | scale | agrees | does not | cannot be told |",
-        "|---|---|---|---:|---:|---:|",
+        "| | scale | agrees | does not | cannot be told |",
+        "|---|---|---:|---:|---:|",
     ]  # fmt: skip
     lines += [overview for overview, _ in shown]
+    computed: dict[str, list[str]] = {}
+    for result in results.values():
+        computed.setdefault(_computed_by(result), []).append(result["reference"])
+    for by, references in computed.items():
+        if by:
+            lines += ["", f"{', '.join(references)}: {escape_markdown(by)}"]
     missing = [f"`{name}`" for name in experiments if name not in results]
     if missing:
         lines += ["", f"Not run: {', '.join(missing)}."]
@@ -121,36 +123,28 @@ def _shown(name: str, result: Result) -> tuple[str, list[str]]:
 def _overview(name: str, result: Result) -> str:
     verdicts = [claim["holds"] for claim in result["claims"]]
     counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
-    return f"| [{result['reference']}](#{name}) | {escape_markdown(result['title'])} | {_scale(result)} | {counts} |"
+    return f"| [{result['reference']}](#{name}) | {_scale(result)} | {counts} |"
 
 
 def _section(name: str, result: Result) -> list[str]:
     lines = [f'<a id="{name}"></a>', "", f"## {result['reference']}: {result['title']}", ""]
-    lines += [f"`python -m experiments {name}`: {_conditions(result)}", ""]
+    lines += [_conditions(result), ""]
     if result["about"]:
         lines += [result["about"], ""]
-    by = _computed_by(result)
-    if by:
-        lines += [escape_markdown(by), ""]
     lines += [f"![{result['reference']}]({name}.png)", ""]
     if result["table"]:
         head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
         lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
-    lines += ["| claim | paper | here | |", "|---|---|---|---|"]
     for number, claim in enumerate(result["claims"], 1):
-        cells = (
-            f"{number}. {claim['text']}",
-            _written(claim["paper"]),
-            _written(claim["ours"]),
-            VERDICTS[claim["holds"]],
-        )
-        lines.append(_row([escape_markdown(cell) for cell in cells]))
+        paper = "" if claim["paper"] is None else f" (paper {_written(claim['paper'])})"
+        said = escape_markdown(f"{claim['text']}: {_written(claim['ours'])}{paper}")
+        lines.append(f"{number}. **{VERDICTS[claim['holds']]}**: {said}")
     reasons: dict[str, list[str]] = {}
     for number, claim in enumerate(result["claims"], 1):
         if claim["holds"] is False and claim["otherwise"]:
             reasons.setdefault(claim["otherwise"], []).append(str(number))
     for reason, numbers in reasons.items():
-        lines += ["", f"What may explain it ({', '.join(numbers)}): {reason}"]
+        lines += ["", f"Explanation of {', '.join(numbers)}: {reason}"]
     for run, reason in result["failed"].items():
         lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
     return lines
@@ -172,7 +166,7 @@ def _share(fraction: float) -> str:
 def _conditions(result: Result) -> str:
     scale = result["scale"]
     if scale is None:
-        return "nothing is trained."
+        return "Computed, nothing is trained."
     runs = list(result["runs"].values())
     epochs = sorted({run["epochs"] for run in runs})
     papers = sorted({run["paper_epochs"] for run in runs})
@@ -186,7 +180,7 @@ def _conditions(result: Result) -> str:
     rates = sorted({run["learning_rate"] for run in runs})
     rate = f", learning rate {' and '.join(f'{r:g}' for r in rates)}" if rates else ""
     seconds = [run["seconds"] for run in runs]
-    time = "" if None in seconds else f" of together {sum(seconds) / 60:.1f} min"
+    time = "" if None in seconds else f", {sum(seconds) / 60:.1f} min"
     count = f", {len(runs)} runs{time}" if runs else ""
     stands = stands_for(result)
     start = result.get("start")
@@ -199,8 +193,8 @@ def _conditions(result: Result) -> str:
         )
     )
     return (
-        f"settings `{scale['recipe']}`, {_share(scale['fraction'])} of the data ({scale['retain']} to retain), "
-        f"batches in proportion{_batches(runs)}{length}{rate}, seed {scale['seed']}, {scale['device']}{count}{original}"
+        f"Settings `{scale['recipe']}`, {_share(scale['fraction'])} of the data ({scale['retain']} to retain), "
+        f"seed {scale['seed']}, {scale['device']}{_batches(runs)}{length}{rate}{count}{original}"
         f"{stands and f'; {stands}'}."
     )
 

@@ -36,9 +36,8 @@ class Rates(Trained):
     title = "HAMU-U for several learning rates, U = 0.6 η"
     task = "text"
     about = (
-        "The paper's figure is for its language model, without its values of η; here a quarter, "
-        "half, once and twice the recipe's. With a recipe whose constraint is a share of what is "
-        "possible, U is 0.6 of that."
+        "A quarter, half, once and twice the recipe's learning rate (the paper gives none). If "
+        "the recipe's constraint is a share of what is possible, U is 0.6 of that."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -94,9 +93,7 @@ class Optimizers(Trained):
     reference = "Fig. 12 (App. G.2)"
     title = "HAMU-U (U = 0.9 η) with SGD and with AdamW"
     task = "image"
-    about = (
-        "Both at the same learning rate. The caption speaks of Q for HAMU-U; its constraint is U."
-    )
+    about = "Both at the same learning rate. The paper's caption names Q; HAMU-U's constraint is U."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
         """HAMU-U runs for 5 epochs with each optimizer."""
@@ -126,9 +123,8 @@ class Optimizers(Trained):
                 f"AdamW gains more {what} in 1 epoch than SGD in {figures['epoch']['SGD'][-1]:g}",
                 f"{getattr(one, side):+.4g} against {getattr(all_of_sgd, side):+.4g}",
                 getattr(one, side) > getattr(all_of_sgd, side),
-                otherwise="AdamW moves every weight by about the learning rate a step, far more than "
-                "a clipped gradient does, and not along g*: the promise is not its own, "
-                "and a side can lose.",
+                otherwise="AdamW's steps are far longer than clipped gradients and do not follow "
+                "g*, so a side can lose.",
             )
             for side, what in (("forget", "ΔL_f"), ("retain", "-ΔL_r"))
         ]
@@ -167,9 +163,8 @@ class BatchSizes(Trained):
     title = "HAMU-Q with batches of 128 to 2048"
     task = "image"
     about = (
-        "5 epochs, as the paper plots, and the constraint of the settings (by default Q/η = "
-        "0.5), which the paper does not give for the table. Batches shrink with the fraction of "
-        "the data, which keeps the number of steps and raises the noise of a batch."
+        "5 epochs and the constraint of the settings (by default Q/η = 0.5); the paper gives "
+        "neither for this table."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

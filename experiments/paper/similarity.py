@@ -28,11 +28,10 @@ _SMALL_STEPS = (
     "on both sides, in the order of their step lengths."
 )
 _NO_ROOM = {
-    "start": "Only gains on both sides count from the start. Near κ2 HAMU-Q's demand leaves no gain for "
-    "the retain loss; beyond it the step must hurt (App. C). Near κ4 the same holds for HAMU-U "
-    "and the forget loss.",
-    "worst": "A method that gives the retain loss away covers much area from there. HAMU-U keeps it "
-    "falling, and near κ4 that leaves the forget loss little room to rise.",
+    "start": "Only gains on both sides count from the start. Near κ2 (HAMU-U: κ4) the demand "
+    "leaves the other side no gain.",
+    "worst": "Methods that sacrifice the retain loss cover much area from there. Near κ4 HAMU-U "
+    "leaves the forget loss little room to rise.",
 }
 
 
@@ -61,7 +60,7 @@ class Similarity(Trained):
     reference = "Fig. 3"
     title = "Hardness κ against the similarity mixing ratio ρ, and what ρ does to all methods"
     task = "image"
-    about = "κ is the mean over all steps of a run, each that of its clipped batch gradients."
+    about = "κ: mean over a run's steps, clipped batch gradients."
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
         """Every method runs for 5 epochs at every ρ."""
@@ -118,9 +117,8 @@ class Similarity(Trained):
                     f"{len(falling)} of {len(found)} methods"
                     + (f"; not {against}" if against else ""),
                     of_all(not against, len(found) == len(METHODS)),
-                    otherwise="A method that gives way on the other side can rise on this one: "
-                    "fine-tuning need not forget, and ascent's effect on the retain loss "
-                    "depends on the original model.",
+                    otherwise="A method that loses on one side can rise on the other, depending "
+                    "on the original model.",
                 )
             )
         return claims
@@ -151,12 +149,9 @@ class Baselines(Trained):
     title = "All methods, easy (ρ = 0) and hard (ρ = 0.75)"
     task = "image"
     about = (
-        "Hypervolume: the area between a trajectory's points (ΔL_f, -ΔL_r), one an epoch, and a "
-        "reference. From the start (0, 0) it counts only gains on both sides; the second "
-        "reference is that of `hamu compare`: nothing forgotten, at the worst retain loss at "
-        "which a method ended, but at most 1 nat. κ is the mean over a run's steps; the "
-        "criterion of App. C is met where a step must hurt the side of which nothing is "
-        "demanded."
+        "Hypervolume: area between a trajectory's points (ΔL_f, -ΔL_r), one per epoch, and a "
+        "reference: the start (0, 0), or that of `hamu compare` (nothing forgotten, the worst "
+        "final retain loss, at most 1 nat). κ: mean over the steps. Criterion: App. C."
     )
     rhos: tuple[float, ...] = (0.0, 0.75)
     epochs = 5
@@ -189,8 +184,7 @@ class Baselines(Trained):
                 "ρ = 0.75: only HAMU ends with a gain on both sides",
                 ", ".join(both) or "no method",
                 None if len(hard) < len(METHODS) else set(both) == set(OURS),
-                otherwise="GDiff's step gains a little on both sides wherever κ is below 1, to first "
-                "order. Near κ2 HAMU-Q's demand leaves no gain for the retain loss.",
+                otherwise="To first order GDiff gains on both sides wherever κ is below 1.",
             )
         )
         beaten = [

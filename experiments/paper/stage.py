@@ -280,10 +280,10 @@ class Order:
 
     def plans(
         self, one: Experiment, place: Path, options_of: Callable[[Path], Mapping[str, Any]]
-    ) -> dict[PaperRun, Plan]:
+    ) -> list[Plan]:
         """Every run that is made or taken for an experiment, its settings in a file of a folder."""
         runs = [self._made[run_of(settings)] for settings in self._settings[one.name].values()]
-        return {run: self._planned(run, place, options_of) for run in dict.fromkeys(runs)}
+        return [self._planned(run, place, options_of) for run in dict.fromkeys(runs)]
 
     def _planned(
         self, run: PaperRun, place: Path, options_of: Callable[[Path], Mapping[str, Any]]
@@ -297,7 +297,7 @@ class Order:
             yaml.safe_dump({**own, "num_train_epochs": run.epochs}, allow_unicode=True),
             encoding="utf-8",
         )
-        return Plan(path, options_of(path))
+        return Plan(run.name, {"setting": run.setting, **vars(run)}, path, options_of(path))
 
     def result(self, one: Trained | Measured, rows: Mapping[str, Row]) -> dict[str, Any]:
         """What has come out of an experiment.

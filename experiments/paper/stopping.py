@@ -33,11 +33,10 @@ class Stopping(Trained):
     title = "Hardness and stopping, ρ = 0.5"
     task = "image"
     about = (
-        "The termination epoch is that of the first step whose batches meet the aggregate "
-        "criterion of App. C; by the epochs' means, the first epoch whose mean demand is above "
-        "the mean limit at κ above 0. The dashed line is κ2 (κ4 for HAMU-U) of the whole model "
-        "as one block; the criterion asks block by block, and is met elsewhere than where the "
-        "lines cross."
+        "Termination epoch: the first step whose batches meet the aggregate criterion of App. C; "
+        "by the epochs' means, the first epoch whose mean demand exceeds the mean limit at κ "
+        "above 0. Dashed: κ2 (κ4 for HAMU-U) of the whole model as one block; the criterion is "
+        "per block, so it is met elsewhere than where the lines cross."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

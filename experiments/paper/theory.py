@@ -44,9 +44,7 @@ class Regimes(Computed):
     name = "figure-1"
     reference = "Fig. 1"
     title = "Regimes of hardness: the least retain cost against κ"
-    about = (
-        "For gradients of norm 1 and 0.7 of the largest possible rise of the forget loss demanded."
-    )
+    about = "Gradients of norm 1; demand 0.7 of the largest possible rise of the forget loss."
 
     def compute(self) -> Figures:
         """Give κ, cost and regime on a grid, and both thresholds."""
@@ -134,9 +132,7 @@ class Updates(Computed):
     name = "figure-2"
     reference = "Fig. 2"
     title = "The step in the plane of the two gradients"
-    about = (
-        "The step at half of what is possible: five problems, and all directions of g_r at once."
-    )
+    about = "Demand half of what is possible: five problems, and all directions of g_r."
 
     def compute(self) -> Figures:
         """Give gradients, step and region of each problem, and of a turn of g_r."""

@@ -51,7 +51,7 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     before = retain_loss(model, whole_class)
     trainer = by_goal(trainer_of, model, whole_class)
     assert trainer.goal_run.goal.kind == "erased", "the default where none of the class is retained"
-    assert trainer.end.kind == "goal"
+    assert trainer.stop.kind == "goal"
     assert predicted(model, whole_class.forget).correct.double().mean() <= 0.05
     measured_on_some = 0.01
     assert retain_loss(model, whole_class) <= before + 0.02 + measured_on_some
@@ -63,7 +63,7 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
 def test_rows_end_as_records_that_were_never_trained_on(model, trainer_of, rows):
     trainer = by_goal(trainer_of, model, rows)
     goal = trainer.goal_run.goal
-    assert (goal.kind, trainer.end.kind) == ("unseen", "goal")
+    assert (goal.kind, trainer.stop.kind) == ("unseen", "goal")
     assert len(goal.reference.losses) == len(rows.test)
     assert goal.standing({"forget": predicted(model, rows.forget)}).share >= 0.95
 
@@ -74,7 +74,7 @@ def test_each_record_reaches_the_loss_that_was_asked_for_and_none_pays_for_anoth
     asked = {"target_forget_loss": 0.7, "target_share": 0.75, "max_retain_increase": 0.5}
     trainer = by_goal(trainer_of, model, rows, **asked)
     losses = predicted(model, rows.forget).losses
-    assert trainer.end.kind == "goal"
+    assert trainer.stop.kind == "goal"
     assert (losses >= 0.7).double().mean() >= 0.75
     assert trainer.controller.history[-1]["forgotten"] == int((losses >= 0.7).sum())
 
@@ -84,7 +84,7 @@ def test_records_end_with_the_losses_that_they_have_under_a_retain_model(model, 
     aim = Predictions(0.5 * found.logits, found.labels)  # of a model that is less sure of each
     asked = {"goal": "retrained", "max_retain_increase": 0.5, "target_share": 0.5}
     trainer = by_goal(trainer_of, model, rows, retain_predictions=aim, **asked)
-    assert trainer.end.kind == "goal"
+    assert trainer.stop.kind == "goal"
     goal = Goal("retrained", 0.5, reference=Reference(aim.losses))
     assert goal.standing({"forget": predicted(model, rows.forget)}).share >= 0.5
 
@@ -94,7 +94,7 @@ def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotte
 ):
     asked = {"target_forget_loss": 30.0, "max_retain_increase": 0.0, "max_steps": 12}
     trainer = by_goal(trainer_of, model, rows, **asked)
-    assert trainer.end.kind in ("all steps", "budget")
+    assert trainer.stop.kind in ("all steps", "budget")
     assert "the goal is not reached: " in trainer.controller.goal_sentence
     assert trainer.goal_run.stand().retain_loss <= trainer.controller.start_loss + 1e-9
     start, history = trainer.controller.start_loss, trainer.controller.history
@@ -162,7 +162,7 @@ def test_what_a_lasting_run_forgets_is_not_found_again_by_fine_tuning(
     before = retain_loss(model, whole_class)
     lasting = {"lasting": True, "lookahead_steps": 20, "max_steps": 160}
     trainer = by_goal(trainer_of, model, whole_class, **lasting)
-    assert trainer.end.kind == "goal"
+    assert trainer.stop.kind == "goal"
     assert min(rehearsed(trainer.controller.history)[-2:]) >= 0.95 * len(whole_class.forget)
     assert retain_loss(model, whole_class) <= before + 0.03
     assert max(recognised_after_fine_tuning(model, whole_class, (20, 40))) <= 0.1
@@ -266,7 +266,7 @@ def test_python_runs_by_goal_as_the_command_does(classes, tmp_path, saved_model)
     sets = {f"{name}_dataset": data for name, data in problem.sets().items()}
     trainer = UnlearnTrainer(load_classifier(str(saved_model)), args, **sets)
     trainer.train()
-    assert trainer.end.kind == report["ended_kind"]
+    assert trainer.stop.kind == report["ended_kind"]
     for key in ("step", "forgotten"):
         ours = [row[key] for row in trainer.controller.history]
         assert ours == [row[key] for row in report["controller"]]

@@ -13,7 +13,7 @@ from helpers import flat
 from torch import nn
 from transformers import TrainerCallback
 
-from hamu import HamuError, HamuU, PairedGradients, UnlearnConfig
+from hamu import HamuU, PairedGradients, UnlearnConfig
 from hamu.unlearning.stop_reason import StopReason
 from hamu.unlearning.trainer.monitor import Monitor, is_plain_descent
 from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, TrustRegion, describe
@@ -158,7 +158,7 @@ def test_a_run_ends_where_no_step_is_small_enough(model, trainer_of):
     trainer.watch.trust._least = 0.5
     trainer.train()
     assert (trainer.steps_taken, trainer.state.global_step) == (0, 1)
-    assert trainer.end == StopReason(
+    assert trainer.stop == StopReason(
         "no small step", "no step is small enough to realise anything of its promise"
     )
 
@@ -284,8 +284,6 @@ def test_a_ratio_that_is_not_a_number_undoes_the_step_and_the_radius_has_an_end(
     assert not region.exhausted
     assert not region.update(float("nan"))
     assert region.exhausted
-    with pytest.raises(HamuError, match="must be at least 1"):
-        TrustRegion(0.5)
 
 
 def outcome(promised, realised, demand=0.0, constrained="forget"):

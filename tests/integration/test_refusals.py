@@ -74,11 +74,10 @@ assess --dry_run => assess has no --dry_run, which is for hamu train and hamu un
 assess --auto --target_forget_loss 2 => assess has no --auto, which is for hamu unlearn; leave it
 compare --auto => compare has no --auto, which is for hamu unlearn; leave it out
 compare --resume => compare needs no --resume: the same command again goes on where it was
-compare --methods hamu-q --constraints nan => s42: constraint nan must be a positive number
 unlearn --without_forget => has no --without_forget, by which hamu train makes the retain model;
 unlearn --eval_on_start False => eval_on_start measures the model before unlearning, the baseline
 unlearn --save_only_model => has save_only_model, which has no place here: checkpoints are to go on
-unlearn --save_strategy best --method ga => save_strategy best needs --eval_strategy steps or epoch
+unlearn --method ga --max_retain_loss 1 => no effect with ga, which has no retain pass
 unlearn --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
 unlearn --forget_filter name=Ada => forget_filter is not for images; say what to forget with one of
 unlearn --rho 0.5 => rho 0.5 mixes records into a class; leave it out with --forget_rows

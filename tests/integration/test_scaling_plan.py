@@ -116,7 +116,7 @@ def test_operations_are_those_of_small_models(training, whole):
     assert operations.count == pytest.approx(planned, rel=0.03)
 
 
-def test_the_document_has_the_tables_of_the_plan():
+def test_the_document_has_the_summary_of_the_plan():
     document = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
-    for table in scaling_plan.tables():
-        assert table in document
+    assert scaling_plan.summary() in document
+    assert all(len(table.splitlines()) > 3 for table in scaling_plan.tables())

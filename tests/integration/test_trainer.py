@@ -158,7 +158,7 @@ def test_a_run_by_goal_needs_no_settings_of_the_command_line(model, problem, tmp
                              forget_dataset=problem.forget, test_dataset=problem.test)  # fmt: skip
     trainer.train()
     assert trainer.steps_taken > 0
-    assert trainer.end.kind in ("all steps", "goal")
+    assert trainer.stop.kind in ("all steps", "goal")
 
 
 def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, trainer_of):
@@ -182,7 +182,7 @@ def test_a_constraint_that_cannot_be_met_at_a_later_step_ends_the_run(model, tra
     )
     trainer.train()
     assert (trainer.steps_taken, trainer.state.global_step) == (2, 3)
-    assert trainer.end.kind == "infeasible"
+    assert trainer.stop.kind == "infeasible"
     assert trainer.stop_reason.startswith(
         "the constraint 1e+06 cannot be met: the gradients allow at most"
     )
@@ -202,7 +202,7 @@ def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, pro
     trainer.train()
     assert trainer.stop_reason.startswith("the stopping criterion is met: the demand")
     assert trainer.stop_reason.endswith("every further step must hurt"), "both sets are the same"
-    assert trainer.end.kind == "criterion"
+    assert trainer.stop.kind == "criterion"
     assert trainer.state.global_step == 1
     assert trainer.steps_taken == 0
     assert torch.equal(weights(model), start), "the step that must hurt is not taken"
@@ -229,7 +229,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
     trainer = trainer_of(model, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)
     trainer.train()
     assert trainer.state.global_step == 2
-    assert trainer.end.kind == "skips"
+    assert trainer.stop.kind == "skips"
     assert trainer.stop_reason == (
         "2 steps in a row could not be taken: a gradient is not finite. The weights are those of the last step that "
         "was; lower the learning rate, or look for records with values that are not finite"
@@ -278,7 +278,7 @@ def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end
     trainer = trainer_of(net, retain=retain, forget=[{"pixel_values": torch.ones(1, 2, 2), "labels": 2}] * 8,
                          method=method, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)  # fmt: skip
     trainer.train()
-    assert trainer.end.kind == "skips"
+    assert trainer.stop.kind == "skips"
     assert trainer.stop_reason == (
         "2 steps in a row could not be taken: a loss is not finite. The weights are those of the last step that was; "
         "lower the learning rate, or look for records with values that are not finite"
@@ -313,7 +313,7 @@ def test_a_run_whose_demand_is_never_met_blames_no_learning_rate(model, trainer_
     trainer = trainer_of(model, max_steps=8, max_skips=2, constraint=1e6, constraint_mode="absolute",
                          on_infeasible="skip", check_steps=0)  # fmt: skip
     trainer.train()
-    assert trainer.end.kind == "skips"
+    assert trainer.stop.kind == "skips"
     assert trainer.stop_reason.startswith(
         "2 steps in a row could not be taken: the constraint 1e+06 cannot be met: "
     )
@@ -338,7 +338,7 @@ def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of,
     trainer.train()
     assert trainer.state.global_step == 6
     assert torch.equal(weights(model), weights(after_four))
-    assert trainer.end.kind == "retain loss"
+    assert trainer.stop.kind == "retain loss"
     assert trainer.stop_reason.endswith("is above 1e-09; back to the weights of step 4")
 
 

@@ -40,8 +40,12 @@ def row(method="gdiff", seed=42, *, forget=1.0, retain=0.5, constraint=None, **f
     return named | dict.fromkeys(UNMEASURED) | found | figures
 
 
+def columns(method):
+    return Cell(method, None, 0.1, 42).columns()
+
+
 def failed(method="ga", reason="unlearning diverged"):
-    return failed_row(Cell(method, None, 0.1, 42), reason, 3.0)
+    return failed_row(Cell(method, None, 0.1, 42).name, columns(method), reason, 3.0)
 
 
 def compared(*rows):
@@ -267,7 +271,7 @@ def finished(
     (folder / "record.json").write_text(
         json.dumps({"promise": None, "steps": steps, "environment": environment})
     )
-    return finished_row(Cell("gdiff", None, 0.1, 42), folder, 1.0)
+    return finished_row(columns("gdiff"), folder, 1.0)
 
 
 @pytest.mark.parametrize(("interrupted", "word"), [(False, "failed"), (True, "interrupted")])
@@ -280,10 +284,9 @@ def test_a_row_says_whether_a_run_was_interrupted_whatever_its_reason(tmp_path, 
                 Ended(call.name, 1.0, "interrupted, or so it says", interrupted) for call in calls
             )
 
-    cell = Cell("ga", None, 0.1, 42)
     runs = Runs(
         RunFolder(tmp_path, resume=True),
-        {cell: Plan(tmp_path / "settings.yaml", {})},
+        [Plan("ga", columns("ga"), tmp_path / "settings.yaml", {})],
         lambda path: {},
     )
     [row] = runs.run(OneCall())
@@ -299,7 +302,7 @@ def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
     evaluation["goal"] = standings
     evaluation["after"]["retain_model"] = {"membership_inference": {"auc": 0.5125}}
     (tmp_path / "evaluation.json").write_text(json.dumps(evaluation))
-    one = finished_row(Cell("gdiff", None, 0.1, 42), tmp_path, 1.0)
+    one = finished_row(columns("gdiff"), tmp_path, 1.0)
     assert (one["forgotten"], one["forget_records"], one["retain_model_auc"]) == (19, 20, 0.5125)
     start = start_figures([tmp_path])
     other = {**one, "seed": 43, "forgotten": 18}
@@ -316,7 +319,7 @@ def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
 
 
 def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
-    one = finished(tmp_path)
+    one = finished(tmp_path) | {"run": "a"}
     newer = finished(tmp_path, versions={"hamu": "0.1.0", "torch": "2.8.0"}) | {"run": "b"}
     other = finished(tmp_path, device="cuda") | {"run": "c"}
     assert one["environment"] == "cpu, hamu 0.1.0, torch 2.7.0"
@@ -324,5 +327,5 @@ def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
         "ga-lr0.1-s42 failed: unlearning diverged"
     ]
     assert notes(compared(one, newer, other)) == [
-        "not all were computed alike: cpu, torch 2.7.0 (gdiff-lr0.1-s42); cpu, torch 2.8.0 (b); cuda, torch 2.7.0 (c)"
+        "not all were computed alike: cpu, torch 2.7.0 (a); cpu, torch 2.8.0 (b); cuda, torch 2.7.0 (c)"
     ]

@@ -13,8 +13,7 @@ from hamu.assess import AssessedModel, gradient_alignment
 from hamu.assess.gradients import PartedGram, parted_gradient
 from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes
-from hamu.unlearning.trainer.monitor import Monitor
-from hamu.unlearning.trainer.promise import layer_figures, step_figures
+from hamu.unlearning.trainer.monitor import Monitor, layer_figures, step_figures
 
 READS = [
     "item",

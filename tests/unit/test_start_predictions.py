@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file
 
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.unlearning.trainer.measuring import load_start_predictions, save_start_predictions
+from hamu.unlearning.trainer.evaluations import load_start_predictions, save_start_predictions
 
 
 def test_they_come_back_in_the_order_of_the_sets(tmp_path):

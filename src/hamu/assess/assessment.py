@@ -277,7 +277,7 @@ def assess_model(
     records, two forward passes for the records in conflict, and at most one epoch's worth for the
     curvature. Data that do not pay for a few products with the Hessian of a single record go
     without curvature. By the clock it costs more where passes are so short that overhead dominates
-    (docs/results/assess_cost.md).
+    (docs/results/costs.md).
 
     Args:
         model: the model before unlearning.

@@ -23,7 +23,7 @@ from hamu.assess.gradients import FULL_BATCH, flat, shaped
 from hamu.errors import HamuError
 
 # Cost of a product with the Hessian for a record, in forward and backward passes, and of the next
-# through the same graph (docs/results/assess_cost.md).
+# through the same graph (docs/results/costs.md).
 _PRODUCT, _NEXT_PRODUCT = 3.3, 2.3
 # products at most for the spectrum, and for each of the solver's two solutions
 LANCZOS, SOLVER = 12, 10

@@ -1,21 +1,22 @@
-"""The controller of a run by goal: sets the demand and the rate, measures on the records, keeps the best state.
+"""The controller of a run by goal: sets demand and rate, measures the records, keeps the best state.
 
-It minimises the retain loss under the constraint that a share of the forget records reach their targets, with HAMU-Q
-on the bounded objective as the engine:
+It minimises the retain loss under the constraint that a share of the forget records reach their
+targets, with HAMU-Q on the bounded objective as the engine:
 
     repeat
-        k steps of HAMU-Q with demand φ at rate η, the forget batches drawn from the records that are not forgotten
+        k steps of HAMU-Q with demand φ at rate η, on forget records that are not forgotten
         measure every forget record and some retain records
-        keep the state if more records are forgotten than in any before, and the retain loss is within the budget
-        end if the share is reached within the budget (a lasting run: also after fine-tuning a copy, twice in a row)
+        keep the state if it has the most records forgotten so far, and is within the budget
+        end if the share is reached within the budget (a lasting run: also after fine-tuning a
+            copy, twice in a row)
         the budget is exceeded           ->  φ halved: the steps repair the retain loss
         half of it is left               ->  φ up by a quarter
         far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
         too many records too high        ->  η down by a quarter (not in a lasting run)
-        no progress                      ->  η up by a quarter (a lasting run that does not last yet: by a half)
+        no progress                      ->  η up by a quarter (not lasting yet: by a half)
 
-The state that it ends with is never worse than the start: of all that were measured within the budget it has the most
-records forgotten. It ends: k steps have a bound, and so has their number.
+The state that it ends with is never worse than the start: of all that were measured within the
+budget it has the most records forgotten. It ends: k steps have a bound, and so has their number.
 """
 
 from __future__ import annotations
@@ -38,10 +39,7 @@ from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.stop_reason import StopReason
 
 LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
-_FAR = (
-    5.0  # times the budget, and at least _FAR_LOSS: from there a run goes back instead of repairing
-)
-_FAR_LOSS = 0.1
+_FAR, _FAR_LOSS = 5.0, 0.1  # times the budget, at least this: beyond, a run goes back
 _RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
 _WARM_UP = 20  # steps
@@ -49,6 +47,11 @@ _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 _PATIENCE = 12  # measurements without a better state or less missing, before a run gives up
+_SAVED = (
+    *("rate", "history", "ended", "_most_rate", "_start_loss", "_settled", "_reached", "_free"),
+    *("_best_count", "_best_cost", "_records", "_least_missing", "_last_missing", "_last_cost"),
+    *("_idle", "_lasted"),
+)
 
 
 class Work(Protocol):
@@ -64,7 +67,7 @@ class Work(Protocol):
         """Fine-tune a copy on retain records, and measure the forget records twice on the way."""
 
     def focus(self, standing: Standing) -> None:
-        """Take these targets, and draw forget batches from the records that are not where they should be."""
+        """Take these targets, and draw forget batches from records that are not there yet."""
 
     def end_run(self, end: StopReason) -> None:
         """End the run."""
@@ -93,7 +96,7 @@ class Controller(TrainerCallback):
         self.rate = self.rate_of_step = 0.0
         self._most_rate = 0.0
         self._start_loss = math.nan
-        self._best: dict[str, Any] = {"count": -1, "cost": math.inf, "records": 0}
+        self._best_count, self._best_cost, self._records = -1, math.inf, 0
         self._least_missing = math.inf
         self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = 0
@@ -117,8 +120,8 @@ class Controller(TrainerCallback):
         now = self._work.stand()
         if not now.is_finite:
             raise HamuError(
-                f"the model's losses are not finite at the start (retain loss {now.retain_loss}), and no goal can be "
-                f"told by them; leave out the records whose loss is not finite"
+                f"the model's losses are not finite at the start (retain loss {now.retain_loss}); "
+                f"leave out the records whose loss is not finite"
             )
         self._start_loss = now.retain_loss
         self._keep(now)
@@ -126,12 +129,8 @@ class Controller(TrainerCallback):
         self._work.focus(now)
         if self._is_there(now):
             self._reached = True
-            self._finish(
-                StopReason(
-                    "goal",
-                    f"the goal is reached at the start: {self._words()}; --target_forget_loss asks for more",
-                )
-            )
+            words = f"the goal is reached at the start: {self._words()}"
+            self._finish(StopReason("goal", f"{words}; --target_forget_loss asks for more"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the step; over the first ones it rises, as Adam's are all of full length."""
@@ -167,17 +166,17 @@ class Controller(TrainerCallback):
 
     @property
     def _can_rehearse(self) -> bool:
-        """True if a lasting run is at the end of a cycle, where it looks what fine-tuning brings back."""
+        """True if a lasting run is at the end of a cycle, where it rehearses fine-tuning."""
         ahead = self._work.lookahead
         return ahead is not None and ahead.at_the_end_of_a_retain_cycle
 
     def _adapt(self, now: Standing) -> bool:
-        """Keep the state, and set demand and rate by what was measured; returns whether the run went back."""
+        """Keep the state, and set demand and rate; return True if the run went back."""
         cost = now.retain_loss - self._start_loss
         within = now.is_finite and cost <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
         if within and self._is_better(now, cost):
-            self._idle = 0 if now.count > self._best["count"] else self._idle
+            self._idle = 0 if now.count > self._best_count else self._idle
             self._keep(now)
         if within and self._is_there(now):
             self._keep(now)
@@ -191,7 +190,7 @@ class Controller(TrainerCallback):
         if goes_back:
             self._go_back()
             self._change(demand=0.5, rate=0.5)
-            cost = self._best["cost"]
+            cost = self._best_cost
         elif cost > self.budget:
             self._change(demand=0.5)
         elif cost < 0.5 * self.budget:
@@ -208,14 +207,13 @@ class Controller(TrainerCallback):
         return goes_back
 
     def _is_better(self, now: Standing, cost: float) -> bool:
-        best = self._best
         if self._work.lookahead is not None and now.share >= self._goal.share:
             return True  # the longer it has run, the better it lasts
-        is_cheaper = now.count == best["count"] and cost < best["cost"]
-        return bool(now.count > best["count"] or is_cheaper)
+        is_cheaper = now.count == self._best_count and cost < self._best_cost
+        return now.count > self._best_count or is_cheaper
 
     def _is_there(self, now: Standing) -> bool:
-        """True if enough records are forgotten, and with look-ahead stay so where fine-tuning leads."""
+        """True if enough records are forgotten, and with look-ahead stay so after fine-tuning."""
         if now.share < self._goal.share:
             return False
         if self._work.lookahead is None:
@@ -228,7 +226,7 @@ class Controller(TrainerCallback):
         return self._lasted >= _REHEARSALS
 
     def _stands_out(self, now: Standing) -> bool:
-        """True if too many records are too high; a lasting run has them high to keep them so ahead."""
+        """True if too many records are too high; a lasting run needs them so."""
         return self._work.lookahead is None and bool(now.too_high.double().mean() > 2 * LEVEL)
 
     @property
@@ -254,15 +252,12 @@ class Controller(TrainerCallback):
             torch._foreach_copy_(self._good, parameters)
         else:
             self._good = [p.detach().clone() for p in parameters]
-        self._best = {
-            "count": now.count,
-            "cost": now.retain_loss - self._start_loss,
-            "records": len(now.losses),
-        }
+        self._best_count, self._records = now.count, len(now.losses)
+        self._best_cost = now.retain_loss - self._start_loss
 
     @torch.no_grad()
     def _go_back(self) -> None:
-        """Restore the best state; what the optimizer and the point ahead remember belongs to another place."""
+        """Restore the best state, without what optimizer and point ahead remember of another."""
         torch._foreach_copy_([*self._work.pair.parameters], self._good)
         if self._optimizer is not None:
             self._optimizer.state.clear()
@@ -273,15 +268,10 @@ class Controller(TrainerCallback):
         """The end of a run that gets no further."""
         what = f"{_PATIENCE} measurements in a row brought nothing better; {self.goal_sentence}"
         if self._free and not any(self._free):
-            return StopReason(
-                "criterion",
-                f"every further step must hurt: in the last {len(self._free)} measurements no demand was free, however "
-                f"small; {what}",
-            )
-        return StopReason(
-            "budget",
-            f"no state within the budget (retain loss {self.budget:+g}) forgets more: {what}",
-        )
+            never = f"in the last {len(self._free)} measurements no demand was free, however small"
+            return StopReason("criterion", f"every further step must hurt: {never}; {what}")
+        budget = f"no state within the budget (retain loss {self.budget:+g}) forgets more"
+        return StopReason("budget", f"{budget}: {what}")
 
     def _finish(self, end: StopReason) -> None:
         """End the run with the best state."""
@@ -290,16 +280,9 @@ class Controller(TrainerCallback):
         self._work.end_run(end)
 
     def _note(self, now: Standing, step: int) -> None:
-        found = {key: value for key, value in now.figures().items() if key != "worst"}
-        self.history.append(
-            {
-                "step": step,
-                "retain_loss": now.retain_loss,
-                "demand": self._demand,
-                "rate": self.rate,
-                **found,
-            }
-        )
+        figures = {key: value for key, value in now.figures().items() if key != "worst"}
+        settings = {"retain_loss": now.retain_loss, "demand": self._demand, "rate": self.rate}
+        self.history.append({"step": step, **settings, **figures})
 
     @property
     def goal_sentence(self) -> str:
@@ -312,35 +295,23 @@ class Controller(TrainerCallback):
         return self._reached
 
     def _words(self) -> str:
-        best, lasting = (
-            self._best,
-            "" if self._work.lookahead is None else ", also where fine-tuning leads",
-        )
+        lasting = "" if self._work.lookahead is None else ", also where fine-tuning leads"
         return (
-            f"{best['count']} of {best['records']} records are forgotten (goal {self._goal.kind}, "
-            f"{self._goal.share:.0%} wanted{lasting}), retain loss {best['cost']:+.4f} of {self.budget:+g} allowed"
+            f"{self._best_count} of {self._records} records are forgotten (goal {self._goal.kind}, "
+            f"{self._goal.share:.0%} wanted{lasting}), retain loss {self._best_cost:+.4f} of "
+            f"{self.budget:+g} allowed"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON holds it; tensors are in a file of their own."""
-        names = ("rate", "_most_rate", "_start_loss", "_best", "_least_missing", "_last_missing", "_last_cost", "_idle",
-                 "_lasted", "_free", "_settled", "_reached", "history", "ended")  # fmt: skip
-        return {name.lstrip("_"): _plain(getattr(self, name)) for name in names} | {
-            "demand": self._demand
-        }
+        """State for a checkpoint, as JSON holds it, null for infinity; `good` has the tensors."""
+        found = {name: getattr(self, name) for name in _SAVED}
+        plain = {name: None if value == math.inf else value for name, value in found.items()}
+        return plain | {"demand": self._demand}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name in ("rate", "history", "ended"):
-            setattr(self, name, state[name])
-        for name in ("most_rate", "start_loss", "idle", "lasted", "free", "settled", "reached"):
-            setattr(self, f"_{name}", state[name])
-        self._best = {key: _number(value) for key, value in state["best"].items()}
-        self._least_missing, self._last_missing = (
-            _number(state["least_missing"]),
-            _number(state["last_missing"]),
-        )
-        self._last_cost = _number(state["last_cost"])
+        for name in _SAVED:
+            setattr(self, name, math.inf if state[name] is None else state[name])
         self._work.pair.method = replace(self._method, constraint=state["demand"])
 
     @property
@@ -355,23 +326,11 @@ class Controller(TrainerCallback):
 
 
 def first_rate(parameters: Sequence[Tensor]) -> float:
-    """A rate of Adam at which a step moves a weight by a small share of the size that weights of matrices have."""
-    matrices = [p.detach().float() for p in parameters if p.dim() > 1] or [
-        p.detach().float() for p in parameters
-    ]
+    """Rate at which a step of Adam moves a weight by a small share of the size of matrix weights."""
+    chosen = [p for p in parameters if p.dim() > 1] or parameters
+    matrices = [p.detach().float() for p in chosen]
     used = [m for m in matrices if bool(m.any())]
     if len(used) < len(matrices):  # the second factors of a new adapter are zero
         return _RATE_OF_A_NEW_ADAPTER
     total, count = sum(m.square().sum() for m in used), sum(m.numel() for m in used)
     return _RATE * math.sqrt(float(total) / count)
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON holds it: null for infinity."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return None if isinstance(value, float) and math.isinf(value) else value
-
-
-def _number(value: float | None) -> float:
-    return math.inf if value is None else value

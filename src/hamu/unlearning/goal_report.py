@@ -12,17 +12,18 @@ from typing import Any
 from hamu.unlearning.goals import Found, Goal
 
 _MEANINGS = {
-    "unseen": "their losses are distributed as those of records never trained on, as far as chance "
-    "(5 %) lets that be told",
-    "retrained": "each has at least the loss that it has under the retain model, to 0.1 in log-odds",
-    "erased": "each is taken for another class than its own, and their losses do not stand out from "
-    "those of unseen records of the class, where there are any",
+    "unseen": "their losses are distributed as those of records never trained on, as far as "
+    "chance (5 %) lets that be told",
+    "retrained": "each has at least the loss that it has under the retain model, to 0.1 in "
+    "log-odds",
+    "erased": "each is taken for another class than its own, and their losses do not stand out "
+    "from those of unseen records of the class, where there are any",
     "loss": "each has at least this loss",
 }
 _COMPARED = {
     "unseen by original model": ", compared with the original model's losses on the test data",
-    "unseen by this model": ", compared with its own losses on the test data (--original_model: with "
-    "the original's)",
+    "unseen by this model": ", compared with its own losses on the test data (--original_model: "
+    "with the original's)",
     "retrained by retain model": ", compared with the retain model's losses on them",
     "erased by this model": ", compared with its own losses on unseen records of the class",
 }

@@ -172,7 +172,7 @@ class GoalRun:
         return self.goal
 
     def focus(self, standing: Standing) -> None:
-        """Take these targets; draw forget batches from the records that are not where they should be.
+        """Take these targets; draw forget batches from the records that are not there yet.
 
         A lasting run draws from all: a record that is forgotten may come back.
         """
@@ -267,6 +267,6 @@ def is_text(data: Any) -> bool:
 
 
 def steps_of_a_run(args: UnlearnConfig, records: int, batch: int) -> int:
-    """The most steps of a run by goal that names none: its epochs, and at least as many as goals commonly take."""
+    """Most steps of a run by goal that names none: its epochs, and at least what goals take."""
     epochs = math.ceil(args.num_train_epochs * records / batch)
     return max(_LASTING_STEPS if args.lasting else _STEPS, epochs)

@@ -30,6 +30,7 @@ NOTHING_TELLS = (
     "nothing tells when a record is forgotten; give --test_data (records never trained on), "
     "--retain_model, or --target_forget_loss"
 )
+_ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
 _LEAST_DISTANCE = 0.05  # between two distributions; the AUC of a loss attack is then 0.45 to 0.55
 
@@ -175,15 +176,14 @@ class Goal:
         """Standing of a model by its predictions of "forget"; "erased" also takes "test".
 
         Raises:
-            HamuError: if "erased" is asked of a language model, or the retain model has other records.
+            HamuError: if "erased" is asked of a language model, or the retain model predicts other
+                records.
         """
         forget = found["forget"]
         losses = record_losses(forget)
         if self.kind == "erased":
             if not isinstance(forget, Predictions):
-                raise HamuError(
-                    "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
-                )
+                raise HamuError(_ERASED_OF_TEXTS)
             targets, as_unseen = _erased(forget, found.get("test"))
             return Standing(losses, targets, as_unseen & ~forget.correct, retain_loss)
         targets = self._targets(forget, losses)
@@ -330,17 +330,16 @@ def choose_goal(
         return None
     if kind == "unseen" and not has_test:
         raise HamuError(
-            "the goal unseen compares with records that were never trained on; give --test_data, or "
-            "another goal: --retain_model, or --target_forget_loss"
+            "the goal unseen compares with records that were never trained on; give --test_data, "
+            "or another goal: --retain_model, or --target_forget_loss"
         )
     if kind == "retrained" and not has_retain_model:
         raise HamuError(
-            "the goal retrained compares with a retain model; give --retain_model, or another --goal"
+            "the goal retrained compares with a retain model; give --retain_model, or another "
+            "--goal"
         )
     if kind == "erased" and not hasattr(sets["forget"], "labels"):
-        raise HamuError(
-            "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
-        )
+        raise HamuError(_ERASED_OF_TEXTS)
     return Goal(kind, share, loss)  # type: ignore[arg-type]  # checked by check_goal_settings
 
 

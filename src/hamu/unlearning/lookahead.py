@@ -1,9 +1,10 @@
 """Look ahead: the weights to which fine-tuning would lead from where the model is.
 
-A point runs ahead of the model's weights w on a path of ordinary fine-tuning (Adam) that starts at w: on retain
-records, and every other time on retain records with some forgotten ones among them. With each step of the model the
-point takes one or two steps of its own, and it moves along with w. After `depth` steps it starts again at w. Lasting
-unlearning takes the forget gradient there: what counts is not what the model has lost, but what it does not find again.
+A point runs ahead of the model's weights w on a path of ordinary fine-tuning (Adam) that starts at
+w: on retain records, and every other time on retain records with some forgotten ones among them.
+With each step of the model the point takes one or two steps of its own, and it moves along with w.
+After `depth` steps it starts again at w. Lasting unlearning takes the forget gradient there: what
+counts is not what the model has lost, but what it does not find again.
 
 To first order (Nichol et al. 2018): the gradient that is found ahead is applied at w.
 """
@@ -71,7 +72,7 @@ class Lookahead:
         self.cycles -= self.cycles % 2 == 0
 
     def advance(self, retain: Mapping[str, Tensor], forget: Mapping[str, Tensor]) -> None:
-        """Move the point to the model's present weights plus its path, and take a step or two from there.
+        """Move the point to the model's weights plus its path, and take a step or two from there.
 
         Args:
             retain, forget: batches of the model's own step.
@@ -104,8 +105,8 @@ class Lookahead:
             grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         if not bool(torch.isfinite(loss)):
             raise HamuError(
-                f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate {self.rate:g} or --lookahead_steps "
-                f"{self.depth}"
+                f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate "
+                f"{self.rate:g} or --lookahead_steps {self.depth}"
             )
         for point, grad in zip(self._point, grads, strict=True):
             point.grad = grad
@@ -115,9 +116,9 @@ class Lookahead:
 
     @contextmanager
     def rehearsed(self, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[None]:
-        """Fine-tune a copy of the weights on these batches, as the model itself would be: a rehearsal of an attack.
+        """Fine-tune a copy of the weights on these batches: a rehearsal of an attack.
 
-        The model has the copy's weights inside; its own, its buffers and modes are back afterwards.
+        Inside, the model has the copy's weights; afterwards its own, its buffers and its modes.
         """
         modes = {module: module.training for module in self._model.modules()}
         buffers = [(b, b.clone()) for b in self._model.buffers()]

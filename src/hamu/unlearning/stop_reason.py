@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 
 StopKind = Literal[
     "all steps",  # nothing ended it before
-    "criterion",  # the stopping criterion is met: the demand, or in a run by goal any demand worth making, has a price
+    "criterion",  # the stopping criterion is met; in a run by goal: no demand is free
     "target",  # the forget loss of a step has reached its target
     "no forgetting",  # the forget loss of a step was too low
     "retain loss",  # the retain loss of a step was too high

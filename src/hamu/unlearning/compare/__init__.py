@@ -1,8 +1,7 @@
-"""Several methods and settings on one problem: the runs of a comparison, running them, and what has come out."""
+"""Several methods and settings on one problem: the runs of a comparison and their figures."""
 
 from hamu.unlearning.compare.children import Children
-from hamu.unlearning.compare.grid import Cell, cells
 from hamu.unlearning.compare.rows import Comparison
-from hamu.unlearning.compare.runs import Plan, Runs
+from hamu.unlearning.compare.runs import Cell, Plan, Runs, cells
 
 __all__ = ["Cell", "Children", "Comparison", "Plan", "Runs", "cells"]

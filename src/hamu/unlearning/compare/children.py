@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-Command = Callable[[list[str]], int]  # of a module, so that another process finds it; an exit code
+Command = Callable[[list[str]], int]  # of a module, so that another process finds it
 _POLL = 0.1  # seconds
 _CONTEXT: Any = multiprocessing.get_context("spawn")  # threads and devices do not survive a fork
 _INTERRUPTED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -27,12 +27,7 @@ _INTERRUPTED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signa
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a command.
-
-    Attributes:
-        name: of the call.
-        argv: the words that the command takes.
-    """
+    """A call of a command, by its name and the words that the command takes."""
 
     name: str
     argv: tuple[str, ...]
@@ -63,7 +58,8 @@ class Children:
     Args:
         jobs: how many at a time.
         environment: of their processes.
-        command: what is called, such as `hamu.cli.main`; its last line on standard error is the reason of a failure.
+        command: what is called, such as `hamu.cli.main`; returns an exit code, and its last line on
+            standard error is the reason of a failure.
 
     Attributes:
         asked_by: the signal that first asked to end, 0 if none has.
@@ -77,7 +73,7 @@ class Children:
         self._asked, self.asked_by = 0, 0
 
     def ask_to_end(self, number: int) -> None:
-        """Make no more calls. Those under way get SIGTERM, upon which runs save and end; asked again, SIGKILL.
+        """Make no more calls. Runs save and end; asked again, they are killed.
 
         Args:
             number: of the signal that asks.
@@ -128,7 +124,7 @@ class _Child:
 
 @contextmanager
 def _environment_of(environment: Mapping[str, str]) -> Iterator[None]:
-    """For the start of a process: its environment, and Ctrl-C held back until it has a session of its own."""
+    """Set a new process's environment, and hold Ctrl-C back until it has a session of its own."""
     before = dict(os.environ)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -142,7 +138,7 @@ def _environment_of(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _run(command: Command, argv: list[str], said: str) -> None:
-    """Call a command in this process: Ctrl-C is for its parent, which ends the others in order."""
+    """Call a command here: Ctrl-C is for the parent, which ends the others in order."""
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that was held back
@@ -164,11 +160,12 @@ def _end_with_parent() -> None:
 
 def _reason(said: str, code: int) -> str:
     """The reason of a failure, from standard error; "" without one."""
-    if not code:
+    if code == 0:
         return ""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith("hamu ")]
-    last = (own or lines or [f"it ended with exit code {code}"])[-1]
-    return last.split(": ", 1)[-1] if own else last
+    for line in reversed(lines):
+        if line.startswith("hamu "):
+            return line.split(": ", 1)[-1]
+    return lines[-1] if lines else f"it ended with exit code {code}"

@@ -1,4 +1,4 @@
-"""What a comparison says of its runs: a row of figures for each, means over seeds, hypervolumes."""
+"""The figures of a comparison: a row for each run, means over seeds, hypervolumes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Protocol
+from typing import Any
 
 from hamu.errors import HamuError
 from hamu.evaluation.gains import (
@@ -21,73 +21,62 @@ from hamu.evaluation.gains import (
 )
 from hamu.evaluation.membership import auc_of
 from hamu.files import EVALUATION, RECORD, read_json
-from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
+from hamu.unlearning.record.inputs import differing, read_inputs
 from hamu.unlearning.record.record import plain, versions
 from hamu.unlearning.stop_reason import kind_in
 
 Row = dict[str, Any]
+_SHARED = ("setting", "method", "constraint", "learning_rate", "forget_records")
 _AVERAGED = (
-    "forget_gain", "retain_gain", "forgotten", "forget_accuracy", "retain_accuracy", "test_accuracy",
-    "forget_probability", "retain_probability", "test_probability", "utility", "membership_auc",
-    "retain_model_auc", "promise_kept", "steps", "seconds",
-)  # fmt: skip
+    *("forget_gain", "retain_gain", "forgotten"),
+    *("forget_accuracy", "retain_accuracy", "test_accuracy"),
+    *("forget_probability", "retain_probability", "test_probability", "utility"),
+    *("membership_auc", "retain_model_auc", "promise_kept", "steps", "seconds"),
+)
 
 
-class RunKey(Protocol):
-    """What tells a run from others: a dataclass, whose fields stand in its row."""
-
-    @property
-    def name(self) -> str:
-        """The name of the run, and of its folder."""
-
-    @property
-    def setting(self) -> str:
-        """The name of what it shares with other runs of its kind."""
-
-
-def finished_row(cell: RunKey, run: Path, seconds: float | None) -> Row:
+def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
     """The figures of a run that has come to its end; those that are not finite are None.
 
     Args:
-        cell: its settings.
+        columns: which tell it from others.
         run: its folder.
         seconds: how long it took.
     """
     evaluation, record = _of_run(run, EVALUATION), _of_run(run, RECORD)
-    gains = gains_of(evaluation)
+    gains, steps = gains_of(evaluation), record["steps"]
     found: Row = {
         "forget_gain": gains.forget,
         "retain_gain": gains.retain,
         "joint_gain": gains.joint,
-    }
-    found |= _of_model(evaluation, "after")
-    found |= {
+        **_of_model(evaluation, "after"),
         "promise_kept": (record["promise"] or {}).get("kept"),
-        "steps": record["steps"]["taken"],
-        "ended_at": record["steps"]["ended_at"],
+        "steps": steps["taken"],
+        "ended_at": steps["ended_at"],
         "ended": kind_in(evaluation),
-        "ended_because": record["steps"]["ended_because"],
+        "ended_because": steps["ended_because"],
         "environment": written_environment(record["environment"]),
     }
-    row: Row = _named(cell) | plain(found) | {"seconds": seconds, "failed": ""}
+    row = {"run": run.name, **columns, **plain(found), "seconds": seconds, "failed": ""}
     if row["forget_gain"] is None or row["retain_gain"] is None:
         row |= {"failed": "the losses of its model are not finite", "joint_gain": None}
     return row
 
 
 def failed_row(
-    cell: RunKey, reason: str, seconds: float | None, *, interrupted: bool = False
+    name: str, columns: Row, reason: str, seconds: float | None, *, interrupted: bool = False
 ) -> Row:
     """The row of a run that has not come to its end.
 
     Args:
-        cell: its settings.
+        name: of the run.
+        columns: which tell it from others.
         reason: why, in one line.
         seconds: how long it took.
         interrupted: whether a signal has ended it.
     """
     ended = "interrupted" if interrupted else "failed"
-    return _named(cell) | {"ended": ended, "seconds": seconds, "failed": reason}
+    return {"run": name, **columns, "ended": ended, "seconds": seconds, "failed": reason}
 
 
 def trajectory(run: Path) -> tuple[list[Gains], Gains]:
@@ -97,15 +86,18 @@ def trajectory(run: Path) -> tuple[list[Gains], Gains]:
 
 
 def start_figures(runs: Iterable[Path]) -> Row | None:
-    """Count of forgotten records, accuracies and AUC of the model that runs have started from; None if there is none.
+    """Figures of the model that runs have started from; None without runs.
 
-    Where the runs do not agree, as the draw of membership inference depends on the seed, their mean and deviation.
+    Where the runs do not agree, as the draw of membership inference depends on the seed, their mean
+    and deviation.
     """
     found = [plain(_of_model(_of_run(run, EVALUATION), "before")) for run in runs]
     if not found:
         return None
-    return {key: value if all(one[key] == value for one in found) else _averaged([one[key] for one in found])
-            for key, value in found[0].items()}  # fmt: skip
+    return {
+        key: value if all(one[key] == value for one in found) else _averaged(found, key)
+        for key, value in found[0].items()
+    }
 
 
 def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None) -> None:
@@ -118,15 +110,17 @@ def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None
     Raises:
         HamuError: if not; names two of them.
     """
-    first: tuple[str, Inputs] | None = None
-    for name, run in runs.items():
-        found = {key: entry for key, entry in read_inputs(run).items() if of is None or key in of}
-        first = first or (name, found)
-        other = differing(first[1], found)
+    found = {
+        name: {key: entry for key, entry in read_inputs(run).items() if of is None or key in of}
+        for name, run in runs.items()
+    }
+    for name, inputs in found.items():
+        first = next(iter(found))
+        other = differing(found[first], inputs)
         if other is not None:
             raise HamuError(
-                f"{name} had another {other} than {first[0]}, so that they do not compare; remove the folder of the "
-                f"one that is out of date and run it again"
+                f"{name} had another {other} than {first}, so that they do not compare; remove the "
+                f"folder of the one that is out of date and run it again"
             )
 
 
@@ -136,23 +130,27 @@ class Comparison:
 
     Attributes:
         found: rows of `finished_row` and `failed_row`.
-        start: the figures of the model that all have started from, None as long as no run is finished.
+        start: the figures of the model that all have started from, None without a finished run.
     """
 
     found: tuple[Row, ...]
     start: Row | None
 
+    @property
+    def _finished(self) -> list[Row]:
+        return [row for row in self.found if not row["failed"]]
+
     @cached_property
     def rows(self) -> list[Row]:
-        """All rows by joint gain, the best first, then those that failed; `pareto` says whether no other is better."""
-        return [
-            *_ranked([row for row in self.found if not row["failed"]]),
-            *(r for r in self.found if r["failed"]),
-        ]
+        """All rows by joint gain, the best first, then those that failed.
+
+        `pareto` says whether no other is better.
+        """
+        return [*_ranked(self._finished), *(row for row in self.found if row["failed"])]
 
     @cached_property
     def means(self) -> list[Row]:
-        """For each setting, means over its finished runs in the same order; empty if there is one seed alone.
+        """Means over the finished runs of each setting; empty if there is one seed alone.
 
         A figure is its mean and its (sample) standard deviation, None of a single run.
         """
@@ -168,47 +166,42 @@ class Comparison:
     def reference(self) -> Gains:
         """The reference of the hypervolumes, see `hypervolume_reference`."""
         return hypervolume_reference(
-            min((row["retain_gain"] for row in self.rows if not row["failed"]), default=0.0)
+            min((row["retain_gain"] for row in self._finished), default=0.0)
         )
 
     @cached_property
     def hypervolumes(self) -> dict[str, float]:
-        """The hypervolume of each method, of the gains with which its runs ended; those that failed add nothing."""
+        """The hypervolume of each method, of the gains with which its finished runs ended."""
         ends: dict[str, list[Gains]] = {row["method"]: [] for row in self.found}
-        for row in self.rows:
-            if not row["failed"]:
-                ends[row["method"]].append(_gains(row))
+        for row in self._finished:
+            ends[row["method"]].append(_gains(row))
         return {name: hypervolume(gains, self.reference) for name, gains in ends.items()}
 
     def summary(self) -> dict[str, Any]:
         """Rows, means and hypervolumes, as JSON holds them."""
-        reference = self.reference
-        volumes = {"reference": (reference.forget, reference.retain), "methods": self.hypervolumes}
+        reference = (self.reference.forget, self.reference.retain)
+        volumes = {"reference": reference, "methods": self.hypervolumes}
         return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
 
 
-def _named(cell: RunKey) -> Row:
-    return {"run": cell.name, "setting": cell.setting, **vars(cell)}
-
-
 def _of_model(evaluation: Mapping[str, Any], role: str) -> Row:
-    """Records forgotten, accuracies, for texts probabilities too, utility, and the AUC of membership inference (for
-    texts by Min-K%), the retain model's too where there is one.
+    """Figures of a model: records forgotten, accuracies, probabilities (texts), utility and AUCs.
 
-    Utility is what is left of the model: for texts the mean probability of the answers to retain, the paper's model
-    utility (App. H.2), for images the negated retain loss, its retain utility (Sec. 6).
+    The AUC is of membership inference, for texts by Min-K%. Utility is for texts the mean
+    probability of the answers to retain, the paper's model utility (App. H.2), for images the
+    negated retain loss, its retain utility (Sec. 6).
     """
-    report, goal = evaluation[role], evaluation.get("goal")
-    found: Row = dict.fromkeys(("forgotten", "forget_records"))
-    if goal is not None:
-        found = {"forgotten": goal[role]["forgotten"], "forget_records": goal[role]["records"]}
+    report, goal = evaluation[role], (evaluation.get("goal") or {}).get(role, {})
+    found: Row = {"forgotten": goal.get("forgotten"), "forget_records": goal.get("records")}
     for side in ("forget", "retain", "test"):
         for figure in ("accuracy", "probability"):
             found[f"{side}_{figure}"] = report.get(side, {}).get(figure)
     probability = found["retain_probability"]
-    found["utility"] = -report["retain"]["loss"] if probability is None else probability
-    theirs = auc_of(report.get("retain_model", {}))
-    return found | {"membership_auc": auc_of(report), "retain_model_auc": theirs}
+    return found | {
+        "utility": -report["retain"]["loss"] if probability is None else probability,
+        "membership_auc": auc_of(report),
+        "retain_model_auc": auc_of(report.get("retain_model", {})),
+    }
 
 
 def _ranked(rows: Iterable[Row]) -> list[Row]:
@@ -219,33 +212,19 @@ def _ranked(rows: Iterable[Row]) -> list[Row]:
 
 def _mean(rows: list[Row]) -> Row:
     """One row of several that differ in the seed."""
-    shared = {
-        key: rows[0].get(key)
-        for key in ("setting", "method", "constraint", "learning_rate", "forget_records")
-    }
-    figures: Row = {}
-    for key in _AVERAGED:
-        figures[key] = _averaged([row.get(key) for row in rows])
-    figures["ended"] = _counted([row["ended"] for row in rows])
-    joint = {"mean": _gains(figures).joint, "deviation": None}
-    return shared | {"runs": len(rows)} | figures | {"joint_gain": joint}
+    row = {key: rows[0].get(key) for key in _SHARED} | {"runs": len(rows)}
+    row |= {key: _averaged(rows, key) for key in _AVERAGED}
+    # each end once, with its count where there are several: "all steps 2, criterion 1"
+    ends = Counter(one["ended"] for one in rows).most_common()
+    row["ended"] = ", ".join(end if len(ends) == 1 else f"{end} {count}" for end, count in ends)
+    return row | {"joint_gain": {"mean": _gains(row).joint, "deviation": None}}
 
 
-def _counted(words: Iterable[str]) -> str:
-    """Each word once, with how often it was said where there are several: "all steps 2, criterion 1"."""
-    counts = Counter(words)
-    return ", ".join(
-        word if len(counts) == 1 else f"{word} {count}" for word, count in counts.most_common()
-    )
-
-
-def _averaged(values: Iterable[float | None]) -> dict[str, float | None] | None:
-    known = [value for value in values if value is not None]
-    return (
-        {"mean": mean(known), "deviation": stdev(known) if len(known) > 1 else None}
-        if known
-        else None
-    )
+def _averaged(rows: Iterable[Row], key: str) -> dict[str, float | None] | None:
+    known = [row[key] for row in rows if row.get(key) is not None]
+    if not known:
+        return None
+    return {"mean": mean(known), "deviation": stdev(known) if len(known) > 1 else None}
 
 
 def _gains(row: Row) -> Gains:
@@ -273,7 +252,7 @@ def this_environment(device: str) -> str:
 
 
 def differing_environments(runs: Mapping[str, str | None]) -> str:
-    """What tells the environments of runs apart, and whose each is; "" if they are the same.
+    """The differences between the environments of runs, and whose each is; "" if there are none.
 
     Args:
         runs: the environment of each, by name; None where it is not known, which tells nothing.

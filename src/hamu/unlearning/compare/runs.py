@@ -1,38 +1,100 @@
-"""The runs of a comparison, each an ordinary `hamu unlearn` in its own folder: begun, gone on with, or finished."""
+"""The runs of a comparison: every method with every constraint, learning rate and seed.
+
+Each is an ordinary `hamu unlearn` in its own folder: begun, gone on with, or finished.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from hamu.core.methods import build_method
 from hamu.errors import HamuError
-from hamu.files import COMPARISON, CONFIG, INPUTS, RECORD
-from hamu.unlearning.compare.children import Call, Children, Ended
-from hamu.unlearning.compare.rows import (
-    Comparison,
-    Row,
-    RunKey,
-    failed_row,
-    finished_row,
-    start_figures,
-)
+from hamu.files import COMPARISON, CONFIG, INPUTS, RECORD, parse_json
+from hamu.unlearning.compare.children import Call, Children
+from hamu.unlearning.compare.rows import Comparison, Row, failed_row, finished_row, start_figures
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer.config import unused_settings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The settings in which one run differs from the others.
+
+    Attributes:
+        method: its name.
+        constraint: see `UnlearnConfig`; None for a method that has none.
+        learning_rate: of the run.
+        seed: of the run.
+    """
+
+    method: str
+    constraint: float | None
+    learning_rate: float
+    seed: int
+
+    @property
+    def setting(self) -> str:
+        """The name that the runs of all seeds share."""
+        constraint = "" if self.constraint is None else f"-c{_short(self.constraint)}"
+        return f"{self.method}{constraint}-lr{_short(self.learning_rate)}"
+
+    @property
+    def name(self) -> str:
+        """The name of the run, and of its folder."""
+        return f"{self.setting}-s{self.seed}"
+
+    def columns(self) -> Row:
+        """The columns of its row that tell it from others."""
+        return {"setting": self.setting, **vars(self)}
+
+    def settings(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of the run: its own, and those shared ones that have an effect."""
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        unused = unused_settings(build_method(self.method))
+        return {name: value for name, value in shared.items() if name not in unused} | own
+
+
+def cells(
+    methods: Iterable[str],
+    constraints: Iterable[float],
+    learning_rates: Iterable[float],
+    seeds: Iterable[int],
+) -> list[Cell]:
+    """List all combinations, seed by seed; a method without a constraint is there once for all.
+
+    Raises:
+        HamuError: if a method is unknown.
+    """
+    takes = {name: "constraint" not in unused_settings(build_method(name)) for name in methods}
+    grid = product(seeds, takes, constraints, learning_rates)
+    found = (Cell(name, c if takes[name] else None, rate, seed) for seed, name, c, rate in grid)
+    return list(dict.fromkeys(found))
+
+
+def _short(value: float) -> str:
+    """The shortest text that means exactly this number."""
+    return repr(float(value)).removesuffix(".0")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to be.
+    """A run that is to be.
 
     Attributes:
+        name: of the run, and of its folder.
+        columns: of its row, which tell it from others.
         settings: a file of them, as --config takes it.
-        options: what it comes to for every option.
+        options: the value of every option that these come to.
     """
 
+    name: str
+    columns: Row
     settings: Path
     options: Mapping[str, Any]
 
@@ -45,7 +107,7 @@ class Runs:
 
     Args:
         folder: of the comparison.
-        plans: by cell.
+        plans: of all runs.
         options_of: what the config.yaml of an earlier run comes to.
         inputs: what runs read now, as far as it is known; asked for if one has begun.
         overwrite: replace runs that had other settings, or other inputs.
@@ -60,100 +122,90 @@ class Runs:
     def __init__(
         self,
         folder: RunFolder,
-        plans: Mapping[RunKey, Plan],
+        plans: Iterable[Plan],
         options_of: Callable[[Path], Mapping[str, Any]],
         inputs: Callable[[], Inputs] = dict,
         *,
         overwrite: bool = False,
         flags: tuple[str, ...] = (),
     ) -> None:
-        self._folder, self._plans, self._options_of, self._overwrite = (
-            folder,
-            plans,
-            options_of,
-            overwrite,
-        )
-        self._flags = flags
-        self._inputs = cache(inputs)
+        self._folder, self._options_of, self._inputs = folder, options_of, cache(inputs)
+        self._overwrite, self._flags = overwrite, flags
+        self._plans = {plan.name: plan for plan in plans}
         self._seconds = _seconds(folder)
-        calls = {cell: self._call(cell) for cell in plans}
-        self._calls = {cell: call for cell, call in calls.items() if call is not None}
-        self._rows = {
-            cell: self._finished_row(cell) for cell, call in calls.items() if call is None
-        }
+        calls = {name: self._call(plan) for name, plan in self._plans.items()}
+        self._calls = {name: call for name, call in calls.items() if call is not None}
+        self._rows = {name: self._finished(name) for name in calls if calls[name] is None}
 
     def __len__(self) -> int:
         return len(self._plans)
 
     @property
-    def waiting(self) -> list[RunKey]:
-        """The cells that neither have figures nor have failed."""
-        return [cell for cell in self._plans if cell not in self._rows]
+    def waiting(self) -> list[str]:
+        """The names of the runs that neither have figures nor have failed."""
+        return [name for name in self._plans if name not in self._rows]
 
     def run(self, children: Children) -> Iterator[Row]:
         """Run what is not finished; yields the row of each run that has ended.
 
         A run that was asked to end has no row. comparison.json holds at any time what is known.
         """
-        cells = {call.name: cell for cell, call in self._calls.items()}
         self._save()
         for ended in children.make(self._calls.values()):
-            cell = cells[ended.name]
-            earlier = (
-                self._seconds.get(ended.name, 0.0) if "--resume" in self._calls[cell].argv else 0.0
-            )
-            self._seconds[ended.name] = round(earlier + ended.seconds, 1)
-            is_finished = not ended.reason and self._place(cell).has(RECORD)
-            if is_finished or not children.asked_by:
-                self._rows[cell] = (
-                    self._finished_row(cell) if is_finished else self._failed_row(cell, ended)
+            name, resumed = ended.name, "--resume" in self._calls[ended.name].argv
+            earlier = self._seconds.get(name, 0.0) if resumed else 0.0
+            self._seconds[name] = round(earlier + ended.seconds, 1)
+            if not ended.reason and self._place(name).has(RECORD):
+                self._rows[name] = self._finished(name)
+            elif not children.asked_by:
+                self._rows[name] = failed_row(
+                    name,
+                    self._plans[name].columns,
+                    ended.reason or "it left no record",
+                    self._seconds[name],
+                    interrupted=ended.interrupted,
                 )
             self._save()
-            if cell in self._rows:
-                yield self._rows[cell]
+            if name in self._rows:
+                yield self._rows[name]
 
     @property
     def rows(self) -> list[Row]:
-        """What has come out of each run that has ended, in the order of the plans."""
-        return [self._rows[cell] for cell in self._plans if cell in self._rows]
+        """The row of each run that has ended, in the order of the plans."""
+        return [self._rows[name] for name in self._plans if name in self._rows]
 
     def folders(self) -> dict[str, Path]:
         """The folders of the runs that are finished, by name."""
-        return {
-            row["run"]: self._folder.path / row["run"] for row in self.rows if not row["failed"]
-        }
+        finished = [row["run"] for row in self.rows if not row["failed"]]
+        return {name: self._folder.path / name for name in finished}
 
     def comparison(self) -> Comparison:
         """The comparison of the runs that have ended so far."""
-        finished = self.folders()
-        of_seed = {
-            row.get("seed"): finished[row["run"]] for row in self.rows if row["run"] in finished
-        }
-        return Comparison(tuple(self.rows), start_figures(of_seed.values()))
+        seeds = {self._plans[name].columns.get("seed"): run for name, run in self.folders().items()}
+        return Comparison(tuple(self.rows), start_figures(seeds.values()))
 
     def summary(self) -> dict[str, Any]:
-        """What comparison.json says of the runs, as JSON holds it."""
+        """Content of comparison.json but for times."""
         return self.comparison().summary()
 
-    def _call(self, cell: RunKey) -> Call | None:
-        """How a run is begun, or gone on with; None if it is finished."""
-        place, plan = self._place(cell), self._plans[cell]
+    def _call(self, plan: Plan) -> Call | None:
+        """The call that begins a run, or goes on with it; None if it is finished."""
+        place = self._place(plan.name)
+        output = (*self._flags, "--output_dir", str(place.path))
         if place.has(CONFIG):
-            differing = self._differing(place, plan)
-            if differing is None:
-                going_on = Call(
-                    cell.name,
-                    ("unlearn", "--resume", *self._flags, "--output_dir", str(place.path)),
+            difference = self._difference(place, plan)
+            if difference is None:
+                return (
+                    None if place.has(RECORD) else Call(plan.name, ("unlearn", "--resume", *output))
                 )
-                return None if place.has(RECORD) else going_on
             if not self._overwrite:
-                raise HamuError(f"{place.path} holds a run with {differing}; {self.remedy}")
+                raise HamuError(f"{place.path} holds a run with {difference}; {self.remedy}")
         RunFolder(place.path, overwrite=True)  # refuses what is not of a run
-        how = ("--config", str(plan.settings), "--overwrite", *self._flags)
-        return Call(cell.name, ("unlearn", *how, "--output_dir", str(place.path)))
+        settings = ("--config", str(plan.settings), "--overwrite")
+        return Call(plan.name, ("unlearn", *settings, *output))
 
-    def _differing(self, place: RunFolder, plan: Plan) -> str | None:
-        """What tells an earlier run from the one that is planned in its place; None if nothing does."""
+    def _difference(self, place: RunFolder, plan: Plan) -> str | None:
+        """The difference of an earlier run from the one planned in its place; None without."""
         was, now = self._options_of(place.path / CONFIG), plan.options
         for name in now:
             if name != "output_dir" and was[name] != now[name]:
@@ -163,28 +215,21 @@ class Runs:
         other = differing(read_inputs(place.path), self._inputs())
         return other and f"another {other} than there is now"
 
-    def _finished_row(self, cell: RunKey) -> Row:
-        return finished_row(cell, self._folder.path / cell.name, self._seconds.get(cell.name))
+    def _finished(self, name: str) -> Row:
+        columns, seconds = self._plans[name].columns, self._seconds.get(name)
+        return finished_row(columns, self._folder.path / name, seconds)
 
-    def _failed_row(self, cell: RunKey, ended: Ended) -> Row:
-        reason = ended.reason or "it left no record"
-        return failed_row(cell, reason, self._seconds.get(cell.name), interrupted=ended.interrupted)
-
-    def _place(self, cell: RunKey) -> RunFolder:
-        return RunFolder(self._folder.path / cell.name, resume=True)
+    def _place(self, name: str) -> RunFolder:
+        return RunFolder(self._folder.path / name, resume=True)
 
     def _save(self) -> None:
         self._folder.write_json(COMPARISON, self.summary() | {"seconds": self._seconds})
 
 
 def _seconds(folder: RunFolder) -> dict[str, float]:
-    """How long runs have taken, by name. It is all that a summary is read for, so one that is damaged is made anew."""
-    if not folder.has(COMPARISON):
-        return {}
+    """Seconds that runs have taken, by name; nothing else is read of an earlier comparison.json."""
     try:
-        found: dict[str, float] = json.loads(
-            (folder.path / COMPARISON).read_text(encoding="utf-8")
-        )["seconds"]
-    except (ValueError, KeyError, TypeError):
+        found: dict[str, float] = parse_json(folder.path / COMPARISON)["seconds"]
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
     return found

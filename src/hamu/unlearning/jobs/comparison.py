@@ -23,7 +23,7 @@ from hamu.files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD
 from hamu.report import plot_comparison
 from hamu.report.comparison import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
-from hamu.unlearning.compare.rows import Row, RunKey, check_same_inputs, trajectory
+from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
 from hamu.unlearning.jobs.kinds import choose_task
 from hamu.unlearning.jobs.options import CompareOptions
 from hamu.unlearning.jobs.progress import handling, silent, task_bar
@@ -88,7 +88,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     own = {*vars(asked), "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}
     with folder, TemporaryDirectory(prefix="hamu-") as place:
-        plans: dict[RunKey, Plan] = {cell: _planned(cell, shared, Path(place)) for cell in grid}
+        plans = [_planned(cell, shared, Path(place)) for cell in grid]
         folder.prepare()
         runs = Runs(
             folder,
@@ -134,7 +134,7 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
     path = place / f"{cell.name}.yaml"
     path.write_text(yaml.safe_dump(cell.settings(shared), allow_unicode=True), encoding="utf-8")
     try:
-        return Plan(path, every_option(path))
+        return Plan(cell.name, cell.columns(), path, every_option(path))
     except HamuError as error:
         raise HamuError(f"{cell.name}: {error}") from error
 

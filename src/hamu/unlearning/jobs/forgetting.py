@@ -36,8 +36,8 @@ from hamu.unlearning.record import (
 )
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
+from hamu.unlearning.trainer.evaluations import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.logs import StepLog, kept_open
-from hamu.unlearning.trainer.measuring import first_not_finite_loss, history, set_figures
 from hamu.unlearning.trainer.promise import describe
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
@@ -171,7 +171,7 @@ def _finish(
         task.report(predictions, problem, reference)
         for predictions in (trainer.start_predictions, trainer.predictions)
     )
-    evaluation = {"before": before, "after": after} | history(trainer)
+    evaluation = {"before": before, "after": after} | trainer.history()
     card = partial(
         write_model_card,
         base=str(task.run.model),
@@ -251,13 +251,13 @@ def _outcome(trainer: UnlearnTrainer) -> list[str]:
     """Lines on the course of the run, and on what of it was saved."""
     lines = [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
-        f"step {trainer.state.global_step} because {trainer.end.text}",
+        f"step {trainer.state.global_step} because {trainer.stop.text}",
         *_divergence(trainer),
     ]
     controller = trainer.controller
     if controller is None:
         lines += [*_warning(trainer), _best(trainer)]
-    elif controller.goal_sentence not in trainer.end.text:
+    elif controller.goal_sentence not in trainer.stop.text:
         lines.append(controller.goal_sentence)
     after = trainer.standings().get("after")
     goal = trainer.goal_run.goal
@@ -292,7 +292,7 @@ def guessing_loss(predictions: Predictions | TokenPredictions, model: Any) -> fl
 def _warning(trainer: UnlearnTrainer) -> list[str]:
     """A line if a run took all its steps and changed next to nothing."""
     log = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
-    if trainer.end.kind != "all steps" or "forget" not in trainer.sides:
+    if trainer.stop.kind != "all steps" or "forget" not in trainer.sides:
         return []
     first, last = log[0], log[-1]
     moves = [abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) for side in SIDES]

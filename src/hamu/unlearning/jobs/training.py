@@ -26,7 +26,7 @@ from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import check_same, with_settings, write_model_card
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import train_original
-from hamu.unlearning.trainer.measuring import first_not_finite_loss, set_figures
+from hamu.unlearning.trainer.evaluations import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 

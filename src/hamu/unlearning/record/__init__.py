@@ -1,4 +1,4 @@
-"""The record of a run: what was forgotten, how, and to what effect; its checks; the card of a model."""
+"""The record of a run: what was forgotten, how, and to what effect; its checks; model cards."""
 
 from hamu.unlearning.record.inputs import (
     Inputs,

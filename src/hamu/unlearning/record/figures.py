@@ -25,7 +25,7 @@ def figures(
         seed: seed of the bootstrap.
 
     Returns:
-        By set its `records`, `loss`, `accuracy` and `probability` (texts), each with `..._interval`;
+        By set its `records`, `loss`, `accuracy` and `probability` (texts), with `..._interval`s;
         `membership_inference`, that of the retain model as `retain_model_membership_inference`, and
         `against_retain_model`, None where they were not measured.
     """

@@ -61,7 +61,7 @@ def tensors_digest(names: Iterable[str], tensor: Callable[[str], Tensor]) -> str
 
 
 def weights_digest(folder: Path) -> str | None:
-    """Digest of the weights that `save_pretrained` put into a folder: whole, in parts, or an adapter.
+    """Digest of the weights that `save_pretrained` put into a folder: of a model or an adapter.
 
     Returns:
         See `tensors_digest`; None if there are no safetensors in the folder.
@@ -94,10 +94,10 @@ def order_digest(rows: Iterable[str]) -> str:
 def row_digests(data: ImageData | TextRecords | TextData) -> list[str]:
     r"""Digest of each record, in normal form.
 
-    A text is the JSON of all its fields: keys sorted, compact, UTF-8, every string in Unicode NFC and
-    without white space at its ends. An image is a line of JSON like
-    `{"dtype":"uint8","label":"cat","shape":[3,32,32]}`, which ends with "\n", and the pixels' bytes,
-    channel by channel, row by row; the label is the name of its class, in normal form too.
+    A text is the JSON of all its fields: keys sorted, compact, UTF-8, every string in Unicode NFC
+    and without white space at its ends. An image is a line of JSON like
+    `{"dtype":"uint8","label":"cat","shape":[3,32,32]}`, which ends with "\n", and the pixels'
+    bytes, channel by channel, row by row; the label is the name of its class, in normal form too.
     """
     if isinstance(data, ImageData):
         pixels, shape = data.pixels.numpy(), list(data.pixels.shape[1:])
@@ -112,7 +112,7 @@ def row_digests(data: ImageData | TextRecords | TextData) -> list[str]:
 
 
 def _normal(value: Any) -> Any:
-    """Make JSON of a value: dates as ISO 8601, bytes in hexadecimal, others as Python prints them."""
+    """Make JSON of a value: dates in ISO 8601, bytes in hexadecimal, others as printed."""
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value).strip()
     if isinstance(value, Mapping):
@@ -184,7 +184,7 @@ def saved_model_entry(source: str, base: str | None) -> dict[str, Any]:
 
 
 def with_settings(inputs: Inputs, settings: Mapping[str, Any]) -> Inputs:
-    """Content of inputs.json: also a digest of each setting in config.yaml, which may be edited later."""
+    """Content of inputs.json: with a digest of each setting, as config.yaml may be edited."""
     return {**inputs, _SETTINGS: _setting_digests(settings)}
 
 
@@ -226,7 +226,7 @@ def _read(run: Path) -> Inputs:
 
 
 def differing(was: Inputs, now: Inputs) -> str | None:
-    """Name of the first input known now that had another digest, None if none; names do not count."""
+    """Name of the first input known now that had another digest, None without."""
     for name, entry in now.items():
         if digests_in(entry) != digests_in(was.get(name)):
             return name
@@ -242,8 +242,8 @@ def check_same(run: Path, now: Inputs) -> None:
     name = differing(read_inputs(run), now)
     if name is not None:
         raise HamuError(
-            f"the run in {run} began with another {name} than there is now; put back what it was, or "
-            f"start a new run in another --output_dir"
+            f"the run in {run} began with another {name} than there is now; put back what it was, "
+            f"or start a new run in another --output_dir"
         )
 
 
@@ -257,13 +257,13 @@ def digests_in(entry: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def recorded(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run, as JSON holds them.
 
-    Of a class, rows or a filter only the digest is kept (`text_digest`): it may name a person. Of files
-    and folders only their name is kept.
+    Of a class, rows or a filter only the digest is kept (`text_digest`): it may name a person. Of
+    files and folders only their name is kept.
 
     Args:
         settings: HAMU's own options; those without a value are left out.
-        others: further options that were given; of these only numbers stay: texts may be places, names
-            or passwords.
+        others: further options that were given; of these only numbers stay: texts may be places,
+            names or passwords.
     """
     kept = {name: _of(name, value) for name, value in settings.items() if value is not None}
     kept |= {name: value for name, value in others.items() if isinstance(value, bool | int | float)}

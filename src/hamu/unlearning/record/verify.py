@@ -73,7 +73,7 @@ def verify(run: Path, sources: NamedSources, *, evaluate: bool = True) -> Iterat
 
     Args:
         run: the folder that `hamu unlearn` has written.
-        sources: everything that its config.yaml names; `Unavailable` for what is not there any more.
+        sources: everything that its config.yaml names; raises `Unavailable` for what has gone.
         evaluate: whether to evaluate the models again.
 
     Raises:
@@ -255,8 +255,8 @@ def _set(recorded: Mapping[str, Any], side: str, sources: NamedSources) -> str:
 def _forgotten(goal: Mapping[str, Any], role: str, sources: NamedSources) -> str:
     """Compare counts and quantiles.
 
-    The count may differ by the records whose losses are next to what they need, the quantiles by the
-    tolerance.
+    The count may differ by the records whose losses are next to what they need, the quantiles by
+    the tolerance.
     """
     tolerance, recorded = TOLERANCE[sources.precision()], goal[role]
     found, near = sources.standing(role, goal), 0

@@ -8,9 +8,9 @@
         trainer_state.json
         manifest.json                       size and SHA-256 of every file
 
-transformers writes into a staging folder; this module adds the manifest and renames. Saves are gathered: several
-processes, sharded or not, write what one process writes, so a run resumes in any number of processes and any layout.
-The main process holds one whole copy of the model while it writes.
+transformers writes into a staging folder; this module adds the manifest and renames. Saves are
+gathered: several processes, sharded or not, write what one process writes, so a run resumes in any
+number of processes and any layout. The main process holds one whole copy of the model meanwhile.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Checkpoints:
         except BaseException as error:
             if is_of_disk(error):
                 raise HamuError(
-                    f"the checkpoint of step {step} cannot be written into {self._folder}: {first_line(error)}; make "
-                    f"room, and go on from the one before with --resume"
+                    f"the checkpoint of step {step} cannot be written into {self._folder}: "
+                    f"{first_line(error)}; make room, and go on from the one before with --resume"
                 ) from error
             raise
         finally:
@@ -88,18 +88,16 @@ class Checkpoints:
         return tempfile.mkdtemp(dir=self._folder, prefix=f".{CHECKPOINT}")
 
     def limit(self, most: int | None, best: str | None) -> None:
-        """Remove the oldest checkpoints beyond a number, as transformers counts `save_total_limit`.
-
-        The newest and the best stay, and count. Later steps go first: an earlier run has left them.
+        """Remove the oldest checkpoints beyond a number; the newest and the best stay, and count.
 
         Args:
-            most: None or less than 1 for no limit.
+            most: `save_total_limit`; None or less than 1 for no limit.
             best: path of the best checkpoint, if any.
         """
         if not most or most < 0 or not is_main():
             return
-        ours = [found for found in self._found() if _is_ours(found[1])]
-        ours.sort(key=lambda found: found[0] <= self._written)
+        ours = [(step, path) for step, path in self._found() if _is_ours(path)]
+        ours.sort(key=lambda found: found[0] <= self._written)  # first those of an earlier run
         protected = {ours[-1][1].name, *([Path(best).name] if best else [])}
         removable = [path for _, path in ours if path.name not in protected]
         for path in removable[: max(0, len(ours) - most)]:
@@ -107,20 +105,21 @@ class Checkpoints:
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """Newest whole checkpoint, None if there is none; and the damage of each newer one."""
-        path, damages = from_main(self._newest)
+
+        def find() -> tuple[str | None, list[str]]:
+            damages: list[str] = []
+            for _, path in reversed(self._found()):
+                damage = damage_of(path)
+                if damage is None:
+                    return str(path), damages
+                damages.append(f"{path} is damaged: {damage}")
+            return None, damages
+
+        path, damages = from_main(find)
         return (None if path is None else Path(path)), damages
 
-    def _newest(self) -> tuple[str | None, list[str]]:
-        damages: list[str] = []
-        for _, path in reversed(self._found()):
-            damage = damage_of(path)
-            if damage is None:
-                return str(path), damages
-            damages.append(f"{path} is damaged: {damage}")
-        return None, damages
-
     def remove_after(self, path: Path | None) -> None:
-        """Remove damaged checkpoints newer than this one, all without one; those of other programs stay."""
+        """Remove the checkpoints newer than this one, without one all; other programs' stay."""
         for _, newer in reversed(self._found()):
             if newer == path:
                 return
@@ -129,11 +128,8 @@ class Checkpoints:
 
     def _found(self) -> list[tuple[int, Path]]:
         """Step and folder of each, oldest first."""
-        named = [
-            (path.name.removeprefix(CHECKPOINT), path)
-            for path in self._folder.glob(f"{CHECKPOINT}*")
-            if path.is_dir()
-        ]
+        folders = [path for path in self._folder.glob(f"{CHECKPOINT}*") if path.is_dir()]
+        named = [(path.name.removeprefix(CHECKPOINT), path) for path in folders]
         return sorted((int(step), path) for step, path in named if step.isdecimal())
 
 
@@ -142,24 +138,11 @@ def _is_ours(path: Path) -> bool:
     return (path / MANIFEST).is_file() or not any(path.iterdir())
 
 
-def check_whole(path: str | Path) -> None:
-    """Check that a checkpoint is as it was written.
-
-    Raises:
-        HamuError: if it is not; the message names the damage.
-    """
-    damage = from_main(lambda: damage_of(Path(path)))
-    if damage is not None:
-        raise HamuError(f"the checkpoint {path} is damaged: {damage}; resume from an older one")
-
-
 def damage_of(path: Path) -> str | None:
     """Damage of a checkpoint, None if it is as it was written."""
     try:
-        listed = [
-            (name, entry["size"], entry["sha256"])
-            for name, entry in json.loads((path / MANIFEST).read_text("utf-8")).items()
-        ]
+        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        listed = [(name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return f"its {MANIFEST} cannot be read"
     for name, size, digest in listed:
@@ -184,7 +167,8 @@ def restoring(checkpoint: str | Path) -> Iterator[None]:
         raise
     except Exception as error:  # libraries raise many kinds for what they cannot read
         raise HamuError(
-            f"the checkpoint {checkpoint} cannot be restored: {first_line(error)}; resume from an older one"
+            f"the checkpoint {checkpoint} cannot be restored: {first_line(error)}; resume from an "
+            f"older one"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Settings of a run: what transformers' TrainingArguments has, plus what unlearning adds.
+"""Settings of a run: transformers' TrainingArguments and what unlearning adds.
 
 One dataclass serves the Python API, the command line and YAML.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from accelerate.utils import parse_flag_from_env  # type: ignore[import-untyped]
 from transformers import TrainingArguments
+from transformers.integrations import integration_utils
 
 from hamu.core.combine import GradOffload
 from hamu.core.distributed import world_size
@@ -23,11 +24,12 @@ from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.core.objectives import build_objective
 from hamu.errors import HamuError
 from hamu.unlearning.goals import check_goal_settings
-from hamu.unlearning.trainer.logs import named_trackers
-from hamu.unlearning.trainer.promise import TrustRegion
 
 _logger = logging.getLogger(__name__)
 
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+DEFAULT_BUDGET = 0.02  # nats that the retain loss may rise in a run by goal
+_UPLOADS = ("WANDB_LOG_MODEL", "WANDB_WATCH", "HF_MLFLOW_LOG_ARTIFACTS")
 # Settings that have no effect with some methods: for these a method needs a pass over the side,
 _OF_A_SIDE = {
     "forget_objective": "forget",
@@ -36,38 +38,53 @@ _OF_A_SIDE = {
     "max_retain_loss": "retain",
 }
 # for these a field of its own: a constraint and what belongs to it, or a stopping rule.
-_OF_A_FIELD = {
-    name: name
-    for name in ("constraint", "constraint_mode", "distribution", "radius", "on_infeasible")
-}
-_OF_A_FIELD |= dict.fromkeys(
-    ("stopping", "stopping_margin", "stopping_patience", "stopping_window"), "stopping"
-)
+_CONSTRAINT_FIELDS = ("constraint", "constraint_mode", "distribution", "radius", "on_infeasible")
+_STOPPING_FIELDS = ("stopping", "stopping_margin", "stopping_patience", "stopping_window")
 _LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
-
-# Settings of transformers that a step or an evaluation of unlearning has no place for, and why.
-_WITHOUT_EFFECT = {
-    "label_smoothing_factor": "losses are those of the objectives",
-    "dataloader_drop_last": "an epoch is all of the retain set",
-    "train_sampling_strategy": "records are paired by the seed alone",
-    "average_tokens_across_devices": "losses are means over all processes in any case",
-    "include_num_input_tokens_seen": "a pair of batches is not one input",
-    "bf16_full_eval": "evaluations run as training does; see full_precision_eval",
-    "fp16_full_eval": "evaluations run as training does; see full_precision_eval",
-    "prediction_loss_only": "evaluations keep what is measured, and no more",
-    "eval_accumulation_steps": "evaluations keep what is measured, and no more",
-    "eval_do_concat_batches": "evaluations keep what is measured, and no more",
-    "eval_use_gather_object": "evaluations keep what is measured, and no more",
-    "torch_empty_cache_steps": "a step keeps the memory that it needs again",
-}
-
-
+# Settings of transformers that a step or an evaluation of unlearning has no place for.
+_WITHOUT_EFFECT = (
+    "label_smoothing_factor",
+    "dataloader_drop_last",
+    "dataloader_persistent_workers",  # it would repeat the first epoch's order
+    "train_sampling_strategy",
+    "average_tokens_across_devices",
+    "include_num_input_tokens_seen",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "prediction_loss_only",
+    "eval_accumulation_steps",
+    "eval_do_concat_batches",
+    "eval_use_gather_object",
+    "torch_empty_cache_steps",
+)
 _CHOICES = {
     "shuffle": ("epoch", "once"),
     "blocks": ("tensor", "module", "model"),
     "pairing": ("sequential", "split"),
 }
-DEFAULT_BUDGET = 0.02  # nats that the retain loss may rise in a run by goal
+# Settings that a run by goal, or a lasting one, leaves at one of these values.
+_BOUNDED = (None, "bounded")
+_WITH_AUTO: dict[str, tuple[Any, ...]] = {
+    "method": ("hamu-q",),
+    "radius": ("gradient",),
+    "distribution": ("norm_product",),
+    "trust_region": (False,),
+    "forget_objective": _BOUNDED,
+    "load_best_model_at_end": (False,),  # its controller keeps the best state
+    "freeze_batchnorm": (True,),  # it goes back to weights, not to statistics
+    "dataloader_num_workers": (0,),  # it chooses the records of the next step by the last
+}
+_WITH_LASTING: dict[str, tuple[Any, ...]] = {
+    "fp16": (False,),  # it would round away the steps ahead
+    "trust_region": (False,),  # the forget loss is taken elsewhere, where no step is judged
+    "forget_objective": _BOUNDED,
+}
+# Values that transformers leaves unchecked.
+_LARGEST = torch.finfo(torch.float32).max
+_OF_STEPS = ("logging_steps", "save_steps", "eval_steps", "gradient_accumulation_steps")
+_OF_BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
+_POSITIVE = ("learning_rate", "num_train_epochs", *_OF_STEPS, *_OF_BATCHES)
+_NOT_NEGATIVE = ("max_grad_norm", "warmup_steps", "dataloader_num_workers", "eval_delay")
 
 
 def _check(holds: Any, message: str) -> None:
@@ -75,23 +92,18 @@ def _check(holds: Any, message: str) -> None:
         raise HamuError(message)
 
 
-def _option(default: Any, text: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": text, **metadata})
-
-
-_LARGEST = torch.finfo(torch.float32).max
-_POSITIVE = (
-    "learning_rate", "num_train_epochs", "per_device_train_batch_size", "per_device_eval_batch_size",
-    "gradient_accumulation_steps", "logging_steps", "save_steps", "eval_steps",
-)  # fmt: skip
-_NOT_NEGATIVE = (
-    "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "dataloader_num_workers", "eval_delay",
-)  # fmt: skip
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class TrainConfig(TrainingArguments):
-    """Settings for training the original model; the defaults are the paper's (App. E.2), but for its batch of 5000."""
+    """Settings for training the original model: the paper's (App. E.2), but for its batch of 5000.
+
+    Raises:
+        HamuError: if a value is out of range, save_strategy best lacks a metric, or the
+            environment of accelerate contradicts these settings.
+    """
 
     learning_rate: float = _option(1e-3, "Learning rate.")
     num_train_epochs: float = _option(50, "Passes over the training data.")
@@ -105,7 +117,8 @@ class TrainConfig(TrainingArguments):
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
     report_to: str = _option(
         "none",
-        "Where to send settings and figures, nothing else: tensorboard, wandb, mlflow, trackio (with commas).",
+        "Where to send settings and figures, nothing else: tensorboard, wandb, mlflow, trackio "
+        "(with commas).",
     )
     channels_last: bool = _option(
         True, "Keep images and convolutions in channels-last order, faster on most devices."
@@ -114,38 +127,22 @@ class TrainConfig(TrainingArguments):
     logging_nan_inf_filter: bool = _option(False, "Hide non-finite losses from the logs.")
 
     def __post_init__(self) -> None:
-        """Check the ranges that transformers leaves unchecked, and settle device and trackers.
+        """Check the settings, and settle device and trackers.
 
         Without an accelerator transformers needs use_cpu, or refuses bf16. Apple's has no float64,
         the type of every Gram. One process uses one GPU: transformers would wrap the model in
         DataParallel, which runs without autocast and on batches that many times as large.
-
-        Raises:
-            HamuError: if a value is out of range, save_strategy best lacks a metric, or the
-                environment of accelerate contradicts these settings.
         """
-        for name in _POSITIVE:
-            value = getattr(self, name)
+        for name in (*_POSITIVE, *_NOT_NEGATIVE):
+            value, is_positive = getattr(self, name), name in _POSITIVE
+            least = "positive" if is_positive else "0 or more"
             _check(
-                value is None or 0 < value <= _LARGEST,
-                f"{name} {value} must be positive, and finite in float32",
+                value is None or (0 <= value <= _LARGEST and (value or not is_positive)),
+                f"{name} {value} must be {least}, and finite in float32",
             )
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name)
-            _check(
-                value is None or 0 <= value <= _LARGEST,
-                f"{name} {value} must be 0 or more, and finite in float32",
-            )
-        for name in ("adam_beta1", "adam_beta2"):
-            value = getattr(self, name)
-            _check(0 <= value < 1, f"{name} {value} must be a share in [0, 1)")
         for name in ("seed", "data_seed"):
             value = getattr(self, name)
             _check(value is None or 0 <= value < 2**32, f"{name} {value} must be 0 to {2**32 - 1}")
-        _check(
-            self.max_steps >= -1,
-            f"max_steps {self.max_steps} must be a number of steps; leave it out to go by epochs",
-        )
         has_metric = self.eval_strategy != "no" and self.metric_for_best_model is not None
         _check(
             self.save_strategy != "best" or has_metric,
@@ -170,18 +167,16 @@ class TrainConfig(TrainingArguments):
         self.report_to = trackers  # type: ignore[assignment]
 
     def _check_launcher(self) -> None:
-        """Check the environment of `accelerate launch`: it bypasses these settings and the run's record."""
-        launched = any(
-            map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
-        )
+        """Check the environment of `accelerate launch`, which bypasses settings and record."""
+        launched = map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
+        told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+        own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
         _check(
-            not (self.fsdp or self.deepspeed or launched),
+            not (self.fsdp or self.deepspeed or any(launched)),
             "two gradients have to meet before they are combined, so unlearning shards the model "
             "itself, with --shard, and training does not; leave out --fsdp and --deepspeed, and "
             "--use_fsdp and --use_deepspeed of accelerate launch",
         )
-        told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-        own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
         _check(
             told in ("no", own),
             f"accelerate launch was given --mixed_precision {told}, but the run's own precision is "
@@ -191,9 +186,9 @@ class TrainConfig(TrainingArguments):
 
 @dataclass
 class UnlearnConfig(TrainConfig):
-    """Settings for unlearning; the defaults are the paper's (Sec. 6, App. E.3) but for batch and `shuffle`.
+    """Settings for unlearning: the paper's (Sec. 6, App. E.3), but for batch size and `shuffle`.
 
-    There a batch has 5000 records of each side, and their order is that of the first epoch in all of them.
+    There a batch has 5000 records of each side, and their order is that of the first epoch in all.
 
     Raises:
         HamuError: if a value is out of range, before anything runs.
@@ -202,8 +197,8 @@ class UnlearnConfig(TrainConfig):
     method: str = _option("hamu-q", "How to unlearn; `hamu methods` lists them.")
     constraint: float = _option(
         0.5,
-        "Loss change demanded per step and unit of learning rate, Q/lr or U/lr; with --constraint_mode relative "
-        "the share of what is possible, in (0, 1].",
+        "Loss change demanded per step and unit of learning rate, Q/lr or U/lr; with "
+        "--constraint_mode relative the share of what is possible, in (0, 1].",
     )
     constraint_mode: str = _option(
         "absolute", "absolute (the paper) or relative (feasible wherever anything is)."
@@ -227,35 +222,38 @@ class UnlearnConfig(TrainConfig):
     stopping_window: int = _option(1, "Average the criterion over this many steps.")
     pairing: str = _option(
         "sequential",
-        "With several processes: sequential (each runs its retain and its forget records) or split (half of them hold "
-        "retain, half forget records; an even number of processes).",
+        "With several processes: sequential (each runs its retain and its forget records) or "
+        "split (half of them hold retain, half forget records; an even number of processes).",
     )
     shard: bool = _option(
         False,
-        "With several processes: shard parameters, gradients and the optimizer's state over them (FSDP2).",
+        "With several processes: shard parameters, gradients and the optimizer's state over them "
+        "(FSDP2).",
     )
     offload_grads: str = _option(
         "none",
-        "Where one side's gradient waits for the other's: none (in full, where it is), cpu (in the host's memory) or "
-        "bf16 (in half the memory, each entry to 2^-8 of itself whenever it is put away: once in each pass of a step).",
+        "Where one side's gradient waits for the other's: none (in full, where it is), cpu (in "
+        "the host's memory) or bf16 (in half the memory, each entry to 2^-8 of itself whenever it "
+        "is put away: once in each pass of a step).",
     )
     correct_steps: bool = _option(
         False,
-        "Correct the optimizer's steps where momentum or adaptive rates fall short of the demand (one copy of what is "
-        "trained); without, the promise holds for g*, as in the paper.",
+        "Correct the optimizer's steps where momentum or adaptive rates fall short of the demand "
+        "(one copy of what is trained); without, the promise holds for g*, as in the paper.",
     )
     trust_region: bool = _option(
         False,
-        "Steer the learning rate by what steps realise of their promise: halve it under a quarter, double it over "
-        "three quarters, quadruple it over 95%, undo a step that realises nothing.",
+        "Steer the learning rate by what steps realise of their promise: halve it under a "
+        "quarter, double it over three quarters, quadruple it over 95%, undo a step that realises "
+        "nothing.",
     )
     trust_region_growth: float = _option(
         8.0, "How far above --learning_rate --trust_region may go, as a factor."
     )
     check_steps: int | None = _option(
         None,
-        "Steps from one check to the next of what a step did to the losses of its batches; by default whenever it is "
-        "logged, 0 for never.",
+        "Steps from one check to the next of what a step did to the losses of its batches; by "
+        "default whenever it is logged, 0 for never.",
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option(
@@ -273,7 +271,8 @@ class UnlearnConfig(TrainConfig):
     )
     forget_objective: str | None = _option(
         None,
-        "What a forget pass raises, in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, bounded.",
+        "What a forget pass raises, in place of the method's own: cross_entropy, kl_to_original, "
+        "npo, simnpo, bounded.",
     )
     min_forget_loss: float | None = _option(
         None,
@@ -285,18 +284,20 @@ class UnlearnConfig(TrainConfig):
     )
     max_forget_loss: float | None = _option(
         None,
-        "End when the forget loss of a step is above this, by the mean of its batch; --goal looks at each record.",
+        "End when the forget loss of a step is above this, by the mean of its batch; --goal looks "
+        "at each record.",
     )
     auto: bool = _option(
         False,
-        "Unlearn by goal: demand, learning rate and length of the run follow from what is measured on the records. "
-        "hamu unlearn does so unless --method, --learning_rate or --constraint is given.",
+        "Unlearn by goal: demand, learning rate and length of the run follow from what is "
+        "measured on the records. hamu unlearn does so unless --method, --learning_rate or "
+        "--constraint is given.",
     )
     goal: str | None = _option(
         None,
-        "When a record is forgotten: unseen (its loss is as that of records never trained on; the default with test "
-        "data), retrained (as under --retain_model), erased (no longer recognised; the default for a whole class) or "
-        "loss (--target_forget_loss).",
+        "When a record is forgotten: unseen (its loss is as that of records never trained on; the "
+        "default with test data), retrained (as under --retain_model), erased (no longer "
+        "recognised; the default for a whole class) or loss (--target_forget_loss).",
     )
     target_forget_loss: float | None = _option(
         None, "The loss that each forgotten record must have: --goal loss."
@@ -307,8 +308,9 @@ class UnlearnConfig(TrainConfig):
     )
     lasting: bool = _option(
         False,
-        "Forget for good: take the forget gradient where fine-tuning would lead, so that it does not bring back what "
-        "was forgotten. Twice the time a step, and more steps; four copies of what is trained.",
+        "Forget for good: take the forget gradient where fine-tuning would lead, so that it does "
+        "not bring back what was forgotten. Twice the time a step, and more steps; four copies of "
+        "what is trained.",
     )
     lookahead_steps: int = _option(
         40, "With --lasting: steps of fine-tuning that are looked ahead."
@@ -322,7 +324,8 @@ class UnlearnConfig(TrainConfig):
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
     optim: str = _option(
         "sgd",
-        "Optimizer: sgd (the paper, without momentum; --auto replaces it by adamw_torch), adafactor, ...",
+        "Optimizer: sgd (the paper, without momentum; --auto replaces it by adamw_torch), "
+        "adafactor, ...",
     )
     max_grad_norm: float = _option(
         1.0, "Clip each side's gradient to this global norm; 0 for no clipping."
@@ -334,7 +337,8 @@ class UnlearnConfig(TrainConfig):
     )
     metric_for_best_model: str | None = _option(
         "joint_gain",
-        "What --load_best_model_at_end goes by; joint_gain is the smaller of the forget gain and the retain gain.",
+        "What --load_best_model_at_end goes by; joint_gain is the smaller of the forget gain and "
+        "the retain gain.",
     )
     greater_is_better: bool | None = _option(
         None,
@@ -345,15 +349,11 @@ class UnlearnConfig(TrainConfig):
         """Check the settings of unlearning, then those of TrainConfig."""
         method = self.build_method()
         for name, choices in _CHOICES.items():
-            _check(
-                getattr(self, name) in choices,
-                f"{name} {getattr(self, name)!r} is unknown; "
-                f"choose {', '.join(choices[:-1])} or {choices[-1]}",
-            )
-        _check(
-            self.max_eval_samples is None or self.max_eval_samples >= 1,
-            f"max_eval_samples {self.max_eval_samples} must be at least 1",
-        )
+            value, either = getattr(self, name), f"{', '.join(choices[:-1])} or {choices[-1]}"
+            _check(value in choices, f"{name} {value!r} is unknown; choose {either}")
+        for name in ("max_eval_samples", "lookahead_steps", "trust_region_growth"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, f"{name} {value} must be at least 1")
         if self.pairing == "split" or self.shard or GradOffload(self.offload_grads).is_used:
             self._check_parted(method)
         _check(
@@ -364,63 +364,51 @@ class UnlearnConfig(TrainConfig):
             self.check_steps is None or self.check_steps >= 0,
             f"check_steps {self.check_steps} must not be negative; 0 for never",
         )
-        TrustRegion(self.trust_region_growth)
-        if self.forget_objective is not None:
-            build_objective(self.forget_objective)
-        self._check_sides(method)
-        check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
-        _check(
-            self.lookahead_steps >= 1,
-            f"lookahead_steps {self.lookahead_steps} must be at least 1 step of fine-tuning",
-        )
-        if self.lasting:
-            self._settle_lasting(method)
-        if self.auto:
-            self._settle_goal()
         _check(
             self.auto or self.max_retain_increase is None,
             "max_retain_increase has no effect without --auto; add it, or leave it out",
         )
+        if self.forget_objective is not None:
+            build_objective(self.forget_objective)
+        self._check_effects(method)
+        check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
+        if self.lasting:
+            self._settle_lasting(method)
+        if self.auto:
+            self._settle_goal()
         if self.greater_is_better is None:
             metric = str(self.metric_for_best_model).removeprefix("eval_")
             self.greater_is_better = metric not in _LOWER_IS_BETTER
         super().__post_init__()
 
-    def _check_sides(self, method: Method) -> None:
-        """Check the settings that need a pass of a side, and those that unlearning has no place for."""
+    def _check_effects(self, method: Method) -> None:
+        """Check the settings that need a pass of a side, and those without effect on any."""
         for name, side in _OF_A_SIDE.items():
             value = getattr(self, name)
-            if value is None:
-                continue
-            _check(
-                isinstance(value, str) or 0 < value < math.inf,
-                f"{name} {value} must be a positive number",
-            )
-            _check(
-                getattr(method, f"uses_{side}"),
-                f"{name} has no effect with {self.method}, which has no {side} pass; leave it out",
-            )
+            if value is not None:
+                is_number = isinstance(value, str) or 0 < value < math.inf
+                _check(is_number, f"{name} {value} must be a positive number")
+                has_pass = getattr(method, f"uses_{side}")
+                lack = f"{self.method}, which has no {side} pass; leave it out"
+                _check(has_pass, f"{name} has no effect with {lack}")
         defaults = {f.name: f.default for f in fields(TrainingArguments)}
-        for name, why in _WITHOUT_EFFECT.items():
+        for name in _WITHOUT_EFFECT:
             value = getattr(self, name, None)
-            is_asked = value != defaults.get(name) and (value or defaults[name] is True)
-            _check(not is_asked, f"{name} {value} has no effect on unlearning: {why}; leave it out")
-        _check(
-            not self.dataloader_persistent_workers,
-            "dataloader_persistent_workers would repeat the first epoch's order; leave it off",
-        )
+            message = f"{name} {value} has no place in unlearning; leave it out"
+            _check(value == defaults.get(name), message)
+
+    def _check_with(self, option: str, allowed: dict[str, tuple[Any, ...]]) -> None:
+        for name, values in allowed.items():
+            value = getattr(self, name)
+            _check(value in values, f"{name} {value} does not go with --{option}; leave it out")
 
     def _check_parted(self, method: Method) -> None:
         """Check what works where a process has only a part of the gradients."""
-        is_split, has_both = self.pairing == "split", method.uses_retain and method.uses_forget
+        is_split = self.pairing == "split"
         _check(
-            not (self.shard and is_split),
-            "--shard cuts both gradients over all processes; leave pairing at sequential",
-        )
-        _check(
-            not self.shard or world_size() > 1,
-            "--shard cuts a model over several processes; start them with torchrun, or give "
-            "--shard False",
+            not self.shard or (world_size() > 1 and not is_split),
+            "--shard cuts a model and both gradients over several processes; start them with "
+            "torchrun and leave pairing at sequential, or give --shard False",
         )
         _check(
             not self.shard or self.optim != "adafactor",
@@ -428,7 +416,7 @@ class UnlearnConfig(TrainConfig):
             "such as adamw_torch",
         )
         _check(
-            not is_split or has_both,
+            not is_split or (method.uses_retain and method.uses_forget),
             f"split pairing needs both sides, but {self.method} has one; leave pairing at "
             f"sequential",
         )
@@ -449,34 +437,7 @@ class UnlearnConfig(TrainConfig):
             0 <= self.max_retain_increase < math.inf,
             f"max_retain_increase {self.max_retain_increase} must be 0 or more, in nats",
         )
-        for is_wrong, message in (
-            (
-                self.load_best_model_at_end,
-                "auto keeps the state that its goal asks for; leave out --load_best_model_at_end",
-            ),
-            (
-                not self.freeze_batchnorm,
-                "auto goes back to weights, not to BatchNorm statistics; leave freeze_batchnorm on",
-            ),
-            (
-                self.dataloader_num_workers,
-                "auto chooses the records of the next step by the last; leave "
-                "dataloader_num_workers at 0",
-            ),
-            (self.method != "hamu-q", f"auto controls hamu-q; leave out --method {self.method}"),
-            (
-                self.radius != "gradient"
-                or self.distribution != "norm_product"
-                or self.trust_region,
-                "auto sets demand and rate itself; leave out radius, distribution and trust_region",
-            ),
-            (
-                self.forget_objective not in (None, "bounded"),
-                f"auto raises each record to its target; leave out forget_objective "
-                f"{self.forget_objective}",
-            ),
-        ):
-            _check(not is_wrong, message)
+        self._check_with("auto", _WITH_AUTO)
         self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
         self.stopping, self.on_infeasible, self.lr_scheduler_type = "off", "clamp", "constant"
         self.check_steps = self.check_steps or 0
@@ -485,41 +446,24 @@ class UnlearnConfig(TrainConfig):
             self.eval_strategy = "no"  # the controller measures
 
     def _settle_lasting(self, method: Method) -> None:
-        for is_wrong, message in (
-            (
-                world_size() > 1 or self.shard,
-                "lasting looks ahead in one process; leave out torchrun, or --lasting",
-            ),
-            (
-                self.fp16,
-                "lasting takes steps of its own, which float16 would round away; use --bf16 or "
-                "neither",
-            ),
-            (
-                not (method.uses_retain and method.uses_forget),
-                f"lasting needs both gradients, but {self.method} has one; choose another method",
-            ),
-            (
-                self.forget_objective not in (None, "bounded"),
-                f"lasting needs a bounded objective; leave out forget_objective "
-                f"{self.forget_objective}",
-            ),
-            (
-                self.trust_region,
-                "lasting takes the forget loss elsewhere, where no step is judged; leave out "
-                "trust_region",
-            ),
-        ):
-            _check(not is_wrong, message)
+        _check(
+            world_size() == 1,
+            "lasting looks ahead in one process; leave out torchrun, or --lasting",
+        )
+        _check(
+            method.uses_retain and method.uses_forget,
+            f"lasting needs both gradients, but {self.method} has one; choose another method",
+        )
+        self._check_with("lasting", _WITH_LASTING)
         self.forget_objective, self.check_steps = "bounded", 0
 
     @property
     def clip_norm(self) -> float | None:
-        """The global norm that each side's gradient is clipped to; None for no clipping, which is `max_grad_norm` 0."""
+        """Global norm that each side's gradient is clipped to; None for `max_grad_norm` 0."""
         return self.max_grad_norm if self.max_grad_norm > 0 else None
 
     def objectives(self) -> dict[str, str | None]:
-        """The name of what each side's gradient is taken of; None for a side that the method has no pass over."""
+        """Name of each side's objective; None for a side that the method has no pass over."""
         method = self.build_method()
         return {
             "retain": method.retain_objective,
@@ -528,12 +472,18 @@ class UnlearnConfig(TrainConfig):
 
     def build_method(self) -> Method:
         """The method that these settings describe."""
+        radius: float | str = self.radius
+        if radius != "gradient":
+            try:
+                radius = float(radius)
+            except ValueError:
+                raise HamuError(f'radius {radius!r} is neither "gradient" nor a number') from None
         return build_method(
             self.method,
             constraint=self.constraint,
             constraint_mode=self.constraint_mode,
             distribution=self.distribution,
-            radius=self.radius if self.radius == "gradient" else _number("radius", self.radius),
+            radius=radius,
             on_infeasible=self.on_infeasible,
             stopping=StoppingRule(
                 self.stopping,  # type: ignore[arg-type]  # checked by the rule
@@ -544,20 +494,39 @@ class UnlearnConfig(TrainConfig):
         )
 
 
+def named_trackers(asked: str | list[str] | None) -> list[str]:
+    """Trackers that --report_to names, separated by commas.
+
+    Raises:
+        HamuError: if one is unknown or not installed, or its environment asks it to upload models.
+    """
+    words = asked.split(",") if isinstance(asked, str) else asked or []
+    names = [name for name in words if name != "none"]
+    for name in names:
+        choices = f"name some of {', '.join(TRACKERS)}, or none"
+        _check(name in TRACKERS, f"report_to {name!r} is unknown; {choices}")
+        is_there = getattr(integration_utils, f"is_{name}_available")()
+        remedy = f"pip install {name}, or leave it out"
+        _check(is_there, f"report_to {name}: it is not installed; {remedy}")
+    for variable in _UPLOADS if names else ():
+        is_off = os.environ.get(variable, "false").lower() in ("false", "0", "")
+        _check(is_off, f"trackers are given figures, not models; unset {variable}")
+    return names
+
+
 def unused_settings(method: Method) -> set[str]:
     """Names of the settings that have no effect with a method, or are refused with it."""
     own: set[str] = {one.name for one in fields(method)} if is_dataclass(method) else set()
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
-    unused |= {name for name, needed in _OF_A_FIELD.items() if needed not in own}
+    unused |= set(_CONSTRAINT_FIELDS) - own
+    unused |= set() if "stopping" in own else set(_STOPPING_FIELDS)
     return unused if isinstance(method, HamuQ | HamuU) else unused | {"correct_steps"}
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:
-    """True if activations are recomputed, by either of the names that transformers has had for it."""
-    return bool(
-        getattr(args, "gradient_checkpointing", False)
-        or getattr(args, "activation_checkpointing", False)
-    )
+    """True if activations are recomputed, by either name that transformers has had for it."""
+    names = ("gradient_checkpointing", "activation_checkpointing")
+    return any(getattr(args, name, False) for name in names)
 
 
 def own_options(cls: type) -> list[str]:
@@ -574,10 +543,3 @@ def own_options(cls: type) -> list[str]:
 @cache
 def _say_once(text: str) -> None:
     _logger.warning("%s", text)
-
-
-def _number(name: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise HamuError(f'{name} {value!r} is neither "gradient" nor a number') from None

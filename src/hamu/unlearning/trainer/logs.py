@@ -10,31 +10,26 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import PrinterCallback
 
 from hamu.core.distributed import is_main
-from hamu.errors import HamuError
 from hamu.files import HARDNESS, LAYERS, STEPS
 from hamu.unlearning.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from hamu.unlearning.trainer.resumable import ResumableTrainer
-    from hamu.unlearning.trainer.trainer import UnlearnTrainer
+from hamu.unlearning.trainer.config import TRACKERS
 
 _MOST_LINES, _FEWEST_LINES = 512, 16  # of layers.jsonl
 _MOST_FIGURES = 400_000  # over all its lines; each takes some eight bytes
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-_UPLOADS = ("WANDB_LOG_MODEL", "WANDB_WATCH", "HF_MLFLOW_LOG_ARTIFACTS")
 # W&B sends these by itself unless the variables have other values
 _KEPT_BACK = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
 
 
 class StepLog(TrainerCallback):
-    """Writes, once a first step was taken, settings and inputs of a run, and a line per step in two logs.
+    """Write settings and inputs of a run, and a line per step in two logs, from its first step on.
 
     Args:
         folder: of the run.
@@ -44,10 +39,10 @@ class StepLog(TrainerCallback):
         hardness: of an assessment before the run, for hardness.json; None if there was none.
 
     Attributes:
-        trainer: whose steps these are; to be set before the run begins.
+        trainer: the `UnlearnTrainer` of these steps; to be set before the run begins.
     """
 
-    trainer: UnlearnTrainer | None = None
+    trainer: Any = None
 
     def __init__(
         self,
@@ -71,7 +66,7 @@ class StepLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the folder once a step was taken; a checkpoint may come next."""
-        if self._has_begun():
+        if self._begun or (self.trainer is not None and self.trainer.has_begun):
             self.begin()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -84,11 +79,10 @@ class StepLog(TrainerCallback):
             self._lines.append({"step": state.global_step, **finite})
             if self.trainer is not None:
                 self._layers.take(state.global_step, self.trainer)
-        if self._has_begun():
-            self.begin()
+        self.on_step_end(args, state, control)
 
     def begin(self) -> None:
-        """Clear an earlier run from the folder, write settings and inputs, then all lines so far."""
+        """Clear an earlier run from the folder, write settings and inputs, then all lines."""
         if not self._begun:
             if self._hardness is not None:
                 self._folder.write_json(HARDNESS, self._hardness)
@@ -99,16 +93,14 @@ class StepLog(TrainerCallback):
         self._lines.clear()
         self._layers.write()
 
-    def _has_begun(self) -> bool:
-        return self._begun or (self.trainer is not None and self.trainer.steps_taken > 0)
-
 
 class LayerLog:
     """layers.jsonl: figures of every block at the logged steps, bounded in size.
 
-    The first line names the blocks: {"step": 0, "blocks": [...]}. Each other has the step, the number of its line in
-    steps.jsonl (from 0), cosθ and ‖Δw‖ of each block, null where unknown. It keeps every n-th line, n doubling
-    whenever there would be too many, so that a resumed run keeps the same ones.
+    The first line names the blocks: {"step": 0, "blocks": [...]}. Each other has the step, the
+    number of its line in steps.jsonl (from 0), cosθ and ‖Δw‖ of each block, null where unknown. It
+    keeps every n-th line, n doubling whenever there would be too many, so that a resumed run keeps
+    the same ones.
 
     Args:
         folder: of the run.
@@ -125,7 +117,7 @@ class LayerLog:
         self._folder.keep_lines(LAYERS, lambda line: logged > 0 and line["step"] <= step)
         self._number = logged
 
-    def take(self, step: int, trainer: UnlearnTrainer) -> None:
+    def take(self, step: int, trainer: Any) -> None:
         """Take the figures of a step that has just been logged, if its line stays."""
         if not is_main():
             return
@@ -151,7 +143,7 @@ class LayerLog:
 
 
 def stride(lines: int, blocks: int) -> int:
-    """The smallest power of two that leaves few enough of so many lines."""
+    """Smallest power of two that leaves few enough of so many lines."""
     most = max(_FEWEST_LINES, min(_MOST_LINES, _MOST_FIGURES // max(1, 2 * blocks)))
     return 1 << max(0, math.ceil(math.log2(max(1, lines) / most)))
 
@@ -164,30 +156,28 @@ def _short(values: list[float] | None) -> list[float | None] | None:
 
 
 def log_line(logs: Mapping[str, Any], step: int, steps: int) -> str:
-    """Losses of a step or an evaluation in a line, the change by a checked step in brackets; other logs as they are.
+    """Losses of a step or an evaluation in a line, the change by a checked step in brackets.
 
     Args:
-        logs: the figures.
+        logs: the figures; others than these stay as they are.
         step: number of their step.
         steps: of the run.
     """
     place = f"step {step:>{len(str(steps))}}/{steps}"
     if "train_runtime" in logs:
         return f"{place}  done in {logs['train_runtime']:.1f} s"
-    prefix, words = ("", place) if "taken" in logs else ("eval_", f"{place}  evaluated")
-    shown = []
+    prefix = "" if "taken" in logs else "eval_"
+    shown = [f"{place}  evaluated" if prefix else place]
     for name in ("forget", "retain", "test"):
         if f"{prefix}{name}_loss" in logs:
             change = None if prefix else logs.get(f"realised_{name}_change")
             bracket = "" if change is None else f" ({change:+.4f})"
             shown.append(f"{name} loss {logs[f'{prefix}{name}_loss']:8.4f}{bracket}")
-    if not shown:
+    if len(shown) == 1:
         return str(dict(logs))
-    if "cos" in logs:
-        shown.append(f"cosθ {logs['cos']:+.2f}")
-    if logs.get("taken") == 0:
-        shown.append("not taken")
-    return "  ".join([words, *shown])
+    shown += [f"cosθ {logs['cos']:+.2f}"] if "cos" in logs else []
+    shown += ["not taken"] if logs.get("taken") == 0 else []
+    return "  ".join(shown)
 
 
 class StepBar(ProgressCallback):
@@ -223,53 +213,31 @@ def print_lines(trainer: Trainer, given: Collection[Any]) -> None:
 
 
 def silence(trainer: Trainer) -> None:
-    """Remove progress bar and printed figures from a trainer; subclasses of them, a user's own, stay."""
+    """Remove progress bar and printed figures from a trainer; a user's own subclasses stay."""
     trainer.args.disable_tqdm = True
     for one in list(trainer.callback_handler.callbacks):
-        if type(one) in (ProgressCallback, PrinterCallback, StepBar, StepPrinter):
+        if type(one) in (*_INSTEAD, *_INSTEAD.values()):
             trainer.remove_callback(one)
 
 
-def named_trackers(asked: str | list[str] | None) -> list[str]:
-    """Trackers that --report_to names, separated by commas.
-
-    Raises:
-        HamuError: if one is unknown or not installed, or its environment asks it to upload the model.
-    """
-    words = asked.split(",") if isinstance(asked, str) else asked or []
-    names = [name for name in words if name != "none"]
-    for name in names:
-        if name not in TRACKERS:
-            raise HamuError(
-                f"report_to {name!r} is unknown; name some of {', '.join(TRACKERS)}, or none"
-            )
-        if not getattr(integration_utils, f"is_{name}_available")():
-            raise HamuError(
-                f"report_to {name}: it is not installed; pip install {name}, or leave it out"
-            )
-    for variable in _UPLOADS if names else ():
-        if os.environ.get(variable, "false").lower() not in ("false", "0", ""):
-            raise HamuError(f"trackers are given figures, not models; unset {variable}")
-    return names
-
-
 class Tracker(TrainerCallback):
-    """Stands between the Trainer and one tracker, which gets only what the tables of docs/live.md list.
+    """Stand between the Trainer and one tracker, which gets only what docs/runs.md lists.
 
-    The Trainer itself would pass paths, the model's config with the names of its classes, and the data loaders.
-    Nothing is sent or written before the first step was taken; earlier figures follow.
+    The Trainer itself would pass paths, the model's config with the names of its classes, and the
+    data loaders. Nothing is sent or written before the first step was taken; earlier figures
+    follow.
 
     Args:
         tracker: the callback of transformers.
-        trainer: whose run it is.
+        trainer: the `ResumableTrainer` whose run it is.
         choices: settings that may be sent although they are texts.
     """
 
-    def __init__(self, tracker: Any, trainer: ResumableTrainer, choices: Collection[str]) -> None:
-        self._tracker: Any = tracker
-        self._trainer = trainer
-        self._settings = _Settings(trainer.args, choices)
-        self._outline = _Outline(sum(p.numel() for p in trainer.model.parameters()))
+    def __init__(self, tracker: Any, trainer: Any, choices: Collection[str]) -> None:
+        self._tracker, self._trainer = tracker, trainer
+        self._settings = _sendable(trainer.args, choices)
+        parameters = sum(p.numel() for p in trainer.model.parameters())
+        self._outline = SimpleNamespace(num_parameters=lambda: parameters)
         self._waiting: list[Callable[[], Any]] = []
         self._has_begun = False
         self._end: Callable[[], Any] | None = None
@@ -317,41 +285,22 @@ class Tracker(TrainerCallback):
         tracker.on_train_begin(self._settings, state, control, model=self._outline)
 
 
-class _Settings:
+def _sendable(args: TrainingArguments, choices: Collection[str]) -> Any:
     """Settings for a tracker: numbers, switches and some choices, no path and no token."""
-
-    def __init__(self, args: TrainingArguments, choices: Collection[str]) -> None:
-        self._args: Any = args
-        self._choices = choices
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._args, name)
-
-    def to_dict(self) -> dict[str, Any]:
-        shown = {}
-        for name, value in self._args.to_dict().items():
-            plain = value.value if isinstance(value, Enum) else value
-            if plain is None or isinstance(plain, bool | int | float) or name in self._choices:
-                shown[name] = plain
-        return shown
-
-    def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
-
-
-class _Outline:
-    """The model for a tracker: its number of parameters."""
-
-    def __init__(self, parameters: int) -> None:
-        self._parameters = parameters
-
-    def num_parameters(self) -> int:
-        return self._parameters
+    shown: dict[str, Any] = {}
+    for name, value in args.to_dict().items():
+        plain = value.value if isinstance(value, Enum) else value
+        if plain is None or isinstance(plain, bool | int | float) or name in choices:
+            shown[name] = plain
+    settings: Any = copy.copy(args)
+    settings.to_dict = lambda: dict(shown)
+    settings.to_json_string = lambda: json.dumps(shown, indent=2)
+    return settings
 
 
 @contextmanager
-def kept_open(trainer: ResumableTrainer) -> Iterator[None]:
-    """Let trackers finish when this ends, not with training: measurements after it belong to the run."""
+def kept_open(trainer: Trainer) -> Iterator[None]:
+    """Let trackers finish when this ends, not with training: later figures belong to the run."""
     trackers = [one for one in trainer.callback_handler.callbacks if isinstance(one, Tracker)]
     for tracker in trackers:
         tracker.is_kept_open = True
@@ -363,9 +312,9 @@ def kept_open(trainer: ResumableTrainer) -> Iterator[None]:
 
 
 def stand_between(
-    trainer: ResumableTrainer, own: Collection[TrainerCallback], choices: Collection[str]
+    trainer: Trainer, own: Collection[TrainerCallback], choices: Collection[str]
 ) -> None:
-    """Put a `Tracker` before each tracker of a trainer; a user's own callbacks stay as they are."""
+    """Put a `Tracker` before each tracker of a trainer; a user's own callbacks stay."""
     kinds = tuple(integration_utils.INTEGRATION_TO_CALLBACK[name] for name in TRACKERS)
     callbacks: list[Any] = trainer.callback_handler.callbacks
     for place, callback in enumerate(callbacks):

@@ -1,12 +1,15 @@
-"""Around the optimizer's step: the promise checked by repeated passes, the step corrected, the trust region."""
+"""Around the optimizer's step: figures, the promise checked, the step corrected, the trust region.
+
+A check repeats the passes of the step at the weights after it, with the same random numbers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +22,20 @@ from hamu.core.guard import StepGuard
 from hamu.core.pair import PairedGradients
 from hamu.core.pair_step import PairStep
 from hamu.unlearning.trainer.config import UnlearnConfig
-from hamu.unlearning.trainer.promise import (
-    PromiseRecord,
-    StepOutcome,
-    TrustRegion,
-    read_at_once,
-)
+from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, TrustRegion
 
+_Key = TypeVar("_Key", bound=Hashable)
+_FLOAT32 = torch.finfo(torch.float32).eps
 _LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
 _ROUGH = 3.0  # in units of which examples/rounding.py finds 0.3 to 3 as the deviation, mostly 0.7
+_OF_CONSTRAINT = (
+    "direct_threshold",
+    "stop_threshold",
+    "demand",
+    "clipped_demand",
+    "free_limit",
+    "max_demand",
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +51,11 @@ class _Pass:
 
 
 class RepeatedPasses:
-    """Remembers the passes of one step, and repeats them in the model's own precision.
+    """Remember the passes of one step, and repeat them in the model's own precision.
 
     Args:
         model: repeated passes leave its buffers as they are.
-        total: the summed loss of a side's batch under the model as it is, as the backward pass takes it.
+        total: sums the loss of a side's batch under the model as it is, as the backward pass does.
         device: where the passes draw their random numbers.
     """
 
@@ -56,9 +64,8 @@ class RepeatedPasses:
     ) -> None:
         self._model, self._total, self._device = model, total, device
         precisions = [torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()]
-        self._eps = min(
-            max(precisions), torch.finfo(torch.bfloat16).eps
-        )  # what is stored in less computes in that
+        # a model that is stored in fewer digits than bfloat16's computes in those
+        self._eps = min(max(precisions), torch.finfo(torch.bfloat16).eps)
         self._passes: list[_Pass] = []
         self._spreads: list[Tensor] = []
 
@@ -67,7 +74,7 @@ class RepeatedPasses:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The sides of which a pass is remembered."""
+        """Sides of the remembered passes."""
         return tuple(dict.fromkeys(one.side for one in self._passes))
 
     def remember(
@@ -78,14 +85,14 @@ class RepeatedPasses:
         count: Tensor | int,
         **more: Tensor | None,
     ) -> None:
-        """Take note of a pass that is about to be made.
+        """Note a pass that is about to be made.
 
         Args:
             side: of the pass.
-            batch: what it is made of.
+            batch: its records.
             weight: 0 for a batch that is there for its shape alone, else 1.
-            count: of the images or scored tokens of the whole step, by which the loss is divided.
-            more: what else the total takes, as the limits of a bounded objective.
+            count: images or scored tokens of the whole step, by which the loss is divided.
+            more: further arguments of the total, as the limits of a bounded objective.
         """
         self._passes.append(_Pass(side, batch, weight, count, _random_state(self._device), more))
 
@@ -94,15 +101,11 @@ class RepeatedPasses:
         self._passes = []
 
     def see(self, logits: Tensor) -> None:
-        """Look at what the loss of a batch is taken of, [N, K]: how far it spreads says how far it is rounded."""
-        if self._is_rough and not torch.is_grad_enabled():
+        """Note the spread of a batch's logits, [N, K], which says how far its loss is rounded."""
+        is_rough = self._eps > _FLOAT32  # some of the model computes in half precision
+        if is_rough and not torch.is_grad_enabled():
             some = logits[:_LOOKED_AT]
             self._spreads.append(some[some.isfinite()].float().std())  # a masked token's is -inf
-
-    @property
-    def _is_rough(self) -> bool:
-        """True if some of the model computes in half precision, with or without autocast."""
-        return self._eps > torch.finfo(torch.float32).eps
 
     @property
     def are_exacter(self) -> bool:
@@ -111,7 +114,7 @@ class RepeatedPasses:
 
     @torch.no_grad()
     def losses(self) -> dict[str, Tensor]:
-        """By side, the losses of the step's own batches at the weights as they are, by the same masks, 0-dim."""
+        """By side, the losses of the step's batches at the present weights, by its masks, 0-dim."""
         losses: dict[str, Tensor] = {}
         now = _random_state(self._device)
         exact = without_tf32() if self.are_exacter else nullcontext()
@@ -124,25 +127,24 @@ class RepeatedPasses:
         return losses
 
     def roughness(self) -> float:
-        """What rounding does to the difference of two losses of a model in half precision: each logit is off by up to
-        half a last digit, independently, so that a mean over n scored tokens or images is off by 1/√n of that.
+        """Rounding of the difference of two losses of a model in half precision.
+
+        Each logit is off by up to half a last digit, independently, so that a mean over n scored
+        tokens or images is off by 1/√n of that.
         """
         if not self._spreads:
             return 0.0
         counts = [torch.as_tensor(one.count, dtype=torch.float64).cpu() for one in self._passes]
         spread = torch.stack(self._spreads).double().square().max()
         self._spreads.clear()
-        spread = (
-            (all_reduced(spread) / world_size()).sqrt().cpu()
-        )  # all processes must judge a step alike
+        # over all processes, which must judge a step alike
+        spread = (all_reduced(spread) / world_size()).sqrt().cpu()
         return _ROUGH * self._eps * (spread / torch.stack(counts).min().sqrt()).item()
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
+    of_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *of_gpu]
 
 
 def _set_random_state(states: list[Tensor], device: torch.device) -> None:
@@ -153,7 +155,7 @@ def _set_random_state(states: list[Tensor], device: torch.device) -> None:
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Running statistics that a pass in training mode would move are put back."""
+    """Put back running statistics that a pass in training mode would move."""
     moving = [
         (buffer, buffer.clone())
         for module in model.modules()
@@ -167,34 +169,19 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
             buffer.copy_(value)
 
 
-@dataclass(frozen=True)
-class _FirstOrder:
-    """A step as it is to first order, all 0-dim.
-
-    Attributes:
-        promised: by side, g·Δw.
-        length: ‖Δw‖.
-        demand: of the change that was demanded of the constrained side's loss, 0 without.
-    """
-
-    promised: dict[str, Tensor]
-    length: Tensor
-    demand: Tensor
-
-
 class Monitor:
-    """Watches the steps of a run.
+    """Watch the steps of a run.
 
     Args:
         pair: whose gradients are stepped on.
         args: check_steps, correct_steps, trust_region.
-        total: the summed loss of a side's batch under the model as it is, as the backward pass takes it.
+        total: sums the loss of a side's batch under the model as it is, as the backward pass does.
         model: what is unlearned from.
         sides: of the method.
 
     Attributes:
         passes: of the step at hand, where it will be measured.
-        record: what was checked so far.
+        record: sum of the steps checked so far.
         figures: of the last step, for the log.
         trust: the trust region, None without.
     """
@@ -203,14 +190,13 @@ class Monitor:
         self,
         pair: PairedGradients,
         args: UnlearnConfig,
-        total: Callable[[str, Mapping[str, Tensor]], Tensor],
+        total: Callable[..., Tensor],
         model: nn.Module,
         sides: Sequence[str] = SIDES,
     ) -> None:
-        self._sides = sides
-        self._pair, self._args = pair, args
-        self._autocast = args.bf16 or args.fp16
-        self.passes = RepeatedPasses(model, total, pair.parameters[0].device)
+        self._pair, self._args, self._sides = pair, args, sides
+        self._device = pair.parameters[0].device
+        self.passes = RepeatedPasses(model, total, self._device)
         self._guard: StepGuard | None = None
         self._guarded: tuple[str, ...] = ()
         self._rates: list[float] = []
@@ -221,65 +207,54 @@ class Monitor:
 
     def is_due(self, step: int, logged_every: float) -> bool:
         """True if what this step does (the run's first is 1) will be measured."""
-        args = self._args
         if self.trust is not None:
             return True
-        if args.check_steps is not None:
-            return args.check_steps > 0 and step % args.check_steps == 0
-        return (
-            args.logging_strategy == IntervalStrategy.STEPS
-            and step % max(1, int(logged_every)) == 0
-        )
+        every = self._args.check_steps
+        if every is None:
+            is_logged = self._args.logging_strategy == IntervalStrategy.STEPS
+            every = max(1, int(logged_every)) if is_logged else 0
+        return every > 0 and step % every == 0
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-        """What `combine` is to keep for the step to come."""
-        if not self._pair.can_keep and not self._is_plain(optimizer):
-            self.passes.forget_all()  # what became of g* could only be told with both gradients here
-        guard = self._guard_for(optimizer)
-        return () if guard is None else guard.keep
-
-    def _guard_for(self, optimizer: torch.optim.Optimizer) -> StepGuard | None:
-        """A guard, if this step needs one: to correct it, to undo it, or to see what an optimizer made of g*."""
-        exact = self._args.correct_steps
-        sees = (
-            bool(self.passes) and (exact or not self._is_plain(optimizer)) and self._pair.can_keep
-        )
-        if not (exact or sees or self.trust is not None):
+        """Sides whose gradients `combine` is to keep for the step to come."""
+        is_plain, can_keep = self._is_plain(optimizer), self._pair.can_keep
+        if not can_keep and not is_plain:
+            self.passes.forget_all()  # only both gradients would tell what became of g*
+        corrects = self._args.correct_steps
+        sees = bool(self.passes) and (corrects or not is_plain) and can_keep
+        if not (corrects or sees or self.trust is not None):
             self._guard = None
-            return None
+            return ()
         sides = self.passes.sides if sees else ()
         if self._guard is None or sides != self._guarded:
             self._guarded = sides
-            self._guard = StepGuard(self._pair, optimizer, correct_steps=exact, keep=sides)
-        return self._guard
+            self._guard = StepGuard(self._pair, optimizer, correct_steps=corrects, keep=sides)
+        return self._guard.keep
 
     def before(
         self, step: PairStep, optimizer: torch.optim.Optimizer, losses: Mapping[str, Tensor]
     ) -> None:
-        """Just before the optimizer steps."""
+        """Prepare for a step that will be taken, just before the optimizer takes it."""
         self.figures = {}
         self._rates = [group["lr"] for group in optimizer.param_groups]
         if self.trust is not None:
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * self.trust.scale
         self._step, self._optimizer = step, optimizer
-        again = self.passes and (self._autocast or self.passes.are_exacter)
-        self._before = self.passes.losses() if again else dict(losses)
         if self.passes:
-            self._before = self._summed(self._before)
+            is_rounded = self._args.bf16 or self._args.fp16 or self.passes.are_exacter
+            self._before = self._summed(self.passes.losses() if is_rounded else losses)
         if self._guard is not None:
             self._guard.before(step)
 
     def after(self) -> bool:
-        """Just after; returns whether the step was undone, because it brought nothing of what it promised."""
-        step, guard, trust = self._step, self._guard, self.trust
-        taken = step.decision == "step"
-        if guard is not None and taken:
+        """Measure just after the step; return True if it was undone for realising nothing."""
+        guard, trust, undone = self._guard, self.trust, False
+        if guard is not None:
             guard.after()
             if guard.taken.corrected is not None:
                 self.figures["corrected_share"] = guard.taken.corrected.double().mean().item()
-        undone = False
-        if taken and self.passes:
+        if self.passes:
             outcome = self._step_outcome()
             if trust is not None and guard is not None:
                 self.figures["trust_scale"] = trust.scale
@@ -294,103 +269,91 @@ class Monitor:
         if guard is not None:
             guard.release()
         self.passes.forget_all()
-        self._moved = taken and not undone
+        self._moved = not undone
         return undone
+
+    def skip(self) -> None:
+        """Note that the step is not taken at all."""
+        self.passes.forget_all()
+        self.figures, self._moved = {}, False
 
     def _is_plain(self, optimizer: torch.optim.Optimizer) -> bool:
         return is_plain_descent(optimizer, self._pair.parameters)
 
-    def skip(self) -> None:
-        """The step is not taken at all."""
-        self.passes.forget_all()
-        self.figures, self._moved = {}, False
-
     @property
     def lengths(self) -> Tensor | None:
-        """‖Δw_i‖ of the last step by block, [L]; None if it was not taken, or if only a look at the weights would tell,
-        and this step was not looked at.
-        """
+        """‖Δw_i‖ of the last step by block, [L]; None if it was not taken, or not measured."""
         if not self._moved:
             return None
         if self._guard is not None:
             return self._guard.taken.lengths
-        return (
-            self._rates[0] * self._step.combined_sq.sqrt()
-            if self._is_plain(self._optimizer)
-            else None
-        )
+        if self._is_plain(self._optimizer):
+            return self._rates[0] * self._step.combined_sq.sqrt()
+        return None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
-        return {
-            "record": self.record.state_dict(),
-            "trust": None if self.trust is None else self.trust.state_dict(),
-        }
+        """State for a checkpoint, as JSON holds it."""
+        scale = None if self.trust is None else self.trust.scale
+        return {"record": self.record.state_dict(), "trust_scale": scale}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.record.load_state_dict(state["record"])
-        if self.trust is not None and state["trust"] is not None:
-            self.trust.load_state_dict(state["trust"])
+        if self.trust is not None and state["trust_scale"] is not None:
+            self.trust.scale = state["trust_scale"]
 
     def _step_outcome(self) -> StepOutcome:
-        """What the step promised, and did: all of it in one transfer."""
-        step = self._step
-        after = self._summed(self.passes.losses())
-        sides, constraint = list(after), step.weights.constraint
-        clip: dict[str, Tensor] = dict(zip(SIDES, step.clip, strict=True))
+        """Promise and outcome of the step, in one transfer."""
+        constraint = self._step.weights.constraint
         constrained = None if constraint is None else constraint.constrained
-        first_order = self._first_order(sides, clip, constrained)
-        norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
-        tensors: dict[str | tuple[str, str], Tensor] = {
-            "length": first_order.length,
-            "demand": first_order.demand,
-        }
-        for side in sides:
-            tensors["promised", side] = first_order.promised[side]
-            tensors["realised", side] = after[side] - self._before[side]
+        after = self._summed(self.passes.losses())
+        promised, length, demand = self._first_order(tuple(after), constrained)
+        norms: dict[str, Tensor] = dict(zip(SIDES, self._step.gradient_norms, strict=True))
+        tensors: dict[tuple[str, str], Tensor] = {("length", ""): length, ("demand", ""): demand}
+        for side, loss in after.items():
+            tensors["promised", side] = promised[side]
+            tensors["realised", side] = loss - self._before[side]
             tensors["norm", side] = norms[side]
-            tensors["loss", side] = after[side]
-        read = dict(zip(tensors, read_at_once(list(tensors.values())), strict=True))
+            tensors["loss", side] = loss
+        read = read_at_once(tensors)
         # the losses are float32 means: below a few of their last digits nothing can be told
-        largest = max(1e-3, *(abs(read["loss", side]) for side in sides))
+        largest = max(1e-3, *(abs(read["loss", side]) for side in after))
         return StepOutcome(
-            promised={side: read["promised", side] for side in sides},
-            realised={side: read["realised", side] for side in sides},
-            reach={side: read["norm", side] * read["length"] for side in sides},
+            promised={side: read["promised", side] for side in after},
+            realised={side: read["realised", side] for side in after},
+            reach={side: read["norm", side] * read["length", ""] for side in after},
             constrained=constrained,
-            demand=read["demand"],
-            noise=8 * torch.finfo(torch.float32).eps * largest + self.passes.roughness(),
+            demand=read["demand", ""],
+            noise=8 * _FLOAT32 * largest + self.passes.roughness(),
         )
 
     def _first_order(
-        self, sides: Sequence[str], clip: Mapping[str, Tensor], constrained: str | None
-    ) -> _FirstOrder:
-        """As the guard measured it on the weights, where it did; else as the Gram says of a step of plain descent."""
-        step, guard = self._step, self._guard
+        self, sides: tuple[str, ...], constrained: str | None
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """g·Δw by side, ‖Δw‖, and the demand on the constrained side's loss, 0 without; all 0-dim.
+
+        As the guard measured them on the weights, where it did; else by the Gram of a step of plain
+        descent.
+        """
+        step, guard, none = self._step, self._guard, torch.zeros(())
         rate = float(self._optimizer.param_groups[0]["lr"])
-        demand = (
-            None
-            if step.weights.constraint is None
-            else rate * step.weights.constraint.clipped_demand
-        )
+        clip: dict[str, Tensor] = dict(zip(SIDES, step.clip, strict=True))
+        constraint = step.weights.constraint
+        demand = none if constraint is None else rate * constraint.clipped_demand
         if guard is not None and set(sides) <= set(guard.keep):
             taken = guard.taken
             promised = {side: getattr(taken, f"{side}_change") for side in sides}
             length = taken.length
             demand = demand if taken.demand is None else taken.demand.sum()
         else:
-            promised = {
-                side: rate * getattr(step, f"promised_{side}_change") / clip[side] for side in sides
-            }
+            changes = {side: getattr(step, f"promised_{side}_change") for side in sides}
+            promised = {side: rate * change / clip[side] for side, change in changes.items()}
             length = rate * step.combined_sq.sum().sqrt()
-        if demand is None or constrained is None:
-            return _FirstOrder(promised, length, torch.zeros(()))
-        return _FirstOrder(promised, length, demand / clip[constrained])
+        return promised, length, none if constrained is None else demand / clip[constrained]
 
     def _summed(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Over all processes; with split pairing each has one side's."""
-        none = torch.zeros((), device=self._pair.parameters[0].device)
+        """Sum over all processes; with split pairing each has one side's."""
+        none = torch.zeros((), device=self._device)
         return {side: all_reduced(losses.get(side, none).double()) for side in self._sides}
 
     def _note(self, outcome: StepOutcome) -> None:
@@ -404,15 +367,67 @@ class Monitor:
 
 
 def is_plain_descent(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
-    """True if the step of all these is -η g* and nothing else: what was promised needs no look at the weights then."""
+    """True if the step of all these is -η g*, so that its promise needs no look at the weights."""
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-    stepped = {id(p) for group in inner.param_groups for p in group["params"]}
-    if not all(id(p) in stepped for p in parameters):
+    groups = inner.param_groups
+    stepped = {id(p) for group in groups for p in group["params"]}
+    if type(inner) is not torch.optim.SGD or not all(id(p) in stepped for p in parameters):
         return False
-    return type(inner) is torch.optim.SGD and all(
-        not group["momentum"]
-        and not group["weight_decay"]
-        and not group["maximize"]
-        and group["lr"] == inner.param_groups[0]["lr"]
-        for group in inner.param_groups
-    )
+    others = ("momentum", "weight_decay", "maximize")
+    is_bare = not any(group[name] for group in groups for name in others)
+    return is_bare and all(group["lr"] == groups[0]["lr"] for group in groups)
+
+
+def read_at_once(tensors: Mapping[_Key, Tensor]) -> dict[_Key, Any]:
+    """Read tensors of one shape as numbers; those on the device come in one transfer."""
+    found: dict[_Key, Any] = {}
+    for on_host in (True, False):
+        there = {k: v for k, v in tensors.items() if (v.device.type == "cpu") is on_host}
+        if there:
+            device = next(iter(there.values())).device
+            values = torch.stack([v.detach().to(device, torch.float64) for v in there.values()])
+            found |= dict(zip(there, values.tolist(), strict=True))
+    return {key: found[key] for key in tensors}
+
+
+def step_figures(
+    step: PairStep | None, losses: Mapping[str, Tensor], sides: Sequence[str]
+) -> dict[str, float]:
+    """Figures of a step by name.
+
+    Args:
+        step: what was found and decided; None if the run ended before, which leaves the losses.
+        losses: by side, 0-dim.
+        sides: those that the method uses.
+    """
+    tensors = {f"{side}_loss": losses[side] for side in sides}
+    if step is not None:
+        norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
+        tensors |= {f"{side}_norm": norms[side] for side in sides}
+        if len(sides) == 2:
+            tensors |= {"kappa": step.kappa, "cos": step.cos}
+        changes = [f"promised_{side}_change" for side in ("retain", "forget")]
+        tensors |= {name: getattr(step, name) for name in changes}
+        constraint, direct_share = step.weights.constraint, step.direct_share
+        if constraint is not None and direct_share is not None:
+            tensors |= {name: getattr(constraint, name) for name in _OF_CONSTRAINT}
+            tensors |= {"direct_share": direct_share, "criterion_met": constraint.criterion_met}
+    return read_at_once(tensors)
+
+
+def layer_figures(
+    step: PairStep | None, lengths: Tensor | None, sides: Sequence[str]
+) -> dict[str, list[float] | None]:
+    """cosθ_i and ‖Δw_i‖ of a step by block; None for what is not known.
+
+    Args:
+        step: None if there was none.
+        lengths: ‖Δw_i‖, [L], if they are known.
+        sides: those that the method uses.
+    """
+    found: dict[str, list[float] | None] = {"cos": None, "change": None}
+    if step is not None:
+        cos = step.gram.cos if len(sides) == 2 else None
+        known = {"cos": cos, "change": lengths}
+        found |= read_at_once({name: v for name, v in known.items() if v is not None})
+    return found

@@ -1,4 +1,4 @@
-"""Training that can be interrupted anywhere and resumed bit by bit, and the training of a model to start from."""
+"""Training that resumes bit by bit after any interruption, and training of the original model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler
-from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback
+from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback, __version__
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
@@ -24,14 +24,41 @@ from hamu.errors import HamuError, first_line
 from hamu.files import CHECKPOINT, TRAINER_STATE
 from hamu.models import first_not_finite
 from hamu.models.saving import load_tensors, save_model, save_rest
-from hamu.unlearning.trainer import _transformers  # noqa: F401  checks what is overridden here
-from hamu.unlearning.trainer.checkpoints import Checkpoints, check_whole, restoring
+from hamu.unlearning.trainer.checkpoints import Checkpoints, damage_of, restoring
 from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
+from hamu.unlearning.trainer.evaluations import check_is_measured
 from hamu.unlearning.trainer.logs import silence, stand_between
-from hamu.unlearning.trainer.measuring import check_is_measured
 
 _logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.json"
+
+# Private methods of transformers' Trainer that this package overrides, each there since 5.3.
+# transformers promises nothing of them: where one is missing the import fails, instead of a run
+# that takes other steps than it should.
+OVERRIDDEN = (
+    "_clip_grad_norm",  # each side is clipped on its own
+    "_determine_best_metric",  # the best state must be one that is saved
+    "_evaluate",  # a resumed run does not evaluate its start again
+    "_get_grad_norm",  # from the Gram
+    "_get_num_items_in_batch",  # a count for each side
+    "_get_output_dir",  # checkpoints are staged
+    "_get_train_sampler",  # the paired data shuffle
+    "_init_training_state",  # the best checkpoint of a folder that was moved
+    "_load_best_model",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",  # sharded optimizer states
+    "_load_rng_state",
+    "_maybe_log_save_evaluate",  # a checkpoint is the last thing that a step does
+    "_run_epoch",  # not after the end of a run
+    "_save_checkpoint",  # whole or not there
+    "_save_optimizer_and_scheduler",
+)
+_missing = [name for name in OVERRIDDEN if not hasattr(Trainer, name)]
+if _missing:
+    raise ImportError(
+        f"transformers {__version__} lacks Trainer.{_missing[0]}, which hamu overrides; "
+        f'pip install "transformers>=5.3,<6"'
+    )
 
 
 class ResumableTrainer(Trainer):
@@ -39,10 +66,10 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         checkpoints: of this run.
-        beside_model: tokenizer or image processor, saved in each checkpoint so that it opens as a model.
+        beside_model: tokenizer or image processor, saved in each checkpoint with the model.
         before_saving: called before each checkpoint is written, and before a tracker begins.
-        interrupted_by: set to a reason, the run ends after its present step, and saves a checkpoint if any step was
-            taken.
+        interrupted_by: set to a reason, the run ends after its present step, and saves a
+            checkpoint if any step was taken.
         was_interrupted: true once it has.
         resumed_from: the checkpoint that the run goes on from, "" for a new run.
     """
@@ -62,12 +89,10 @@ class ResumableTrainer(Trainer):
         self.before_saving: Callable[[], Any] = lambda: None
         self.checkpoints = Checkpoints(str(args.output_dir))
         self._staged: Path | None = None
-        self._saved_step = -1
+        self._saved_step = self._passed_step = -1
         self._held = False
-        self._in_epoch = True
         super().__init__(model, args, **kwargs)
         stand_between(self, kwargs.get("callbacks") or [], own_options(type(args)))
-        self.add_callback(_Marks(self))
 
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any
@@ -75,16 +100,17 @@ class ResumableTrainer(Trainer):
         """Train, from the start or from a checkpoint.
 
         Args:
-            resume_from_checkpoint: its folder; True for the newest whole one, "newest" for that or, without any, the
-                start.
+            resume_from_checkpoint: its folder; True for the newest whole one, "newest" for that
+                or, without any, the start.
             kwargs: passed to the Trainer.
 
         Raises:
             HamuError: if the checkpoint is damaged, or there is none.
         """
-        if resume_from_checkpoint is True or resume_from_checkpoint == "newest":
+        checkpoint: str | bool | Path | None = resume_from_checkpoint
+        if checkpoint is True or checkpoint == "newest":
             newest, damages = self.checkpoints.newest()
-            if newest is None and resume_from_checkpoint is True:
+            if newest is None and checkpoint is True:
                 raise HamuError(
                     f"there is no whole checkpoint in {self.args.output_dir}; start the run anew"
                 )
@@ -92,19 +118,23 @@ class ResumableTrainer(Trainer):
                 for damage in damages:
                     _logger.warning("%s; it is skipped", damage)
                 self.checkpoints.remove_after(newest)
-            resume_from_checkpoint = None if newest is None else str(newest)
-        elif resume_from_checkpoint:
-            check_whole(str(resume_from_checkpoint))
-        self.resumed_from = str(resume_from_checkpoint or "")
+            checkpoint = newest
+        elif checkpoint:
+            found = damage_of(Path(str(checkpoint)))
+            if found is not None:
+                raise HamuError(
+                    f"the checkpoint {checkpoint} is damaged: {found}; resume from an older one"
+                )
+        self.resumed_from = str(checkpoint or "")
         return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the optimizer; wrong settings are refused here, before anything is written."""
+        """Make the optimizer, and refuse wrong settings before anything is written."""
         with _making("optimizer", "optim", self.args.optim):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the schedule; wrong settings are refused here, before anything is written."""
+        """Make the schedule, and refuse wrong settings before anything is written."""
         with _making("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
             return super().create_scheduler(*args, **kwargs)
 
@@ -114,23 +144,15 @@ class ResumableTrainer(Trainer):
         return self.state.global_step > 0
 
     @property
+    def is_over(self) -> bool:
+        """True if no step is to follow."""
+        return self.control.should_training_stop or self.state.global_step >= self.state.max_steps
+
+    @property
     def global_batch(self) -> int:
         """Records in a step, over all processes."""
         args: TrainConfig = self.args
         return args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
-
-    def begin_run(self) -> None:
-        """Called when training begins, after a checkpoint was restored."""
-
-    def begin_step(self) -> None:
-        """Called before the batches of a step."""
-        self._in_epoch = True
-
-    def begin_optimizer_step(self) -> None:
-        """Called before the optimizer moves the weights."""
-
-    def end_optimizer_step(self) -> None:
-        """Called after it has moved them."""
 
     def run_state(self) -> dict[str, Any]:
         """State of the run for a checkpoint, as JSON holds it."""
@@ -145,8 +167,9 @@ class ResumableTrainer(Trainer):
         was, now = state["global_batch"], self.global_batch
         if was != now:
             raise HamuError(
-                f"the run took steps of {was} records, now they would be of {now}; choose per_device_train_batch_size "
-                f"and gradient_accumulation_steps for the same over all processes"
+                f"the run took steps of {was} records, now they would be of {now}; choose "
+                f"per_device_train_batch_size and gradient_accumulation_steps for the same over "
+                f"all processes"
             )
 
     def save_more(self, folder: Path) -> None:
@@ -155,19 +178,32 @@ class ResumableTrainer(Trainer):
     def load_more(self, folder: Path) -> None:
         """Restore what `save_more` has written."""
 
-    # Private methods of transformers from here on; see `_transformers`.
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model as `from_pretrained` reads it, and into a checkpoint the run's state."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_model(self.model, folder)
+        if is_main():
+            for one in self.beside_model:
+                one.save_pretrained(folder)
+        if _internal_call:
+            save_rest(self.model, folder)
+            if is_main():
+                self.save_more(folder)
+                (folder / _RUN).write_text(json.dumps(self.run_state()), encoding="utf-8")
+
+    # Private methods of transformers from here on; see OVERRIDDEN.
 
     def _init_training_state(self, max_steps: int, *args: Any) -> Any:
-        """Take the saving interval from the settings of now, and the best checkpoint from this folder."""
+        """Take the saving interval from the settings, and the best checkpoint from this folder."""
         found = super()._init_training_state(max_steps, *args)
-        self.state.compute_steps(self.args, max_steps)
-        if self.state.best_global_step:
-            best = self.checkpoints.path(self.state.best_global_step)
-            if best.is_dir():
-                self.state.best_model_checkpoint = str(best)
-            else:  # without its checkpoint it is no best: a later state may be
-                self.state.best_model_checkpoint = self.state.best_global_step = None
-                self.state.best_metric = None
+        state = self.state
+        state.compute_steps(self.args, max_steps)
+        if state.best_global_step:
+            best = self.checkpoints.path(state.best_global_step)
+            state.best_model_checkpoint = str(best)
+            if not best.is_dir():  # without its checkpoint it is no best: a later state may be
+                state.best_model_checkpoint = state.best_global_step = state.best_metric = None
         return found
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
@@ -178,24 +214,27 @@ class ResumableTrainer(Trainer):
 
     def _run_epoch(self, **kwargs: Any) -> None:  # type: ignore[override]
         """Run an epoch, unless the run had ended when it was saved, or has taken its last step."""
-        if not self.control.should_training_stop and self.state.global_step < self.state.max_steps:
+        if not self.is_over:
             super()._run_epoch(**kwargs)  # type: ignore[no-untyped-call]
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Save after whatever else belongs to a step: a resumed run does not come back to it."""
         if self.was_interrupted:
             return
-        epoch_ends = float(self.state.epoch or 0).is_integer() or self.control.should_training_stop
-        more_comes = self._in_epoch and epoch_ends  # the same step comes again as the epoch's end
+        step, control = self.state.global_step, self.control
+        epoch_ends = float(self.state.epoch or 0).is_integer() or control.should_training_stop
+        # the last step of an epoch comes again as the epoch's end
+        more_comes = epoch_ends and step != self._passed_step
+        self._passed_step = step
         if more_comes:
-            self._held, self.control.should_save = self.control.should_save, False
+            self._held, control.should_save = control.should_save, False
         else:
-            self.control.should_save |= self._held
+            control.should_save |= self._held
             self._held = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if not more_comes and self._interrupted_anywhere():
             self.interrupted_by = self.interrupted_by or "another process"
-            if self._saved_step != self.state.global_step:
+            if self._saved_step != step:
                 self._save_checkpoint(self.model, None)
             self.control.should_training_stop = self.was_interrupted = True
 
@@ -217,7 +256,7 @@ class ResumableTrainer(Trainer):
         return str(self._staged or Path(self.args.output_dir, f".{CHECKPOINT}none"))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint; none before a step was taken, as an earlier run would give way to it."""
+        """Write a checkpoint; none before a step was taken, as an earlier run would give way."""
         if not self.has_begun:
             return
         self.before_saving()
@@ -234,20 +273,6 @@ class ResumableTrainer(Trainer):
                 state.save_to_json(str(folder / TRAINER_STATE))
         self._saved_step = state.global_step
         self.checkpoints.limit(self.args.save_total_limit, state.best_model_checkpoint)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model as `from_pretrained` reads it, and into a checkpoint the run's state."""
-        folder = Path(output_dir or str(self.args.output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        save_model(self.model, folder)
-        if is_main():
-            for one in self.beside_model:
-                one.save_pretrained(folder)
-        if _internal_call:
-            save_rest(self.model, folder)
-            if is_main():
-                self.save_more(folder)
-                (folder / _RUN).write_text(json.dumps(self.run_state()), encoding="utf-8")
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
@@ -313,7 +338,7 @@ def _check_state(path: Path) -> None:
 
 @contextmanager
 def _making(what: str, option: str, choice: Any) -> Iterator[None]:
-    """Turn a library's error about settings that it alone can judge into a HamuError."""
+    """Turn a library's error about its settings into a HamuError."""
     try:
         yield
     except (ImportError, ValueError, TypeError, RuntimeError, KeyError) as error:
@@ -339,28 +364,6 @@ class _ByLength(Sampler[int]):
 
     def __len__(self) -> int:
         return len(self._sampler)
-
-
-class _Marks(TrainerCallback):
-    """Passes the points of a step on to the trainer: transformers offers them to callbacks alone."""
-
-    def __init__(self, trainer: ResumableTrainer) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.begin_run()
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.begin_step()
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.begin_optimizer_step()
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.end_optimizer_step()
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer._in_epoch = False
 
 
 def train_original(
@@ -390,12 +393,13 @@ def train_original(
         The same model, in evaluation mode.
 
     Raises:
-        HamuError: if there is nothing to evaluate on, or training ended with weights that are not finite.
+        HamuError: if there is nothing to evaluate on, or the trained weights are not finite.
     """
     evaluates = args.eval_strategy != "no" or args.eval_on_start
     if evaluates and eval_data is None:
         raise HamuError(
-            "an evaluation needs test data; give --test_data, or leave out --eval_strategy and --eval_on_start"
+            "an evaluation needs test data; give --test_data, or leave out --eval_strategy and "
+            "--eval_on_start"
         )
     if args.channels_last:
         to_channels_last(model)
@@ -434,20 +438,21 @@ def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def to_channels_last(model: Any) -> None:
-    """Put two-dimensional convolutions in channels-last order; a model with higher dimensions stays as it is."""
+    """Put two-dimensional convolutions in channels-last order, unless others are among them."""
     if all(p.dim() <= 4 for p in model.parameters()):
         model.to(memory_format=torch.channels_last)
 
 
 def let_gradients_through(model: Any) -> None:
-    """With an adapter, let gradients pass checkpointed layers: else they end at the frozen embeddings, silently.
+    """With an adapter, let gradients pass checkpointed layers: else they end at its embeddings.
 
     Raises:
         HamuError: if the model has no layers that can be checkpointed.
     """
     if not getattr(model, "supports_gradient_checkpointing", True):
         raise HamuError(
-            f"{type(model).__name__} cannot recompute activations; leave out --gradient_checkpointing"
+            f"{type(model).__name__} cannot recompute activations; leave out "
+            f"--gradient_checkpointing"
         )
     if hasattr(model, "peft_config"):
         model.enable_input_require_grads()

@@ -1,4 +1,4 @@
-"""Both sides of a step: items checked, batches shared by processes, losses summed, early ends judged."""
+"""Both sides of a step: items checked, batches shared by processes, losses summed, early ends."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import TrainingArguments
+from torch.utils.data import Sampler
 
 from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import OriginalModel, predict_logits
@@ -45,27 +43,21 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
         if not is_usable(item) and data_collator is not collate:
             item = data_collator([item])
         if not is_usable(item):
+            kind = f"of type {type(item).__name__}"
+            if isinstance(item, Mapping):
+                kind = f"a mapping with the keys {', '.join(map(str, item)) or 'none'}"
             raise HamuError(
-                f"an item of the {name} set is {_describe(item)}; expected a mapping with pixel_values and labels "
-                f"(images) or input_ids and labels (texts): return one from the data set, or give a data_collator that "
-                f"makes one"
+                f"an item of the {name} set is {kind}; expected a mapping with pixel_values and "
+                f"labels (images) or input_ids and labels (texts): return one from the data set, "
+                f"or give a data_collator that makes one"
             )
 
 
-def _describe(item: Any) -> str:
-    kind = type(item).__name__
-    if isinstance(item, Mapping):
-        return f"a mapping with the keys {', '.join(map(str, item)) or 'none'}"
-    if isinstance(item, tuple | list):
-        return f"a {kind} of {len(item)} ({', '.join(type(part).__name__ for part in item[:4])})"
-    return f"of type {kind}"
-
-
 class ShareSampler(Sampler[list[int]]):
-    """Batches of one process: its share of each global batch, which is the same for any number of processes.
+    """Batches of one process: its share of global batches that no number of processes changes.
 
-    A last batch with fewer records than processes leaves some without a share. They get a record that is read for its
-    shape alone, as ~index, so that all take part in the step; see `PairedDataset`.
+    A last batch with fewer records than processes leaves some without a share. They get a record
+    that is read for its shape alone, as ~index, so that all take part; see `PairedDataset`.
 
     Args:
         length: the number of records.
@@ -86,25 +78,12 @@ class ShareSampler(Sampler[list[int]]):
             yield list(whole[self._rank :: self._processes]) or [~start]
 
 
-def shared_loader(
-    data: Dataset[Any], sampler: ShareSampler, collator: Any, args: TrainingArguments
-) -> DataLoader[Any]:
-    """Loader of these batches, with epochs, and with batches to skip on resume."""
-    loader: DataLoader[Any] = DataLoaderShard(
-        data,
-        batch_sampler=sampler,
-        collate_fn=collator,
-        num_workers=args.dataloader_num_workers,
-        pin_memory=args.dataloader_pin_memory,
-    )
-    return loader
-
-
 class SideLosses:
     """Objectives of both sides.
 
     Args:
-        model: before its first step; where an objective compares with it, its trainable tensors are kept.
+        model: before its first step; where an objective compares with it, its trainable tensors
+            are kept.
         objectives: by side, None for a side without a pass; see `UnlearnConfig.objectives`.
 
     Attributes:
@@ -121,7 +100,7 @@ class SideLosses:
     def total(
         self, model: nn.Module, side: str, batch: Mapping[str, Tensor], limits: Tensor | None = None
     ) -> tuple[Tensor, Scored]:
-        """The objective of a side's batch, summed, 0-dim; and the predictions behind it.
+        """Sum the objective of a side's batch; also returns the predictions behind it.
 
         Args:
             model: as it is.
@@ -140,7 +119,8 @@ class SideLosses:
         total = objective.total(scored, original)
         if total.dim():
             raise HamuError(
-                f"the objective {objective.name} gave a total of shape {tuple(total.shape)}; add it up"
+                f"the objective {objective.name} gave a total of shape {tuple(total.shape)}; "
+                f"add it up"
             )
         return total, scored
 
@@ -163,13 +143,13 @@ class SideLosses:
 
 
 class EarlyEnds:
-    """Ends of a run by the cross-entropy of a step's batches, judged before the step (paper, App. F.3).
+    """Ends of a run by the cross-entropy of a step's batches, judged before the step (App. F.3).
 
     Args:
-        min_forget_loss: end when the forget loss is below it: the run does not unlearn (the paper: 0.1).
-        max_retain_loss: end when the retain loss is above it: the run unlearns too much (the paper: 0.4).
-        max_forget_loss: end when the forget loss has reached it. An infinite loss does not count: one record of a
-            class that the model rules out is enough for it.
+        min_forget_loss: end when the forget loss is below it: no unlearning (the paper: 0.1).
+        max_retain_loss: end when the retain loss is above it: too much of it (the paper: 0.4).
+        max_forget_loss: end when the forget loss has reached it. An infinite loss does not count:
+            one record of a class that the model rules out is enough for it.
     """
 
     def __init__(
@@ -188,13 +168,13 @@ class EarlyEnds:
         return any(one is not None for one in (self._min_forget, self._max_retain, self._target))
 
     def add(self, side: str, scored: Scored, weight: float = 1.0) -> None:
-        """Add one of a step's batches; weight 0 is for a batch that is there for its shape alone."""
+        """Add one of a step's batches; weight 0 is for a batch that is there for its shape."""
         total = CrossEntropy().total(scored.detached(), None)
         self._sums[side] = self._sums.get(side, 0.0) + weight * total
         self._counts[side] = self._counts.get(side, 0.0) + weight * len(scored.labels)
 
     def end(self) -> StopReason | None:
-        """The stop reason before the step whose batches were added, None without; starts anew."""
+        """Judge the step whose batches were added, None if it may be taken; starts anew."""
         some = next(iter(self._sums.values()))
         # both sides in every process, as with split pairing each has one
         sums = [some.new_tensor(0.0) + self._sums.get(side, 0.0) for side in SIDES]

@@ -1,8 +1,8 @@
 """UnlearnTrainer: transformers' Trainer with a pair of backward passes in each step.
 
-Everything that the Trainer does stays as it is (optimizers, schedulers, accumulation, precision, checkpoints,
-callbacks); a step differs in three places: two batches are counted apart, two gradients are collected apart, and the
-combined one is what the optimizer sees.
+Everything that the Trainer does stays as it is (optimizers, schedulers, accumulation, precision,
+checkpoints, callbacks); a step differs in three places: two batches are counted apart, two
+gradients are collected apart, and the combined one is what the optimizer sees.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import TrainerCallback
@@ -41,7 +42,7 @@ from hamu.data import UnlearningData
 from hamu.data.images import collate
 from hamu.data.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.evaluation.gains import Gains
 from hamu.models.causal_mask import check_causal_mask_of_batch
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
@@ -49,72 +50,77 @@ from hamu.unlearning.goals import Standing
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.stop_reason import ALL_DONE, StopReason
 from hamu.unlearning.trainer.config import UnlearnConfig, checkpoints_activations
-from hamu.unlearning.trainer.logs import print_lines, silence
-from hamu.unlearning.trainer.measuring import (
+from hamu.unlearning.trainer.evaluations import (
+    AnyPredictions,
     Evaluations,
-    eval_sets,
-    gains,
     load_start_predictions,
     save_start_predictions,
     set_figures,
 )
-from hamu.unlearning.trainer.monitor import Monitor
-from hamu.unlearning.trainer.promise import layer_figures, step_figures
+from hamu.unlearning.trainer.logs import print_lines, silence
+from hamu.unlearning.trainer.monitor import Monitor, layer_figures, step_figures
 from hamu.unlearning.trainer.resumable import (
     ResumableTrainer,
     let_gradients_through,
     run_state_of,
     to_channels_last,
 )
-from hamu.unlearning.trainer.sides import (
-    EarlyEnds,
-    ShareSampler,
-    SideLosses,
-    check_items,
-    shared_loader,
-)
+from hamu.unlearning.trainer.sides import EarlyEnds, ShareSampler, SideLosses, check_items
 
 _FINE_TUNED = 64  # images in a batch of fine-tuning that is rehearsed; a quarter of that for texts
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
-_OF_ONE_BATCH = (
-    "compute_loss_func",
-    "compute_metrics",
-    "preprocess_logits_for_metrics",
-)  # of transformers' Trainer
+_OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
+_REMEDIES = {
+    "not finite": "lower the learning rate, or look for records with values that are not finite",
+    "out of range": "lower the constraint, or give the radius as a number",
+}
+
+
+@dataclass
+class _Progress:
+    """Counts of a run that its checkpoints keep."""
+
+    taken: int = 0
+    skipped: int = 0
+    skips_in_a_row: int = 0
+    start: dict[str, float] = field(default_factory=dict)  # figures of the first evaluation
+    stop: StopReason | None = None
+    evaluated: int = -1
 
 
 class UnlearnTrainer(ResumableTrainer):
-    """Unlearn the forget set from a model. A run can be broken off and resumed: see `ResumableTrainer`.
+    """Unlearn the forget set from a model; a run resumes as `ResumableTrainer` describes.
 
     It prints a line per logged step; `state.log_history`, callbacks and trackers get all figures.
 
     Args:
-        model: a Hugging Face model, or any module that maps pixel values to logits; changed in place.
+        model: a Hugging Face model, or any module that maps pixel values to logits; changed in
+            place.
         args: the settings.
-        retain_dataset, forget_dataset: training records that stay and that must go; an item is a mapping with
-            pixel_values and labels (images) or input_ids and labels (texts).
+        retain_dataset, forget_dataset: training records that stay and that must go; an item is a
+            mapping with pixel_values and labels (images) or input_ids and labels (texts).
         test_dataset: records that were never trained on, evaluated where given.
         data_collator: makes a batch from a list of items of either data set.
-        retain_predictions: what a retain model predicts for the forget records, for the goal "retrained".
+        retain_predictions: of a retain model for the forget records, for the goal "retrained".
         kwargs: passed to `transformers.Trainer`.
 
     Attributes:
         pair: the `PairedGradients` behind the steps.
         sides: those that the method uses.
-        side_losses: what their backward passes are taken of.
-        watch: what surrounds each step.
-        evaluations: what the model is looked at through.
+        side_losses: objectives of the backward passes.
+        watch: the `Monitor` of the steps.
+        evaluations: evaluated records, and their predictions.
         goal_run: when a record counts as forgotten, and how the run gets there.
         lookahead: of a lasting run, None for others.
-        evaluated_step: step of the last evaluation, -1 before the first.
-        start_predictions: by set, what the first evaluation predicted.
-        predictions: by set, what the last one did.
+        start_predictions: by set, of the first evaluation.
+        predictions: by set, of the last one.
 
     Raises:
-        HamuError: if a set is empty or its items are not what a run trains on, the model cannot train, labels are of
-            tokens and it is no causal language model (seen at the first batch), a function is given that would never be
-            called, an optimizer that leaves out what is trained, or the constraint cannot be met at the first step.
+        HamuError: if a set is empty or its items are not what a run trains on, the model cannot
+            train, labels are of tokens and it is no causal language model (seen at the first
+            batch), a function is given that would never be called, an optimizer that leaves out
+            what is trained, or the constraint cannot be met at the first step.
     """
 
     def __init__(
@@ -126,7 +132,7 @@ class UnlearnTrainer(ResumableTrainer):
         forget_dataset: Dataset[Any],
         test_dataset: Dataset[Any] | None = None,
         data_collator: Callable[[list[Any]], Mapping[str, Tensor]] = collate,
-        retain_predictions: Predictions | TokenPredictions | None = None,
+        retain_predictions: AnyPredictions | None = None,
         **kwargs: Any,
     ) -> None:
         _check_arguments(args, kwargs)
@@ -134,44 +140,33 @@ class UnlearnTrainer(ResumableTrainer):
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
-        self._own_sides = (
-            self.sides if not self._is_split else [side_of_process(rank(), world_size())]
-        )
+        own = [side_of_process(rank(), world_size())] if self._is_split else self.sides
+        self._own_sides = own
         pairs = PairedDataset(
             retain_dataset,
             forget_dataset,
-            sides=self._own_sides,
+            sides=own,
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
         )
-        check_items(
-            model, data_collator, retain=retain_dataset, forget=forget_dataset, test=test_dataset
-        )
-        _prepare_model(model, args)
-        self.pair = _new_pair(model, method, args)
-        self.side_losses = SideLosses(model, args.objectives())
+        data: dict[str, Any] = {"retain": retain_dataset, "forget": forget_dataset}
+        data["test"] = test_dataset
+        check_items(model, data_collator, **data)
         self._batchnorms = [
             m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
         ]
         if self._is_split and self._batchnorms and not args.freeze_batchnorm:
             raise HamuError(
-                "with split pairing a process sees one side alone, and its BatchNorm statistics would be of that side; "
-                "leave freeze_batchnorm on, or pairing at sequential"
+                "with split pairing a process sees one side alone, and its BatchNorm statistics "
+                "would be of that side; leave freeze_batchnorm on, or pairing at sequential"
             )
-        sets = eval_sets(args, retain=retain_dataset, forget=forget_dataset, test=test_dataset)
-        self.evaluations = Evaluations(model, args, sets, data_collator)
-        self._early_ends = EarlyEnds(
-            args.min_forget_loss, args.max_retain_loss, args.max_forget_loss
-        )
-        self.watch = Monitor(self.pair, args, partial(self._side_total, model), model, self.sides)
-        self.lookahead = (
-            _new_lookahead(model, self.pair, args, retain_dataset) if args.lasting else None
-        )
+        self.evaluations = Evaluations(model, args, data_collator, **data)
+        self._set_up(model, method, args)
         self.goal_run = GoalRun(
             args,
             self.pair,
-            self.evaluations,  # type: ignore[arg-type]  # its predictions are one of two kinds
+            self.evaluations,
             pairs,
             place=self._place_of,
             retain_batches=partial(self._retain_batches, retain_dataset, data_collator),
@@ -181,122 +176,123 @@ class UnlearnTrainer(ResumableTrainer):
         )
         if args.auto and args.max_steps <= 0:
             args.max_steps = steps_of_a_run(args, len(pairs), self._records_of_a_step(args))
-        self._taken = self._skipped = self._skips_in_a_row = 0
-        self._start: dict[str, float] = {}  # figures of the first evaluation
-        self._end: StopReason | None = None
-        self.evaluated_step = -1
-        self._skips_evaluation = False  # of a start that was evaluated before the run was resumed
+        kwargs |= {"train_dataset": pairs, "eval_dataset": self.evaluations.sets["retain"]}
+        super().__init__(model, args, data_collator=PairCollator(data_collator), **kwargs)
+        self._finish_set_up(kwargs)
+
+    def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
+        """Make the parts of a step and their state."""
+        self.pair = _prepared(model, method, args)
+        self.side_losses = SideLosses(model, args.objectives())
+        self._early_ends = EarlyEnds(
+            args.min_forget_loss, args.max_retain_loss, args.max_forget_loss
+        )
+        self.watch = Monitor(self.pair, args, partial(self._side_total, model), model, self.sides)
+        self.lookahead: Lookahead | None = None
+        if args.lasting:
+            is_of_text = is_text(self.evaluations.sets["retain"])
+            rate = args.lookahead_rate or (3e-4 if is_of_text else 1e-3)
+            loss, depth = partial(_mean_loss, model), args.lookahead_steps
+            self.lookahead = Lookahead(model, self.pair.parameters, loss, rate=rate, depth=depth)
+        self._progress = _Progress()
         self._weights_are_earlier = False
-        self.start_predictions: dict[str, Predictions | TokenPredictions] = {}
-        self.predictions: dict[str, Predictions | TokenPredictions] = {}
+        self.start_predictions: dict[str, AnyPredictions] = {}
+        self.predictions: dict[str, AnyPredictions] = {}
         self._losses: dict[str, Tensor] = {}
+        self._at = -1  # the step that the losses are of
         self._causality_checked = False
         self._step: PairStep | None = None
         self._scaling: dict[str, Any] | None = None
         self._steps_of_best: int | None = None
-        collator, retain = PairCollator(data_collator), sets["retain"]
-        super().__init__(
-            model, args, data_collator=collator, train_dataset=pairs, eval_dataset=retain, **kwargs
-        )
-        print_lines(self, kwargs.get("callbacks") or [])
+
+    def _finish_set_up(self, given: Mapping[str, Any]) -> None:
+        """Set up what the Trainer has made."""
+        print_lines(self, given.get("callbacks") or [])
         if self.optimizer is not None:  # one that was given
             check_steps_all(self.optimizer, self.pair)
-        if self._is_split or args.shard:
+        if self._is_split or self.args.shard:
             # accelerate is to prepare the model for its precision, but not to average its gradients
             self.accelerator.prepare_model = partial(
                 self.accelerator.prepare_model, evaluation_mode=True
             )
+        self.add_callback(_AroundStep(self))
         if self.controller is not None:
             self.add_callback(self.controller)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as `ResumableTrainer` does; a run that diverged goes back to its best checkpoint, if it has one."""
+        """Train as `ResumableTrainer` does; a run that diverged goes back to its best checkpoint.
+
+        Unless the best weights, or those of the goal, are loaded already.
+        """
         output = super().train(*args, **kwargs)
-        diverged = self.end.kind == "retain loss"
-        # else the best weights, or those of the goal, are loaded already
+        diverged = self.stop.kind == "retain loss"
         chosen = self.args.load_best_model_at_end or self.controller is not None
         if diverged and not (chosen or self.was_interrupted):
-            if self.state.best_model_checkpoint is None:
-                how = (
-                    ", --save_strategy would write some" if self.args.save_strategy == "no" else ""
-                )
-                self._say_of_end(f"there is no checkpoint to go back to{how}")
-            else:
+            if self.state.best_model_checkpoint is not None:
                 self._load_best_model()
-                self._say_of_end(f"back to the weights of step {self.state.best_global_step}")
+                self._add_to_stop(f"back to the weights of step {self.state.best_global_step}")
+            elif self.args.save_strategy == "no":
+                self._add_to_stop(
+                    "there is no checkpoint to go back to, --save_strategy would write some"
+                )
+            else:
+                self._add_to_stop("there is no checkpoint to go back to")
         return output
 
     @property
     def controller(self) -> Controller | None:
-        """The controller of a run by goal; None for one by hand."""
+        """Controller of a run by goal; None for one by hand."""
         return self.goal_run.controller
 
     @property
-    def end(self) -> StopReason:  # type: ignore[override]
-        """Why the run ended."""
-        return self._end or ALL_DONE
+    def stop(self) -> StopReason:
+        """Stop reason of the run."""
+        return self._progress.stop or ALL_DONE
 
     @property
     def stop_reason(self) -> str:
-        """Why the run ended before its last epoch, "" if it did not."""
-        return "" if self._end is None else self._end.text
+        """Stop reason in words, "" if nothing ended the run before its last epoch."""
+        return "" if self._progress.stop is None else self._progress.stop.text
 
     @property
     def steps_taken(self) -> int:
         """Steps in which the weights were updated."""
-        return self._taken
-
-    @property
-    def skip_reason(self) -> str:
-        """Why the last step was skipped, "" if it was not."""
-        return "" if self._step is None else self._step.reason
+        return self._progress.taken
 
     @property
     def steps_skipped(self) -> int:
         """Steps that could not be taken, or that the trust region undid."""
-        return self._skipped
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        self.predictions = {}
-        self._steps_of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))["taken"]
-        self._weights_are_earlier = self.state.best_global_step != self.state.global_step
-        if self._weights_are_earlier and self.args.load_best_model_at_end:
-            self._say_of_end(
-                f"the weights are the best ones, of step {self.state.best_global_step}"
-            )
-
-    def _end_run(self, end: StopReason) -> None:
-        self._end = end
-        self.control.should_training_stop = True
-
-    def _say_of_end(self, more: str) -> None:
-        self._end = replace(self.end, text=f"{self.end.text}; {more}")
-
-    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
-        """A sampler that goes in order: the paired data set does the shuffling."""
-        return SequentialSampler(self.train_dataset)
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """A loader of training batches; each of several processes reads its share of the same global batches."""
-        if world_size() == 1:
-            return super().get_train_dataloader()
-        share, sharing = rank() % self._sharing, self._sharing
-        sampler = ShareSampler(
-            len(self.train_dataset), self._train_batch_size * sharing, share, sharing
-        )
-        return shared_loader(self.train_dataset, sampler, self.data_collator, self.args)
+        return self._progress.skipped
 
     @property
-    def _sharing(self) -> int:
-        """How many processes share the batches of a side."""
-        layout: Any = self.pair.layout
-        return int(layout.half) if self._is_split else world_size()
+    def steps_in_model(self) -> int:
+        """Steps behind the weights: fewer than were taken, once the run went back to a state."""
+        return self.steps_taken if self._steps_of_best is None else self._steps_of_best
+
+    @property
+    def evaluated_step(self) -> int:
+        """Step of the last evaluation, -1 before the first."""
+        return self._progress.evaluated
+
+    @property
+    def skip_reason(self) -> str:
+        """Reason for which the last step was skipped, "" if it was not."""
+        return "" if self._step is None else self._step.reason
+
+    @property
+    def promise(self) -> dict[str, Any] | None:
+        """Sum of the checked steps, None without any; see `PromiseRecord.summary`."""
+        return self.watch.record.summary()
 
     @property
     def has_begun(self) -> bool:
-        """True if a step was taken; one that was skipped is none."""
+        """True if a step was taken; skipped steps do not count."""
         return self.steps_taken > 0
+
+    @property
+    def is_over(self) -> bool:
+        """True if no step is to follow, as where a resumed run had ended when it was saved."""
+        return self._progress.stop is not None or super().is_over
 
     @property
     def global_batch(self) -> int:
@@ -306,8 +302,14 @@ class UnlearnTrainer(ResumableTrainer):
     def _records_of_a_step(self, args: UnlearnConfig) -> int:
         return args.per_device_train_batch_size * args.gradient_accumulation_steps * self._sharing
 
+    @property
+    def _sharing(self) -> int:
+        """Number of processes that share the batches of a side."""
+        layout: Any = self.pair.layout
+        return int(layout.half) if self._is_split else world_size()
+
     def _place_of(self, step: int) -> int:
-        """The first pair of a step, counted over all epochs."""
+        """First pair of a step, counted over all epochs."""
         records = len(self.train_dataset)
         epoch, within = divmod(step, max(1, math.ceil(records / self.global_batch)))
         return epoch * records + within * self.global_batch
@@ -321,26 +323,55 @@ class UnlearnTrainer(ResumableTrainer):
     ) -> Iterator[Mapping[str, Tensor]]:
         """Batches as fine-tuning takes them, on the device."""
         generator = torch.Generator().manual_seed(self.args.seed + seed)
-        size = (
-            min(_FINE_TUNED, len(data)) if not is_text(data) else min(_FINE_TUNED // 4, len(data))
-        )
+        size = min(_FINE_TUNED // 4 if is_text(data) else _FINE_TUNED, len(data))
         for _ in range(number):
             indices = torch.randperm(len(data), generator=generator)[:size].tolist()
             fetch = getattr(data, "__getitems__", None)
             batch = collator(fetch(indices) if fetch else [data[i] for i in indices])
             yield self._prepare_inputs(dict(batch))
 
-    def standings(self) -> dict[str, Standing]:
-        """Standings of the forget set against the goal before and after the run; empty without a goal."""
-        found: dict[str, Standing] = {}
-        for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
-            if "forget" in predictions:
-                standing = self.goal_run.standing_of(predictions, self.start_predictions)
-                found |= {} if standing is None else {name: standing}
-        return found
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
+        """Go in order: the paired data set does the shuffling."""
+        return SequentialSampler(self.train_dataset)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Load training batches; several processes read their shares of the same global ones."""
+        if world_size() == 1:
+            return super().get_train_dataloader()
+        share, sharing = rank() % self._sharing, self._sharing
+        whole = self._train_batch_size * sharing
+        loader: DataLoader[Any] = DataLoaderShard(
+            self.train_dataset,
+            batch_sampler=ShareSampler(len(self.train_dataset), whole, share, sharing),
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        return loader
+
+    # The run: checkpoints, and its end.
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """Parts with a state; the controller sets the demand that the pair was saved with."""
+        return {"goal": self.goal_run, "pair": self.pair, "watch": self.watch}
+
+    def run_state(self) -> dict[str, Any]:
+        """Counts, stop reason and the parts' states, as JSON holds them."""
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        return super().run_state() | asdict(self._progress) | parts
+
+    def load_run_state(self, state: dict[str, Any]) -> None:
+        """Restore `run_state`."""
+        super().load_run_state(state)
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        self._progress = _Progress(**{name: state[name] for name in asdict(self._progress)})
+        if state["stop"] is not None:
+            self._progress.stop = StopReason(**state["stop"])
 
     def save_more(self, folder: Path) -> None:
-        """Write the start model's predictions, and the state that a run by goal would go back to."""
+        """Write the start model's predictions, and the state that a run by goal goes back to."""
         save_start_predictions(folder, self.start_predictions)
         self.goal_run.save(folder)
 
@@ -350,39 +381,23 @@ class UnlearnTrainer(ResumableTrainer):
         self.start_predictions = found or self.start_predictions
         self.goal_run.load(folder)
 
-    @property
-    def _parts(self) -> dict[str, Any]:
-        """Parts with a state; the goal first: its controller sets the demand that the pair was saved with."""
-        return {"goal": self.goal_run, "pair": self.pair, "watch": self.watch}
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self.predictions = {}
+        self._steps_of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))["taken"]
+        best = self.state.best_global_step
+        self._weights_are_earlier = best != self.state.global_step
+        if self._weights_are_earlier and self.args.load_best_model_at_end:
+            self._add_to_stop(f"the weights are the best ones, of step {best}")
 
-    def run_state(self) -> dict[str, Any]:
-        """Counts, stop reason and the parts' states, as JSON holds them."""
-        own = {
-            "taken": self._taken,
-            "skipped": self._skipped,
-            "skips_in_a_row": self._skips_in_a_row,
-            "start": self._start,
-            "end": None if self._end is None else vars(self._end),
-            "evaluated": self.evaluated_step,
-        }
-        parts = {name: part.state_dict() for name, part in self._parts.items()}
-        return super().run_state() | own | parts
+    def _end_run(self, stop: StopReason) -> None:
+        self._progress.stop = stop
+        self.control.should_training_stop = True
 
-    def load_run_state(self, state: dict[str, Any]) -> None:
-        """Restore `run_state`."""
-        super().load_run_state(state)
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
-        self._taken, self._skipped = state["taken"], state["skipped"]
-        self._skips_in_a_row, self._start = state["skips_in_a_row"], state["start"]
-        self._end = None if state["end"] is None else StopReason(**state["end"])
-        self.evaluated_step = state["evaluated"]
-        self._skips_evaluation = self.args.eval_on_start
+    def _add_to_stop(self, more: str) -> None:
+        self._progress.stop = replace(self.stop, text=f"{self.stop.text}; {more}")
 
-    def begin_run(self) -> None:
-        """Stay at the end if the run had come to it before it was saved."""
-        if self.resumed_from and self._end is not None:
-            self.control.should_training_stop = True
+    # The step.
 
     def _get_num_items_in_batch(  # type: ignore[override]
         self, batch_samples: list[Any], device: torch.device
@@ -393,13 +408,16 @@ class UnlearnTrainer(ResumableTrainer):
         self,
         model: nn.Module,
         inputs: Any,
-        num_items_in_batch: Mapping[str, int] | None = None,
+        num_items_in_batch: Mapping[str, Tensor | int] | None = None,
     ) -> Tensor:
-        """Run both passes of one batch of pairs, and combine once the step's batches are all in; returns the loss."""
-        model.train()
-        if self.args.freeze_batchnorm:
-            for module in self._batchnorms:
-                module.eval()
+        """Run both passes of a batch of pairs, and combine after the step's last; return the loss.
+
+        Args:
+            model: as accelerate has prepared it.
+            inputs: a batch of each side.
+            num_items_in_batch: by side, images or scored tokens of the whole step.
+        """
+        self._begin_step_and_modes(model)
         inputs = self._prepare_inputs(inputs)
         weight = inputs.get(WEIGHT, 1.0)
         if self.lookahead is not None and not self._losses:  # once a step
@@ -407,15 +425,13 @@ class UnlearnTrainer(ResumableTrainer):
         losses: dict[str, Tensor] = {}
         limits = self.goal_run.limits_of(inputs[POSITIONS]) if POSITIONS in inputs else None
         measured = self.watch.is_due(self.state.global_step + 1, self.state.logging_steps)
-        # DDP averages gradients over the processes, but each has only its part of the sum; split pairing sums them
+        # DDP averages gradients over the processes, but each has only its part of the sum; split
+        # pairing sums them
         scale = 1 if self._is_split else world_size()
         for side in self._own_sides:
             batch = inputs[side]
-            count = (
-                self.side_losses.count(side, batch)
-                if num_items_in_batch is None
-                else num_items_in_batch[side]
-            )
+            counts = num_items_in_batch or {side: self.side_losses.count(side, batch)}
+            count = counts[side]
             if measured:
                 more = {} if limits is None else {"limits": limits}
                 self.watch.passes.remember(side, batch, weight, count, **more)
@@ -429,6 +445,16 @@ class UnlearnTrainer(ResumableTrainer):
             self._end_step()
         return torch.stack(list(losses.values())).sum()
 
+    def _begin_step_and_modes(self, model: nn.Module) -> None:
+        model.train()
+        if self.args.freeze_batchnorm:
+            for module in self._batchnorms:
+                module.eval()
+        if self._at != self.state.global_step:
+            self._at = self.state.global_step
+            self._losses.clear()
+            self.goal_run.at(self._at)
+
     def _side_total(
         self,
         model: nn.Module,
@@ -440,114 +466,84 @@ class UnlearnTrainer(ResumableTrainer):
         if not self._causality_checked and torch.is_grad_enabled():
             check_causal_mask_of_batch(self.model, batch)
             self._causality_checked = True
-        total, scored = self.side_losses.total(
-            model, side, batch, limits if side == "forget" else None
-        )
+        limits = limits if side == "forget" else None
+        total, scored = self.side_losses.total(model, side, batch, limits)
         if self._early_ends and torch.is_grad_enabled():
             self._early_ends.add(side, scored, weight)
         self.watch.passes.see(scored.logits)
         return total
 
-    def begin_step(self) -> None:
-        """Begin a step, of which nothing is summed yet."""
-        super().begin_step()
-        self._losses.clear()
-        self.goal_run.at(self.state.global_step)
-
     def _end_step(self) -> None:
-        """Combine, unless the losses say that the run is over."""
-        end = self._early_ends.end() if self._early_ends else None
+        """Combine, unless the losses end the run."""
+        stop = self._early_ends.end() if self._early_ends else None
         if self.controller is not None and self.controller.ended:
-            end = self.end
-        if end is None:
-            if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
-                check_equal(self.pair.names, self.pair.parameters)
-            keep = self.watch.keep(self.optimizer)
-            finite = torch.isfinite(
-                all_reduced(torch.stack(list(self._losses.values())).double().sum())
-            )
-            self._record_decision(
-                self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite)
-            )
+            stop = self.stop
+        if stop is not None:
+            self.watch.skip()
+            self.pair.abandon(self.accelerator.scaler)
+            self._step = None
+            self._end_run(stop)
             return
-        self.watch.skip()
-        self.pair.abandon(self.accelerator.scaler)
-        self._step = None
-        self._end_run(end)
-
-    def _record_decision(self, step: PairStep) -> None:
-        """Count the step, and end the run if it says so."""
+        if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
+            check_equal(self.pair.names, self.pair.parameters)
+        keep = self.watch.keep(self.optimizer)
+        losses = torch.stack(list(self._losses.values())).double().sum()
+        finite = torch.isfinite(all_reduced(losses))
+        step = self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite)
         self._step = step
         if self.controller is not None:
             self.controller.note(step)
         if step.decision == "step":
-            self._taken += 1
-            self._skips_in_a_row = 0
-            return
-        self.watch.skip()
-        self._skipped += 1
-        self._skips_in_a_row += 1
-        if self.steps_taken == 0 and step.should_stop and step.cause == "infeasible":
+            self._progress.taken += 1
+            self._progress.skips_in_a_row = 0
+        else:
+            self.watch.skip()
+            self._skip(step)
+
+    def _skip(self, step: PairStep) -> None:
+        """Count a step that is not taken, and end the run if it says so."""
+        progress = self._progress
+        progress.skipped += 1
+        progress.skips_in_a_row += 1
+        is_infeasible = step.cause == "infeasible"
+        if step.should_stop and is_infeasible and not progress.taken:
             raise HamuError(f"no step can be taken: {step.reason}")
         if step.should_stop:
-            self._end_run(
-                StopReason("infeasible" if step.cause == "infeasible" else "criterion", step.reason)
-            )
-        elif self._skips_in_a_row >= self.args.max_skips:
-            why = (
-                f"{self._skips_in_a_row} steps in a row could not be taken: {step.reason}. The weights are those "
-                f"of the last step that was"
-            )
-            if step.cause == "not finite":
-                why += (
-                    "; lower the learning rate, or look for records with values that are not finite"
-                )
-            elif step.cause == "out of range":
-                why += "; lower the constraint, or give the radius as a number"
-            self._end_run(StopReason("skips", why))
+            self._end_run(StopReason("infeasible" if is_infeasible else "criterion", step.reason))
+        elif progress.skips_in_a_row >= self.args.max_skips:
+            parts = [
+                f"{progress.skips_in_a_row} steps in a row could not be taken: {step.reason}. The "
+                f"weights are those of the last step that was"
+            ]
+            parts += [_REMEDIES[step.cause]] if step.cause in _REMEDIES else []
+            self._end_run(StopReason("skips", "; ".join(parts)))
 
-    def begin_optimizer_step(self) -> None:
-        """Look at the weights before the optimizer moves them."""
-        self._scaling = self._scaling_to_keep()
-        if self._step is not None and self._step.decision == "step":
-            self.watch.before(self._step, self.optimizer, self._losses)
+    def before_optimizer_step(self) -> None:
+        """Prepare for the optimizer to move the weights.
 
-    def _scaling_to_keep(self) -> dict[str, Any] | None:
-        """The loss scaler's state where it would take a step that was not taken for an overflow; None elsewhere."""
+        The loss scaler takes a step that was not taken for an overflow, and lowers its scale. Where
+        none is to blame, its state is put back.
+        """
         scaler, step = self.accelerator.scaler, self._step
         innocent = step is None or (step.decision != "step" and step.finite)
-        return (
-            scaler.state_dict() if innocent and scaler is not None and scaler.is_enabled() else None
-        )
+        is_scaled = scaler is not None and scaler.is_enabled()
+        self._scaling = scaler.state_dict() if innocent and is_scaled else None
+        if step is not None and step.decision == "step":
+            self.watch.before(step, self.optimizer, self._losses)
 
-    def end_optimizer_step(self) -> None:
-        """Look at what the optimizer did; a step that was undone was none."""
+    def after_optimizer_step(self) -> None:
+        """Check what the optimizer did; a step that is undone was none."""
         if self._scaling is not None:
             self.accelerator.scaler.load_state_dict(self._scaling)
         if self._step is None or self._step.decision != "step" or not self.watch.after():
             return
-        self._step = replace(
-            self._step, decision="skip", reason="it did not do what it promised"
-        )  # for the log
-        self._taken -= 1
-        self._skipped += 1
-        trust = self.watch.trust
-        if trust is not None and trust.exhausted:
-            self._end_run(
-                StopReason(
-                    "no small step", "no step is small enough to realise anything of its promise"
-                )
-            )
-
-    @property
-    def steps_in_model(self) -> int:
-        """Steps that the weights have behind them: fewer than were taken, once the run has gone back to a state."""
-        return self.steps_taken if self._steps_of_best is None else self._steps_of_best
-
-    @property
-    def promise(self) -> dict[str, Any] | None:
-        """The steps that were checked, summed up; None if none was. See `PromiseRecord.summary`."""
-        return self.watch.record.summary()
+        undone = "it did not do what it promised"
+        self._step = replace(self._step, decision="skip", reason=undone)  # for the log
+        self._progress.taken -= 1
+        self._progress.skipped += 1
+        if self.watch.trust is not None and self.watch.trust.exhausted:
+            text = "no step is small enough to realise anything of its promise"
+            self._end_run(StopReason("no small step", text))
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Each side was clipped before it was weighed; their combination is not clipped again."""
@@ -561,6 +557,8 @@ class UnlearnTrainer(ResumableTrainer):
     def floating_point_ops(self, inputs: Any) -> int:
         """0, as nothing is counted: a pair of batches is not one model input."""
         return 0
+
+    # Figures.
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Put the step's own figures in place of the summed loss."""
@@ -577,23 +575,22 @@ class UnlearnTrainer(ResumableTrainer):
             del self.state.log_history[number]
 
     def _step_figures(self) -> dict[str, float]:
-        """The figures of the last step, by name."""
+        """Figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
         losses: dict[str, Tensor] = {
             side: all_reduced(self._losses.get(side, none).double()) for side in self.sides
         }
-        figures = step_figures(step, losses, self.sides) | self.watch.figures
         taken = step is not None and step.decision == "step"
-        return figures | {"taken": float(taken), "stopped": float(self._end is not None)}
+        flags = {"taken": float(taken), "stopped": float(self._progress.stop is not None)}
+        return step_figures(step, losses, self.sides) | self.watch.figures | flags
 
     def layer_figures(self) -> dict[str, list[float] | None]:
         """cosθ_i and ‖Δw_i‖ of the last step by block; None for what is not known."""
         return layer_figures(self._step, self.watch.lengths, self.sides)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate, but not once more at the start of a run that is resumed: that was before its first step."""
-        if self._skips_evaluation:
-            self._skips_evaluation = False
+        """Evaluate; the start of a run that is resumed was evaluated before its first step."""
+        if self.resumed_from and kwargs.get("skip_scheduler"):  # as at the start alone
             return {}
         return super()._evaluate(*args, **kwargs)
 
@@ -603,40 +600,96 @@ class UnlearnTrainer(ResumableTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Measure loss and accuracy on the retain, forget and test sets, and the changes so far, by name."""
-        evaluated = [
-            entry["step"]
-            for entry in self.state.log_history
-            if f"{metric_key_prefix}_forget_gain" in entry
-        ]
-        # evaluated before the run was resumed; or those of other weights, which are not the last step's
-        known = self.state.global_step in evaluated or self._weights_are_earlier
-        if (
-            not self.args.freeze_batchnorm
-        ):  # each process has those of its own records; the first one's are saved
-            broadcast(
-                [statistics for module in self._batchnorms for statistics in module.buffers()]
-            )
+        """Measure loss and accuracy on all sets, and the gains since the start, by name."""
+        prefix, step = metric_key_prefix, self.state.global_step
+        evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_gain" in e]
+        # evaluated before the run was resumed; or those of other weights, not the last step's
+        known = step in evaluated or self._weights_are_earlier
+        if not self.args.freeze_batchnorm:
+            # each process has those of its own records; the first one's are saved
+            broadcast([one for module in self._batchnorms for one in module.buffers()])
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
-        self.evaluated_step = self.state.global_step
+        self._progress.evaluated = step
         if self.args.forget_objective == "bounded" and self.controller is None:
             self.goal_run.focus(self.standings()["after"])
         found = set_figures(self.predictions)
-        self._start = self._start or found
-        found = found | gains(found, self._start)
-        metrics = {f"{metric_key_prefix}_{key}": value for key, value in found.items()}
-        if known:
-            return metrics
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
+        start = self._progress.start = self._progress.start or found
+        then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, found))
+        gains = Gains.between(then, now)
+        found = found | {
+            "forget_gain": gains.forget,
+            "retain_gain": gains.retain,
+            "joint_gain": gains.joint,
+        }
+        metrics = {f"{prefix}_{key}": value for key, value in found.items()}
+        if not known:
+            self.log(dict(metrics))
+            self.control = self.callback_handler.on_evaluate(
+                self.args, self.state, self.control, metrics
+            )
         return metrics
 
+    def standings(self) -> dict[str, Standing]:
+        """Standings of the forget set against the goal before and after; empty without a goal."""
+        found: dict[str, Standing] = {}
+        for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
+            if "forget" in predictions:
+                standing = self.goal_run.standing_of(predictions, self.start_predictions)
+                found |= {} if standing is None else {name: standing}
+        return found
 
-def _prepare_model(model: nn.Module, args: UnlearnConfig) -> None:
-    """Bring a model to where it will be unlearned, before anything is made that lives where its parameters do.
+    def history(self) -> dict[str, Any]:
+        """Evaluations of a run that has ended, its steps, promise, goal and stop reason."""
+        return {
+            "trajectory": [e for e in self.state.log_history if "eval_forget_gain" in e],
+            "steps_taken": self.steps_taken,
+            "steps_skipped": self.steps_skipped,
+            "steps_in_model": self.steps_in_model,
+            "promise": self.promise,
+            "controller": None if self.controller is None else self.controller.history,
+            "goal": self._goal_figures(),
+            "ended": self.stop.text,
+            "ended_kind": self.stop.kind,
+        }
+
+    def _goal_figures(self) -> dict[str, Any] | None:
+        """Goal of the run with its standings; None if nothing defines forgotten."""
+        standings, goal, controller = self.standings(), self.goal_run.goal, self.controller
+        if goal is None or "after" not in standings:
+            return None
+        reached = standings["after"].share >= goal.share
+        return {
+            "kind": goal.kind,
+            "share": goal.share,
+            "loss": goal.loss,
+            "budget": None if controller is None else controller.budget,
+            "reached": reached if controller is None else controller.reached,
+            "lasting": self.lookahead is not None,
+        } | {name: standing.figures() for name, standing in standings.items()}
+
+
+class _AroundStep(TrainerCallback):
+    """Pass on the moments before and after the optimizer's step, offered to callbacks alone."""
+
+    def __init__(self, trainer: UnlearnTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.before_optimizer_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.after_optimizer_step()
+
+
+def _mean_loss(model: nn.Module, batch: Mapping[str, Tensor], rows: slice) -> Tensor:
+    part = {name: value[rows] for name, value in batch.items()}
+    scored = Scored.of(predict_logits(model, part), part["labels"])
+    return CrossEntropy().total(scored, None) / len(scored.labels)
+
+
+def _prepared(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGradients:
+    """Bring a model to where it will be unlearned, and collect its two gradients there.
 
     Raises:
         HamuError: if activations are to be recomputed, and the model cannot.
@@ -651,10 +704,6 @@ def _prepare_model(model: nn.Module, args: UnlearnConfig) -> None:
         to_channels_last(model)
     if checkpoints_activations(args):
         let_gradients_through(model)
-
-
-def _new_pair(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGradients:
-    """The two gradients of a model that has been prepared."""
     pair = PairedGradients(
         model,
         method,
@@ -669,18 +718,6 @@ def _new_pair(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGr
     return pair
 
 
-def _new_lookahead(
-    model: nn.Module, pair: PairedGradients, args: UnlearnConfig, data: Dataset[Any]
-) -> Lookahead:
-    def loss(batch: Mapping[str, Tensor], rows: slice) -> Tensor:
-        part = {name: value[rows] for name, value in batch.items()}
-        scored = Scored.of(predict_logits(model, part), part["labels"])
-        return CrossEntropy().total(scored, None) / len(scored.labels)
-
-    rate = args.lookahead_rate or (3e-4 if is_text(data) else 1e-3)
-    return Lookahead(model, pair.parameters, loss, rate=rate, depth=args.lookahead_steps)
-
-
 def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:
     """Check that what was given for `transformers.Trainer` has a place in a run of unlearning."""
     for name in _OF_ONE_BATCH:
@@ -690,8 +727,8 @@ def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:
             )
     if args.shard and given.get("optimizers", (None, None))[0] is not None:
         raise HamuError(
-            "an optimizer that is given holds the whole parameters, which --shard replaces by parts; give its "
-            "class as optimizer_cls_and_kwargs, or name one with optim"
+            "an optimizer that is given holds the whole parameters, which --shard replaces by "
+            "parts; give its class as optimizer_cls_and_kwargs, or name one with optim"
         )
 
 
@@ -703,7 +740,7 @@ def quiet_trainer(
     collator: Callable[[Any], Mapping[str, Any]],
     retain_predictions: Any = None,
 ) -> UnlearnTrainer:
-    """A trainer for this problem that prints nothing by itself."""
+    """Make a trainer for this problem that prints nothing by itself."""
     trainer = UnlearnTrainer(
         model,
         args,

@@ -1,0 +1,148 @@
+"""Evaluations during a run: predictions for some records of each set, and their figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from hamu.core.forward import without_autocast
+from hamu.data.forget_sets import subset
+from hamu.errors import HamuError
+from hamu.evaluation.predictions import Predictions, TokenPredictions, predict_shared
+from hamu.unlearning.trainer.config import UnlearnConfig
+
+AnyPredictions = Predictions | TokenPredictions
+_FILE = "start.safetensors"  # in a checkpoint
+_RETAIN_RECORDS = 500  # that a run by goal is measured on
+
+
+class Evaluations:
+    """Predict some records of each set.
+
+    Args:
+        model: as it will be when it is evaluated.
+        args: max_eval_samples, full_precision_eval, per_device_eval_batch_size.
+        collate: makes a batch of items.
+        data: the data sets by name, None for one that is not there.
+
+    Attributes:
+        sets: evaluated records by name.
+
+    Raises:
+        HamuError: if the figure that decides which state is best is not measured on them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: UnlearnConfig,
+        collate: Callable[[list[Any]], Mapping[str, Tensor]],
+        **data: Dataset[Any] | None,
+    ) -> None:
+        self._model, self._args, self._collate = model, args, collate
+        whole = ("forget",) if args.forget_objective == "bounded" else ()  # every record counts
+        self.sets: dict[str, Dataset[Any]] = {
+            name: subset(one, None if name in whole else args.max_eval_samples, args.seed)
+            for name, one in data.items()
+            if one is not None
+        }
+        if args.metric_for_best_model is not None:
+            of_sets = [f"{name}_{figure}" for name in self.sets for figure in ("loss", "accuracy")]
+            check_is_measured(
+                args.metric_for_best_model, [*of_sets, "forget_gain", "retain_gain", "joint_gain"]
+            )
+        self._is_text = "input_ids" in self.sets["retain"][0]
+
+    def predictions(self) -> dict[str, AnyPredictions]:
+        """Predict all records of each set."""
+        return {name: self.predict(data) for name, data in self.sets.items()}
+
+    def retain_loss(self) -> float:
+        """Mean loss of some retain records, which a run by goal goes by."""
+        records = subset(self.sets["retain"], _RETAIN_RECORDS, self._args.seed)
+        return self.predict(records).losses.mean().item()
+
+    @property
+    def records_of_a_standing(self) -> int:
+        """Records that are predicted wherever a run by goal is measured, less those to forget."""
+        return min(_RETAIN_RECORDS, len(self.sets["retain"]))  # type: ignore[arg-type]
+
+    def predict(self, data: Dataset[Any]) -> AnyPredictions:
+        """Predict a set in the precision of evaluations."""
+        size = self._args.eval_batch_size
+        exact = without_autocast(self._model) if self._args.full_precision_eval else nullcontext()
+        with exact:
+            return predict_shared(self._model, data, size, self._collate, is_text=self._is_text)
+
+
+def set_figures(predictions: Mapping[str, AnyPredictions]) -> dict[str, float]:
+    """Loss and accuracy of each set: means over images, or over the scored tokens of all texts."""
+    figures: dict[str, float] = {}
+    for name, found in predictions.items():
+        figures[f"{name}_loss"] = found.losses.mean().item()
+        figures[f"{name}_accuracy"] = found.correct.double().mean().item()
+    return figures
+
+
+def first_not_finite_loss(
+    now: Mapping[str, float], start: Mapping[str, float] | None = None
+) -> str | None:
+    """Name the first loss that is not finite, None if all are.
+
+    Args:
+        now: `set_figures` of a model.
+        start: those of its original; a loss that was not finite there does not count.
+    """
+    for name, value in now.items():
+        was_finite = start is None or math.isfinite(start[name])
+        if name.endswith("_loss") and not math.isfinite(value) and was_finite:
+            return name
+    return None
+
+
+def check_is_measured(metric: str, measured: Collection[str]) -> None:
+    """Check the figure that decides which state of a model is best.
+
+    Raises:
+        HamuError: if no evaluation measures it.
+    """
+    if metric.removeprefix("eval_") not in measured:
+        raise HamuError(
+            f"metric_for_best_model {metric!r} is not measured; choose one of {', '.join(measured)}"
+        )
+
+
+def save_start_predictions(folder: Path, start: Mapping[str, AnyPredictions]) -> None:
+    """Write predictions by set, as tensors "SET/CLASS/FIELD"; no file if there are none."""
+    found = {
+        f"{name}/{type(one).__name__}/{field.name}": torch.as_tensor(getattr(one, field.name))
+        for name, one in start.items()
+        for field in fields(one)
+    }
+    if found:
+        save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / _FILE)
+
+
+def load_start_predictions(folder: Path, order: Sequence[str]) -> dict[str, AnyPredictions]:
+    """Read `save_start_predictions`, by set in this order; nothing if there is no file."""
+    if not (folder / _FILE).is_file():
+        return {}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, tensor in load_file(folder / _FILE).items():
+        place, _, field = name.rpartition("/")
+        parts.setdefault(place, {})[field] = int(tensor) if field == "records" else tensor
+    kinds = {cls.__name__: cls for cls in (Predictions, TokenPredictions)}
+    found: dict[str, AnyPredictions] = {}
+    for place in sorted(parts, key=lambda place: order.index(place.partition("/")[0])):
+        name, _, kind = place.partition("/")
+        found[name] = kinds[kind](**parts[place])
+    return found
