@@ -227,10 +227,7 @@ def test_what_does_not_fit_together_is_said_before_anything_is_written(
     for content in ('{"mine": 1}', "mine", '{"runs": ["mine"]}'):
         (tmp_path / "runs/comparison.json").write_text(content)
         assert "the output folder runs is in use" in compare()[2]
-        assert (
-            "holds comparison.json, which is not of a run"
-            in compare("--overwrite")[2]
-        )
+        assert "holds comparison.json, which is not of a run" in compare("--overwrite")[2]
         assert [path.read_text() for path in (tmp_path / "runs").iterdir()] == [content]
     (tmp_path / "runs/comparison.json").unlink()
     (tmp_path / "runs/thesis.txt").write_text("mine")
