@@ -25,14 +25,14 @@ from _models import new_llama
 from _report import print_report
 
 from hamu import HamuQ, Method, PairedGradients, build_method
-from hamu.core.distributed.layout import Replicated
+from hamu.core.distributed.layout import Layout
 
 LIMIT = 1.5
 LIMITED = ("hamu-q", "gdiff")
 HAMU_Q = HamuQ(0.5, constraint_mode="relative", stopping="off")
 
 
-class Parts(Replicated):
+class Parts(Layout):
     """Everything is here, and measured as if it were not."""
 
     is_whole = False

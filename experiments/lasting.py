@@ -28,7 +28,7 @@ from experiments.problems import Problem, cifar, digits, original, retrained, ru
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import forget_class, read_images
 from hamu.data.images import collate
-from hamu.evaluation.attacks import AttackData, AttackSettings, attack_model
+from hamu.evaluation import AttackData, AttackSettings, attack_model
 from hamu.models import load_classifier
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.trainer.trainer import quiet_trainer

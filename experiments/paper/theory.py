@@ -20,7 +20,7 @@ from experiments.paper.experiment import Claim, Computed, Figures
 from hamu.assess import REGIMES
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU, Method
-from hamu.core.pair_step import PairStep
+from hamu.core.pair import PairStep
 from hamu.report.pictures import STYLES, save_figure
 
 _RETAIN, _FORGET = "#009E73", "#000000"

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from hamu.core.gram import PairGram
     from hamu.core.guard import StepGuard, StepTaken
     from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
-    from hamu.core.pair import PairedGradients
-    from hamu.core.pair_step import PairStep
+    from hamu.core.pair import PairedGradients, PairStep
     from hamu.errors import HamuError
     from hamu.unlearning.jobs import assess, attack, compare, evaluate, train, unlearn, verify
     from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
@@ -22,7 +21,7 @@ _HOMES = {
     "StepGuard": "core.guard",
     "StepTaken": "core.guard",
     "PairedGradients": "core.pair",
-    "PairStep": "core.pair_step",
+    "PairStep": "core.pair",
     "HamuError": "errors",
     "UnlearnConfig": "unlearning.trainer",
     "UnlearnTrainer": "unlearning.trainer",

@@ -6,7 +6,7 @@ import math
 import torch
 import torch.distributed as dist
 
-import hamu.core.distributed.processes as module
+import hamu.core.distributed as module
 from hamu import HamuError
 from hamu.core.distributed import check_equal, leave
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import HamuQ, PairedGradients
-from hamu.core.distributed.layout import Replicated
+from hamu.core.distributed.layout import Layout
 from hamu.core.forward import predict_logits
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.models.language import AdapterSettings, with_adapter
@@ -93,7 +93,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Parts(Replicated):
+class Parts(Layout):
     is_whole = False
 
 

@@ -295,10 +295,10 @@ def test_blocks_of_zeros_are_measured_again_alone():
     forget[1] = None
     meter = GramMeter(retain, range(3))
     gram = meter.measure(retain, forget, exact=False)
-    read = torch.cat(meter.precision_figures(gram, gram.sin)).tolist()
-    assert meter.blocks_to_refine(read, retain, forget, True) == [1]
+    read = [sums.tolist() for sums in (gram.retain_sq, gram.forget_sq, gram.dot)]
+    assert meter.doubtful(*read, retain, forget) == [1]
     retain[1] = None
-    assert meter.blocks_to_refine(read, retain, forget, True) == []
+    assert meter.doubtful(*read, retain, forget) == []
     retain[1] = torch.full((5000,), 1e-30)
     finer = meter.refined(meter.measure(retain, forget, exact=False), [1], retain, forget)
     assert finer.retain_sq[1].item() == pytest.approx(5000 * 1e-60)

@@ -1,4 +1,4 @@
-"""The figures of a classifier against a slow, obvious twin; membership inference where the answer is known."""
+"""Figures of a classifier against slow, obvious twins; membership inference of known answers."""
 
 import math
 from dataclasses import asdict
@@ -6,155 +6,137 @@ from dataclasses import asdict
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from torch import nn
 
 from hamu import HamuError
+from hamu.data import ImageData
+from hamu.data.images import collate
 from hamu.evaluation import (
     Predictions,
     classifier_report,
+    embed,
     loss_attack,
     membership_inference,
     predict,
     predict_tokens,
+    principal_axes,
 )
-from hamu.evaluation.membership import _matched, auc_of
+from hamu.evaluation.membership import auc_of
 from hamu.report.tables import membership_difference_line, membership_line
+from hamu.unlearning.record.figures import figures
+
+CLASSES = ("a", "b", "c")
 
 
 def random_predictions(n, seed, classes=3):
     g = torch.Generator().manual_seed(seed)
-    return Predictions(
-        torch.randn(n, classes, generator=g) * 2, torch.randint(0, classes, (n,), generator=g)
-    )
+    logits = torch.randn(n, classes, generator=g) * 2
+    return Predictions(logits, torch.randint(0, classes, (n,), generator=g))
+
+
+def sets_of_both(retain, forget, test):
+    """Predictions of two models for the same three sets."""
+    sizes = {"retain": retain, "forget": forget, "test": test}
+    sets = {name: random_predictions(n, seed) for seed, (name, n) in enumerate(sizes.items())}
+    others = {n: Predictions(random_predictions(sizes[n], 7).logits, sets[n].labels) for n in sets}
+    return sets, others
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def slow_figures(predictions, other, chosen):
+    """Loss, accuracy, KL and agreement of the chosen samples, one after the other."""
+    losses, hits, their_losses, their_hits, kls, agree = [], [], [], [], [], []
+    for i in chosen:
+        label = int(predictions.labels[i])
+        p, q = (one.logits[i].double().softmax(-1).tolist() for one in (predictions, other))
+        losses.append(-math.log(p[label]))
+        their_losses.append(-math.log(q[label]))
+        hits.append(p.index(max(p)) == label)
+        their_hits.append(q.index(max(q)) == label)
+        kls.append(sum(b * math.log(b / a) for a, b in zip(p, q, strict=True)))
+        agree.append(p.index(max(p)) == q.index(max(q)))
+    against = {
+        "loss_difference": mean(losses) - mean(their_losses),
+        "accuracy_difference": mean(hits) - mean(their_hits),
+        "kl": mean(kls),
+        "agreement": mean(agree),
+    }
+    return mean(losses), mean(hits), against
 
 
 def test_the_report_matches_a_loop_over_samples():
-    sets = {
-        "retain": random_predictions(50, 0),
-        "forget": random_predictions(20, 1),
-        "test": random_predictions(40, 2),
-    }
-    others = {name: random_predictions(len(p.labels), 9) for name, p in sets.items()}
-    others = {n: Predictions(o.logits, sets[n].labels) for n, o in others.items()}
-    report = classifier_report(sets, ("a", "b", "c"), target_class=1, reference=others)
-    for name, predictions in sets.items():
-        losses, hits, per_class, kls, agree = [], [], {}, [], []
-        class_losses, class_kls = {}, {}
-        rows = zip(
-            predictions.logits.double(),
-            predictions.labels.tolist(),
-            others[name].logits.double(),
-            strict=True,
-        )
-        for logits, label, other in rows:
-            p, q = logits.exp() / logits.exp().sum(), other.exp() / other.exp().sum()
-            losses.append(-math.log(p[label]))
-            hits.append(float(p.argmax() == label))
-            per_class.setdefault("abc"[label], []).append(hits[-1])
-            kls.append(sum(q[k] * math.log(q[k] / p[k]) for k in range(3)))
-            class_losses.setdefault("abc"[label], []).append(losses[-1])
-            class_kls.setdefault("abc"[label], []).append(float(kls[-1]))
-            agree.append(float(p.argmax() == q.argmax()))
-        n = len(losses)
-        assert report[name]["loss"] == pytest.approx(sum(losses) / n, rel=1e-12)
-        assert report[name]["accuracy"] == pytest.approx(sum(hits) / n)
-        assert report[name]["per_class_accuracy"] == pytest.approx(
-            {k: sum(v) / len(v) for k, v in per_class.items()}
-        )
-        means = {k: sum(v) / len(v) for k, v in class_losses.items()}
-        assert report[name]["per_class_loss"] == pytest.approx(means, rel=1e-12)
+    sets, others = sets_of_both(50, 20, 40)
+    report = classifier_report(sets, CLASSES, target_class=1, reference=others)
+    cases = {name: (name, range(len(one.labels))) for name, one in sets.items()}
+    rest = (sets["test"].labels != 1).nonzero().flatten().tolist()
+    cases["test_without_class"] = ("test", rest)
+    for name, (source, samples) in cases.items():
+        labels = sets[source].labels
+        loss, accuracy, against = slow_figures(sets[source], others[source], samples)
+        found = report[name]
+        assert (found["loss"], found["accuracy"]) == pytest.approx((loss, accuracy), rel=1e-12)
+        assert found["samples"] == len(samples)
+        assert report["against_retain_model"][name] == pytest.approx(against, rel=1e-9)
         by_class = report["against_retain_model_per_class"][name]
-        assert {k: row["kl"] for k, row in by_class.items()} == pytest.approx(
-            {k: sum(v) / len(v) for k, v in class_kls.items()}, rel=1e-9
-        )
-        for number, key in enumerate("abc"):
-            among = predictions.labels == number
-            theirs = (
-                others[name].losses[among].mean().item(),
-                others[name].correct[among].double().mean().item(),
-            )
-            assert by_class[key]["loss_difference"] == pytest.approx(
-                means[key] - theirs[0], rel=1e-9
-            )
-            of_class = report[name]["per_class_accuracy"][key]
-            assert by_class[key]["accuracy_difference"] == pytest.approx(of_class - theirs[1])
-        against = report["against_retain_model"][name]
-        assert against["kl"] == pytest.approx(float(sum(kls)) / n, rel=1e-9)
-        assert against["agreement"] == pytest.approx(sum(agree) / n)
-        assert against["loss_difference"] == pytest.approx(
-            report[name]["loss"] - others[name].losses.mean().item(), rel=1e-9
-        )
-    rest = sets["test"].labels != 1
-    assert (
-        report["test_without_class"]["accuracy"]
-        == sets["test"].correct[rest].double().mean().item()
-    )
-    assert report["test_without_class"]["samples"] == rest.sum()
-    differs = report["test_without_class"]["loss"] - others["test"].losses[rest].mean().item()
-    assert report["against_retain_model"]["test_without_class"]["loss_difference"] == pytest.approx(
-        differs
-    )
-    assert report["against_retain_model_per_class"]["test_without_class"].keys() == {"a", "c"}
+        assert list(by_class) == [key for n, key in enumerate(CLASSES) if n in labels[samples]]
+        for key, row in by_class.items():
+            chosen = [i for i in samples if labels[i] == CLASSES.index(key)]
+            loss, accuracy, against = slow_figures(sets[source], others[source], chosen)
+            assert found["per_class_loss"][key] == pytest.approx(loss, rel=1e-12)
+            assert found["per_class_accuracy"][key] == pytest.approx(accuracy)
+            assert row == pytest.approx(against, rel=1e-9)
 
 
 def test_membership_inference_is_compared_with_that_of_the_retain_model():
-    sets = {
-        "retain": random_predictions(30, 0),
-        "forget": random_predictions(40, 1),
-        "test": random_predictions(60, 2),
-    }
-    others = {
-        name: Predictions(random_predictions(len(p.labels), 7).logits, p.labels)
-        for name, p in sets.items()
-    }
-    report = classifier_report(sets, ("a", "b", "c"), reference=others, seed=3)
+    sets, others = sets_of_both(30, 40, 60)
+    report = classifier_report(sets, CLASSES, reference=others, seed=3)
     ours, theirs = (membership_inference(one["forget"], one["test"], 3) for one in (sets, others))
-    assert report["membership_inference"] == asdict(ours)
-    assert report["retain_model"]["membership_inference"] == asdict(theirs)
-    assert report["retain_model"]["membership_inference_difference"] == {
-        "accuracy": ours.accuracy - theirs.accuracy, "auc": ours.auc - theirs.auc
-    }  # fmt: skip
+    difference = {key: getattr(ours, key) - getattr(theirs, key) for key in ("accuracy", "auc")}
     assert ours.auc != theirs.auc
-    assert f"accuracy {ours.accuracy - theirs.accuracy:+.3f}, AUC" in membership_difference_line(
-        report
-    )
-    broken = others | {
-        "forget": Predictions(others["forget"].logits * math.nan, others["forget"].labels)
-    }
-    report = classifier_report(sets, ("a", "b", "c"), reference=broken)
+    assert report["membership_inference"] == asdict(ours)
     assert report["retain_model"] == {
-        "membership_inference": None,
-        "membership_inference_difference": None,
+        "membership_inference": asdict(theirs),
+        "membership_inference_difference": difference,
     }
+    assert f"accuracy {difference['accuracy']:+.3f}, AUC" in membership_difference_line(report)
+    forget = others["forget"]
+    broken = others | {"forget": Predictions(forget.logits * math.nan, forget.labels)}
+    report = classifier_report(sets, CLASSES, reference=broken)
+    assert set(report["retain_model"].values()) == {None}
     assert "not measured" in membership_difference_line(report)
-    report = classifier_report(broken, ("a", "b", "c"))
+    report = classifier_report(broken, CLASSES)
     assert membership_line(report).endswith("of the classes that are forgotten, and finite losses)")
-    assert "retain_model" not in classifier_report(sets, ("a", "b", "c"))
+    assert "retain_model" not in report
 
 
 def test_a_set_without_records_is_compared_with_nothing():
-    sets = {
-        "retain": random_predictions(30, 0),
-        "forget": random_predictions(4, 1),
-        "test": random_predictions(9, 2),
-    }
+    sets, _ = sets_of_both(30, 4, 9)
     sets["test"] = Predictions(sets["test"].logits, torch.ones(9, dtype=torch.long))
-    report = classifier_report(sets, ("a", "b", "c"), target_class=1, reference=sets)
+    report = classifier_report(sets, CLASSES, target_class=1, reference=sets)
     assert "test_without_class" not in report
     assert set(report["against_retain_model"]) == {"retain", "forget", "test"}
 
 
-def test_a_retain_model_with_other_classes_is_refused():
+def test_differences_of_texts_to_the_retain_model_are_ours_less_its_own():
+    ours, theirs = (
+        {"records": 4, "loss": loss, "probability": share}
+        for loss, share in ((3.0, 0.1), (1.0, 0.4))
+    )
+    report = {"forget": ours, "membership_inference": None, "retain_model": {"forget": theirs}}
+    against = figures(report)["against_retain_model"]["forget"]
+    assert against == pytest.approx({"loss_difference": 2.0, "probability_difference": -0.3})
+
+
+def test_a_retain_model_with_other_classes_and_an_empty_set_are_refused():
     ours, theirs = ({"retain": random_predictions(5, 0, classes)} for classes in (3, 5))
-    with pytest.raises(
-        HamuError, match="the model has 3 classes, the retain model 5; both need the same"
-    ):
-        classifier_report(ours, ("a", "b", "c"), reference=theirs)
-
-
-@pytest.mark.parametrize("function", [predict, predict_tokens])
-def test_nothing_is_predicted_of_an_empty_set(function):
-    with pytest.raises(HamuError, match="the data set is empty: it has no record to predict"):
-        function(torch.nn.Linear(2, 2), [], 4, None)
+    with pytest.raises(HamuError, match="the model has 3 classes, the retain model 5; both need"):
+        classifier_report(ours, CLASSES, reference=theirs)
+    for function in (predict, predict_tokens):
+        with pytest.raises(HamuError, match="the data set is empty: it has no record to predict"):
+            function(nn.Linear(2, 2), [], 4, None)
 
 
 def with_losses(losses, labels):
@@ -168,35 +150,26 @@ def with_losses(losses, labels):
 
 def test_membership_inference_is_chance_for_equal_losses_and_sure_for_separate_ones():
     g = torch.Generator().manual_seed(0)
-    same = [
-        with_losses(torch.rand(400, generator=g) + 0.1, torch.arange(400) % 2) for _ in range(2)
-    ]
-    assert membership_inference(*same).accuracy == pytest.approx(0.5, abs=0.06)
-    assert membership_inference(*same).auc == pytest.approx(0.5, abs=0.06)
-    low = with_losses(torch.rand(400, generator=g) * 0.02 + 0.01, torch.arange(400) % 2)
+    labels = torch.arange(400) % 2
+    same = [with_losses(torch.rand(400, generator=g) + 0.1, labels) for _ in range(2)]
+    found = membership_inference(*same)
+    assert (found.accuracy, found.auc) == pytest.approx((0.5, 0.5), abs=0.06)
+    low = with_losses(torch.rand(400, generator=g) * 0.02 + 0.01, labels)
     found = membership_inference(low, same[0])
     assert found.accuracy > 0.95
     assert found.auc > 0.99
+    forgotten = membership_inference(same[0], low)
+    assert forgotten.auc < 0.01, "below one half where forgotten too well"
+    assert forgotten.accuracy > 0.95, "and found all the same"
 
 
 def test_the_auc_is_that_of_the_loss_itself():
     g = torch.Generator().manual_seed(1)
-    forget, test = (
-        with_losses(torch.rand(300, generator=g) * s + 0.1, torch.zeros(300, dtype=torch.long))
-        for s in (1, 2)
-    )
-    losses = torch.cat([forget.losses, test.losses])
-    direct = roc_auc_score([1] * 300 + [0] * 300, -losses)
+    labels = torch.zeros(300, dtype=torch.long)
+    forget, test = (with_losses(torch.rand(300, generator=g) * s + 0.1, labels) for s in (1, 2))
+    direct = roc_auc_score([1] * 300 + [0] * 300, -torch.cat([forget.losses, test.losses]))
     assert membership_inference(forget, test).auc == pytest.approx(direct)
     assert loss_attack(forget, test).auc == membership_inference(forget, test).auc
-
-
-def test_a_set_that_was_forgotten_too_well_is_below_one_half_and_found_all_the_same():
-    test = with_losses(torch.linspace(0.1, 0.2, 50), torch.zeros(50, dtype=torch.long))
-    forgotten = with_losses(torch.linspace(4.0, 5.0, 50), torch.zeros(50, dtype=torch.long))
-    found = membership_inference(forgotten, test)
-    assert found.auc == 0
-    assert found.accuracy > 0.95
 
 
 def test_a_model_that_was_destroyed_is_below_one_half_too():
@@ -205,9 +178,7 @@ def test_a_model_that_was_destroyed_is_below_one_half_too():
 
     def at(loss):
         logits = torch.zeros(40, 2, dtype=torch.float64)
-        logits[torch.arange(40), 1 - labels] = loss + torch.linspace(
-            0.0, 1.0, 40, dtype=torch.float64
-        )
+        logits[torch.arange(40), 1 - labels] = loss + torch.linspace(0, 1, 40).double()
         return Predictions(logits, labels)
 
     forget, test = at(1000.0), at(800.0)
@@ -222,30 +193,25 @@ def test_what_is_the_same_is_not_told_apart_however_the_folds_come_out(count):
     assert (found.auc, found.accuracy) == (0.5, 0.5)
 
 
-def test_classes_are_matched_so_that_they_cannot_give_the_attack_away():
-    forget, test = torch.tensor([0] * 30 + [1] * 5), torch.tensor([0] * 10 + [1] * 20 + [2] * 9)
-    members, nonmembers = _matched(forget, test, torch.Generator().manual_seed(0))
-    assert forget[members].bincount().tolist() == test[nonmembers].bincount().tolist() == [10, 5]
-
-
-def test_the_records_of_the_larger_group_are_drawn_from_all_of_it():
-    few, many = torch.zeros(3, dtype=torch.long), torch.zeros(12, dtype=torch.long)
-    draws = [
-        _matched(few, many, torch.Generator().manual_seed(seed))[1].tolist() for seed in range(20)
-    ]
-    assert all(len(set(draw)) == 3 for draw in draws)
-    assert {place for draw in draws for place in draw} == set(range(12))
+def test_classes_are_matched_and_the_larger_group_is_drawn_from_all_of_it():
+    """Unmatched, classes of different losses would give the attack away."""
+    forget = with_losses([0.1] * 30 + [2.0] * 5, [0] * 30 + [1] * 5)
+    test = with_losses([0.1] * 10 + [2.0] * 20, [0] * 10 + [1] * 20)
+    scores = loss_attack(forget, test)
+    assert sorted(scores.members.tolist()) == sorted(scores.nonmembers.tolist())
+    assert len(scores.members) == 15
+    few = with_losses([0.5] * 5, [0] * 5)
+    many = with_losses([0.1 * i for i in range(1, 13)], [0] * 12)
+    draws = [loss_attack(few, many, seed).nonmembers.tolist() for seed in range(20)]
+    assert all(len(set(draw)) == 5 for draw in draws)
+    assert len({score for draw in draws for score in draw}) == 12
 
 
 def test_too_few_records_to_match_give_no_figure():
     forget = with_losses([0.5] * 20, [0] * 20)
+    nothing = Predictions(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))
     assert membership_inference(forget, with_losses([0.5] * 20, [1] * 20)) is None
-    assert (
-        membership_inference(
-            Predictions(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)), forget
-        )
-        is None
-    )
+    assert membership_inference(nothing, forget) is None
     report = classifier_report({"retain": forget, "forget": forget}, ("a", "b"))
     assert report["membership_inference"] is None
 
@@ -261,24 +227,60 @@ def test_too_few_records_to_match_give_no_figure():
 )
 def test_one_auc_stands_for_the_inference_of_a_report(inference, auc):
     assert auc_of({"membership_inference": inference}) == auc
-    assert auc_of({}) is None
 
 
 def test_predictions_do_not_depend_on_the_batch_size_and_leave_the_mode_alone():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
-    ).train()
-    model.append(torch.nn.Linear(4, 2))
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
     data = [{"pixel_values": torch.randn(1, 2, 2), "labels": torch.tensor(i % 2)} for i in range(7)]
-    collate = torch.utils.data.default_collate
-    one, all_at_once = predict(model, data, 1, collate), predict(model, data, 7, collate)
-    torch.testing.assert_close(one.logits, all_at_once.logits)
+    one, all_at_once = (
+        predict(model, data, size, torch.utils.data.default_collate).logits for size in (1, 7)
+    )
+    torch.testing.assert_close(one, all_at_once)
     assert all(module.training for module in model.modules())
 
 
 def test_a_model_without_numbers_is_never_right():
-    logits = torch.tensor([[float("nan")] * 3] * 4 + [[1.0, -float("inf"), 0.0]])
-    assert Predictions(logits, torch.tensor([0, 0, 1, 2, 0])).correct.tolist() == [False] * 4 + [
-        True
-    ]
+    logits = torch.tensor([[math.nan] * 3] * 4 + [[1.0, -math.inf, 0.0]])
+    found = Predictions(logits, torch.tensor([0, 0, 1, 2, 0]))
+    assert found.correct.tolist() == [False] * 4 + [True]
+
+
+@pytest.fixture
+def pictures():
+    pixels = torch.arange(6 * 16, dtype=torch.uint8).reshape(6, 1, 4, 4)
+    made = ImageData(pixels, torch.tensor([0, 1] * 3), ("a", "b"), "made here", torch.arange(6))
+    return made.normalized([0.0], [1.0])
+
+
+def test_embeddings_are_what_the_last_linear_layer_is_given(pictures):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 2))
+    expected = model[:3](torch.stack([pictures[i]["pixel_values"] for i in range(6)]))
+    found = embed(model, pictures, batch_size=4, collate=collate)
+    torch.testing.assert_close(found, expected.detach())
+    with torch.no_grad():
+        model[1].bias[0] = math.nan
+    convolution = nn.Sequential(nn.Conv2d(1, 2, 4), nn.Flatten())
+    of_rows = nn.Sequential(nn.Flatten(1, 2), nn.Linear(4, 2), nn.Flatten(), nn.AvgPool1d(4))
+    for refused, message in (
+        (model, "what goes into the model's last linear layer is not finite"),
+        (convolution, "the model has no linear layer whose input could be shown"),
+        (of_rows, "the model's last linear layer takes more than one vector per image"),
+    ):
+        with pytest.raises(HamuError, match=message):
+            embed(refused, pictures, batch_size=4, collate=collate)
+
+
+def test_axes_are_those_of_the_largest_variance_and_a_missing_one_is_zero():
+    draw = torch.Generator().manual_seed(0)
+    flat = torch.randn(50, 4, generator=draw) * torch.tensor([5.0, 0.1, 2.0, 0.1])
+    (first, second), share = principal_axes([flat[:20], flat[20:]])
+    assert (first.shape, second.shape) == ((20, 2), (30, 2))
+    assert share > 0.99
+    both = torch.stack([torch.cat([first, second])[:, 0], flat[:, 0].double()])
+    assert torch.corrcoef(both)[0, 1].abs() > 0.99
+    (one,), _ = principal_axes([torch.tensor([[3.0, 4.0]])])
+    assert one.tolist() == [[0.0, 0.0]]
+    (line,), share = principal_axes([torch.tensor([[0.0], [2.0]])])
+    assert (line.shape, share) == ((2, 2), 1.0)
+    assert not line[:, 1].any()

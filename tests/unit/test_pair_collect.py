@@ -51,7 +51,7 @@ def test_a_model_whose_weights_are_elsewhere_is_refused():
     with torch.device("meta"):
         model = nn.Linear(3, 2)
     with pytest.raises(
-        HamuError, match=r"weight is on the meta device \(offloaded or never loaded\); trainable"
+        HamuError, match=r"weight is complex or on the meta device \(offloaded or never loaded\)"
     ):
         PairedGradients(model, HamuQ())
 

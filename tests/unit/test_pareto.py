@@ -1,4 +1,4 @@
-"""Which points no other beats, and the area that they cover: by hand, and against counting random points."""
+"""Points that no other beats and the area they cover, by hand and against random points."""
 
 import math
 
@@ -14,41 +14,35 @@ COORDINATE = st.floats(-10, 10, allow_subnormal=False)
 POINTS = st.lists(st.tuples(COORDINATE, COORDINATE), max_size=12)
 
 
+def front_of(points):
+    optimal = pareto_optimal(points)
+    return [point for point, is_optimal in zip(points, optimal, strict=True) if is_optimal]
+
+
 @pytest.mark.parametrize(
-    ("points", "optimal"),
+    ("points", "front"),
     [
         ([], []),
-        ([(-3.0, -3.0)], [True]),
-        ([(1, 2), (2, 1), (0, 0)], [True, True, False]),
-        ([(1, 1), (1, 1)], [True, True]),
-        ([(1, 1), (1, 2)], [False, True]),
-        ([(2, 1), (1, 1), (3, 0), (0, 3)], [True, False, True, True]),
+        ([(-3.0, -3.0)], [(-3.0, -3.0)]),
+        ([(1, 2), (2, 1), (0, 0)], [(1, 2), (2, 1)]),
+        ([(1, 1), (1, 1)], [(1, 1), (1, 1)]),
+        ([(1, 1), (1, 2)], [(1, 2)]),
+        ([(2, 1), (1, 1), (3, 0), (0, 3)], [(2, 1), (3, 0), (0, 3)]),
     ],
 )
 def test_a_point_is_optimal_unless_another_is_better_in_one_and_no_worse_in_the_other(
-    points, optimal
+    points, front
 ):
-    assert pareto_optimal(points) == optimal
-
-
-@given(POINTS)
-def test_every_point_that_is_not_optimal_is_beaten_by_one_that_is(points):
-    optimal = pareto_optimal(points)
-    front = [point for point, is_optimal in zip(points, optimal, strict=True) if is_optimal]
-    assert bool(front) == bool(points)
-    for (x, y), is_optimal in zip(points, optimal, strict=True):
-        assert is_optimal or any(a >= x and b >= y and (a, b) != (x, y) for a, b in front)
+    assert front_of(points) == front
 
 
 @pytest.mark.parametrize(
     ("points", "reference", "area"),
     [
         ([], (0, 0), 0),
-        ([(2, 3)], (0, 0), 6),
         ([(2, 3)], (1, -1), 4),
         ([(2, 3), (2, 3)], (0, 0), 6),
         ([(1, 3), (3, 1)], (0, 0), 5),
-        ([(3, 1), (2, 2), (1, 3)], (0, 0), 6),
         ([(3, 1), (2, 2), (1, 3), (1, 1)], (0, 0), 6),
         ([(5, -1), (-1, 5)], (0, 0), 0),
         ([(5, -1), (-1, 5), (1, 1)], (0, 0), 1),
@@ -66,31 +60,28 @@ def test_the_area_is_the_share_of_random_points_below_some_point(seed):
     points = draws.uniform(-0.3, 1, (int(draws.integers(1, 15)), 2))
     samples = draws.uniform(0, 1, (200_000, 2))
     below = (samples[:, None, :] <= points[None]).all(-1).any(-1).mean()
-    error = math.sqrt(0.25 / len(samples))
-    assert hypervolume([tuple(point) for point in points.tolist()], (0.0, 0.0)) == pytest.approx(
-        below, abs=5 * error
-    )
+    area = hypervolume([tuple(point) for point in points.tolist()], (0.0, 0.0))
+    assert area == pytest.approx(below, abs=5 * math.sqrt(0.25 / len(samples)))
 
 
 @given(POINTS, COORDINATE, COORDINATE)
 def test_points_that_are_beaten_add_nothing_and_others_take_nothing_away(points, x, y):
-    reference = (-10.0, -10.0)
+    reference, front = (-10.0, -10.0), front_of(points)
     area = hypervolume(points, reference)
-    front = [
-        point
-        for point, is_optimal in zip(points, pareto_optimal(points), strict=True)
-        if is_optimal
-    ]
+    assert bool(front) == bool(points)
+    for point in set(points) - set(front):
+        assert any(a >= point[0] and b >= point[1] for a, b in front)
     assert hypervolume(front, reference) == pytest.approx(area)
     assert hypervolume([*points, (x, y)], reference) >= area - 1e-9
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_points_that_are_not_finite_are_refused(bad):
-    for call in (lambda: pareto_optimal([(0.0, bad)]), lambda: hypervolume([(bad, 0.0)], (0.0, 0.0)),
-                 lambda: hypervolume([], (0.0, bad))):  # fmt: skip
+    for points, reference in ([(bad, 0.0)], (0.0, 0.0)), ([], (0.0, bad)):
         with pytest.raises(HamuError, match="is not finite; leave out what diverged"):
-            call()
+            hypervolume(points, reference)
+    with pytest.raises(HamuError, match="is not finite; leave out what diverged"):
+        pareto_optimal([(0.0, bad)])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +92,5 @@ def test_hypervolumes_are_seen_from_the_worst_retain_loss_within_bounds(worst, r
 
 
 def test_the_joint_gain_is_the_smaller_one():
-    assert (Gains(retain=0.2, forget=-0.1).joint, Gains(retain=-0.2, forget=0.1).joint) == (
-        -0.1,
-        -0.2,
-    )
+    assert Gains(retain=0.2, forget=-0.1).joint == -0.1
+    assert Gains(retain=-0.2, forget=0.1).joint == -0.2

@@ -29,7 +29,7 @@ def gradients():
 @pytest.mark.parametrize("offload_grads", ["cpu", "bf16"])
 def test_a_gradient_comes_back_from_its_stash_in_pieces_as_at_once(monkeypatch, offload_grads):
     _, at_once = combine(METHOD, *gradients(), offload_grads=offload_grads)
-    monkeypatch.setattr(combining, "_PIECE", 50)
+    monkeypatch.setattr(combining, "widened_at_once", lambda device: 50)
     _, in_pieces = combine(METHOD, *gradients(), offload_grads=offload_grads)
     assert all(torch.equal(a, b) for a, b in zip(in_pieces, at_once, strict=True))
 

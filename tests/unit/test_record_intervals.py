@@ -1,4 +1,4 @@
-"""Intervals of figures: what records tell, and no more."""
+"""Intervals of figures and of their changes: what records tell, and no more."""
 
 import math
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hamu.evaluation import Predictions, TokenPredictions
-from hamu.evaluation.intervals import change_intervals, record_intervals
+from hamu.evaluation import Predictions, TokenPredictions, classifier_report
+from hamu.evaluation.reports import change_intervals, record_intervals
+from hamu.unlearning.record.figures import changes, figures
 
 
 def classifier(records, seed=0):
@@ -21,47 +22,65 @@ def texts(lengths, losses):
     return TokenPredictions(values, values < 1, values, values, record, len(lengths))
 
 
+def expected(values):
+    """The 95% interval of a mean, and a tolerance for it."""
+    error = values.std() / math.sqrt(len(values))
+    return pytest.approx(
+        (values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=0.2 * error
+    )
+
+
 def test_an_interval_is_as_wide_as_the_standard_error_says():
     found = classifier(2000)
-    losses = found.losses.numpy()
-    error = losses.std() / math.sqrt(len(losses))
-    low, high = record_intervals(found)["loss"]
-    assert low == pytest.approx(losses.mean() - 1.96 * error, abs=0.2 * error)
-    assert high == pytest.approx(losses.mean() + 1.96 * error, abs=0.2 * error)
+    assert record_intervals(found)["loss"] == expected(found.losses.numpy())
 
 
 def test_tokens_of_one_text_are_drawn_together():
-    """A hundred tokens of two texts are two observations: the interval reaches from one text's loss to the other's."""
-    found = record_intervals(texts([50, 50], [0.5] * 50 + [2.0] * 50))
+    """A hundred tokens of two texts are two observations: the ends are the texts' losses."""
+    before = texts([50, 50], [0.5] * 50 + [2.0] * 50)
+    found = record_intervals(before)
     assert found["loss"] == (0.5, 2.0)
     assert found["accuracy"] == (0.0, 1.0)
     assert found["probability"] == pytest.approx((math.exp(-2.0), math.exp(-0.5)))
+    after = texts([50, 50], [1.5] * 50 + [1.8] * 50)
+    assert change_intervals(before, after)["loss"] == pytest.approx((-0.2, 1.0))
 
 
 def test_the_change_of_the_same_records_is_known_better_than_either_figure():
     before = classifier(2000)
     after = Predictions(before.logits + 0.05 * classifier(2000, seed=1).logits, before.labels)
-    changes = (after.losses - before.losses).numpy()
-    error = changes.std() / math.sqrt(len(changes))
     low, high = change_intervals(before, after)["loss"]
-    assert low == pytest.approx(changes.mean() - 1.96 * error, abs=0.2 * error)
-    assert high == pytest.approx(changes.mean() + 1.96 * error, abs=0.2 * error)
+    assert (low, high) == expected((after.losses - before.losses).numpy())
     alone = record_intervals(after)["loss"]
     assert 10 * (high - low) < alone[1] - alone[0]
     assert change_intervals(before, before) == {"loss": (0.0, 0.0), "accuracy": (0.0, 0.0)}
 
 
-def test_the_change_of_a_text_is_drawn_as_a_whole():
-    before, after = (
-        texts([50, 50], [0.5] * 50 + [2.0] * 50),
-        texts([50, 50], [1.5] * 50 + [1.8] * 50),
-    )
-    assert change_intervals(before, after)["loss"] == pytest.approx((-0.2, 1.0))
-    assert "loss" not in change_intervals(
-        texts([1, 1], [np.inf, 1.0]), texts([1, 1], [np.inf, 1.0])
-    )
-
-
 def test_what_has_no_interval():
+    infinite = texts([1, 1], [np.inf, 1.0])
     assert record_intervals(classifier(1)) == {}
-    assert set(record_intervals(texts([1, 1], [np.inf, 1.0]))) == {"accuracy", "probability"}
+    assert set(record_intervals(infinite)) == {"accuracy", "probability"}
+    assert "loss" not in change_intervals(infinite, infinite)
+
+
+def test_a_recorded_change_is_after_less_before_and_its_interval_is_around_it():
+    def surer(of, by):
+        own = torch.nn.functional.one_hot(of.labels, of.logits.shape[1])
+        return Predictions(of.logits + by * own, of.labels)
+
+    before = {
+        name: surer(classifier(80, seed), 1.0) for seed, name in enumerate(("retain", "forget"))
+    }
+    after = {"retain": surer(before["retain"], 0.5), "forget": surer(before["forget"], -2.0)}
+    was, now = (
+        figures(classifier_report(one, ["a", "b", "c", "d"]), one) for one in (before, after)
+    )
+    found = changes(was, now, (before, after), seed=0)
+    assert found["forget"]["loss"] > 1.0
+    assert found["forget"]["accuracy"] < -0.2
+    assert found["retain"]["loss"] < -0.1
+    for name, change in found.items():
+        for key in ("loss", "accuracy"):
+            assert change[key] == pytest.approx(now["sets"][name][key] - was["sets"][name][key])
+            low, high = change[f"{key}_interval"]
+            assert low <= change[key] <= high

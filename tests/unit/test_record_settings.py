@@ -1,6 +1,7 @@
-"""What of a run's settings its record may hold, and what its statement says of what was not measured."""
+"""Settings that a record may hold, its form and statement, and the card of a model."""
 
 import json
+from importlib import resources
 
 import pytest
 
@@ -10,18 +11,7 @@ from hamu.unlearning.jobs.settings import Settings, recorded_settings
 from hamu.unlearning.record import write_model_card
 from hamu.unlearning.record.inputs import edited, text_digest, with_settings
 from hamu.unlearning.record.record import statement
-
-
-@pytest.fixture
-def settings(tmp_path):
-    data = DataOptions(
-        data="/home/jane/secret/people.jsonl", forget_filter="author=Jane Doe", data_dir="hub:o/n"
-    )
-    run = RunOptions(model="hub:owner/model", retain_model="../models/retrained/")
-    args = UnlearnConfig(output_dir=str(tmp_path / "jane"), optim="adamw_torch", hub_token="hf_secret",
-                         run_name="for jane", adam_beta1=0.8, max_retain_loss=2.0)  # fmt: skip
-    given = dict.fromkeys(["optim", "hub_token", "run_name", "adam_beta1", "output_dir"])
-    return recorded_settings(Settings((data, run, args), given))
+from hamu.unlearning.record.schema import schema, violations
 
 
 def test_a_setting_without_the_digest_that_it_began_with_counts_as_edited(tmp_path):
@@ -33,7 +23,15 @@ def test_a_setting_without_the_digest_that_it_began_with_counts_as_edited(tmp_pa
     assert edited(tmp_path, began) == {"seed", "method"}
 
 
-def test_places_and_people_are_not(settings):
+def test_places_and_people_are_not_among_the_recorded_settings(tmp_path):
+    data = DataOptions(
+        data="/home/jane/secret/people.jsonl", forget_filter="author=Jane Doe", data_dir="hub:o/n"
+    )
+    run = RunOptions(model="hub:owner/model", retain_model="../models/retrained/")
+    options = {"optim": "adamw_torch", "hub_token": "hf_secret", "run_name": "for jane"}
+    args = UnlearnConfig(output_dir=str(tmp_path / "jane"), adam_beta1=0.8, **options)
+    given = ["optim", "hub_token", "run_name", "adam_beta1", "output_dir"]
+    settings = recorded_settings(Settings((data, run, args), dict.fromkeys(given)))
     assert settings["data"] == "people.jsonl"
     assert settings["retain_model"] == "retrained"
     assert settings["model"] == "hub:owner/model"
@@ -42,17 +40,59 @@ def test_places_and_people_are_not(settings):
         assert secret not in json.dumps(settings)
 
 
+@pytest.mark.parametrize(("part", "good", "bad"), [
+    ({"type": "integer"}, [3, -1], [3.5, True, "3", None]),
+    ({"type": "number"}, [3, 0.5], [True, "3"]),
+    ({"type": ["string", "null"]}, ["", None], [0, []]),
+    ({"type": "boolean"}, [True], [1, 0]),
+    ({"enum": ["a", 1]}, ["a", 1], ["b", 2]),
+    ({"type": "string", "pattern": "^[0-9]{2}$"}, ["12"], ["123", "a1"]),
+    ({"type": "integer", "minimum": 2}, [2, 3], [1]),
+    ({"type": "array", "items": {"type": "integer"}}, [[], [1, 2]], [[1, "2"], {}]),
+    ({"required": ["a"]}, [{"a": None}], [{}, {"b": 1}]),
+    ({"properties": {"a": {"type": "null"}}}, [{"a": None}, {"b": 1}], [{"a": 1}]),
+    ({"properties": {"a": {}}, "additionalProperties": False}, [{"a": 1}, {}], [{"a": 1, "b": 1}]),
+    ({"type": "object", "additionalProperties": {"type": "string"}}, [{"a": "b"}], [{"a": 1}]),
+    ({"type": "object", "$ref": "#/$defs/d"}, [{"a": 1}], [{}, None]),
+])  # fmt: skip
+def test_each_keyword_of_a_schema_means_what_json_schema_says(part, good, bad):
+    whole = part | {"$defs": {"d": {"type": ["object", "null"], "required": ["a"]}}}
+    assert [value for value in good if list(violations(value, whole))] == []
+    assert [value for value in bad if not list(violations(value, whole))] == []
+
+
+KEYWORDS = {
+    "$ref", "type", "enum", "required", "properties", "additionalProperties", "items", "pattern",
+    "minimum", "$schema", "$defs", "title", "description",
+}  # fmt: skip
+
+
+def parts_of(part):
+    """A schema and all schemas in it."""
+    yield part
+    inner = [
+        *part.get("properties", {}).values(),
+        *part.get("$defs", {}).values(),
+        part.get("items"),
+    ]
+    for one in (*inner, part.get("additionalProperties")):
+        if isinstance(one, dict):
+            yield from parts_of(one)
+
+
+def test_the_schemas_use_no_other_keyword_and_the_record_is_described_to_its_end():
+    shapes = json.loads(resources.files("hamu.report").joinpath("shapes.json").read_text())
+    for part in (*parts_of(schema()), *parts_of(shapes)):
+        assert part.keys() <= KEYWORDS
+    for part in parts_of(schema()):
+        assert "properties" not in part or part["additionalProperties"] is False
+
+
 def test_the_statement_says_what_was_not_measured():
     def said(**measured):
         after = {"membership_inference": None, "against_retain_model": None} | measured
-        forget = {"records": 9, "cut": None}
-        record = {
-            "method": "ga",
-            "steps": {"in_model": 7},
-            "goal": None,
-            "forget_set": forget,
-            "figures": {"after": after},
-        }
+        record = {"method": "ga", "steps": {"in_model": 7}, "goal": None}
+        record |= {"figures": {"after": after}, "forget_set": {"records": 9, "cut": None}}
         return " ".join(statement(record))
 
     assert "by 7 gradient updates of the method ga" in said()
@@ -71,6 +111,7 @@ def test_a_model_card_names_counts_and_figures_but_no_place(tmp_path):
         tmp_path, base="/home/jane/original", method="ga", forget_records=7, reports=reports
     )
     card = path.read_text()
-    for said in ("machine-unlearning", "7 records", "`original`", "`ga`", "9.5", "no certificate"):
-        assert said.replace("no certificate", "without a certificate") in card
+    for said in ("machine-unlearning", "7 records", "`original`", "`ga`", "| forget | 9.5 | 0 |",
+                 "without a certificate"):  # fmt: skip
+        assert said in card
     assert "jane" not in card

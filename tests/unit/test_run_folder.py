@@ -89,14 +89,15 @@ def test_folders_that_were_made_for_nothing_go(tmp_path):
     assert list((tmp_path / "mine").iterdir()) == [], "it was there before"
 
 
+BEGUN = {"config.yaml": {}, "inputs.json": INPUTS}
 OTHER = "choose another --output_dir, or replace it with --overwrite"
 
 
 @pytest.mark.parametrize(("contents", "use"), [
-    ({"config.yaml": {}, "inputs.json": INPUTS}, "an interrupted run; go on with it by hamu unlearn --resume --out"),
-    ({"config.yaml": {}, "inputs.json": INPUTS, "evaluation.json": {}}, "an interrupted run; .* unlearn"),
-    ({"config.yaml": {}, "inputs.json": {"training set": None}}, "an interrupted run; .* by hamu train --resume --out"),
-    ({"config.yaml": {}, "inputs.json": INPUTS, "record.json": {}}, f"a run; {OTHER}"),
+    (BEGUN, "an interrupted run; go on with it by hamu unlearn --resume --output_dir"),
+    (BEGUN | {"evaluation.json": {}}, "an interrupted run; .* unlearn"),
+    (BEGUN | {"inputs.json": {"training set": None}}, "an interrupted run; .* hamu train --resume"),
+    (BEGUN | {"record.json": {}}, f"a run; {OTHER}"),
     ({"inputs.json": INPUTS}, f"a run; {OTHER}"),
     ({"evaluation.json": {}}, f"a run; {OTHER}"),
     ({"thesis.txt": ""}, r"thesis.txt, which is not of a run; .* choose another --output_dir$"),
@@ -135,7 +136,7 @@ def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, ho
     ({"checkpoint-500/optimizer.pt": "x", "runs/log": "x", MARK: ""}, "checkpoint-500"),
     ({"checkpoint-best/manifest.json": {}, MARK: ""}, "checkpoint-best"),
     ({"model/best.pt": "x", "thesis.txt": "x", MARK: ""}, "thesis.txt"),
-    ({"config.yaml": "lr: 1", "model/best.pt": "x", "runs/log": "x", "summary.json": {"loss": 1}}, "config.yaml"),
+    ({"config.yaml": "lr: 1", "model/best.pt": "x", "summary.json": {"loss": 1}}, "config.yaml"),
     ({"evaluation.json": {"accuracy": 0.9}, "report.html": "x"}, "evaluation.json"),
     ({"model/best.pt": "x"}, "model"),
 ])  # fmt: skip

@@ -14,7 +14,7 @@ from rich.text import Text
 from hamu.assess import REGIMES, Assessment, plain_answer
 from hamu.assess.assessment import ERROR_RATIO
 from hamu.errors import HamuError
-from hamu.evaluation.attacks import sentence
+from hamu.evaluation.attack_results import sentence
 from hamu.report.comparison import (
     CAPTION,
     SETTINGS,

@@ -12,58 +12,45 @@ from hamu.core.distributed.layout import Grads, drained
 from hamu.core.gram import combine_dtype
 from hamu.errors import HamuError
 
-_PIECE = 1 << 20  # elements that come back from the offload at once
-
 
 def combined(
     retain: Tensor | None, forget: Tensor | None, a: float, b: float, part: Tensor
 ) -> Tensor | None:
-    """a·retain + b·forget, in the memory of one of them; half precision rounds once, at the end."""
-    dtype = combine_dtype(part)
+    """a·retain + b·forget, in the memory of one of them; half precision rounds once, at the end.
+
+    An offloaded side comes back in pieces, into the memory of the other.
+
+    Args:
+        retain, forget: the gradients; None stands for zero.
+        a, b: their weights.
+        part: a tensor like the result.
+    """
     if retain is None or forget is None:
         only, weight = (retain, a) if forget is None else (forget, b)
-        return None if only is None else only.mul_(weight)
-    if b == 0.0:
-        return retain if a == 1.0 else retain.mul_(a)
-    contiguous = retain.is_contiguous() and forget.is_contiguous()
-    if retain.dtype == dtype:
-        if not contiguous:
-            return retain.mul_(a).add_(forget, alpha=b)
-        # the outer product with [1] makes one pass over memory; mul_ and add_ make two
-        retain.view(-1, 1).addr_(forget.view(-1), _ones(dtype, retain.device), beta=a, alpha=b)
-        return retain
-    pieces = [(retain, forget)]
-    if contiguous:
-        most = widened_at_once(retain.device)
-        pieces = list(zip(*(torch.split(g.view(-1), most) for g in (retain, forget)), strict=True))
-    for r, f in pieces:
-        r.copy_(r.to(dtype).mul_(a).add_(f, alpha=b))
-    return retain
-
-
-def combined_with_offloaded(
-    retain: Tensor | None, forget: Tensor | None, a: float, b: float, part: Tensor
-) -> Tensor | None:
-    """The same with one side offloaded, in the memory of the other; it comes back in pieces."""
-    whole, away, x, y = retain, forget, a, b
-    if retain is not None and (retain.dtype != part.dtype or retain.device != part.device):
-        whole, away, x, y = forget, retain, b, a
-    if whole is None:
-        return None if away is None else away.to(part.device, part.dtype).mul_(y)
-    if away is None:
-        return whole.mul_(x)
+        return None if only is None else only.to(part.device, part.dtype).mul_(weight)
+    whole, other, x, y = retain, forget, a, b
+    if retain.dtype != part.dtype or retain.device != part.device:
+        whole, other, x, y = forget, retain, b, a
+    if y == 0.0:
+        return whole if x == 1.0 else whole.mul_(x)
     dtype = combine_dtype(part)
-    pairs = [(whole, away)]
-    if whole.dim() > 0:
-        rows = max(1, _PIECE * whole.shape[0] // max(1, whole.numel()))
-        pairs = list(zip(torch.split(whole, rows), torch.split(away, rows), strict=True))
-    for w, s in pairs:
-        w.copy_(w.to(dtype).mul_(x).add_(s.to(w.device, dtype), alpha=y))
+    is_flat = whole.is_contiguous() and other.is_contiguous()
+    if is_flat and whole.dtype == other.dtype == dtype and whole.device == other.device:
+        # the outer product with [1] makes one pass over memory; mul_ and add_ make two
+        whole.view(-1, 1).addr_(other.view(-1), _ones(dtype, whole.device), beta=x, alpha=y)
+        return whole
+    sides, step = (whole, other), widened_at_once(whole.device)
+    if is_flat:
+        sides = (whole.view(-1), other.view(-1))
+    else:  # pieces along the first dimension are the same elements whatever the strides
+        step = max(1, step * whole.shape[0] // whole.numel())
+    for w, s in zip(*(torch.split(side, step) for side in sides), strict=True):
+        w.copy_(w.to(dtype).mul_(x).add_(s.to(w.device), alpha=y))
     return whole
 
 
 def widened_at_once(device: torch.device) -> int:
-    """Elements of half precision widened at once: few for a CPU's cache, else many."""
+    """Elements widened or brought back at once: few for a CPU's cache, else many."""
     return 1 << 18 if device.type == "cpu" else 1 << 24
 
 

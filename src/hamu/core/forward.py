@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hamu.core.distributed.layout import is_sharded
+from hamu.core.distributed import is_sharded
 from hamu.errors import HamuError
 
 
@@ -33,6 +33,17 @@ def logits_of(output: Any) -> Tensor:
             f".logits"
         )
     return logits
+
+
+def _arguments(
+    model: nn.Module, inputs: Mapping[str, Tensor]
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    features = {key: value for key, value in inputs.items() if key != "labels"}
+    wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = model.module if wrapped else model
+    if hasattr(inner, "main_input_name") or set(features) != {"pixel_values"}:
+        return (), features
+    return (features["pixel_values"],), {}
 
 
 class OriginalModel:
@@ -73,30 +84,14 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
     """
     moving: dict[str, Tensor] = {}
     for prefix, module in model.named_modules():
-        tensors = {k: p for k, p in module._parameters.items() if p is not None and p.requires_grad}
-        buffers = module._buffers.items()
-        tensors |= {
-            k: b
-            for k, b in buffers
-            if b is not None
-            and b.is_floating_point()
-            and k not in module._non_persistent_buffers_set
-        }
-        moving |= {f"{prefix}.{name}".lstrip("."): tensor for name, tensor in tensors.items()}
-    distinct = {id(tensor): tensor for tensor in moving.values()}
-    copies = {key: tensor.detach().clone() for key, tensor in distinct.items()}
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None or name in module._non_persistent_buffers_set:
+                continue
+            is_buffer = name in module._buffers
+            if tensor.is_floating_point() if is_buffer else tensor.requires_grad:
+                moving[f"{prefix}.{name}".lstrip(".")] = tensor
+    copies = {id(tensor): tensor.detach().clone() for tensor in moving.values()}
     return {name: copies[id(tensor)] for name, tensor in moving.items()}
-
-
-def _arguments(
-    model: nn.Module, inputs: Mapping[str, Tensor]
-) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    features = {key: value for key, value in inputs.items() if key != "labels"}
-    wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    inner = model.module if wrapped else model
-    if hasattr(inner, "main_input_name") or set(features) != {"pixel_values"}:
-        return (), features
-    return (features["pixel_values"],), {}
 
 
 @contextmanager
@@ -140,12 +135,14 @@ def rounds_to_tf32(model: nn.Module) -> bool:
         return False
     if torch.cuda.get_device_capability()[0] < 8:
         return False
-    matmul, *of_cudnn = _products()
-    if _may_round(matmul):
-        return True
+    matmul, *of_cudnn = [
+        getattr(product, "fp32_precision", None) == "tf32"
+        if hasattr(product, "fp32_precision")
+        else bool(product.allow_tf32)
+        for product in _products()
+    ]
     kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
-    uses_cudnn = any(isinstance(module, kinds) for module in model.modules())
-    return uses_cudnn and any(map(_may_round, of_cudnn))
+    return matmul or (any(of_cudnn) and any(isinstance(m, kinds) for m in model.modules()))
 
 
 @contextmanager
@@ -155,27 +152,18 @@ def without_tf32() -> Iterator[None]:
     From torch 2.9 there are two interfaces, and one refuses to be read after the other was written
     alone; both are turned off here, and restored as far as they could be read.
     """
-    if not torch.cuda.is_available():
-        yield
-        return
-    older: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    newer = [product for product in _products() if hasattr(product, "fp32_precision")]
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are two
-        allowed = [_allowed(one) for one in older]
-        precisions = [one.fp32_precision for one in newer]
-        for one in older:
-            one.allow_tf32 = False
-        for one in newer:
-            one.fp32_precision = "ieee"
+    switches: list[tuple[Any, str, Any]] = []
+    if torch.cuda.is_available():
+        older: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+        switches += [(one, "allow_tf32", False) for one in older]
+        newer = [product for product in _products() if hasattr(product, "fp32_precision")]
+        switches += [(product, "fp32_precision", "ieee") for product in newer]
+    before = [(one, name, _read(one, name)) for one, name, _ in switches]
+    _write(switches)
     try:
         yield
     finally:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
-            for one, was in zip(older, allowed, strict=True):
-                if was is not None:
-                    one.allow_tf32 = was
-            for one, precision in zip(newer, precisions, strict=True):
-                one.fp32_precision = precision
+        _write([switch for switch in before if switch[2] is not None])
 
 
 def _products() -> list[Any]:
@@ -185,15 +173,16 @@ def _products() -> list[Any]:
     return [torch.backends.cuda.matmul, *parts]
 
 
-def _may_round(product: Any) -> bool:
-    if hasattr(product, "fp32_precision"):
-        return bool(product.fp32_precision == "tf32")
-    return bool(product.allow_tf32)
-
-
-def _allowed(backend: Any) -> bool | None:
-    """TF32 switch of torch's older interface; None where the newer one contradicts it."""
+def _read(backend: Any, name: str) -> Any:
+    """Value of a switch; None for the older interface where the newer one contradicts it."""
     try:
-        return bool(backend.allow_tf32)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            return getattr(backend, name)
     except RuntimeError:
         return None
+
+
+def _write(switches: list[tuple[Any, str, Any]]) -> None:
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are two
+        for backend, name, value in switches:
+            setattr(backend, name, value)

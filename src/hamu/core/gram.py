@@ -28,9 +28,9 @@ class PairGram:
     """Squared norms and dot product of the retain and forget gradients, block by block.
 
     Attributes:
-        retain_sq: ‖g_r,i‖², shape [L], float64.
-        forget_sq: ‖g_f,i‖², shape [L], float64.
-        dot: g_r,i·g_f,i, shape [L], float64; its sum is the hardness κ (paper, Theorem 4.1).
+        retain_sq: ‖g_r,i‖², [L], float64.
+        forget_sq: ‖g_f,i‖², [L], float64.
+        dot: g_r,i·g_f,i, [L], float64; its sum is the hardness κ (paper, Theorem 4.1).
         eps: machine epsilon of the arithmetic that will combine the gradients (float32's for half
             precisions). Methods use it to tell an angle from rounding noise.
     """
@@ -42,23 +42,23 @@ class PairGram:
 
     @cached_property
     def retain_norm(self) -> Tensor:
-        """‖g_r,i‖, shape [L]."""
+        """‖g_r,i‖, [L]."""
         return self.retain_sq.sqrt()
 
     @cached_property
     def forget_norm(self) -> Tensor:
-        """‖g_f,i‖, shape [L]."""
+        """‖g_f,i‖, [L]."""
         return self.forget_sq.sqrt()
 
     @cached_property
     def cos(self) -> Tensor:
-        """cosθ_i in [-1, 1], shape [L]; 0 where either gradient vanishes."""
+        """cosθ_i in [-1, 1], [L]; 0 where either gradient vanishes."""
         norms = self.retain_norm * self.forget_norm
         return (self.dot / norms).masked_fill(norms == 0, 0.0).clamp(-1.0, 1.0)
 
     @cached_property
     def sin(self) -> Tensor:
-        """sinθ_i in [0, 1], shape [L]; (1-c)(1+c) keeps the digits that 1-c² would lose."""
+        """sinθ_i in [0, 1], [L]; (1-c)(1+c) keeps the digits that 1-c² would lose."""
         return ((1.0 - self.cos) * (1.0 + self.cos)).sqrt()
 
     @cached_property
@@ -67,16 +67,12 @@ class PairGram:
         return self.sin < math.sqrt(8 * self.eps)
 
     def total(self) -> PairGram:
-        """The Gram of the whole model as a single block, shape [1]."""
-        return PairGram(
-            self.retain_sq.sum(0, True),
-            self.forget_sq.sum(0, True),
-            self.dot.sum(0, True),
-            self.eps,
-        )
+        """Gram of the whole model as a single block, [1]."""
+        sums = (self.retain_sq.sum(0, True), self.forget_sq.sum(0, True), self.dot.sum(0, True))
+        return PairGram(*sums, self.eps)
 
     def scaled(self, retain: Tensor | float, forget: Tensor | float) -> PairGram:
-        """The Gram of the gradients after multiplying each side by a factor."""
+        """Gram of the gradients after multiplying each side by a factor."""
         return PairGram(
             self.retain_sq * (retain * retain),
             self.forget_sq * (forget * forget),
@@ -88,8 +84,7 @@ class PairGram:
         """First-order changes of both objectives by Δw = -η g*, g*_i = a_i g_r,i + b_i g_f,i.
 
         Args:
-            retain: the weights a_i, [L].
-            forget: the weights b_i, [L].
+            retain, forget: the weights a_i and b_i, [L].
 
         Returns:
             g_r·Δw/η and g_f·Δw/η over all blocks, 0-dim.
@@ -121,11 +116,7 @@ class PairGram:
 
 
 def check_max_norm(max_grad_norm: float | None) -> None:
-    """Check the clipping norm of `PairGram.clip_factors`.
-
-    Raises:
-        HamuError: if it is not positive.
-    """
+    """Check that the clipping norm of `PairGram.clip_factors` is positive, or None."""
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise HamuError(f"max_grad_norm {max_grad_norm} must be positive, or None for no clipping")
 
@@ -136,11 +127,7 @@ def combine_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Trainable parameters with their names.
-
-    Raises:
-        HamuError: if the model has none.
-    """
+    """Trainable parameters with their names; a HamuError if there are none."""
     found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not found:
         raise HamuError(
@@ -163,19 +150,17 @@ def group_blocks(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]
     Raises:
         HamuError: if `blocks` is unknown.
     """
-    keys: list[Hashable]
-    if callable(blocks):
-        keys = [blocks(name) for name in names]
-    elif blocks == "tensor":
-        keys = list(names)
-    elif blocks == "module":
-        keys = [name.rpartition(".")[0] for name in names]
-    elif blocks == "model":
-        keys = ["model"] * len(names)
-    else:
+    known: dict[str, Callable[[str], Hashable]] = {
+        "tensor": lambda name: name,
+        "module": lambda name: name.rpartition(".")[0],
+        "model": lambda name: "model",
+    }
+    key_of = blocks if callable(blocks) else known.get(blocks)
+    if key_of is None:
         raise HamuError(
             f"blocks {blocks!r} is unknown; choose tensor, module, model, or give a function of "
             f"the name"
         )
+    keys = [key_of(name) for name in names]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return [str(key) for key in numbers], [numbers[key] for key in keys]

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hamu.core.gram import WIDENED, Side
-from hamu.core.pair import PairedGradients
-from hamu.core.pair_step import PairStep
+from hamu.core.gram import SIDES, WIDENED, Side
+from hamu.core.pair import PairedGradients, PairStep
 from hamu.errors import HamuError
 
 _ROUNDS = 12
@@ -89,7 +88,7 @@ class StepGuard:
         correct_steps: bool = True,
         keep: tuple[str, ...] = (),
     ) -> None:
-        constrained: Side | None = pair.method.constrained
+        constrained = pair.method.constrained
         if correct_steps and constrained is None:
             raise HamuError(
                 f"{pair.method.name} promises nothing; correct_steps needs hamu-q or hamu-u"
@@ -132,19 +131,17 @@ class StepGuard:
     @torch.no_grad()
     def after(self) -> StepTaken:
         """Measure, and correct if asked for; call it just after the optimizer's step."""
-        step, constrained, demand, corrected, gain = self._step, self._constrained, None, None, None
-        if constrained is not None and step.decision == "step":
+        step, side, demand, corrected, gain = self._step, self._constrained, None, None, None
+        if side is not None and step.decision == "step":
             demand = self._demand(step)
             if self._corrects:
-                corrected = self._correct(step, constrained, demand)
-        along = {side: self._along(step, side) for side in self.keep if side in step.kept}
-        squares = self._by_block(
-            [_dot(p, p, b, b) for p, b in zip(self._pair.parameters, self._before, strict=True)]
-        )
-        if demand is not None and constrained is not None:
-            gain = self._sign * along[constrained] * self._clip(step, constrained)
-        retain, forget = (along[s].sum() if s in along else None for s in ("retain", "forget"))
-        lengths = squares.clamp(min=0).sqrt()
+                corrected = self._correct(side, demand)
+        along = {one: self._along(one) for one in self.keep if one in step.kept}
+        if side is not None and demand is not None:
+            gain = self._sign * along[side] * self._clip(side)
+        moved = zip(self._pair.parameters, self._before, strict=True)
+        lengths = self._by_block([_dot(p, p, b, b) for p, b in moved]).clamp(min=0).sqrt()
+        retain, forget = (along[one].sum() if one in along else None for one in SIDES)
         self.taken = StepTaken(retain, forget, gain, demand, corrected, lengths)
         return self.taken
 
@@ -162,10 +159,9 @@ class StepGuard:
         """Learning rate of each block, [L]; the highest of its parameters."""
         groups = self._optimizer.param_groups
         rate_of = {id(p): float(group["lr"]) for group in groups for p in group["params"]}
-        rates = torch.tensor(
-            [rate_of.get(id(p), 0.0) for p in self._pair.parameters], dtype=torch.float64
-        )
-        return self._zeros().scatter_reduce(0, self._blocks, rates, "amax", include_self=False)
+        rates = [rate_of.get(id(p), 0.0) for p in self._pair.parameters]
+        of_parameters = torch.tensor(rates, dtype=torch.float64)
+        return self._zeros().scatter_reduce(0, self._blocks, of_parameters, "amax")
 
     def _zeros(self) -> Tensor:
         return torch.zeros(len(self._pair.block_names), dtype=torch.float64)
@@ -178,55 +174,46 @@ class StepGuard:
         norms = gram.retain_norm if status.constrained == "retain" else gram.forget_norm
         return (status.fraction.clamp(max=1.0) * status.radius * norms).cpu() * self._rates
 
-    @staticmethod
-    def _clip(step: PairStep, side: str) -> Tensor:
+    def _clip(self, side: Side) -> Tensor:
         """Clipping factor on the host, 0-dim."""
-        return step.clip[0 if side == "retain" else 1].cpu()
+        return self._step.clip[SIDES.index(side)].cpu()
 
-    def _along(self, step: PairStep, side: str) -> Tensor:
+    def _along(self, side: str) -> Tensor:
         """g_i·Δw_i of a side by block, [L] on the host, before clipping."""
-        sums = [
-            torch.zeros((), dtype=torch.float64, device=p.device)
-            if g is None
-            else _dot(p, g, b, None)
-            for p, b, g in zip(self._pair.parameters, self._before, step.kept[side], strict=True)
-        ]
-        return self._by_block(sums) * step.unscale
+        grads = self._step.kept[side]
+        moved = zip(self._pair.parameters, self._before, grads, strict=True)
+        return self._by_block([_dot(p, g, b) for p, b, g in moved]) * self._step.unscale
 
     def _by_block(self, sums: list[Tensor]) -> Tensor:
         values = self._pair.layout.agree(torch.stack([s.to(sums[0].device) for s in sums])).cpu()
         return self._zeros().index_add_(0, self._blocks, values)
 
-    def _correct(self, step: PairStep, side: Side, demand: Tensor) -> Tensor:
+    def _correct(self, side: Side, demand: Tensor) -> Tensor:
         """Add to each block what it lacks; repeated, as rounding swallows small changes."""
-        pair, grads, clip = self._pair, step.kept[side], self._clip(step, side)
-        none = torch.zeros((), dtype=torch.float64, device=pair.parameters[0].device)
-        squares = self._by_block([none if g is None else _dot(g, g, None, None) for g in grads])
-        squares *= (step.unscale * clip) ** 2  # of the clipped gradient
+        pair, grads, clip = self._pair, self._step.kept[side], self._clip(side)
+        scale = self._step.unscale * clip
+        both = zip(pair.parameters, grads, strict=True)
+        squares = self._by_block([_dot(p if g is None else g, g) for p, g in both])
+        squares *= scale**2  # of the clipped gradient
         slack = 1e-5 if all(p.dtype == torch.float64 for p in pair.parameters) else 2e-4
-        corrected: Tensor | None = None
+        corrected = torch.zeros(len(demand), dtype=torch.bool)
         push = 1.0  # grows, for corrections below half of the weights' last digit
         for _ in range(_ROUNDS):
-            gain = self._sign * self._along(step, side) * clip
+            gain = self._sign * self._along(side) * clip
             short = (demand - gain).clamp(min=0) * (gain < demand * (1 - slack))
-            corrected = short > 0 if corrected is None else corrected
             if not (short > 0).any():
                 break
-            factors = self._sign * push * short / squares.clamp(min=1e-300) * step.unscale * clip
+            corrected |= short > 0
+            factors = self._sign * push * short / squares.clamp(min=1e-300) * scale
             for p, block, g in zip(pair.parameters, pair.block_of, grads, strict=True):
                 if g is not None and short[block] > 0:
                     p.add_(g.to(p.dtype), alpha=factors[block].item())
             push *= 2.0
-        assert corrected is not None
         return corrected
 
 
 def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> None:
-    """Check that an optimizer has all parameters that take part.
-
-    Raises:
-        HamuError: if not.
-    """
+    """Check that an optimizer has all parameters that take part; a HamuError if not."""
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not all(id(p) in stepped for p in pair.parameters):
         raise HamuError(
@@ -234,13 +221,19 @@ def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> 
         )
 
 
-def _dot(x: Tensor, y: Tensor, less_x: Tensor | None, less_y: Tensor | None) -> Tensor:
-    """(x - less_x)·(y - less_y), 0-dim float64, in pieces."""
-    flat = [None if t is None else t.reshape(-1) for t in (x, y, less_x, less_y)]
+def _dot(
+    x: Tensor, y: Tensor | None, less_x: Tensor | None = None, less_y: Tensor | None = None
+) -> Tensor:
+    """(x - less_x)·(y - less_y), 0-dim float64; 0 where y is None."""
     total = torch.zeros((), dtype=torch.float64, device=x.device)
-    for start in range(0, x.numel(), WIDENED):
-        a, b, c, d = (None if t is None else t[start : start + WIDENED].double() for t in flat)
-        assert a is not None
-        assert b is not None
-        total += torch.dot(a if c is None else a - c, b if d is None else b - d)
+    if y is not None:
+        for a, b in zip(_widened(x, less_x), _widened(y, less_y), strict=True):
+            total += torch.dot(a, b)
     return total
+
+
+def _widened(x: Tensor, less: Tensor | None) -> Iterator[Tensor]:
+    """Flat float64 pieces of x - less."""
+    subtracted = iter(()) if less is None else iter(torch.split(less.reshape(-1), WIDENED))
+    for piece in torch.split(x.reshape(-1), WIDENED):
+        yield piece.double() if less is None else piece.double() - next(subtracted).double()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hamu.core.plugins import made, with_plugins
+from hamu.core.plugins import made, plugins
 from hamu.errors import HamuError, unknown
 
 IGNORED = -100  # label without a score, transformers' convention
@@ -163,7 +163,8 @@ class NegativePreference(Objective):
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
         """Sum over records."""
-        before = _log_likelihood(_required(original), scored.labels)
+        assert original is not None
+        before = _log_likelihood(original, scored.labels)
         ratio = before - _log_likelihood(scored.logits, scored.labels)
         return 2.0 / self.beta * F.logsigmoid(self.beta * scored.per_record(ratio)).sum()
 
@@ -249,7 +250,8 @@ def build_objective(name: str) -> Objective:
     Raises:
         HamuError: if the name is unknown, or its class fails to load.
     """
-    classes = with_plugins(_OURS, "hamu.objectives", "objective", asked=name)
+    classes: dict[str, type[Objective]] = {cls.name: cls for cls in _OURS}
+    classes |= plugins("hamu.objectives", "objective", classes, asked=name)
     if name not in classes:
         raise unknown("objective", name, classes)
     return made("objective", classes[name])
@@ -259,17 +261,9 @@ def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _required(original: Tensor | None) -> Tensor:
-    if original is None:
-        raise HamuError(
-            "this objective needs the original model's predictions; take the logits of an "
-            "OriginalModel"
-        )
-    return original
-
-
 def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
-    target = _wide(_required(original)).log_softmax(-1)
+    assert original is not None
+    target = _wide(original).log_softmax(-1)
     terms = F.kl_div(_wide(logits).log_softmax(-1), target, reduction="none", log_target=True)
     return terms.masked_fill_(target == -math.inf, 0.0).sum()  # p log(p/q) is 0 at p = 0
 

@@ -2,8 +2,9 @@
 
 After `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i for any optimizer.
 Gradients are kept by pointer, and the combine writes into the retain side's memory, unless offload,
-`keep` or split pairing asks otherwise. `combine` reads from the device once: decision, 2·L weights
-and loss scale. (Twice if sums of large tensors need float64: near-collinear or extreme gradients.)
+`keep` or split pairing asks otherwise. `combine` reads from the device once: decision, 2·L weights,
+the Gram and the loss scale. (Twice if sums of large tensors need float64: near-collinear or extreme
+gradients.)
 """
 
 from __future__ import annotations
@@ -11,23 +12,17 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from hamu.core.combine import GradOffload, combined, combined_with_offloaded
-from hamu.core.distributed.layout import (
-    Grads,
-    Layout,
-    Replicated,
-    drained,
-    is_flattened,
-    is_sharded,
-)
+from hamu.core.combine import GradOffload, combined
+from hamu.core.distributed import is_sharded
+from hamu.core.distributed.layout import Grads, Layout, drained
 from hamu.core.gram import (
     SIDES,
     Blocks,
@@ -39,9 +34,10 @@ from hamu.core.gram import (
 )
 from hamu.core.gram_meter import GramMeter
 from hamu.core.methods.base import Method, StoppingMemory, Weights
-from hamu.core.pair_step import Cause, Decision, PairStep
 from hamu.errors import HamuError
 
+Decision = Literal["step", "skip", "stop"]
+Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
 _FIGURES = (  # of a constraint, read with the decision
     "feasible",
     "demand",
@@ -54,16 +50,96 @@ _FIGURES = (  # of a constraint, read with the decision
 
 
 @dataclass(frozen=True)
-class _Read:
-    """Figures of a step on the host; weights are those of the gradients before clipping, [L]."""
+class PairStep:
+    """Result of one combine. Tensors stay on the device; reading one synchronises.
 
-    finite: bool
-    unscale: float
-    losses_finite: bool
-    constraint: dict[str, float]
-    retain_weights: list[float]
-    forget_weights: list[float]
-    precision: list[float]
+    Attributes:
+        gram: Gram of the clipped gradients, [L].
+        weights: the method's weights for the clipped gradients, [L], with its constraint's status.
+        clip: 0-dim clipping factors of the retain and the forget gradient.
+        decision: "step" if `.grad` holds g*; "skip" or "stop" if `.grad` is None, so that no
+            optimizer moves.
+        reason: for a skip or a stop, as a sentence; else empty.
+        kept: by side, the gradients that `combine` kept, as collected: scaled by a `GradScaler`,
+            not clipped.
+        unscale: factor that removes that scale.
+        finite: whether both gradients were finite; a `GradScaler` must hear of it if not.
+        cause: the reason as a keyword.
+    """
+
+    gram: PairGram
+    weights: Weights
+    clip: tuple[Tensor, Tensor]
+    decision: Decision
+    reason: str = ""
+    kept: dict[str, list[Tensor | None]] = field(default_factory=dict)
+    unscale: float = 1.0
+    finite: bool = True
+    cause: Cause = ""
+
+    def __repr__(self) -> str:
+        """Decision, gradients with weights, predicted changes, in three lines; one transfer."""
+        a, b = self.weights.retain, self.weights.forget
+        changes = (self.promised_retain_change, self.promised_forget_change)
+        figures = (*self.gradient_norms, self.cos, a.min(), a.max(), b.min(), b.max(), *changes)
+        retain, forget, cos, a0, a1, b0, b1, of_retain, of_forget = torch.stack(figures).tolist()
+        return (
+            f"PairStep: {self.decision}{self.reason and f', {self.reason}'}\n"
+            f"  ‖g_r‖ {retain:.4g}, ‖g_f‖ {forget:.4g}, cosθ {cos:+.4f}; "
+            f"weights in {len(a):,} blocks: retain {a0:.4g} to {a1:.4g}, forget {b0:.4g} "
+            f"to {b1:.4g}\n"
+            f"  predicted per unit of learning rate: retain loss {of_retain:+.4g}, "
+            f"forget loss {of_forget:+.4g}"
+        )
+
+    @property
+    def should_stop(self) -> bool:
+        """True if the run should end before this step."""
+        return self.decision == "stop"
+
+    @property
+    def kappa(self) -> Tensor:
+        """κ = g_r·g_f over the whole model, 0-dim (Theorem 4.1)."""
+        return self.gram.dot.sum()
+
+    @property
+    def cos(self) -> Tensor:
+        """cosθ between the whole model's gradients, 0-dim."""
+        return self.gram.total().cos[0]
+
+    @property
+    def gradient_norms(self) -> tuple[Tensor, Tensor]:
+        """‖g_r‖ and ‖g_f‖ of the whole model before clipping, 0-dim."""
+        retain, forget = (sq.sum().sqrt() for sq in (self.gram.retain_sq, self.gram.forget_sq))
+        return retain / self.clip[0], forget / self.clip[1]
+
+    @property
+    def combined_sq(self) -> Tensor:
+        """‖g*_i‖² of each block, [L]: from the Gram, without a pass over the gradients."""
+        gram, a, b = self.gram, self.weights.retain, self.weights.forget
+        return (a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq).clamp(min=0)
+
+    @property
+    def promised_retain_change(self) -> Tensor:
+        """First-order change of the clipped retain objective, g_r·Δw/η = F_r*/η, 0-dim."""
+        return self.gram.changes(self.weights.retain, self.weights.forget)[0]
+
+    @property
+    def promised_forget_change(self) -> Tensor:
+        """First-order change of the clipped forget objective, g_f·Δw/η, 0-dim."""
+        return self.gram.changes(self.weights.retain, self.weights.forget)[1]
+
+    @property
+    def direct_share(self) -> Tensor | None:
+        """Share of blocks on the direct branch, 0-dim; None for methods without branches."""
+        constraint = self.weights.constraint
+        return None if constraint is None else constraint.direct.double().mean()
+
+    @property
+    def regime(self) -> Tensor | None:
+        """Whole model's regime (Fig. 1), 0-dim, see `regime_at`; None without a constraint."""
+        constraint = self.weights.constraint
+        return None if constraint is None else constraint.regime
 
 
 class PairedGradients:
@@ -112,7 +188,7 @@ class PairedGradients:
                 f"{method!r} is not a Method; pass an instance, such as HamuQ() or "
                 f"build_method(name)"
             )
-        if is_flattened(model):
+        if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
             raise HamuError(
                 "the model is wrapped in FullyShardedDataParallel, where each process sees its own "
                 "piece alone; shard it with fully_shard (FSDP2)"
@@ -120,15 +196,10 @@ class PairedGradients:
         sharded = is_sharded(model)  # gathers nothing; must precede named_parameters
         named = trainable_parameters(model)
         for name, parameter in named:
-            if parameter.is_meta:
+            if parameter.is_meta or parameter.is_complex():
                 raise HamuError(
-                    f"{name} is on the meta device (offloaded or never loaded); trainable "
-                    f"parameters must be on a real device"
-                )
-            if parameter.is_complex():
-                raise HamuError(
-                    f"{name} is complex; keep its real and imaginary part as two parameters, or "
-                    f"freeze it"
+                    f"{name} is complex or on the meta device (offloaded or never loaded); "
+                    f"trainable parameters must be real numbers on a real device"
                 )
         check_max_norm(max_grad_norm)
         self.method = method
@@ -138,7 +209,7 @@ class PairedGradients:
         self.parameters = [p for _, p in named]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
-        layout: Callable[..., Layout] = Replicated
+        layout = Layout
         if sharded:
             from hamu.core.distributed.sharded import Sharded as layout  # noqa: N813 loads FSDP2
         self.use(layout(self.parameters, self.block_of))
@@ -163,17 +234,13 @@ class PairedGradients:
         """True if `combine` can keep gradients: both are here, as collected."""
         return self.layout.is_whole and not self.offload_grads.is_used
 
-    @contextmanager
-    def retain(self) -> Iterator[None]:
+    def retain(self) -> AbstractContextManager[None]:
         """Collect the gradient of the retain loss: call backward inside, once or several times."""
-        with self._collect("retain"):
-            yield
+        return self._collect("retain")
 
-    @contextmanager
-    def forget(self) -> Iterator[None]:
+    def forget(self) -> AbstractContextManager[None]:
         """Collect the gradient of the forget loss (the loss itself, not its negative)."""
-        with self._collect("forget"):
-            yield
+        return self._collect("forget")
 
     @contextmanager
     def _collect(self, side: str) -> Iterator[None]:
@@ -250,56 +317,30 @@ class PairedGradients:
                 with the decision. With several processes it must cover the losses of all, equal on
                 each.
 
-        Returns:
-            The `PairStep`.
-
         Raises:
             HamuError: if a side that the method needs is missing, stale (detected through
                 `Tensor._version`, which fused optimizers and writes to `.data` do not raise) or
                 overwritten by the other; if a frozen parameter has a gradient; or if the method's
                 weights are not finite, or not one per block.
         """
-        if self._inside:
-            raise HamuError(
-                f"combine() was called inside {self._inside}(); close the context first"
-            )
-        if isinstance(keep, str) or not set(keep) <= set(SIDES):
-            raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
-        if keep and not self.can_keep:
-            raise HamuError(
-                "gradients can only be kept where each process has both of them whole; leave "
-                "keep out"
-            )
+        self._check_keep(keep)
         grads = self._take()
         self.offload_grads.wait()
         retain, forget = self.layout.take(grads)
         _check_apart(retain, forget)
-        scaled = scaler is not None and scaler.is_enabled()
-        exact = not self.layout.is_whole  # all processes must decide alike
-        raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
         unscale = None
-        if scaler is not None and scaled:  # its `get_scale` would read from the device
-            unscale = scaler.scale(raw.dot.new_ones(())).reciprocal()
-        while True:
-            gram = raw if unscale is None else raw.scaled(unscale, unscale)
-            clip = gram.clip_factors(self.max_grad_norm)
-            gram = gram.scaled(*clip)
-            weights = self._weigh(gram)
-            coarse = None if exact else raw
-            read = self._read(gram, weights, clip, unscale, losses_finite, coarse)
-            imprecise = self._meter.blocks_to_refine(read.precision, retain, forget, read.finite)
-            if not imprecise:
-                break
-            exact = True
-            raw = self.layout.total(self._meter.refined(raw, imprecise, retain, forget))
+        if scaler is not None and scaler.is_enabled():  # its `get_scale` would read from the device
+            one = torch.ones((), dtype=torch.float64, device=self._meter.device)
+            unscale = scaler.scale(one).reciprocal()
+        gram, weights, clip, read = self._weighed(retain, forget, unscale, losses_finite)
         decision, cause, reason = self._decide(read)
         kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":
-            self._write(retain, forget, read.retain_weights, read.forget_weights, keep)
-        elif scaled:
+            self._write(retain, forget, read["retain"], read["forget"], keep)
+        elif unscale is not None:
             self._spoil(self.layout.give(_either(retain, forget)))
         return PairStep(
-            gram, weights, clip, decision, reason, kept, read.unscale, read.finite, cause
+            gram, weights, clip, decision, reason, kept, read["unscale"], read["finite"], cause
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -314,7 +355,7 @@ class PairedGradients:
         """
         ours, theirs = self._settings(), state["settings"]
         changes = [
-            f"{key} {theirs.get(key)!r} (now {ours.get(key)!r})"
+            f"{key} {theirs.get(key)} (now {ours.get(key)})"
             for key in sorted(ours.keys() | theirs.keys())
             if ours.get(key) != theirs.get(key)
         ]
@@ -325,16 +366,17 @@ class PairedGradients:
             )
         self._memory.load_state_dict(state["stopping"])
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, str]:
         method = self.method
-        own: dict[str, Any] = _plain(method) if is_dataclass(method) else {}
+        own: list[str] = [one.name for one in fields(method)] if is_dataclass(method) else []
         digest = hashlib.sha256(repr((self.block_names, self.block_of)).encode()).hexdigest()
-        return own | {
+        settings = {name: getattr(method, name) for name in own} | {
             "method": method.name,
-            "stopping": asdict(method.stopping_rule),
+            "stopping": method.stopping_rule,
             "max_grad_norm": self.max_grad_norm,
             "blocks": f"{len(self.block_names)} ({digest[:8]})",
         }
+        return {key: re.sub(" at 0x[0-9a-f]+", "", repr(value)) for key, value in settings.items()}
 
     def _no_grads(self) -> Grads:
         return [None] * len(self.parameters)
@@ -357,8 +399,7 @@ class PairedGradients:
                     f"grad to None"
                 )
         uses = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
-        needed = {side for side, used in uses.items() if used and side in self.layout.sides}
-        missing = [side for side in SIDES if side in needed - self._grads.keys()]
+        missing = [s for s in self.layout.sides if uses[s] and s not in self._grads]
         if missing:
             raise HamuError(
                 f"{self.method.name} needs a {' and a '.join(missing)} gradient for this step; run "
@@ -374,6 +415,19 @@ class PairedGradients:
             )
         return grads
 
+    def _check_keep(self, keep: Collection[str]) -> None:
+        if self._inside:
+            raise HamuError(
+                f"combine() was called inside {self._inside}(); close the context first"
+            )
+        if isinstance(keep, str) or not set(keep) <= set(SIDES):
+            raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
+        if keep and not self.can_keep:
+            raise HamuError(
+                "gradients can only be kept where each process has both of them whole; leave "
+                "keep out"
+            )
+
     def _check_stale(self) -> None:
         if [p._version for p in self.parameters] == self._versions:
             return
@@ -384,8 +438,31 @@ class PairedGradients:
             f"combine() before optimizer.step(), or discard() to start the pair anew"
         )
 
-    def _weigh(self, gram: PairGram) -> Weights:
-        weights = self.method.weigh(gram)
+    def _weighed(
+        self,
+        retain: Grads,
+        forget: Grads,
+        unscale: Tensor | None,
+        losses_finite: Tensor | bool | None,
+    ) -> tuple[PairGram, Weights, tuple[Tensor, Tensor], dict[str, Any]]:
+        """Clipped Gram, weights and clipping factors, and what `_read` reads of them."""
+        is_whole = self.layout.is_whole  # else all processes sum exactly, to decide alike
+        raw = self.layout.total(self._meter.measure(retain, forget, exact=not is_whole))
+        while True:
+            gram = raw if unscale is None else raw.scaled(unscale, unscale)
+            clip = gram.clip_factors(self.max_grad_norm)
+            gram = gram.scaled(*clip)
+            weights = self.method.weigh(gram)
+            self._check_shapes(weights, gram)
+            read = self._read(raw, gram, weights, clip, unscale, losses_finite)
+            sums = (read["retain_sq"], read["forget_sq"], read["dot"])
+            doubtful = self._meter.doubtful(*sums, retain, forget) if is_whole else []
+            if not doubtful:
+                return gram, weights, clip, read
+            raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
+            is_whole = False  # no second time
+
+    def _check_shapes(self, weights: Weights, gram: PairGram) -> None:
         shapes = [tuple(getattr(side, "shape", ())) for side in (weights.retain, weights.forget)]
         if any(shape != tuple(gram.dot.shape) for shape in shapes):
             raise HamuError(
@@ -393,62 +470,68 @@ class PairedGradients:
                 f"for each of {len(gram.dot)} blocks; a weight of the whole model is "
                 f"weight.expand_as(gram.dot)"
             )
-        return weights
 
+    @staticmethod
     def _read(
-        self,
+        raw: PairGram,
         gram: PairGram,
         weights: Weights,
         clip: tuple[Tensor, Tensor],
         unscale: Tensor | None,
         losses_finite: Tensor | bool | None,
-        coarse: PairGram | None,
-    ) -> _Read:
-        """Read everything in the one transfer of a step."""
-        one = gram.dot.new_ones(())
-        given = (one if t is None else torch.as_tensor(t).to(one) for t in (unscale, losses_finite))
-        constraint, names = weights.constraint, _FIGURES if weights.constraint is not None else ()
-        figures = [getattr(constraint, name) for name in names]
-        parts = [
-            torch.stack([gram.is_finite(), *given, *figures]),
-            weights.retain * clip[0],
-            weights.forget * clip[1],
-            *([] if coarse is None else self._meter.precision_figures(coarse, gram.sin)),
-        ]
-        finite, scale, losses, *values = torch.cat(parts).tolist()
-        a, blocks = len(figures), len(self.block_names)
-        b, rest = a + blocks, a + 2 * blocks
-        found = dict(zip(names, values[:a], strict=True))
-        return _Read(
-            finite == 1.0, scale, losses == 1.0, found, values[a:b], values[b:rest], values[rest:]
-        )
+    ) -> dict[str, Any]:
+        """Everything that the host must know of a step, by name, in its one transfer."""
+        one, constraint = gram.dot.new_ones(()), weights.constraint
+        figures = {
+            "finite": gram.is_finite(),
+            "unscale": one if unscale is None else unscale,
+            "losses_finite": one if losses_finite is None else torch.as_tensor(losses_finite),
+        }
+        if constraint is not None:
+            figures |= {name: getattr(constraint, name) for name in _FIGURES}
+        of_blocks = {
+            "retain": weights.retain * clip[0],  # of the gradients before clipping
+            "forget": weights.forget * clip[1],
+            "retain_sq": raw.retain_sq,
+            "forget_sq": raw.forget_sq,
+            "dot": raw.dot,
+        }
+        stacked = torch.stack([value.to(one) for value in figures.values()])
+        values = torch.cat([stacked, *of_blocks.values()]).tolist()
+        read = dict(zip(figures, values, strict=False))
+        read |= {name: bool(read[name]) for name in ("finite", "losses_finite")}
+        starts = range(len(figures), len(values), len(gram.dot))
+        return read | {
+            name: values[start : start + len(gram.dot)]
+            for name, start in zip(of_blocks, starts, strict=True)
+        }
 
-    def _decide(self, read: _Read) -> tuple[Decision, Cause, str]:
-        if not read.finite:
+    def _decide(self, read: dict[str, Any]) -> tuple[Decision, Cause, str]:
+        if not read["finite"]:
             return "skip", "not finite", "a gradient is not finite"
-        if not read.losses_finite:
+        if not read["losses_finite"]:
             return "skip", "not finite", "a loss is not finite"
-        multiples = [*read.retain_weights, *read.forget_weights]
+        multiples = [*read["retain"], *read["forget"]]
         if not all(map(math.isfinite, multiples)):
             raise HamuError(
                 f"{self.method.name} gave a weight that is not finite, for gradients that are; "
                 f"mend its weigh"
             )
-        found = read.constraint
-        if found and not found["feasible"] and self.method.on_infeasible != "clamp":
-            why = _why_infeasible(found["demand"], found["max_demand"])
+        has_constraint = "feasible" in read
+        if has_constraint and not read["feasible"] and self.method.on_infeasible != "clamp":
+            why = _why_infeasible(read["demand"], read["max_demand"])
             return self.method.on_infeasible, "infeasible", why
         largest = max(map(abs, multiples))
         if largest > self._largest:
             why = f"a gradient would be multiplied by {largest:.4g}, beyond the range of float32"
             return "skip", "out of range", why
-        if not found:
+        if not has_constraint:
             return "step", "", ""
-        clipped_demand, free_limit = found["clipped_demand"], found["free_limit"]
+        clipped_demand, free_limit = read["clipped_demand"], read["free_limit"]
         headroom = free_limit / clipped_demand if clipped_demand > 0 else math.inf
-        if self._memory.update(headroom, bool(found["conflict"])):
-            is_free = bool(found["some_demand_is_free"])
-            explained = self._memory.explain(found["demand"], clipped_demand, free_limit, is_free)
+        if self._memory.update(headroom, bool(read["conflict"])):
+            is_free = bool(read["some_demand_is_free"])
+            explained = self._memory.explain(read["demand"], clipped_demand, free_limit, is_free)
             return "stop", "criterion", f"the stopping criterion is met: {explained}"
         return "step", "", ""
 
@@ -465,24 +548,8 @@ class PairedGradients:
             retain = [None if r is None else r.clone() for r in retain]
         parts, blocks = self.layout.parts, self.layout.block_of
         sides = zip(parts, blocks, drained(retain), drained(forget), strict=True)
-        combine = combined_with_offloaded if self.offload_grads.is_used else combined
-        written = [combine(r, f, a[block], b[block], part) for part, block, r, f in sides]
+        written = [combined(r, f, a[block], b[block], part) for part, block, r, f in sides]
         self._set_grads(self.layout.give(written))
-
-
-def _plain(value: Any) -> Any:
-    """Setting as JSON returns it; other objects as their name, or their repr without an address."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return getattr(value, "__qualname__", None) or re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _why_infeasible(demand: float, max_demand: float) -> str:

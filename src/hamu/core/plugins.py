@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -11,29 +11,15 @@ from typing import Any, TypeVar
 
 from hamu.errors import HamuError, first_line
 
-Named = TypeVar("Named", bound=type[Any])
 Made = TypeVar("Made")
 GROUPS = ("hamu.methods", "hamu.objectives", "hamu.metrics")
 _logger = logging.getLogger(__name__)
 
 
-def with_plugins(
-    ours: Iterable[Named],
-    group: str,
-    kind: str,
-    *,
-    asked: str | None = None,
-    needs_all: bool = False,
-) -> dict[str, Named]:
-    """Classes by their attribute `name`: ours first, then those of `plugins`, which see."""
-    classes = {cls.name: cls for cls in ours}
-    return classes | plugins(group, kind, classes, asked=asked, needs_all=needs_all)
-
-
 def plugins(
     group: str,
     kind: str,
-    taken: Container[str],
+    taken: Container[str] = (),
     *,
     asked: str | None = None,
     needs_all: bool = False,
@@ -83,21 +69,14 @@ def points_of(group: str) -> tuple[EntryPoint, ...]:
 
 
 def made(kind: str, cls: type[Made], **settings: Any) -> Made:
-    """Instance of a class that a package may have added.
-
-    Raises:
-        HamuError: if its constructor fails; a HamuError of the class itself passes through.
-    """
+    """Instance of a class that a package may have added; a HamuError if its constructor fails."""
     try:
         return cls(**settings)
     except HamuError:
         raise
     except Exception as error:  # foreign code may raise anything
         name = cls.name  # type: ignore[attr-defined]
-        raise HamuError(
-            f"the {kind} {name} of {cls.__module__} cannot be made: {type(error).__name__}: "
-            f"{first_line(error)}; repair its package, or uninstall it"
-        ) from error
+        raise _failed(f"the {kind} {name} of {cls.__module__} cannot be made", error) from error
 
 
 def _loaded(point: EntryPoint, kind: str) -> Any:
@@ -108,15 +87,18 @@ def _loaded(point: EntryPoint, kind: str) -> Any:
         cls = point.load()
         name = getattr(cls, "name", None)
     except Exception as error:  # foreign code may raise anything
-        raise HamuError(
-            f"{what} cannot be loaded: {type(error).__name__}: {first_line(error)}; repair the "
-            f"package, or uninstall it"
-        ) from error
+        raise _failed(f"{what} cannot be loaded", error) from error
     if not isinstance(cls, type) or not isinstance(name, str):
         raise HamuError(f"{what} is not a class with a name; repair the package, or uninstall it")
     if kind == "method" and (name in ("", "..") or Path(name).name != name):  # names a run's folder
         raise HamuError(f"{what} has the name {name!r}, which a folder cannot have; rename it")
     return cls
+
+
+def _failed(what: str, error: Exception) -> HamuError:
+    return HamuError(
+        f"{what}: {type(error).__name__}: {first_line(error)}; repair its package, or uninstall it"
+    )
 
 
 @cache  # one warning each

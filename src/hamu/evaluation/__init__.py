@@ -1,7 +1,14 @@
-"""Evaluation of a model: losses, accuracy, membership inference, distance to a retain model, gains,
-TOFU.
-"""
+"""What a model still remembers: losses, accuracy, membership inference, TOFU's figures, attacks."""
 
+from hamu.evaluation.attack_results import (
+    AttackResult,
+    AttackSettings,
+    Outcome,
+    lasts,
+    robustness,
+    sentence,
+)
+from hamu.evaluation.attacks import AttackData, attack, attack_model
 from hamu.evaluation.gains import Gains, hypervolume, hypervolume_reference, pareto_optimal
 from hamu.evaluation.generation import generate_answers, rouge_l_recall
 from hamu.evaluation.membership import (
@@ -28,7 +35,6 @@ from hamu.evaluation.reports import (
     build_metrics,
     classifier_report,
     further_figures,
-    metric_classes,
     text_report,
 )
 from hamu.evaluation.tofu import (
@@ -41,12 +47,14 @@ from hamu.evaluation.tofu import (
     truth_ratios,
 )
 
-__all__ = [
-    "AttackScores", "Gains", "MembershipInference", "Metric", "Predictions", "TofuSets",
-    "TokenPredictions", "build_metrics", "classifier_report", "embed", "forget_quality",
-    "further_figures", "generate_answers", "hypervolume", "hypervolume_reference", "loss_attack",
-    "membership_inference", "membership_scores", "metric_classes", "min_k_scores", "model_utility",
-    "normalized_probabilities", "pareto_optimal", "predict", "predict_tokens", "principal_axes",
-    "privleak", "probabilities", "rouge_l_recall", "text_membership", "text_report", "tofu_report",
-    "truth_ratio_scores", "truth_ratios",
-]  # fmt: skip
+__all__ = ["AttackData", "AttackResult", "AttackSettings", "Outcome", "attack", "attack_model"]
+__all__ += ["lasts", "robustness", "sentence"]
+__all__ += ["Gains", "hypervolume", "hypervolume_reference", "pareto_optimal"]
+__all__ += ["generate_answers", "rouge_l_recall"]
+__all__ += ["AttackScores", "MembershipInference", "loss_attack", "membership_inference"]
+__all__ += ["membership_scores", "min_k_scores", "privleak", "text_membership"]
+__all__ += ["Predictions", "TokenPredictions", "embed", "predict", "predict_tokens"]
+__all__ += ["principal_axes", "probabilities"]
+__all__ += ["Metric", "build_metrics", "classifier_report", "further_figures", "text_report"]
+__all__ += ["TofuSets", "forget_quality", "model_utility", "normalized_probabilities"]
+__all__ += ["tofu_report", "truth_ratio_scores", "truth_ratios"]

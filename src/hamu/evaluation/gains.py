@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hamu.core.gram import SIDES
 from hamu.errors import HamuError
 
 LARGEST_RETAIN_LOSS = 1.0  # nats: a hypervolume counts no larger rise of the retain loss
@@ -14,8 +13,7 @@ Point = tuple[float, float]  # `Gains`, or any two figures of which larger is be
 
 
 class Gains(NamedTuple):
-    """Gains of a model over the one that it started from, in nats; larger is better (paper, Sec.
-    6).
+    """Gains of a model over the one before, in nats; larger is better (paper, Sec. 6).
 
     Attributes:
         retain: -ΔL_r, the fall of the retain loss.
@@ -28,9 +26,7 @@ class Gains(NamedTuple):
     @classmethod
     def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Gains:
         """Compute the gains from the losses of both sides before and after, in nats."""
-        return cls(
-            retain=before["retain"] - after["retain"], forget=after["forget"] - before["forget"]
-        )
+        return cls(before["retain"] - after["retain"], after["forget"] - before["forget"])
 
     @property
     def joint(self) -> float:
@@ -46,10 +42,8 @@ def pareto_optimal(points: Sequence[Point]) -> list[bool]:
     """
     _check_finite(points)
     return [
-        not any(
-            other != point and other[0] >= point[0] and other[1] >= point[1] for other in points
-        )
-        for point in points
+        not any(other != (x, y) and other[0] >= x and other[1] >= y for other in points)
+        for x, y in points
     ]
 
 
@@ -76,8 +70,7 @@ def hypervolume_reference(worst_retain: float) -> Gains:
     """Reference of hypervolumes: no forget gain, at the worst retain gain.
 
     Args:
-        worst_retain: the lowest retain gain of the comparison, clamped to [-`LARGEST_RETAIN_LOSS`,
-            0].
+        worst_retain: of the comparison, clamped to [-`LARGEST_RETAIN_LOSS`, 0].
     """
     return Gains(retain=max(-LARGEST_RETAIN_LOSS, min(0.0, worst_retain)), forget=0.0)
 
@@ -117,16 +110,14 @@ def gains_of(evaluation: Mapping[str, Any]) -> Gains:
 
     The trajectory ends there unless the run returned to an earlier state.
     """
-    losses = [
-        {str(side): evaluation[role][side]["loss"] for side in SIDES}
+    before, after = (
+        {side: evaluation[role][side]["loss"] for side in ("retain", "forget")}
         for role in ("before", "after")
-    ]
-    before, after = losses
+    )
     return Gains.between(before, after)
 
 
 def is_near(one: Gains, other: Gains) -> bool:
     """True for points that differ by no more than two measurements of one model."""
-    return all(
-        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in zip(one, other, strict=True)
-    )
+    pairs = zip(one, other, strict=True)
+    return all(math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in pairs)

@@ -7,18 +7,16 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hamu.core.forward import evaluating
+from hamu.data import TextData
 from hamu.errors import HamuError
 from hamu.models.language import longest_text
-
-if TYPE_CHECKING:
-    from hamu.data import TextData
 
 MAX_NEW_TOKENS = 200  # TOFU's limit is 200 tokens with the prompt
 
@@ -33,8 +31,7 @@ def generate_answers(
     *,
     sampling_seed: int | None = None,
 ) -> list[str]:
-    """Answer each prompt greedily: the most likely token at every step, until the end-of-sequence
-    token.
+    """Answer each prompt with the most likely token at every step, until an end token.
 
     Prompts of similar length share a batch, padded at their left. Neither the other prompts of a
     batch nor the right answers change an answer. Of the model's own generation settings only its
@@ -45,8 +42,7 @@ def generate_answers(
         tokenizer: the model's tokenizer, with a padding token.
         data: records encoded with loss_on="answer".
         batch_size: prompts per batch.
-        max_new_tokens: the longest answer (200 tokens), shorter where the model's context ends
-            before.
+        max_new_tokens: the longest answer, shorter where the model's context ends before.
         sampling_seed: draw each token, at temperature 1 from the whole vocabulary, by this seed;
             None for greedily.
 
@@ -57,25 +53,25 @@ def generate_answers(
         HamuError: if a record has no prompt.
     """
     prompts = [data.prompt(i) for i in range(len(data))]
-    for row, prompt in zip(data.texts.rows.tolist(), prompts, strict=True):
-        if not len(prompt):
-            raise HamuError(
-                f"row {row} of {data.texts.source} has no prompt to answer; give questions, not "
-                f"plain text"
-            )
+    lengths = [len(prompt) for prompt in prompts]
+    if 0 in lengths:
+        row = data.rows[lengths.index(0)].item()
+        raise HamuError(
+            f"row {row} of {data.texts.source} has no prompt to answer; give questions, not plain "
+            f"text"
+        )
     device = next(model.parameters()).device
     ends = _ends(model, tokenizer)
     pad = ends[0] if ends else 0  # a tokenizer's own may have no embedding in the model
-    most = longest_text(model)
-    room = [min(max_new_tokens, max(1, most - len(p))) if most else max_new_tokens for p in prompts]
-    how: dict[str, Any] = {"do_sample": False}
-    if sampling_seed is not None:
-        how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0}
+    longest = longest_text(model) or 0
+    room = [
+        min(max_new_tokens, max(1, longest - n)) if longest else max_new_tokens for n in lengths
+    ]
     answers = [""] * len(prompts)
-    with evaluating(model), _plain_settings(model):
+    with evaluating(model), _settings(model, is_greedy=sampling_seed is None):
         if sampling_seed is not None:
             torch.manual_seed(sampling_seed)
-        for places in _batches([len(p) for p in prompts], room, batch_size):
+        for places in _batches(lengths, room, batch_size):
             ids = _pad_left([prompts[i] for i in places], pad)
             mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)
             generated = model.generate(
@@ -85,7 +81,6 @@ def generate_answers(
                 use_cache=True,
                 pad_token_id=pad,
                 eos_token_id=ends or None,
-                **how,
             )
             rows = generated[:, ids.shape[1] :].tolist()
             written = [list(takewhile(lambda token: token not in ends, row)) for row in rows]
@@ -96,15 +91,16 @@ def generate_answers(
 
 
 @contextmanager
-def _plain_settings(model: Any) -> Iterator[None]:
-    """Remove the model's own generation settings, which would fill in whatever a call leaves
-    open.
-    """
+def _settings(model: Any, *, is_greedy: bool) -> Iterator[None]:
+    """Replace the model's own generation settings, which fill in whatever a call leaves open."""
     from transformers import GenerationConfig
 
+    settings = GenerationConfig(do_sample=False)
+    if not is_greedy:
+        settings = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, temperature=1.0)
     is_adapter = hasattr(model, "get_base_model")  # its settings are those of its base
     inner = model.get_base_model() if is_adapter else model
-    kept, inner.generation_config = inner.generation_config, GenerationConfig()
+    kept, inner.generation_config = inner.generation_config, settings
     try:
         yield
     finally:
@@ -126,18 +122,18 @@ def _ends(model: Any, tokenizer: Any) -> list[int]:
     return sorted({token for token in (tokenizer.eos_token_id, *named) if token is not None})
 
 
+def _pad_left(sequences: list[Tensor], value: int) -> Tensor:
+    return pad_sequence(sequences, batch_first=True, padding_value=value, padding_side="left")
+
+
 def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
-    """ROUGE-L recall of each answer, [N] float64: the longest common subsequence's share of the
-    reference's words.
+    """ROUGE-L recall of each answer, [N] float64.
 
-    Words are stemmed, without case (Lin 2004), as in TOFU (Maini et al. 2024). That tokenizer reads
-    only Latin letters without accents; references of mostly other letters are split by Unicode
-    words, and scripts without spaces into characters. For a reference without a word (a sign,
-    nothing) it is 1 if the answer is equal, else 0.
-
-    Args:
-        answers: of the model.
-        references: the right answers.
+    It is the longest common subsequence's share of the reference's words. Words are stemmed,
+    without case (Lin 2004), as in TOFU (Maini et al. 2024). That tokenizer reads only Latin letters
+    without accents; references of mostly other letters are split by Unicode words, and scripts
+    without spaces into characters. For a reference without a word (a sign, nothing) it is 1 if the
+    answer is equal, else 0.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -157,9 +153,7 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
 
 
 class _UnicodeWords:
-    """Tokenizer for rouge-score: words of any script; characters of wide scripts, which have no
-    spaces.
-    """
+    """Tokenizer for rouge-score: words of any script, characters of scripts without spaces."""
 
     def tokenize(self, text: str) -> list[str]:
         words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", text).casefold())
@@ -168,7 +162,3 @@ class _UnicodeWords:
             is_wide = any(unicodedata.east_asian_width(sign) in "WF" for sign in word)
             parts += word if is_wide else [word]
         return parts
-
-
-def _pad_left(sequences: list[Tensor], value: int) -> Tensor:
-    return pad_sequence(sequences, batch_first=True, padding_value=value, padding_side="left")

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 
 _FOLDS = 5
@@ -63,6 +62,11 @@ class AttackScores:
         return np.concatenate([self.members.numpy(), self.nonmembers.numpy()])
 
     @property
+    def is_usable(self) -> bool:
+        """True if there are scores of both, all finite."""
+        return bool(len(self.members) and len(self.nonmembers) and np.isfinite(self.both).all())
+
+    @property
     def auc(self) -> float:
         """Area under the ROC curve."""
         from sklearn.metrics import roc_auc_score
@@ -80,8 +84,7 @@ class AttackScores:
 def membership_inference(
     forget: Predictions, test: Predictions, seed: int = 42
 ) -> MembershipInference | None:
-    """Attack the per-sample cross-entropy: a logistic regression (after Shokri et al. 2017), and a
-    threshold.
+    """Attack the losses by a logistic regression (after Shokri et al. 2017), and by a threshold.
 
     Each class contributes as many records of the forget as of the test set, drawn at random, so
     that the attacks cannot win by telling classes apart. 5-fold stratified cross-validation judges
@@ -115,11 +118,18 @@ def membership_inference(
 def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
     """Scores behind the AUC of `membership_inference`: log p of the right class; None as there."""
     generator = torch.Generator().manual_seed(seed)
-    members, nonmembers = _matched(forget.labels, test.labels, generator)
-    # no probabilities: those of losses beyond 745 are all 0, and would tie
-    found = AttackScores(-forget.losses[members].double(), -test.losses[nonmembers].double())
-    usable = len(members) >= _FOLDS and bool(np.isfinite(found.both).all())
-    return found if usable else None
+    chosen: list[tuple[Tensor, Tensor]] = []
+    for label in torch.unique(forget.labels).tolist():
+        # no probabilities: those of losses beyond 745 are all 0, and would tie
+        both = [-one.losses[one.labels == label].double() for one in (forget, test)]
+        count = min(map(len, both))
+        first, second = (s[torch.randperm(len(s), generator=generator)[:count]] for s in both)
+        chosen.append((first, second))
+    if not chosen:
+        return None
+    members, nonmembers = map(torch.cat, zip(*chosen, strict=True))
+    found = AttackScores(members, nonmembers)
+    return found if len(members) >= _FOLDS and found.is_usable else None
 
 
 def auc_of(report: Mapping[str, Any]) -> float | None:
@@ -151,17 +161,12 @@ def text_membership(
     Returns:
         AUC by name of the attack, None for one with a score that is not finite; or None for all if
         a set is empty, or no attack has a figure.
-
-    Raises:
-        HamuError: if texts and predictions do not fit, or k is not in (0, 1].
     """
     members = membership_scores(forget, forget_texts, k)
     nonmembers = membership_scores(holdout, holdout_texts, k)
     scores = {name: AttackScores(members[name], nonmembers[name]) for name in members}
-    finite = {name: bool(np.isfinite(attack.both).all()) for name, attack in scores.items()}
-    if not (forget.records and holdout.records and any(finite.values())):
-        return None
-    return {name: attack.auc if finite[name] else None for name, attack in scores.items()}
+    found = {name: one.auc if one.is_usable else None for name, one in scores.items()}
+    return None if set(found.values()) == {None} else found
 
 
 def membership_scores(
@@ -181,15 +186,8 @@ def membership_scores(
     Args:
         predictions: of the records.
         texts: the scored text of each record.
-        k: the share of tokens for the last two.
-
-    Raises:
-        HamuError: if texts and predictions do not fit, or k is not in (0, 1].
+        k: the share of tokens for the last two, in (0, 1].
     """
-    if len(texts) != predictions.records:
-        raise HamuError(
-            f"{len(texts)} texts do not fit the predictions of {predictions.records} records"
-        )
     loss = -predictions.record_losses
     sizes = [len(zlib.compress(text.encode())) for text in texts]
     spread = predictions.spread.clamp(min=_SMALLEST_SPREAD)
@@ -203,17 +201,19 @@ def membership_scores(
 
 
 def min_k_scores(predictions: TokenPredictions, k: float = 0.2) -> Tensor:
-    """`min_k` of `membership_scores` alone, [records] float64; needs no texts.
-
-    Raises:
-        HamuError: if k is not in (0, 1].
-    """
+    """`min_k` of `membership_scores` alone, [records] float64; needs no texts."""
     return _mean_of_lowest(predictions, -predictions.losses, k)
 
 
+def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> Tensor:
+    """Mean of the share k of lowest values in each record, [records]."""
+    each = (one.sort().values for one in predictions.each(values))
+    means = [one[: max(1, int(len(one) * k))].mean() for one in each]
+    return torch.stack(means) if means else values.new_zeros(0)
+
+
 def privleak(auc: float, retain_auc: float) -> float:
-    """(auc - retain_auc) / retain_auc: the leakage of the forget set beyond that of the retain
-    model.
+    """(auc - retain_auc) / retain_auc: leakage of the forget set beyond that of the retain model.
 
     After PrivLeak of MUSE (Shi et al. 2024), for the AUC of `min_k`; 0 is ideal. Here members score
     higher, so a model that has not unlearned is above 0. MUSE's own code counts the holdout set as
@@ -222,33 +222,7 @@ def privleak(auc: float, retain_auc: float) -> float:
 
     Args:
         auc: of the unlearned model, from `text_membership`.
-        retain_auc: of the retain model (retrained without the forget set), on the same records.
-
-    Raises:
-        HamuError: if retain_auc is 0.
+        retain_auc: of the retain model (retrained without the forget set), on the same records;
+            not 0.
     """
-    if retain_auc == 0.0:
-        raise HamuError("PrivLeak is relative to the retain model's AUC, which is 0 here")
     return (auc - retain_auc) / retain_auc
-
-
-def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> Tensor:
-    """Mean of the share k of lowest values in each record, [records]."""
-    if not 0.0 < k <= 1.0:
-        raise HamuError(f"k {k} must be above 0 and at most 1")
-    means = [
-        each.sort().values[: max(1, int(len(each) * k))].mean() for each in predictions.each(values)
-    ]
-    return torch.stack(means) if means else values.new_zeros(0)
-
-
-def _matched(first: Tensor, second: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Positions in both label lists, equally many of each class."""
-    chosen: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for label in torch.unique(first).tolist():
-        places = [(labels == label).nonzero().flatten() for labels in (first, second)]
-        count = min(len(p) for p in places)
-        for side, p in zip(chosen, places, strict=True):
-            side.append(p[torch.randperm(len(p), generator=generator)[:count]])
-    none = torch.zeros(0, dtype=torch.long)
-    return torch.cat([none, *chosen[0]]), torch.cat([none, *chosen[1]])

@@ -51,15 +51,14 @@ class Predictions:
 
 @dataclass(frozen=True)
 class TokenPredictions:
-    """Predictions of a language model for the N scored tokens of some records, in order, on the
-    CPU.
+    """Predictions of a language model for the N scored tokens of some records, on the CPU.
 
     Attributes:
         losses: -log p of each token, [N] float64.
         correct: [N] bool, True where the token is the most likely one.
         expected: Σ_v p_v·log p_v over the vocabulary at each token, [N] float64 (for Min-K%++).
         spread: the standard deviation of log p_v under p at each token, [N] float64 (for Min-K%++).
-        record: the record of each token, [N] int64.
+        record: the record of each token, [N] int64, ascending.
         records: the number of records.
     """
 
@@ -87,10 +86,9 @@ class TokenPredictions:
 
 
 def probabilities(predictions: TokenPredictions) -> Tensor:
-    """exp(-NLL) of each record, [records] float64: the probability of its answer, to the power
-    1/length.
+    """exp(-NLL) of each record, [records] float64, with NLL the mean -log p per scored token.
 
-    NLL is the mean -log p per scored token of the record (TOFU, Maini et al. 2024).
+    This is the probability of its answer, to the power 1/length (TOFU, Maini et al. 2024).
     """
     return torch.exp(-predictions.record_losses)
 
@@ -140,18 +138,16 @@ def predict_tokens(
     """
     items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     order = sorted(range(len(items)), key=lambda i: -len(items[i]["input_ids"]))
-    columns: list[list[Tensor]] = [[], [], [], [], []]
+    found: list[tuple[Tensor, ...]] = []
     done = 0
     for _, moved in _batches(model, [items[i] for i in order], batch_size, collate):
         scored = Scored.of(predict_logits(model, moved), moved["labels"])
-        for logits, labels in zip(
-            torch.split(scored.logits, _CHUNK), torch.split(scored.labels, _CHUNK), strict=True
-        ):
-            for column, values in zip(columns, _token_figures(logits, labels), strict=False):
-                column.append(values.cpu())
-        columns[4].append(torch.tensor(order[done : done + scored.records])[scored.record.cpu()])
+        record = torch.tensor(order[done : done + scored.records])[scored.record.cpu()]
         done += scored.records
-    losses, correct, expected, spread, record = (torch.cat(column) for column in columns)
+        parts = (torch.split(of, _CHUNK) for of in (scored.logits, scored.labels))
+        figures = [_token_figures(*part) for part in zip(*parts, strict=True)]
+        found.append((*map(torch.cat, zip(*figures, strict=True)), record))
+    losses, correct, expected, spread, record = map(torch.cat, zip(*found, strict=True))
     back = record.argsort(stable=True)
     return TokenPredictions(
         losses[back], correct[back], expected[back], spread[back], record[back], len(items)
@@ -172,11 +168,10 @@ def predict_shared(
         data, batch_size, collate: see `predict`.
         is_text: True if the records are texts.
     """
-    world = world_size()
     measure: Callable[..., Any] = predict_tokens if is_text else predict
+    world, length = world_size(), len(data)  # type: ignore[arg-type]
     if world == 1:
         return measure(model, data, batch_size, collate)  # type: ignore[no-any-return]
-    length: int = len(data)  # type: ignore[arg-type]
     mine = [(rank() + turn * world) % length for turn in range(-(-length // world))]
     found: list[Any] = [None] * world
     dist.all_gather_object(found, measure(model, Subset(data, mine), batch_size, collate))
@@ -224,10 +219,7 @@ def embed(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collat
 
 
 def principal_axes(vectors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
-    """Project groups of vectors onto their two common principal components.
-
-    Args:
-        vectors: groups of vectors, [N_i, D] each.
+    """Project groups of vectors, [N_i, D] each, onto their two common principal components.
 
     Returns:
         Each group on the two axes of largest variance, [N_i, 2], and their share of the variance. A
@@ -243,21 +235,20 @@ def principal_axes(vectors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
 
 
 def _most_likely(logits: Tensor) -> Tensor:
-    """Class of the highest logit, [N]; -1 where a logit is NaN, which argmax would call the
-    highest.
-    """
+    """Class of the highest logit, [N]; -1 where a logit is NaN, which argmax calls the highest."""
     return logits.argmax(-1).masked_fill(logits.isnan().any(-1), -1)
 
 
-def _token_figures(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _token_figures(logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     """Losses, correct, expected and spread of `TokenPredictions`."""
     log_p = logits.float().log_softmax(-1)
     p = log_p.exp()
     known = log_p.masked_fill(p == 0, 0.0)  # a masked token adds nothing to the moments
     expected = (p * known).sum(-1)
     spread = (p * (known - expected[:, None]).square()).sum(-1).sqrt()
-    losses = -log_p.gather(1, labels[:, None])[:, 0].double()
-    return losses, _most_likely(logits) == labels, expected.double(), spread.double()
+    losses = -log_p.gather(1, labels[:, None])[:, 0]
+    correct = _most_likely(logits) == labels
+    return losses.double().cpu(), correct.cpu(), expected.double().cpu(), spread.double().cpu()
 
 
 def _batches(

@@ -1,6 +1,4 @@
-"""Reports of a model's figures, ready for JSON: classifiers, language models, figures of other
-packages.
-"""
+"""Reports of a model's figures, ready for JSON, with bootstrap intervals and foreign metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
 
-from hamu.core.plugins import made, with_plugins
+from hamu.core.plugins import made, plugins
 from hamu.errors import HamuError
 from hamu.evaluation.membership import membership_inference, text_membership
 from hamu.evaluation.predictions import Predictions, TokenPredictions, probabilities
 
 BySet = Mapping[str, Predictions] | Mapping[str, TokenPredictions]
+Ends = dict[str, tuple[float, float]]  # the low and the high end of each figure
+LEVEL = 0.95
+REPLICATES = 1000
 _logger = logging.getLogger(__name__)
 
 
@@ -34,64 +38,42 @@ def classifier_report(
         predictions: by set: "retain", "forget", and "test" where there is one.
         classes: the class names.
         target_class: the class to forget, if there is one; adds the set "test_without_class", the
-            test data of all other classes. If only a part of the class goes, "test" measures what
-            should stay.
+            test data of all other classes.
         reference: predictions of a retain model (retrained without the forget set) for the same
             sets.
         seed: seed of the membership inference.
 
     Returns:
-        For each set `loss` (mean cross-entropy), `accuracy` (share of samples), `samples`,
-        `per_class_loss` and `per_class_accuracy`; `membership_inference` (None without test data).
-        With a reference also, by set (and class), `against_retain_model`
-        (`against_retain_model_per_class`): the differences of loss and accuracy, ours less its own,
-        `kl`, the mean of KL(p_retain_model ‖ p_ours), and `agreement`, the share of samples with
-        the same most likely class; and `retain_model`, with its own `membership_inference` and the
-        `membership_inference_difference` of `accuracy` and `auc`, ours less its own (None where one
-        is None).
+        For each set `loss` (mean cross-entropy), `accuracy`, `samples`, `per_class_loss` and
+        `per_class_accuracy`; `membership_inference` (None without test data). With a reference
+        also, by set (and class), `against_retain_model` (`against_retain_model_per_class`): the
+        differences of loss and accuracy, ours less its own, `kl`, the mean of KL(p_retain_model ‖
+        p_ours), and `agreement`, the share of samples with the same most likely class; and
+        `retain_model`, with its own `membership_inference` and the
+        `membership_inference_difference`, ours less its own (None where one is None).
 
     Raises:
         HamuError: if the retain model has another number of classes.
     """
-    for name, ours in predictions.items() if reference else ():
-        counts = ours.logits.shape[-1], (reference or {})[name].logits.shape[-1]
-        if counts[0] != counts[1]:
-            raise HamuError(
-                f"the model has {counts[0]} classes, the retain model {counts[1]}; "
-                f"both need the same"
-            )
-    sets, others = dict(predictions), dict(reference or {})
-    if target_class is not None and "test" in sets:
-        for found in filter(None, (sets, others)):
-            found["test_without_class"] = _of(found["test"], found["test"].labels != target_class)
-    sets = {name: one for name, one in sets.items() if len(one.labels)}
-    report: dict[str, Any] = {
-        name: {
-            **_figures(one),
-            "samples": len(one.labels),
-            **{
-                f"per_class_{figure}": {
-                    key: _figures(_of(one, among))[figure]
-                    for key, among in _members(one, classes).items()
-                }
-                for figure in ("loss", "accuracy")
-            },
-        }
-        for name, one in sets.items()
-    }
+    sets = _with_rest(predictions, target_class)
+    report: dict[str, Any] = {}
+    for name, one in sets.items():
+        by_class = {key: _figures(part) for key, part in _parts(one, classes).items()}
+        report[name] = _figures(one) | {"samples": len(one.labels)}
+        for figure in ("loss", "accuracy"):
+            report[name][f"per_class_{figure}"] = {k: of[figure] for k, of in by_class.items()}
     report["membership_inference"] = inference = _inference(predictions, seed)
     if reference is None:
         return report
+    others = _with_rest(reference, target_class)
     report["against_retain_model"] = {n: _against(one, others[n]) for n, one in sets.items()}
-    report["against_retain_model_per_class"] = {
-        name: {
-            key: _against(_of(one, among), _of(others[name], among))
-            for key, among in _members(one, classes).items()
-        }
-        for name, one in sets.items()
-    }
-    theirs = _inference(reference, seed)
-    difference = None
+    report["against_retain_model_per_class"] = per_class = {}
+    for name, one in sets.items():
+        pairs = zip(
+            _parts(one, classes).items(), _parts(others[name], classes).values(), strict=True
+        )
+        per_class[name] = {key: _against(ours, theirs) for (key, ours), theirs in pairs}
+    theirs, difference = _inference(reference, seed), None
     if inference is not None and theirs is not None:
         difference = {key: inference[key] - theirs[key] for key in ("accuracy", "auc")}
     report["retain_model"] = {
@@ -109,13 +91,12 @@ def text_report(
     Args:
         predictions: by set: "retain", "forget", and "test" where there is data that was never
             trained on.
-        texts: the right answers of "forget" and "test".
+        texts: by set, the scored text of each record, for the attack zlib.
 
     Returns:
-        For each set `loss` (mean -log p over scored tokens), `accuracy` (share of scored tokens
-        that are the most likely one), `probability` (mean over records, see `probabilities`),
-        `records` and `tokens`; and `membership_inference`, the AUC of each attack of
-        `text_membership` (None without test data, and for an attack that has none).
+        For each set `loss` and `accuracy` (means over scored tokens), `probability` (mean over
+        records, see `probabilities`), `records` and `tokens`; and `membership_inference`, the AUC
+        of each attack of `text_membership` (None without test data).
     """
     report: dict[str, Any] = {
         name: {
@@ -135,11 +116,25 @@ def text_report(
     return report
 
 
-def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, Any] | None:
-    if "test" not in predictions:
-        return None
-    found = membership_inference(predictions["forget"], predictions["test"], seed)
-    return None if found is None else asdict(found)
+def _with_rest(
+    predictions: Mapping[str, Predictions], target_class: int | None
+) -> dict[str, Predictions]:
+    """The sets that have samples, with "test_without_class" if a class is to be forgotten."""
+    sets = dict(predictions)
+    if target_class is not None and "test" in sets:
+        rest = sets["test"].labels != target_class
+        sets["test_without_class"] = _of(sets["test"], rest)
+    return {name: one for name, one in sets.items() if len(one.labels)}
+
+
+def _parts(predictions: Predictions, classes: Sequence[str]) -> dict[str, Predictions]:
+    """Samples of each class that occurs."""
+    parts = {name: _of(predictions, predictions.labels == n) for n, name in enumerate(classes)}
+    return {name: part for name, part in parts.items() if len(part.labels)}
+
+
+def _of(predictions: Predictions, chosen: torch.Tensor) -> Predictions:
+    return Predictions(predictions.logits[chosen], predictions.labels[chosen])
 
 
 def _figures(predictions: Predictions | TokenPredictions) -> dict[str, float]:
@@ -147,34 +142,99 @@ def _figures(predictions: Predictions | TokenPredictions) -> dict[str, float]:
     return {"loss": predictions.losses.mean().item(), "accuracy": accuracy}
 
 
-def _members(predictions: Predictions, classes: Sequence[str]) -> dict[str, Tensor]:
-    """Samples of each class that occurs, [N] bool."""
-    members = {name: predictions.labels == number for number, name in enumerate(classes)}
-    return {name: among for name, among in members.items() if among.any()}
-
-
-def _of(predictions: Predictions, chosen: Tensor) -> Predictions:
-    return Predictions(predictions.logits[chosen], predictions.labels[chosen])
+def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, Any] | None:
+    if "test" not in predictions:
+        return None
+    found = membership_inference(predictions["forget"], predictions["test"], seed)
+    return None if found is None else asdict(found)
 
 
 def _against(ours: Predictions, reference: Predictions) -> dict[str, float]:
     """Differences to the retain model, see `classifier_report`."""
+    counts = ours.logits.shape[-1], reference.logits.shape[-1]
+    if counts[0] != counts[1]:
+        raise HamuError(
+            f"the model has {counts[0]} classes, the retain model {counts[1]}; both need the same"
+        )
     kl = nn.functional.kl_div(
         ours.log_probabilities, reference.log_probabilities, reduction="batchmean", log_target=True
     )
     agree = ours.logits.argmax(-1) == reference.logits.argmax(-1)
-    right, theirs = ours.correct.double(), reference.correct.double()
-    return {
-        "loss_difference": (ours.losses.mean() - reference.losses.mean()).item(),
-        "accuracy_difference": (right.mean() - theirs.mean()).item(),
-        "kl": kl.item(),
-        "agreement": agree.double().mean().item(),
-    }
+    mine, theirs = _figures(ours), _figures(reference)
+    differences = {f"{name}_difference": mine[name] - theirs[name] for name in mine}
+    return {**differences, "kl": kl.item(), "agreement": agree.double().mean().item()}
+
+
+def record_intervals(predictions: Predictions | TokenPredictions, *, seed: int = 42) -> Ends:
+    """Percentile bootstrap intervals of a set's figures (Efron 1979) over its records.
+
+    The tokens of a text depend on each other, so each draw takes a text as a whole.
+
+    Args:
+        predictions: for one set.
+        seed: seed of the draws.
+
+    Returns:
+        (low, high) of `loss` and `accuracy`, for texts of `probability` too, as the reports define
+        them. A figure that is not finite, or over fewer than two records, has no interval.
+    """
+    return _intervals(_per_record(predictions), seed)
+
+
+def change_intervals(
+    before: Predictions | TokenPredictions,
+    after: Predictions | TokenPredictions,
+    *,
+    seed: int = 42,
+) -> Ends:
+    """Paired intervals of the change of each figure between two models on the same records.
+
+    A record's difficulty cancels in the difference, so these are narrower than those of both.
+
+    Args:
+        before, after: of two models, for the same set.
+        seed: seed of the draws; see `record_intervals`.
+    """
+    old, new = _per_record(before), _per_record(after)
+    with np.errstate(invalid="ignore"):  # infinite in both
+        changes = {name: np.stack([new[name][0] - of, count]) for name, (of, count) in old.items()}
+    return _intervals(changes, seed)
+
+
+def _per_record(predictions: Predictions | TokenPredictions) -> dict[str, NDArray[Any]]:
+    """Numerator and denominator of each figure, [2, records]."""
+    if isinstance(predictions, Predictions):
+        losses, correct = predictions.losses, predictions.correct.double()
+        one = torch.ones_like(losses)
+        pairs = {"loss": (losses, one), "accuracy": (correct, one)}
+    else:
+        tokens = predictions.lengths.double()
+        right = torch.zeros_like(tokens)
+        right.index_add_(0, predictions.record, predictions.correct.double())
+        pairs = {
+            "loss": (predictions.record_losses * tokens, tokens),
+            "accuracy": (right, tokens),
+            "probability": (probabilities(predictions), torch.ones_like(tokens)),
+        }
+    return {name: torch.stack(pair).numpy() for name, pair in pairs.items()}
+
+
+def _intervals(figures: Mapping[str, NDArray[Any]], seed: int) -> Ends:
+    finite = {name: pair for name, pair in figures.items() if np.isfinite(pair).all()}
+    records = next(iter(figures.values())).shape[1]
+    if records < 2 or not finite:
+        return {}
+    columns = np.stack(list(finite.values()))
+    rng = np.random.default_rng(seed)
+    draws = (rng.integers(records, size=records) for _ in range(REPLICATES))
+    totals = np.stack([columns @ np.bincount(draw, minlength=records) for draw in draws])
+    levels = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    ends = np.quantile(totals[..., 0] / totals[..., 1], levels, axis=0)
+    return {name: (low, high) for name, (low, high) in zip(finite, ends.T.tolist(), strict=True)}
 
 
 class Metric(ABC):
-    """Figure of a model from another package, which names the class in an entry point of
-    `hamu.metrics`.
+    """Figure of a model from another package's entry point in `hamu.metrics`.
 
     Attributes:
         name: its name in every report.
@@ -196,24 +256,14 @@ class Metric(ABC):
         """
 
 
-def metric_classes() -> dict[str, type[Metric]]:
-    """Load all metrics of installed packages, by name.
-
-    Raises:
-        HamuError: if one cannot be loaded: every report has them all.
-    """
-    ours: tuple[type[Metric], ...] = ()
-    return with_plugins(ours, "hamu.metrics", "metric", needs_all=True)
-
-
 def build_metrics() -> dict[str, Metric]:
-    """Make all metrics of installed packages, by name; called before a run, to find a broken one
-    early.
+    """Make all metrics of installed packages, by name.
 
     Raises:
-        HamuError: if one cannot be loaded or made.
+        HamuError: if one cannot be loaded or made: every report has them all.
     """
-    return {name: made("metric", cls) for name, cls in metric_classes().items()}
+    classes = plugins("hamu.metrics", "metric", needs_all=True)
+    return {name: made("metric", cls) for name, cls in classes.items()}
 
 
 def further_figures(

@@ -1,5 +1,4 @@
-"""TOFU's evaluation (Maini et al. 2024): likelihoods of right and wrong answers, forget quality,
-model utility.
+"""TOFU's evaluation (Maini et al. 2024): truth ratios, forget quality, model utility.
 
 NLL is the mean -log p per answer token of a record, and exp(-NLL) its probability.
 """
@@ -29,20 +28,15 @@ _UTILITY_SETS = ("retain", *_OUTSIDE_SETS)
 def normalized_probabilities(
     answer: TokenPredictions, wrong: TokenPredictions, owner: Tensor
 ) -> Tensor:
-    """P / (p + Σ_j p_j) of each record, [records] float64, where p = exp(-NLL) and j runs over its
-    wrong answers.
+    """P / (p + Σ_j p_j) of each record, [records] float64, with p = exp(-NLL).
 
-    TOFU reports this probability for real authors and world facts.
+    j runs over a record's wrong answers. TOFU reports this for real authors and world facts.
 
     Args:
         answer: predictions of the right answers.
-        wrong: predictions of the wrong answers, any number for each record.
+        wrong: predictions of the wrong answers, at least one for each record.
         owner: [wrong.records], the record of each wrong answer.
-
-    Raises:
-        HamuError: if `owner` does not fit, or a record has no wrong answer.
     """
-    _count(owner, wrong, answer)
     odds = torch.exp(answer.record_losses[owner] - wrong.record_losses)  # p_j/p, never 0/0
     return 1.0 / (1.0 + odds.new_zeros(answer.records).index_add_(0, owner, odds))
 
@@ -58,16 +52,12 @@ def truth_ratios(
 
     Args:
         paraphrase: predictions of the right answers in other words.
-        perturbed: predictions of the wrong answers, any number for each record.
+        perturbed: predictions of the wrong answers, at least one for each record.
         owner: [perturbed.records], the record of each wrong answer.
-
-    Raises:
-        HamuError: if `owner` does not fit, or a record has no wrong answer.
     """
-    count = _count(owner, perturbed, paraphrase)
     losses = perturbed.record_losses
-    mean = losses.new_zeros(paraphrase.records).index_add_(0, owner, losses) / count
-    return torch.exp(paraphrase.record_losses - mean)
+    sums = losses.new_zeros(paraphrase.records).index_add_(0, owner, losses)
+    return torch.exp(paraphrase.record_losses - sums / owner.bincount(minlength=len(sums)))
 
 
 def truth_ratio_scores(ratios: Tensor, for_forget: bool) -> Tensor:
@@ -75,8 +65,8 @@ def truth_ratio_scores(ratios: Tensor, for_forget: bool) -> Tensor:
 
     Args:
         ratios: R of each record, in [0, ∞].
-        for_forget: min(R, 1/R), best where right and wrong are equally likely; otherwise max(0, 1 -
-            R), best where the truth is certain.
+        for_forget: min(R, 1/R), best where right and wrong are equally likely; otherwise
+            max(0, 1 - R), best where the truth is certain.
     """
     return torch.minimum(ratios, 1.0 / ratios) if for_forget else (1.0 - ratios).clamp(min=0.0)
 
@@ -100,18 +90,16 @@ def forget_quality(ours: Sequence[float] | Tensor, reference: Sequence[float] | 
         ours: R of each record under the unlearned model.
         reference: R of each record under the retain model (retrained without the forget set).
     """
-    import numpy as np
     from scipy.stats import ks_2samp
 
-    return float(ks_2samp(np.asarray(ours), np.asarray(reference)).pvalue)
+    return float(ks_2samp(ours, reference).pvalue)
 
 
 @dataclass(frozen=True)
 class TofuSets:
     """Questions and answers to evaluate on; None leaves a set out.
 
-    Each record has the fields `perturbed_answer` (wrong answers) and, if there is one,
-    `paraphrased_answer`.
+    Each record has the field `perturbed_answer` (wrong answers), and maybe `paraphrased_answer`.
 
     Attributes:
         forget: the records to forget.
@@ -151,22 +139,16 @@ def tofu_report(
         max_new_tokens: the longest generated answer, see `generate_answers`.
 
     Returns:
-        For each given set:
-
-        - `records`: their number, and `generated`, the number of generated answers;
-        - `probability`: the mean of `probabilities`; for real authors and world facts of
-          `normalized_probabilities`;
-        - `rouge`: the mean ROUGE-L recall of the generated answers (None without them);
-        - `truth_ratio`: the mean of `truth_ratio_scores`, the right answer being the paraphrased
-          one, or the answer itself where a set has no paraphrases;
-        - `truth_ratios` (forget set alone): R of each record, which `forget_quality` compares with
-          a retain model's.
+        For each given set `records` and `generated`, numbers; `probability`, the mean of
+        `probabilities` (for real authors and world facts of `normalized_probabilities`); `rouge`,
+        the mean ROUGE-L recall of the generated answers (None without them); `truth_ratio`, the
+        mean of `truth_ratio_scores` with the paraphrased answers, or the answers themselves where a
+        set has no paraphrases; for the forget set also `truth_ratios`, for `forget_quality`.
 
         `model_utility` is the harmonic mean of the nine values on retain set, real authors and
         world facts (None if one is missing). `model_utility_probability` is the probability on the
-        retain set (None without it): the row "model utility (probability)" of the paper HAMU, read
-        as the retain set's probability term of the utility, for the paper does not define it
-        further.
+        retain set (None without it): the row "model utility (probability)" of the paper HAMU, which
+        does not define it further.
 
     Raises:
         HamuError: if a record has no perturbed answer, or only some have a paraphrased one.
@@ -186,12 +168,10 @@ def tofu_report(
             answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
             right = [record.answer for record in asked.records]
             figures["rouge"] = rouge_l_recall(answers, right).mean().item()
-    nine = [report[name][key] for name in _UTILITY_SETS if name in report for key in _TERMS]
-    complete = len(nine) == len(_UTILITY_SETS) * len(_TERMS) and None not in nine
-    retain = report.get("retain")
+    nine = [report.get(name, {}).get(key) for name in _UTILITY_SETS for key in _TERMS]
     return report | {
-        "model_utility": model_utility(nine) if complete else None,
-        "model_utility_probability": None if retain is None else retain["probability"],
+        "model_utility": None if None in nine else model_utility(nine),
+        "model_utility_probability": report.get("retain", {}).get("probability"),
     }
 
 
@@ -213,8 +193,7 @@ def _likelihoods(
         if len(paraphrases) != len(texts):
             raise HamuError(
                 f"{texts.source} has {len(paraphrases)} paraphrased answers for {len(texts)} "
-                f"records; "
-                f"give one each"
+                f"records; give one each"
             )
         right = predicted(paraphrases)
     ratios = truth_ratios(right, wrong, owner)
@@ -226,20 +205,3 @@ def _likelihoods(
         "truth_ratio": truth_ratio_scores(ratios, for_forget=name == "forget").mean().item(),
     }
     return figures | ({"truth_ratios": ratios.tolist()} if name == "forget" else {})
-
-
-def _count(owner: Tensor, wrong: TokenPredictions, right: TokenPredictions) -> Tensor:
-    """Number of wrong answers of each record, at least 1."""
-    is_inside = bool(((owner >= 0) & (owner < right.records)).all())
-    if len(owner) != wrong.records or not is_inside:
-        raise HamuError(
-            f"owner must name one of {right.records} records for each of {wrong.records} wrong "
-            f"answers"
-        )
-    count = torch.bincount(owner, minlength=right.records)
-    if not count.all():
-        raise HamuError(
-            f"record {int((count == 0).nonzero()[0])} has no wrong answer; each record needs at "
-            f"least one"
-        )
-    return count

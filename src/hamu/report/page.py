@@ -15,9 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 import hamu
-from hamu.evaluation.attacks import AttackResult, sentence
-from hamu.evaluation.attacks.result import MODELS
-from hamu.evaluation.attacks.settings import RELEARNING
+from hamu.evaluation.attack_results import MODELS, RELEARNING, AttackResult, sentence
 from hamu.evaluation.membership import auc_of
 from hamu.report.charts import Chart, Section, Table, axis, number, plane, series
 from hamu.report.course import layers_section, losses_of_runs, steps_section, trajectories
@@ -243,8 +241,8 @@ def _attack_chart(attack: str, result: AttackResult) -> Chart:
     for role in (one for one in MODELS if one in result.outcomes[attack]):
         outcome, color = result.outcomes[attack][role], COLOR_OF_MODEL[role]
         means = np.array([outcome.mean(name, at) for at in outcome.at])
-        lines.append(series(MODELS[role], outcome.at, means, color, mode="lines+markers"))
-        says.append(f"{MODELS[role]}: {means[0]:{form}} to {means[-1]:{form}}")
+        lines.append(series(role, outcome.at, means, color, mode="lines+markers"))
+        says.append(f"{role}: {means[0]:{form}} to {means[-1]:{form}}")
     shares: dict[str, Any] = {"tickformat": ".0%", "range": [0, 1]} if name == "recognised" else {}
     figure = plane(lines, axis("steps of fine-tuning"), axis(ATTACK_AXES[name], **shares))
     caption = f"{ATTACK_AXES[name].capitalize()}, means over seeds. {'; '.join(says)}."
@@ -255,7 +253,7 @@ def _attack_table(attack: str, result: AttackResult) -> Table:
     name, form = figure_of(attack, result)
     by_model = result.outcomes[attack]
     rows = [
-        [MODELS[role], *(format(by_model[role].mean(name, at), form) for at in by_model[role].at)]
+        [role, *(format(by_model[role].mean(name, at), form) for at in by_model[role].at)]
         for role in MODELS
         if role in by_model
     ]

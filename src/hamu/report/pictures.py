@@ -17,9 +17,18 @@ from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.core.methods import HamuQ, HamuU
-from hamu.evaluation.attacks import AttackResult, Outcome
-from hamu.evaluation.attacks.result import MODELS, ORIGINAL, RETRAINED, UNLEARNED
-from hamu.evaluation.attacks.settings import PREFILL, QUANTIZE, RELEARNING, SAMPLE
+from hamu.evaluation.attack_results import (
+    MODELS,
+    ORIGINAL,
+    PREFILL,
+    QUANTIZE,
+    RELEARNING,
+    RETRAINED,
+    SAMPLE,
+    UNLEARNED,
+    AttackResult,
+    Outcome,
+)
 from hamu.evaluation.gains import Gains, is_near
 
 # Okabe and Ito's colours, distinct in print and for colour-blind readers.
@@ -314,7 +323,7 @@ def plot_attacks(result: AttackResult, path: Path) -> None:
             values = np.array(by_model[role].figures[name])
             xs = by_model[role].at if attack in RELEARNING else range(len(values))
             color, low, high = COLOR_OF_MODEL[role], values.min(1), values.max(1)
-            axes.plot(xs, values.mean(1), color=color, marker="o", markersize=4, label=MODELS[role])
+            axes.plot(xs, values.mean(1), color=color, marker="o", markersize=4, label=role)
             axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
         if attack in RELEARNING:
             axes.set_xlabel("steps of fine-tuning")

@@ -8,9 +8,13 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from hamu.evaluation.attacks import AttackResult, robustness
-from hamu.evaluation.attacks.result import MODELS, UNLEARNED
-from hamu.evaluation.attacks.settings import RELEARNING
+from hamu.evaluation.attack_results import (
+    MODELS,
+    RELEARNING,
+    UNLEARNED,
+    AttackResult,
+    robustness,
+)
 from hamu.evaluation.membership import auc_of
 from hamu.report.pictures import ATTACK_FIGURES, figure_of, heads_of
 
@@ -167,7 +171,7 @@ def attack_tables(result: AttackResult) -> Iterator[Table]:
             cells = [format(outcome.mean(name, at), form) for at in outcome.at]
             accuracies = outcome.retain_accuracy
             ends = [f"{sum(accuracies) / len(accuracies):.1%}"] if accuracy else []
-            table.add_row(MODELS[role], *cells, *ends)
+            table.add_row(role, *cells, *ends)
         yield table
     found = robustness(result)
     if found:

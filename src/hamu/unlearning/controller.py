@@ -31,8 +31,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from hamu.core.methods import HamuQ
-from hamu.core.pair import PairedGradients
-from hamu.core.pair_step import PairStep
+from hamu.core.pair import PairedGradients, PairStep
 from hamu.errors import HamuError
 from hamu.unlearning.goals import LEVEL, Goal, Standing
 from hamu.unlearning.lookahead import Lookahead

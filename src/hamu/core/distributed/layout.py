@@ -1,7 +1,7 @@
 """Layouts: the part of both gradients that each process measures and combines.
 
 A layout maps collected gradients to local parts, the Gram of the parts to that of the whole, and
-the combined parts to the gradient that the optimizer steps on. `Replicated` is the default: every
+the combined parts to the gradient that the optimizer steps on. With `Layout`, the default, every
 process holds everything. `sharded.Sharded` is the layout of FSDP2.
 
 `SplitPairing` (paper, App. G.1) gives half of the processes retain data and half forget data. No
@@ -18,14 +18,12 @@ Over d numbers and W processes each sends (1 - 2/W)·d + d/W + (1 - 1/W)·d = 2(
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hamu.core.gram import SIDES, PairGram
 from hamu.errors import HamuError
@@ -37,20 +35,6 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 BUCKET = 1 << 22  # elements exchanged at once, unless one tensor is larger
 
 
-def is_flattened(model: nn.Module) -> bool:
-    """True if FullyShardedDataParallel (FSDP1) wraps a model or a part of it."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not loaded: nothing is wrapped
-    if fsdp is None:
-        return False
-    wrapped = any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules())
-    return wrapped or any(getattr(p, "_fsdp_flattened", False) for p in model.parameters())
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """True if `fully_shard` sharded a model; valid while parameters are gathered too."""
-    return any(hasattr(value, "device_mesh") for value in model.state_dict().values())
-
-
 def drained(grads: Grads) -> Iterator[Tensor | None]:
     """Each in turn; the list drops it, so that its memory is freed after use."""
     for number, grad in enumerate(grads):
@@ -58,8 +42,12 @@ def drained(grads: Grads) -> Iterator[Tensor | None]:
         yield grad
 
 
-class Layout(Protocol):
-    """Local part of both gradients, and its relation to the whole.
+class Layout:
+    """Local part of both gradients, and its relation to the whole; here they are the same.
+
+    Args:
+        parameters: the trainable parameters, the same on all processes.
+        block_of: the block of each.
 
     Attributes:
         sides: sides whose gradient this process collects.
@@ -68,47 +56,30 @@ class Layout(Protocol):
         is_whole: whether the parts are everything.
     """
 
-    sides: tuple[str, ...]
-    parts: Sequence[Tensor]
-    block_of: Sequence[int]
-    is_whole: bool
-
-    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
-        """Parts of the retain and of the forget gradient; uses the collected gradients up."""
-
-    def total(self, gram: PairGram) -> PairGram:
-        """Gram of the whole gradients from that of the parts."""
-
-    def give(self, combined: Grads) -> Grads:
-        """Gradient of each parameter from the combined parts; uses them up."""
-
-    def agree(self, numbers: Tensor) -> Tensor:
-        """Sums over whole tensors, made equal on all processes."""
-
-
-class Replicated:
-    """Every process holds both whole gradients."""
-
     sides: tuple[str, ...] = SIDES
     is_whole = True
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
         self.parts, self.block_of = parameters, block_of
 
-    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:  # noqa: D102
+    def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
+        """Parts of the retain and of the forget gradient; uses the collected gradients up."""
         return grads["retain"], grads["forget"]
 
-    def total(self, gram: PairGram) -> PairGram:  # noqa: D102
+    def total(self, gram: PairGram) -> PairGram:
+        """Gram of the whole gradients from that of the parts."""
         return gram
 
-    def give(self, combined: Grads) -> Grads:  # noqa: D102
+    def give(self, combined: Grads) -> Grads:
+        """Gradient of each parameter from the combined parts; uses them up."""
         return combined
 
-    def agree(self, numbers: Tensor) -> Tensor:  # noqa: D102
+    def agree(self, numbers: Tensor) -> Tensor:
+        """Sums over whole tensors, made equal on all processes."""
         return numbers
 
 
-class DataParallelLayout(Replicated):
+class DataParallelLayout(Layout):
     """Every process holds both whole gradients and takes the sums of the first process.
 
     Other processors, or another number of threads, round sums otherwise; a decision taken by a hair
@@ -117,8 +88,7 @@ class DataParallelLayout(Replicated):
 
     def total(self, gram: PairGram) -> PairGram:
         """Gram that the first process measured."""
-        sums = self.agree(torch.stack([gram.retain_sq, gram.forget_sq, gram.dot]))
-        return replace(gram, retain_sq=sums[0], forget_sq=sums[1], dot=sums[2])
+        return reduced(gram, self.agree)
 
     def agree(self, numbers: Tensor) -> Tensor:
         """Numbers of the first process."""
@@ -126,19 +96,15 @@ class DataParallelLayout(Replicated):
         return numbers
 
 
-def summed(gram: PairGram, group: dist.ProcessGroup | None = None) -> PairGram:
-    """Sum of the Grams of all processes of a group."""
+def reduced(gram: PairGram, reduce: Callable[[Tensor], object]) -> PairGram:
+    """Gram after a collective operation in place on its 3·L numbers."""
     sums = torch.stack([gram.retain_sq, gram.forget_sq, gram.dot])
-    dist.all_reduce(sums, group=group)
-    return PairGram(sums[0], sums[1], sums[2], gram.eps)
+    reduce(sums)
+    return replace(gram, retain_sq=sums[0], forget_sq=sums[1], dot=sums[2])
 
 
 def check_even(count: int) -> None:
-    """Check that a number of processes is even.
-
-    Raises:
-        HamuError: if not.
-    """
+    """Check that split pairing can divide so many processes into two halves."""
     if count % 2:
         raise HamuError(f"split pairing needs an even number of processes; there are {count}")
 
@@ -163,12 +129,8 @@ class _Bucket:
     own: list[tuple[int, int, int]]
 
 
-class SplitPairing:
-    """Split pairing; see above.
-
-    Args:
-        parameters: the trainable parameters, the same on all processes.
-        block_of: the block of each.
+class SplitPairing(Layout):
+    """Split pairing; see above, and `Layout` for the arguments.
 
     Attributes:
         half: the number of processes of a half.
@@ -186,19 +148,17 @@ class SplitPairing:
         self.half = self._world // 2
         self._place = rank % self.half  # within it
         self._partner = (rank + self.half) % self._world
-        self.sides: tuple[str, ...] = (side_of_process(rank, self._world),)
+        self.sides = (side_of_process(rank, self._world),)
         self._is_retain = self.sides == ("retain",)
         groups = [dist.new_group(list(range(start, start + self.half))) for start in (0, self.half)]
         self._group = groups[0 if self._is_retain else 1]
         self._parameters = parameters
         self._buckets = self._bucketed()
-        self.block_of: Sequence[int] = [
-            block_of[number] for b in self._buckets for number, _, _ in b.own
-        ]
-        self.parts: Sequence[Tensor] = [  # expanded, so that they take no memory
+        own = [piece for bucket in self._buckets for piece in bucket.own]
+        self.block_of = [block_of[number] for number, _, _ in own]
+        self.parts = [  # expanded, so that they take no memory
             parameters[number].detach().new_empty(1).expand(end - start)
-            for b in self._buckets
-            for number, start, end in b.own
+            for number, start, end in own
         ]
         self._present: list[bool] = []
 
@@ -239,13 +199,14 @@ class SplitPairing:
         retain: Grads = []
         forget: Grads = []
         for bucket in self._buckets:
-            r, f = self._swapped(self._scattered(self._packed(bucket, mine)))
+            r, f = self._swapped(self._scattered(bucket, mine))
             for _, start, end in bucket.own:
                 retain.append(r[start:end])
                 forget.append(f[start:end])
         return retain, forget
 
-    def _packed(self, bucket: _Bucket, grads: Grads) -> Tensor:
+    def _scattered(self, bucket: _Bucket, grads: Grads) -> Tensor:
+        """The shard of its half's sum that this process keeps."""
         flat = self._parameters[bucket.members[0][0]].new_zeros(bucket.size)
         for number, start, end in bucket.members:
             grad = grads[number]
@@ -253,10 +214,6 @@ class SplitPairing:
                 flat[start:end].view(grad.shape).copy_(grad)
                 grads[number] = None
             del grad
-        return flat
-
-    def _scattered(self, flat: Tensor) -> Tensor:
-        """The shard of its half's sum that this process keeps."""
         if self.half == 1:
             return flat
         shard = flat.new_empty(len(flat) // self.half)
@@ -277,11 +234,7 @@ class SplitPairing:
 
     def total(self, gram: PairGram) -> PairGram:
         """Step 3."""
-        return summed(gram)
-
-    def agree(self, numbers: Tensor) -> Tensor:
-        """Numbers as they are."""
-        return numbers
+        return reduced(gram, dist.all_reduce)
 
     def give(self, combined: Grads) -> Grads:
         """Step 5; the gradients are views of one buffer per bucket."""
@@ -302,7 +255,5 @@ class SplitPairing:
                 part[start:end].copy_(piece)
         gathered = like.new_empty(bucket.size)
         _all_gather(gathered, part)
-        if self.half == 1:
-            return gathered
         # all first halves come before all second halves
         return gathered.view(2, self.half, -1).transpose(0, 1).reshape(-1)

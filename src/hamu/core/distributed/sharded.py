@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from hamu.core.distributed.layout import Grads, summed
-from hamu.core.distributed.processes import is_main, world_size
+from hamu.core.distributed import is_main, world_size
+from hamu.core.distributed.layout import Grads, Layout, reduced
 from hamu.core.gram import SIDES, PairGram
 from hamu.errors import HamuError
 
@@ -37,13 +38,13 @@ def shard(model: nn.Module, device_type: str) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def _local_part(tensor: Tensor) -> Tensor:
     """Local shard of a tensor, without a graph; all of it if it is not sharded."""
     local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()
 
 
-def gathered(tensor: Tensor) -> Tensor | None:
+def _gathered(tensor: Tensor) -> Tensor | None:
     """Whole tensor on the CPU of the main process, None elsewhere; all processes must call it."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     # a copy into memory of its own waits until all has arrived
@@ -53,31 +54,28 @@ def gathered(tensor: Tensor) -> Tensor | None:
 def whole_state(model: nn.Module, names: Collection[str] | None = None) -> dict[str, Tensor]:
     """State dict (of these names) on the main process's CPU, tensor by tensor; collective."""
     state = model.state_dict()
-    found = {
-        name: gathered(value) for name, value in state.items() if names is None or name in names
-    }
+    found = {name: _gathered(v) for name, v in state.items() if names is None or name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def whole_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """State dict of an optimizer as one process would have it, on the main process; collective."""
-    state: dict[str, Any] = optimizer.state_dict()
-    slots = {
-        number: {name: gathered(v) if isinstance(v, Tensor) else v for name, v in values.items()}
-        for number, values in state["state"].items()
-    }
-    return {**state, "state": slots}
+    return _with_slots(optimizer.state_dict(), lambda slot, number: _gathered(slot))
 
 
 def shard_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Result of `whole_optimizer_state` with each tensor sharded like its parameter."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return _with_slots(state, lambda slot, number: shard_like(slot, parameters[number]))
+
+
+def _with_slots(
+    state: dict[str, Any], change: Callable[[Tensor, int], Tensor | None]
+) -> dict[str, Any]:
+    """State of an optimizer after a change of each tensor, given with its parameter's number."""
     slots = {
-        number: {
-            name: shard_like(v, parameters[number]) if isinstance(v, Tensor) else v
-            for name, v in values.items()
-        }
-        for number, values in state["state"].items()
+        number: {name: change(v, number) if isinstance(v, Tensor) else v for name, v in one.items()}
+        for number, one in state["state"].items()
     }
     return {**state, "state": slots}
 
@@ -105,7 +103,7 @@ def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
         model.named_buffers(remove_duplicate=False)
     )
     parameters = [named[name] for name in values]
-    kept = [local_part(p).clone() for p in parameters]
+    kept = [_local_part(p).clone() for p in parameters]
     _put(model, parameters, list(values.values()))
     try:
         yield
@@ -118,7 +116,7 @@ def _put(model: nn.Module, parameters: Sequence[Tensor], values: Sequence[Tensor
     preserved: Any = torch.autograd
     with torch.no_grad(), preserved._unsafe_preserve_version_counter(tuple(parameters)):
         for parameter, value in zip(parameters, values, strict=True):
-            local_part(parameter).copy_(local_part(value))
+            _local_part(parameter).copy_(_local_part(value))
     _give_back(model)
 
 
@@ -129,7 +127,7 @@ def _give_back(model: nn.Module) -> None:
             module.reshard()
 
 
-class Sharded:
+class Sharded(Layout):
     """Layout of sharded parameters; processes exchange 3·L numbers only.
 
     Args:
@@ -140,7 +138,6 @@ class Sharded:
         HamuError: if only some of them are sharded, or not all over the same processes.
     """
 
-    sides: tuple[str, ...] = SIDES
     is_whole = False
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
@@ -153,23 +150,18 @@ class Sharded:
             )
         self._group = mesh.get_group()
         self._parameters = [p for p in parameters if isinstance(p, DTensor)]
-        self.parts: Sequence[Tensor] = [local_part(p) for p in parameters]
-        self.block_of: Sequence[int] = block_of
+        super().__init__([_local_part(p) for p in parameters], block_of)
 
     def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
         """The local shards."""
         retain, forget = (
-            [None if g is None else local_part(g) for g in grads[side]] for side in SIDES
+            [None if g is None else _local_part(g) for g in grads[side]] for side in SIDES
         )
         return retain, forget
 
     def total(self, gram: PairGram) -> PairGram:
         """Gram summed over the processes that hold the shards."""
-        return summed(gram, self._group)
-
-    def agree(self, numbers: Tensor) -> Tensor:
-        """Numbers as they are."""
-        return numbers
+        return reduced(gram, lambda sums: dist.all_reduce(sums, group=self._group))
 
     def give(self, combined: Grads) -> Grads:
         """Shards of the whole gradient."""

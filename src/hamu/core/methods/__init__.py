@@ -64,34 +64,38 @@ class MethodRow(NamedTuple):
 
 
 _CE, _KL = "cross_entropy", "kl_to_original"
+_SUMMARIES = {
+    "hamu-q": "raise the forget loss by Q per step at the least retain cost",
+    "hamu-u": "lower the retain loss by U per step, forget as much as that allows",
+    "ft": "fine-tune on the retain data",
+    "ga": "gradient ascent on the forget data",
+    "gdiff": "mean of retain descent and forget ascent",
+    "kl": "forget ascent, retain predictions kept by KL to the original",
+    "scrub": "leave the original's predictions on forget, keep them on retain",
+    "gru": "forget ascent made orthogonal to the retain gradient on conflict",
+    "pcgrad": "mean of both descents, each projected off the other on conflict",
+    "cagrad": "near the mean of both descents, the best for the worse of the two",
+    "npo": "mean of retain descent and negative preference optimization",
+    "simnpo": "mean of retain descent and length-normalised NPO, without the original",
+}
 _ROWS = (
-    ("hamu-q", _CE, _CE, "raise the forget loss by Q per step at the least retain cost",
-     "HAMU, Alg. 1", "hamu.HamuQ"),
-    ("hamu-u", _CE, _CE, "lower the retain loss by U per step, forget as much as that allows",
-     "HAMU, Alg. 2", "hamu.HamuU"),
-    ("ft", _CE, None, "fine-tune on the retain data", "HAMU, App. D", "baselines.FineTune"),
-    ("ga", None, _CE, "gradient ascent on the forget data", "Jang et al. 2023",
-     "baselines.GradientAscent"),
-    ("gdiff", _CE, _CE, "mean of retain descent and forget ascent", "Liu et al. 2022",
-     "baselines.GradientDifference"),
-    ("kl", _KL, _CE, "forget ascent, retain predictions kept by KL to the original",
-     "Maini et al. 2024", "baselines.KLMinimization"),
-    ("scrub", "scrub_retain", _KL,
-     "leave the original's predictions on forget, keep them on retain",
-     "Kurmanji et al. 2023", "baselines.Scrub"),
-    ("gru", _CE, _CE, "forget ascent made orthogonal to the retain gradient on conflict",
-     "Wang et al. 2025", "baselines.GradientRectified"),
-    ("pcgrad", _CE, _CE, "mean of both descents, each projected off the other on conflict",
-     "Yu et al. 2020", "baselines.ProjectConflicting"),
-    ("cagrad", _CE, _CE, "near the mean of both descents, the best for the worse of the two",
-     "Liu et al. 2021", "baselines.ConflictAverse"),
-    ("npo", _CE, "npo", "mean of retain descent and negative preference optimization",
-     "Zhang et al. 2024", "baselines.NegativePreferenceOptimization"),
-    ("simnpo", _CE, "simnpo",
-     "mean of retain descent and length-normalised NPO, without the original",
-     "Fan et al. 2024", "baselines.SimpleNegativePreferenceOptimization"),
-)  # fmt: skip
-TABLE = {row[0]: MethodRow(*row) for row in _ROWS}
+    ("hamu-q", _CE, _CE, "HAMU, Alg. 1", "hamu.HamuQ"),
+    ("hamu-u", _CE, _CE, "HAMU, Alg. 2", "hamu.HamuU"),
+    ("ft", _CE, None, "HAMU, App. D", "baselines.FineTune"),
+    ("ga", None, _CE, "Jang et al. 2023", "baselines.GradientAscent"),
+    ("gdiff", _CE, _CE, "Liu et al. 2022", "baselines.GradientDifference"),
+    ("kl", _KL, _CE, "Maini et al. 2024", "baselines.KLMinimization"),
+    ("scrub", "scrub_retain", _KL, "Kurmanji et al. 2023", "baselines.Scrub"),
+    ("gru", _CE, _CE, "Wang et al. 2025", "baselines.GradientRectified"),
+    ("pcgrad", _CE, _CE, "Yu et al. 2020", "baselines.ProjectConflicting"),
+    ("cagrad", _CE, _CE, "Liu et al. 2021", "baselines.ConflictAverse"),
+    ("npo", _CE, "npo", "Zhang et al. 2024", "baselines.NegativePreference"),
+    ("simnpo", _CE, "simnpo", "Fan et al. 2024", "baselines.SimpleNegativePreference"),
+)
+TABLE = {
+    name: MethodRow(name, retain, forget, _SUMMARIES[name], source, place)
+    for name, retain, forget, source, place in _ROWS
+}
 
 
 def listed(name: str) -> Callable[[C], C]:
@@ -118,7 +122,10 @@ def method_classes(asked: str | None = None) -> dict[str, type[Method]]:
     Args:
         asked: the method needed; an error if an installed package has it and fails to load.
     """
-    ours = {row.name: _load(row) for row in TABLE.values()}
+    ours: dict[str, type[Method]] = {}
+    for row in TABLE.values():
+        module, cls = row.place.split(".")
+        ours[row.name] = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
     return ours | plugins("hamu.methods", "method", TABLE, asked=asked)
 
 
@@ -137,16 +144,8 @@ def build_method(name: str, **settings: Any) -> Method:
     if name not in classes:
         raise unknown("method", name, classes)
     cls = classes[name]
-    own: set[str] = set()
-    if dataclasses.is_dataclass(cls):
-        own = {field.name for field in dataclasses.fields(cls)}
+    own = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else ()
     return made("method", cls, **{key: value for key, value in settings.items() if key in own})
-
-
-def _load(row: MethodRow) -> type[Method]:
-    module, cls = row.place.split(".")
-    loaded: type[Method] = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
-    return loaded
 
 
 def __getattr__(name: str) -> Any:

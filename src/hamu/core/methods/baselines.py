@@ -55,12 +55,12 @@ class Scrub(_Fixed):
 
 
 @listed("npo")
-class NegativePreferenceOptimization(_Fixed):
+class NegativePreference(_Fixed):
     """NPO with a retain loss (NPO-RT): the mean of retain descent and NPO's bounded forgetting."""
 
 
 @listed("simnpo")
-class SimpleNegativePreferenceOptimization(_Fixed):
+class SimpleNegativePreference(_Fixed):
     """SimNPO with a retain loss: NPO without the original model, normalised by length."""
 
 
@@ -98,13 +98,6 @@ class ConflictAverse(Method):
         )
 
 
-def _conflict_over_square(gram: PairGram, square: Tensor) -> Tensor:
-    """Projection coefficient κ/‖g‖² of the whole model where κ > 0, else 0, [L]."""
-    kappa, square = gram.dot.sum(), square.sum()
-    coefficient = torch.where((kappa > 0) & (square > 0), kappa / square, torch.zeros_like(kappa))
-    return coefficient.expand_as(gram.dot)
-
-
 @listed("gru")
 class GradientRectified(Method):
     """GRU: -g_f, made orthogonal to g_r when the two conflict."""
@@ -121,3 +114,10 @@ class ProjectConflicting(Method):
         retain = 1.0 + _conflict_over_square(gram, gram.retain_sq)
         forget = 1.0 + _conflict_over_square(gram, gram.forget_sq)
         return Weights(0.5 * retain, -0.5 * forget)
+
+
+def _conflict_over_square(gram: PairGram, square: Tensor) -> Tensor:
+    """Projection coefficient κ/‖g‖² of the whole model where κ > 0, else 0, [L]."""
+    kappa, square = gram.dot.sum(), square.sum()
+    coefficient = torch.where((kappa > 0) & (square > 0), kappa / square, torch.zeros_like(kappa))
+    return coefficient.expand_as(gram.dot)

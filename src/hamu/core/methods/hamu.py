@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Real
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -54,42 +54,49 @@ class _Hamu(Method):
     stopping: StoppingRule | Criterion = "aggregate"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.stopping, str | StoppingRule):
-            raise HamuError(
-                f"stopping {self.stopping!r} must be aggregate, any, global or off, or a "
-                f"StoppingRule that has one"
-            )
+        _require(
+            isinstance(self.stopping, str | StoppingRule),
+            f"stopping {self.stopping!r} must be aggregate, any, global or off, or a StoppingRule "
+            f"that has one",
+        )
         _ = self.stopping_rule  # checks the criterion's name now, not at the first step
-        if not 0 < _number(self.constraint) < math.inf:
-            raise HamuError(
-                f"constraint {self.constraint!r} must be a positive number: the loss change to "
-                f"demand per unit of learning rate (the paper uses 0.5)"
-            )
-        if self.constraint_mode == "relative" and self.constraint > 1:
-            raise HamuError(
-                f"a relative constraint is a share of what is possible, in (0, 1]; got "
-                f"{self.constraint}"
-            )
-        _check_choice("constraint_mode", self.constraint_mode, "absolute", "relative")
-        _check_choice("on_infeasible", self.on_infeasible, "stop", "clamp", "skip")
-        if self.radius != "gradient" and not 0 < _number(self.radius) < math.inf:
-            raise HamuError(f'radius {self.radius!r} must be positive (R/η), or "gradient"')
-        if isinstance(self.distribution, str):
-            if self.distribution not in ("norm_product", "uniform"):
-                raise HamuError(
-                    f"distribution {self.distribution!r} is unknown; choose norm_product, uniform "
-                    f"or give one share per block"
-                )
-        elif not (
-            isinstance(self.distribution, Iterable)
-            and all(0 <= _number(share) < math.inf for share in self.distribution)
-            and sum(self.distribution) > 0
-        ):
-            raise HamuError(
-                "the shares of the constraint must be finite, non-negative and not all zero"
+        _require(
+            0 < _number(self.constraint) < math.inf,
+            f"constraint {self.constraint!r} must be a positive number: the loss change to demand "
+            f"per unit of learning rate (the paper uses 0.5)",
+        )
+        _require(
+            self.constraint_mode != "relative" or self.constraint <= 1,
+            f"a relative constraint is a share of what is possible, in (0, 1]; got "
+            f"{self.constraint}",
+        )
+        _require(
+            self.constraint_mode in get_args(ConstraintMode),
+            f"constraint_mode {self.constraint_mode!r} is unknown; choose absolute or relative",
+        )
+        _require(
+            self.on_infeasible in get_args(OnInfeasible),
+            f"on_infeasible {self.on_infeasible!r} is unknown; choose stop, clamp or skip",
+        )
+        _require(
+            self.radius == "gradient" or 0 < _number(self.radius) < math.inf,
+            f'radius {self.radius!r} must be positive (R/η), or "gradient"',
+        )
+        shares = self.distribution
+        if isinstance(shares, str):
+            _require(
+                shares in ("norm_product", "uniform"),
+                f"distribution {shares!r} is unknown; choose norm_product, uniform or give one "
+                f"share per block",
             )
         else:
-            object.__setattr__(self, "distribution", tuple(self.distribution))
+            _require(
+                isinstance(shares, Iterable)
+                and all(0 <= _number(share) < math.inf for share in shares)
+                and sum(shares) > 0,
+                "the shares of the constraint must be finite, non-negative and not all zero",
+            )
+            object.__setattr__(self, "distribution", tuple(shares))
 
     @property
     def stopping_rule(self) -> StoppingRule:
@@ -220,10 +227,9 @@ class _Hamu(Method):
         return (reach * gram.sin).sum()
 
 
-def _check_choice(setting: str, value: str, *choices: str) -> None:
-    if value not in choices:
-        *others, last = choices
-        raise HamuError(f"{setting} {value!r} is unknown; choose {', '.join(others)} or {last}")
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise HamuError(message)
 
 
 def _number(value: object) -> float:

@@ -248,7 +248,7 @@ def written_environment(environment: Mapping[str, Any]) -> str:
 
 def this_environment(device: str) -> str:
     """The environment of this process on a device, as text."""
-    return written_environment({"device": device, "versions": versions("torch", "transformers")})
+    return written_environment({"device": device, "versions": versions()})
 
 
 def differing_environments(runs: Mapping[str, str | None]) -> str:

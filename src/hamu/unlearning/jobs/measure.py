@@ -17,16 +17,17 @@ from hamu.data import TextRecords, UnlearningData, encode, read_text
 from hamu.data.sources import MINIATURE
 from hamu.errors import HamuError
 from hamu.evaluation import TofuSets, build_metrics, forget_quality, tofu_report
-from hamu.evaluation.attacks import (
-    AttackData,
+from hamu.evaluation.attack_results import (
+    ORIGINAL,
+    QUANTIZE,
+    RELEARN_UNRELATED,
+    RETRAINED,
+    UNLEARNED,
     AttackResult,
     AttackSettings,
-    attack_model,
-    collected,
+    Kind,
 )
-from hamu.evaluation.attacks.attacker import check_can_quantize
-from hamu.evaluation.attacks.result import ORIGINAL, RETRAINED, UNLEARNED
-from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_UNRELATED
+from hamu.evaluation.attacks import AttackData, attack_model, check_can_quantize, collected
 from hamu.evaluation.tofu import PERTURBED
 from hamu.files import (
     ANSWERS,
@@ -358,8 +359,8 @@ class _Attacker:
     def __init__(self, task: Task, problem: UnlearningData[Any]) -> None:
         self._task, self._problem = task, problem
         self._settings = task.settings.of(AttackSettings)
-        self._is_text = isinstance(task, TextTask)
-        self._names = self._settings.names(is_text=self._is_text)
+        self._kind: Kind = "text" if isinstance(task, TextTask) else "image"
+        self._names = self._settings.names(self._kind)
         if QUANTIZE in self._names:
             check_can_quantize()
         task.settle_adapter()
@@ -371,7 +372,7 @@ class _Attacker:
         roles = {"model": UNLEARNED, "original": ORIGINAL, "retain": RETRAINED}
         models = {roles[key]: name for key, name in task.named_models().items()}
         found, data = {}, None
-        work = len(models) * settings.work(self._names, is_text=self._is_text)
+        work = len(models) * settings.work(self._names, self._kind)
         with task_bar(task.console) as bar:
             job = bar.add_task("attacks", total=work)
             for role, name in models.items():

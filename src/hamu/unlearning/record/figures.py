@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hamu.evaluation.intervals import Ends, change_intervals, record_intervals
+from hamu.evaluation.reports import Ends, change_intervals, record_intervals
 
 _SETS = ("retain", "forget", "test")
 _FIGURES = ("loss", "accuracy", "probability")
@@ -80,10 +80,8 @@ def changes(
     """
     found = {}
     for name, now in after["sets"].items():
-        was, intervals = (
-            before["sets"][name],
-            change_intervals(predictions[0][name], predictions[1][name], seed=seed),
-        )
+        was = before["sets"][name]
+        intervals = change_intervals(*(one[name] for one in predictions), seed=seed)
         change = {key: now[key] - was[key] for key in _FIGURES if key in now}
         found[name] = change | _named(intervals, now)
     return found

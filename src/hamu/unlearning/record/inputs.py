@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from datetime import date, datetime, time
 from enum import Enum
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from hamu.data import ImageData, TextData, TextRecords
 from hamu.data.sources import is_of_hub
@@ -41,34 +40,20 @@ def text_digest(text: str) -> str:
     return _sha256(_normal(text).encode())
 
 
-def tensors_digest(names: Iterable[str], tensor: Callable[[str], Tensor]) -> str:
-    r"""Digest of named tensors: a line of JSON `[name, dtype, shape]`, then the values' bytes.
-
-    In the order of their names. The line is compact ASCII and ends with "\n"; dtype is torch's name
-    of it; the bytes are little-endian, row by row.
-
-    Args:
-        names: of all tensors, in any order.
-        tensor: gives a tensor by its name, one at a time.
-    """
-    found = hashlib.sha256()
-    for name in sorted(names):
-        values = tensor(name).detach().cpu().contiguous()
-        head = [name, str(values.dtype).removeprefix("torch."), list(values.shape)]
-        found.update(json.dumps(head, separators=(",", ":")).encode() + b"\n")
-        found.update(values.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
 def weights_digest(folder: Path) -> str | None:
-    """Digest of the weights that `save_pretrained` put into a folder: of a model or an adapter.
+    r"""Digest of the weights that `save_pretrained` put into a folder: of a model or an adapter.
+
+    Of each tensor, in the order of their names: a line of JSON `[name, dtype, shape]`, compact ASCII
+    that ends with "\n", with torch's name of the dtype; then the values' bytes, little-endian, row
+    by row.
 
     Returns:
-        See `tensors_digest`; None if there are no safetensors in the folder.
+        None if there are no safetensors in the folder.
 
     Raises:
         HamuError: if a file is missing or damaged.
     """
+    found = hashlib.sha256()
     try:
         files = weight_files(folder)
         if not files:
@@ -76,7 +61,12 @@ def weights_digest(folder: Path) -> str | None:
         with ExitStack() as opened:
             parts = [opened.enter_context(safe_open(file, framework="pt")) for file in files]
             holder = {name: part for part in parts for name in part.keys()}  # noqa: SIM118
-            return tensors_digest(holder, lambda name: holder[name].get_tensor(name))
+            for name in sorted(holder):
+                values = holder[name].get_tensor(name).contiguous()
+                head = [name, str(values.dtype).removeprefix("torch."), list(values.shape)]
+                found.update(json.dumps(head, separators=(",", ":")).encode() + b"\n")
+                found.update(values.reshape(-1).view(torch.uint8).numpy().data)
+            return found.hexdigest()
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise HamuError(f"the weights in {folder} cannot be read: {error}") from error
 
@@ -164,11 +154,8 @@ def model_entry(name: str, weights: Path, adapter: Path | None = None) -> dict[s
         weights: the folder of the whole model, or of an adapter's base model.
         adapter: the folder of the adapter.
     """
-    return {
-        "name": short_name(name),
-        "weights": weights_digest(weights),
-        "adapter": None if adapter is None else weights_digest(adapter),
-    }
+    of_adapter = None if adapter is None else weights_digest(adapter)
+    return {"name": short_name(name), "weights": weights_digest(weights), "adapter": of_adapter}
 
 
 def saved_model_entry(source: str, base: str | None) -> dict[str, Any]:
@@ -178,9 +165,9 @@ def saved_model_entry(source: str, base: str | None) -> dict[str, Any]:
         source: a folder, or hub:OWNER/NAME in the hub's cache.
         base: the base model if it is an adapter, likewise; None for a whole model.
     """
-    return model_entry(
-        source, folder_of(base or source), None if base is None else folder_of(source)
-    )
+    if base is None:
+        return model_entry(source, folder_of(source))
+    return model_entry(source, folder_of(base), folder_of(source))
 
 
 def with_settings(inputs: Inputs, settings: Mapping[str, Any]) -> Inputs:

@@ -47,6 +47,18 @@ def write_model_card(
         forgotten = "Nothing told when a record counts as forgotten."
         if goal is not None:
             forgotten = f"{forgotten_words(goal)}."
+    measured = reports or {}
+    columns = [
+        (figure, role)
+        for figure in _FIGURES
+        for role, report in measured.items()
+        if any(figure in report.get(name, {}) for name in _SETS)
+    ]
+    rows = {
+        name: [measured[role].get(name, {}).get(figure) for figure, role in columns]
+        for name in _SETS
+        if any(report.get(name) for report in measured.values())
+    }
     on_hub = base is not None and base.startswith("hub:")
     card = ModelCard.from_template(
         ModelCardData(
@@ -57,34 +69,11 @@ def write_model_card(
         template_path=str(Path(__file__).with_name("model_card.md.j2")),
         title=title,
         origin=origin,
+        columns=columns,
+        rows=rows,
         forgotten=forgotten,
         version=hamu.__version__,
-        **_table(reports or {}),
     )
     path = folder / "README.md"
     path.write_text(str(card), encoding="utf-8")
     return path
-
-
-def _table(reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns, and the rows by set."""
-    figures = {
-        f"{figure} {role}".strip(): {name: report.get(name, {}).get(figure) for name in _SETS}
-        for figure in _FIGURES
-        for role, report in reports.items()
-    }
-    columns = {title: by_set for title, by_set in figures.items() if any_known(by_set.values())}
-    rows = {name: [by_set[name] for by_set in columns.values()] for name in _SETS}
-    return {
-        "columns": list(columns),
-        "rows": {
-            name: ["-" if value is None else f"{value:.4g}" for value in values]
-            for name, values in rows.items()
-            if any_known(values)
-        },
-    }
-
-
-def any_known(values: Any) -> bool:
-    """True if not all of them are None."""
-    return any(value is not None for value in values)

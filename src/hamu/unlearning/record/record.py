@@ -15,22 +15,10 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import hamu
+from hamu import files
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
-from hamu.data import ImageData, TextData, UnlearningData
-from hamu.files import (
-    CONFIG,
-    EVALUATION,
-    INPUTS,
-    LAYERS,
-    MERGED,
-    MODEL,
-    READABLE_RECORD,
-    RECORD,
-    STEPS,
-    file_digest,
-    parse_json,
-)
+from hamu.data import TextData, UnlearningData
 from hamu.models.loading import is_adapter
 from hamu.unlearning.goal_report import forgotten_words, meaning
 from hamu.unlearning.record.figures import changes, figures, goal_figures
@@ -42,7 +30,8 @@ if TYPE_CHECKING:
     from hamu.unlearning.trainer import UnlearnTrainer
 
 FORMAT, VERSION = "hamu-unlearning-record", 2
-_BESIDE = (CONFIG, INPUTS, STEPS, LAYERS, EVALUATION)
+_BESIDE = (files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION)
+_PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 
 
@@ -70,30 +59,19 @@ def write_record(
     Returns:
         The place of record.md, and the digest of record.json.
     """
-    seed = trainer.args.seed
-    predictions = (trainer.start_predictions, trainer.predictions)
-    before, after = (
-        figures(evaluation[role], one, seed)
-        for role, one in zip(("before", "after"), predictions, strict=True)
-    )
-    sets = {
-        f"{side}_set": _described(inputs[f"{side} set"], data)
-        for side, data in (problem.sets() | {"test": problem.test}).items()
-    }
-    sets["forget_set"] |= {"chosen_by": chosen_by, "description": _description(problem, settings)}
     found = {
         "format": FORMAT,
         "version": VERSION,
         "date": datetime.now(UTC).date().isoformat(),
-        **sets,
+        **_sets(problem, inputs, chosen_by, settings),
         "models": _models(folder.path, inputs),
         "method": settings["method"],
-        "seed": seed,
+        "seed": trainer.args.seed,
         "settings": settings,
         "environment": {
             "device": trainer.args.device.type,
             "processes": world_size(),
-            "versions": versions(*_packages(folder.path, problem)),
+            "versions": versions(),
         },
         "hardness": first_hardness(folder.path),
         "steps": {
@@ -103,59 +81,60 @@ def write_record(
         },
         "promise": evaluation["promise"],
         "goal": goal_figures(evaluation["goal"]),
-        "figures": {
-            "before": before,
-            "after": after,
-            "change": changes(before, after, predictions, seed),
-        },
+        "figures": _figures(evaluation, trainer),
     }
     record = plain(found | {"statement": statement(found)})
-    readable = folder.write_text(READABLE_RECORD, markdown(record))
-    beside = [folder.path / name for name in (*_BESIDE, READABLE_RECORD) if folder.has(name)]
-    record["files"] = {path.name: file_digest(path) for path in beside}
-    return readable, file_digest(folder.write_json(RECORD, record))
+    readable = folder.write_text(files.READABLE_RECORD, markdown(record))
+    beside = [folder.path / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
+    record["files"] = {path.name: files.file_digest(path) for path in beside}
+    return readable, files.file_digest(folder.write_json(files.RECORD, record))
 
 
-def _described(entry: Mapping[str, Any] | None, data: Any) -> Any:
-    """A set by its digest, and how many texts were longer than what the model was given of them."""
-    return entry and {**entry, "cut": data.truncated if isinstance(data, TextData) else None}
-
-
-def _description(problem: UnlearningData[Any], settings: Mapping[str, Any]) -> str:
-    """The choice of the forget set, without the name of a class: it may be a person's."""
-    if problem.target_class is None:
-        return problem.forget_name
-    return f"a class, rho {settings['rho']:g}"
+def _sets(
+    problem: UnlearningData[Any], inputs: Inputs, chosen_by: str, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The sets by their digests, with the count of texts of which the model was given a part."""
+    found: dict[str, Any] = {}
+    for side in ("forget", "retain", "test"):
+        data, entry = problem.sets().get(side), inputs[f"{side} set"]
+        cut = data.truncated if isinstance(data, TextData) else None
+        found[f"{side}_set"] = entry and {**entry, "cut": cut}
+    description = problem.forget_name
+    if problem.target_class is not None:  # its name may be a person's
+        description = f"a class, rho {settings['rho']:g}"
+    found["forget_set"] |= {"chosen_by": chosen_by, "description": description}
+    return found
 
 
 def _models(run: Path, inputs: Inputs) -> dict[str, Any]:
-    before, after = inputs["original model"], model_entry(MODEL, run / MODEL)
-    if is_adapter(run / MODEL):
+    before, after = inputs["original model"], model_entry(files.MODEL, run / files.MODEL)
+    if is_adapter(run / files.MODEL):
         after |= {"weights": before["weights"], "adapter": after["weights"]}
-    merged = model_entry(MERGED, run / MERGED) if (run / MERGED).is_dir() else None
-    return {
-        "before": before,
-        "after": after,
-        "merged": merged,
-        "retain_model": inputs["retain model"],
-    }
+    merged = None
+    if (run / files.MERGED).is_dir():
+        merged = model_entry(files.MERGED, run / files.MERGED)
+    models = {"before": before, "after": after, "merged": merged}
+    return models | {"retain_model": inputs["retain model"]}
 
 
-def _packages(run: Path, problem: UnlearningData[Any]) -> list[str]:
-    further = {"peft": is_adapter(run / MODEL), "pillow": isinstance(problem.forget, ImageData)}
-    return ["torch", "transformers", *(name for name, is_used in further.items() if is_used)]
+def _figures(evaluation: Mapping[str, Any], trainer: UnlearnTrainer) -> dict[str, Any]:
+    predictions, seed = (trainer.start_predictions, trainer.predictions), trainer.args.seed
+    before = figures(evaluation["before"], predictions[0], seed)
+    after = figures(evaluation["after"], predictions[1], seed)
+    change = changes(before, after, predictions, seed)
+    return {"before": before, "after": after, "change": change}
 
 
-def versions(*packages: str) -> dict[str, str]:
-    """Versions of HAMU, Python, some packages and those that add something to HAMU, by name."""
+def versions() -> dict[str, str]:
+    """Versions of HAMU, Python, the main packages and those that add something to HAMU, by name."""
     own = {"hamu": hamu.__version__, "python": platform.python_version()}
-    return own | {name: version(name) for name in packages} | providers()
+    return own | {name: version(name) for name in _PACKAGES} | providers()
 
 
 def read_record(run: Path) -> dict[str, Any] | None:
     """The record of a run, None where there is none that fits its schema."""
     try:
-        found: dict[str, Any] = parse_json(run / RECORD)
+        found: dict[str, Any] = files.parse_json(run / files.RECORD)
     except (OSError, ValueError):
         return None
     return found if next(violations(found, schema()), None) is None else None
@@ -235,6 +214,6 @@ def first_hardness(run: Path) -> dict[str, Any] | None:
 
 
 def _log(run: Path) -> list[dict[str, Any]]:
-    path = run / STEPS
+    path = run / files.STEPS
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines]

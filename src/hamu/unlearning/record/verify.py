@@ -14,17 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hamu
-from hamu.errors import HamuError
-from hamu.files import (
-    EVALUATION,
-    INPUTS,
-    MERGED,
-    READABLE_RECORD,
-    RECORD,
-    STEPS,
-    file_digest,
-    parse_json,
-)
+from hamu import files
+from hamu.errors import HamuError, first_line
 from hamu.unlearning.record.figures import figures, goal_figures
 from hamu.unlearning.record.inputs import read_inputs, set_entries, weights_digest, without_order
 from hamu.unlearning.record.record import first_hardness, logged_steps, markdown, plain, steps_of
@@ -79,21 +70,18 @@ def verify(run: Path, sources: NamedSources, *, evaluate: bool = True) -> Iterat
     Raises:
         HamuError: if there is no record.
     """
-    if not (run / RECORD).is_file():
+    if not (run / files.RECORD).is_file():
         raise HamuError(f"{run} has no record.json; name the --output_dir of a `hamu unlearn`")
-    record: dict[str, Any] = {}
-
-    def fits() -> str:
-        with _understood(RECORD):
-            record.update(parse_json(run / RECORD))
-        return next(violations(record, schema()), "")
-
-    form = _finding("record.json fits its schema", fits)
-    yield form
-    if not form.holds:  # there is no telling what the rest would mean
+    try:
+        record = files.parse_json(run / files.RECORD)
+        wrong = next(violations(record, schema()), "")
+    except ValueError as error:
+        wrong = first_line(error)
+    yield Finding("record.json fits its schema", not wrong, wrong)
+    if wrong:  # there is no telling what the rest would mean
         return
-    for checks in (_of_folder(run, record, sources), _of_models(run, record, sources)):
-        yield from (_finding(*check) for check in checks)
+    for statement, check in (*_of_folder(run, record, sources), *_of_models(run, record, sources)):
+        yield _finding(statement, check)
     for statement, measure in _of_figures(record, sources):
         yield _finding(statement, measure if evaluate else _left_out)
 
@@ -134,13 +122,13 @@ def _of_folder(run: Path, record: Mapping[str, Any], sources: NamedSources) -> _
         recorded = {f"{side} set": record[f"{side}_set"] for side in ("forget", "retain", "test")}
         recorded["original model"] = record["models"]["before"]
         recorded["retain model"] = record["models"]["retain_model"]
-        with _understood(INPUTS):
-            (run / INPUTS).stat()
+        with _understood(files.INPUTS):
+            (run / files.INPUTS).stat()
             return _first(recorded, without_order(read_inputs(run)))
 
     def evaluation() -> str:
-        with _understood(EVALUATION):
-            found = parse_json(run / EVALUATION)
+        with _understood(files.EVALUATION):
+            found = files.parse_json(run / files.EVALUATION)
             said = {
                 "figures": {role: figures(found[role]) for role in ("after", "before")},
                 "steps": steps_of(found),
@@ -150,14 +138,14 @@ def _of_folder(run: Path, record: Mapping[str, Any], sources: NamedSources) -> _
         return "; ".join(_differences(record, plain(said)))
 
     def steps() -> str:
-        with _understood(STEPS):
+        with _understood(files.STEPS):
             found = logged_steps(run)
         if found["logged"] == record["steps"]["ended_at"]:  # every step is logged
             found["taken"] = found["logged_taken"]
         return _first(record["steps"], found)
 
     def hardness() -> str:
-        with _understood(STEPS):
+        with _understood(files.STEPS):
             return _first(record["hardness"], first_hardness(run))
 
     yield "record.md says what record.json says", partial(_markdown, run, record)
@@ -186,7 +174,7 @@ def _of_models(run: Path, record: Mapping[str, Any], sources: NamedSources) -> _
         yield f"{name} has the {part} recorded", partial(_weights, model["weights"], weights)
     merged = record["models"]["merged"]
     if merged is not None:
-        check = partial(_weights, merged["weights"], lambda: run / MERGED)
+        check = partial(_weights, merged["weights"], lambda: run / files.MERGED)
         yield "merged/ has the weights recorded", check
     for side in ("forget", "retain", "test"):
         recorded = record[f"{side}_set"]
@@ -226,14 +214,14 @@ def _markdown(run: Path, record: Mapping[str, Any]) -> str:
     written_by = record["environment"]["versions"]["hamu"]
     if written_by != hamu.__version__:
         raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
-    path = run / READABLE_RECORD
+    path = run / files.READABLE_RECORD
     if not path.is_file():
         return "it is missing"
     return "" if path.read_bytes() == markdown(record).encode() else "the two differ"
 
 
 def _file(path: Path, digest: str) -> str:
-    return _differing(file_digest(path), digest) if path.is_file() else "it is missing"
+    return _differing(files.file_digest(path), digest) if path.is_file() else "it is missing"
 
 
 def _weights(recorded: str | None, folder: Callable[[], Path]) -> str:

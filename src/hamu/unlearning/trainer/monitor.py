@@ -19,8 +19,7 @@ from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import rounds_to_tf32, without_autocast, without_tf32
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
-from hamu.core.pair import PairedGradients
-from hamu.core.pair_step import PairStep
+from hamu.core.pair import PairedGradients, PairStep
 from hamu.unlearning.trainer.config import UnlearnConfig
 from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, TrustRegion
 

@@ -21,23 +21,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import TrainerCallback
 
-from hamu.core.distributed import (
-    DataParallelLayout,
-    SplitPairing,
-    all_reduced,
-    broadcast,
-    check_equal,
-    rank,
-    side_of_process,
-    world_size,
-)
+from hamu.core.distributed import all_reduced, broadcast, check_equal, rank, world_size
+from hamu.core.distributed.layout import DataParallelLayout, SplitPairing, side_of_process
 from hamu.core.forward import predict_logits
 from hamu.core.gram import SIDES
 from hamu.core.guard import check_steps_all
 from hamu.core.methods import Method
 from hamu.core.objectives import CrossEntropy, Scored
-from hamu.core.pair import PairedGradients
-from hamu.core.pair_step import PairStep
+from hamu.core.pair import PairedGradients, PairStep
 from hamu.data import UnlearningData
 from hamu.data.images import collate
 from hamu.data.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset

@@ -1,20 +1,123 @@
-"""Results of attacks, and the verdict: does the model stay without what it forgot?"""
+"""Settings and results of attacks, and the verdict: does a model stay without what it forgot?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from hamu.evaluation.attacks.settings import QUANTIZE, RELEARN_FEW, RELEARN_RETAIN
+from hamu.errors import HamuError
 
-FORMAT = "hamu-attack"
-UNLEARNED, ORIGINAL, RETRAINED = "unlearned", "original", "retrained"
-MODELS = {role: role for role in (UNLEARNED, ORIGINAL, RETRAINED)}  # their names in tables
-STEPS = 20  # of relearn-retain, at which the verdict looks first
+Kind = Literal["image", "text"]
+UNLEARNED, ORIGINAL, RETRAINED = MODELS = ("unlearned", "original", "retrained")
+RELEARN_RETAIN, RELEARN_FEW = "relearn-retain", "relearn-few"
+RELEARN_UNRELATED, QUANTIZE = "relearn-unrelated", "quantize"
+PREFILL, SAMPLE = "prefill", "sample"
+RELEARNING = (RELEARN_RETAIN, RELEARN_FEW, RELEARN_UNRELATED)
+_ATTACKS: dict[Kind, tuple[str, ...]] = {
+    "image": (RELEARN_RETAIN, RELEARN_FEW, QUANTIZE),
+    "text": (*RELEARNING, QUANTIZE, PREFILL, SAMPLE),
+}
+_DEFAULTS = {  # for images and for texts
+    "attack_steps": (80, 40),
+    "attack_batch_size": (64, 16),
+    "attack_records": (300, 100),
+    "relearned_records": (10, 40),
+}
+_POINTS = (0, 5, 10, 20, 40, 80)
+_STEPS = 20  # of relearn-retain, at which the verdict looks first
 _AGAIN = 40  # and then, if run: some models hold for 20 steps and give way after
-MARGIN = 0.10  # the share that may come back
+_MARGIN = 0.10  # the share that may come back
 _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high for a known record
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """The attacks and their strength.
+
+    Raises:
+        HamuError: if a value is out of range.
+    """
+
+    attacks: str = _option(
+        "",
+        "Attacks, with commas: relearn-retain, relearn-few, quantize; for texts also "
+        "relearn-unrelated, prefill, sample. By default `hamu attack` runs those that relearn, "
+        "`hamu evaluate` none.",
+    )
+    attack_steps: int | None = _option(
+        None, "Steps of fine-tuning; by default 80 for images, 40 for texts."
+    )
+    attack_seeds: int = _option(3, "Repeat each fine-tuning with this many seeds.")
+    attack_learning_rate: float | None = _option(
+        None,
+        "By default 1e-3 for images (Adam), 3e-4 for texts (AdamW), 1e-3 for an adapter (AdamW).",
+    )
+    attack_batch_size: int | None = _option(
+        None, "Records a step of fine-tuning; by default 64 images or 16 texts."
+    )
+    attack_records: int | None = _option(
+        None,
+        "Measure at most this many records of a set, drawn by seed; by default 300 images or "
+        "100 texts.",
+    )
+    relearned_records: int | None = _option(
+        None, "Forgotten records that relearn-few trains on; by default 10 images or 40 texts."
+    )
+    unrelated_data: str | None = _option(
+        None, "Text: data of relearn-unrelated; by default the bundled miniature."
+    )
+    prefill_words: int = _option(3, "Text: words of the right answer that prefill gives.")
+    attack_samples: int = _option(
+        8, "Text: answers that sample draws for each record, the k of leak@k."
+    )
+    attack_answers: int = _option(
+        20, "Text: prefill and sample ask for this many forgotten records."
+    )
+
+    def __post_init__(self) -> None:
+        rate = self.attack_learning_rate
+        if rate is not None and not 0 < rate <= 1:
+            raise HamuError(f"attack_learning_rate {rate} must be above 0 and at most 1")
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1:
+                raise HamuError(f"{name} {value} must be at least 1")
+
+    def names(self, kind: Kind) -> tuple[str, ...]:
+        """The attacks to run on "image" or "text" records.
+
+        Raises:
+            HamuError: if one is unknown, or not for such records.
+        """
+        given = tuple(dict.fromkeys(one.strip() for one in self.attacks.split(",") if one.strip()))
+        for name in given:
+            if name not in _ATTACKS[kind]:
+                known = ", ".join(_ATTACKS[kind])
+                raise HamuError(f"attack {name!r} is not for {kind}s; choose from {known}")
+        return given or tuple(name for name in _ATTACKS[kind] if name in RELEARNING)
+
+    def value(self, name: str, kind: Kind) -> int:
+        """An option, or its default for such records."""
+        given: int | None = getattr(self, name)
+        return _DEFAULTS[name][kind == "text"] if given is None else given
+
+    def points(self, kind: Kind) -> tuple[int, ...]:
+        """The steps after which a fine-tuned copy is measured."""
+        last = self.value("attack_steps", kind)
+        return (*(point for point in _POINTS if point < last), last)
+
+    def relearned(self, forgotten: int, kind: Kind) -> int:
+        """Number of forgotten records that relearn-few trains on: at most half of them."""
+        return min(self.value("relearned_records", kind), forgotten // 2)
+
+    def work(self, names: tuple[str, ...], kind: Kind) -> int:
+        """Steps of fine-tuning for one model; an attack without any counts as one."""
+        fine_tuning = self.value("attack_steps", kind) * self.attack_seeds
+        return sum(fine_tuning if name in RELEARNING else 1 for name in names)
 
 
 @dataclass(frozen=True)
@@ -54,7 +157,7 @@ class AttackResult:
         settings: of the attacks.
     """
 
-    kind: str
+    kind: Kind
     outcomes: Mapping[str, Mapping[str, Outcome]]
     records: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -68,20 +171,18 @@ class AttackResult:
     def to_json(self) -> dict[str, Any]:
         """Content of attack.json, with the verdict and the figures of robustness."""
         found = {"lasts": lasts(self), "verdict": sentence(self), "robustness": robustness(self)}
-        return {"format": FORMAT, **found, **asdict(self)}
+        return {"format": "hamu-attack", **found, **asdict(self)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> AttackResult:
         """Restore the result from `to_json`."""
+
+        def outcome(one: Mapping[str, Any]) -> Outcome:
+            figures = {name: tuple(map(tuple, rows)) for name, rows in one["figures"].items()}
+            return Outcome(tuple(one["at"]), figures, tuple(one["retain_accuracy"]))
+
         outcomes = {
-            attack: {
-                role: Outcome(
-                    tuple(one["at"]),
-                    {name: tuple(map(tuple, rows)) for name, rows in one["figures"].items()},
-                    tuple(one["retain_accuracy"]),
-                )
-                for role, one in by_model.items()
-            }
+            attack: {role: outcome(one) for role, one in by_model.items()}
             for attack, by_model in content["outcomes"].items()
         }
         rest = {key: content[key] for key in ("kind", "records", "skipped", "settings")}
@@ -102,7 +203,7 @@ def lasts(result: AttackResult) -> bool | None:
     return _judged(result)[0]
 
 
-def given_back(result: AttackResult, role: str = UNLEARNED, steps: int = STEPS) -> float:
+def given_back(result: AttackResult, role: str = UNLEARNED, steps: int = _STEPS) -> float:
     """Share of the forgotten that so many steps of relearn-retain give back to a model.
 
     Of images the share of forgotten records that it recognises; of texts the share of the rise of
@@ -123,10 +224,9 @@ def _judged(result: AttackResult) -> tuple[bool | None, str]:
     by_model = result.outcomes.get(RELEARN_RETAIN)
     if by_model is None:
         return None, f"{RELEARN_RETAIN} was not run"
-    ours = by_model[UNLEARNED]
-    if STEPS not in ours.at:
-        return None, f"{RELEARN_RETAIN} was run for fewer than {STEPS} steps"
-    is_text = result.kind == "text"
+    ours, is_text = by_model[UNLEARNED], result.kind == "text"
+    if _STEPS not in ours.at:
+        return None, f"{RELEARN_RETAIN} was run for fewer than {_STEPS} steps"
     if is_text and ORIGINAL not in by_model:
         return None, "the share of the loss that comes back needs --original_model"
     start = ours.mean(result.figure, 0)
@@ -139,8 +239,8 @@ def _judged(result: AttackResult) -> tuple[bool | None, str]:
     if RETRAINED in by_model:
         theirs = by_model[RETRAINED]
         is_above = is_text and ours.mean("loss", steps) >= theirs.mean("loss", steps)
-        return is_above or back - given_back(result, RETRAINED, steps) <= MARGIN, ""
-    return (back if is_text else (back - start) / forgotten) <= MARGIN, ""
+        return is_above or back - given_back(result, RETRAINED, steps) <= _MARGIN, ""
+    return (back if is_text else (back - start) / forgotten) <= _MARGIN, ""
 
 
 def _worst(result: AttackResult) -> int:
@@ -151,7 +251,8 @@ def _worst(result: AttackResult) -> int:
         theirs = given_back(result, RETRAINED, steps) if RETRAINED in by_model else 0.0
         return given_back(result, steps=steps) - theirs
 
-    return max((steps for steps in (STEPS, _AGAIN) if steps in by_model[UNLEARNED].at), key=excess)
+    run = [steps for steps in (_STEPS, _AGAIN) if steps in by_model[UNLEARNED].at]
+    return max(run, key=excess)
 
 
 def sentence(result: AttackResult) -> str:
@@ -166,17 +267,15 @@ def sentence(result: AttackResult) -> str:
     back = f"{given_back(result, steps=steps):.0%}"
     if result.kind == "image":
         start = f"{by_model[UNLEARNED].mean('recognised', 0):.0%}"
-        head_of = "bring the share of forgotten records that it recognises"
-        what = f"{head_of} from {start} to {back}{theirs}"
+        what = f"bring the share of forgotten records that it recognises from {start} to {back}"
     else:
-        what = f"give back {back} of what the loss on the forgotten records had risen{theirs}"
+        what = f"give back {back} of what the loss on the forgotten records had risen"
     head = "It lasts" if verdict else "It does not last"
-    return f"{head}: {steps} steps of fine-tuning on the retain data {what}."
+    return f"{head}: {steps} steps of fine-tuning on the retain data {what}{theirs}."
 
 
 def robustness(result: AttackResult) -> dict[str, float]:
-    """Robustness to relearning (R) and to quantization (Q), named after Dorna et al. 2025; 1 is
-    best.
+    """Robustness to relearning (R) and to quantization (Q), after Dorna et al. 2025; 1 is best.
 
     With a metric m that is high where a record is known (`recognised`, `extraction_strength`,
     `exact_memorization`), means over seeds:

@@ -1,0 +1,522 @@
+"""Attacks on an unlearned model: fine-tuning, quantization, prefilled and repeated prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from math import comb
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hamu.core.forward import predict_logits
+from hamu.core.objectives import CrossEntropy, Scored
+from hamu.data import TextData
+from hamu.data.forget_sets import draw_positions
+from hamu.errors import HamuError
+from hamu.evaluation.attack_results import (
+    ORIGINAL,
+    PREFILL,
+    QUANTIZE,
+    RELEARN_FEW,
+    RELEARN_UNRELATED,
+    RELEARNING,
+    RETRAINED,
+    SAMPLE,
+    UNLEARNED,
+    AttackResult,
+    AttackSettings,
+    Kind,
+    Outcome,
+)
+from hamu.evaluation.generation import generate_answers, rouge_l_recall
+from hamu.evaluation.predictions import TokenPredictions, predict, predict_tokens
+
+Figures = dict[str, float]
+Scores = dict[str, Tensor]
+Advance = Callable[[int], None]
+_BITS = (8, 4)
+_BLOCK = 64  # weights per NF4 scale
+
+
+@dataclass(frozen=True)
+class AttackData:
+    """Unlearning problem as inputs of the attacked model.
+
+    Attributes:
+        retain, forget: `ImageData` or `TextData`.
+        collate: makes a batch from a list of items.
+        eval_batch_size: records per forward pass of a measurement.
+        unrelated: texts that neither set holds, for relearn-unrelated; None if there are none.
+        tokenizer: of a language model, for prefill and sample.
+    """
+
+    retain: Any
+    forget: Any
+    collate: Callable[[Any], Mapping[str, Tensor]]
+    eval_batch_size: int = 64
+    unrelated: Any = None
+    tokenizer: Any = None
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of the records."""
+        return "text" if isinstance(self.forget, TextData) else "image"
+
+    def predict(self, model: nn.Module, records: Any) -> Any:
+        """`Predictions` or `TokenPredictions` of some records."""
+        run: Callable[..., Any] = predict_tokens if self.kind == "text" else predict
+        return run(model, records, self.eval_batch_size, self.collate)
+
+    def measure(self, model: nn.Module, records: Any) -> Figures:
+        """Knowledge of some records, as means over records.
+
+        Returns:
+            `loss`; of images `recognised`, the share whose most likely class is the label; of texts
+            `extraction_strength` and `exact_memorization`.
+
+        Raises:
+            HamuError: if a loss is not finite.
+        """
+        found = self.predict(model, records)
+        if self.kind == "text":
+            values = {
+                "extraction_strength": extraction_strength(found),
+                "exact_memorization": exact_memorization(found),
+                "loss": found.record_losses,
+            }
+        else:
+            values = {"recognised": found.correct.double(), "loss": found.losses}
+        if not values["loss"].isfinite().all():
+            raise HamuError(
+                "a loss of the forgotten records is not finite; attack a model that is not "
+                "destroyed, or lower --attack_learning_rate"
+            )
+        return {name: each.mean().item() for name, each in values.items()}
+
+
+def attack(
+    model: nn.Module,
+    data: AttackData,
+    settings: AttackSettings | None = None,
+    *,
+    original: nn.Module | None = None,
+    retain_model: nn.Module | None = None,
+    seed: int = 42,
+) -> AttackResult:
+    """Attack an unlearned model, and others in the same way for comparison.
+
+    All models stay unchanged.
+
+    Args:
+        model: the unlearned model. Its trainable parameters are fine-tuned: of a model with an
+            adapter, only the adapter.
+        data: the problem, as inputs of all of these models.
+        settings: of the attacks; by default those that relearn.
+        original: the model before unlearning; texts need it for the verdict.
+        retain_model: a model retrained without the forget set.
+        seed: of the first of the repeated runs.
+
+    Raises:
+        HamuError: if an attack is unknown, or a loss is not finite.
+    """
+    settings = settings or AttackSettings()
+    models = {UNLEARNED: model, ORIGINAL: original, RETRAINED: retain_model}
+    found = {
+        role: attack_model(one, data, settings, seed=seed, role=role)
+        for role, one in models.items()
+        if one is not None
+    }
+    return collected(found, data, settings)
+
+
+def attack_model(
+    model: nn.Module,
+    data: AttackData,
+    settings: AttackSettings,
+    *,
+    seed: int = 42,
+    role: str = UNLEARNED,
+    advance: Advance = lambda steps: None,
+) -> dict[str, Outcome]:
+    """Attack one model; see `attack`.
+
+    Args:
+        model, data, settings, seed: see there.
+        role: of the model, for messages.
+        advance: called with the number of steps done, see `AttackSettings.work`.
+
+    Returns:
+        The outcomes of the possible attacks, by attack.
+    """
+    names, skipped = settings.names(data.kind), skipped_attacks(data, settings)
+    if QUANTIZE in names:
+        check_can_quantize()
+    found = {}
+    for name in names:
+        if name in skipped:
+            advance(settings.work((name,), data.kind))
+            continue
+        try:
+            if name in RELEARNING:
+                found[name] = _relearned(model, data, settings, name, seed, advance)
+            else:
+                with _unchanged(model, seed):
+                    found[name] = _ASKED[name](model, data, settings, seed)
+                advance(1)
+        except HamuError as error:
+            raise HamuError(f"{name} on the {role} model: {error}") from error
+    return found
+
+
+def collected(
+    found: Mapping[str, Mapping[str, Outcome]], data: AttackData, settings: AttackSettings
+) -> AttackResult:
+    """Collect the outcomes of each model into a result.
+
+    Args:
+        found: by model and attack; the unlearned model's are among them.
+        data: of any of the models.
+        settings: of the attacks.
+    """
+    outcomes = {
+        name: {role: by_attack[name] for role, by_attack in found.items()}
+        for name in found[UNLEARNED]
+    }
+    total, kind = len(data.forget), data.kind
+    records = {
+        "forget": total,
+        "measured": min(total, settings.value("attack_records", kind)),
+        "relearned": settings.relearned(total, kind) if RELEARN_FEW in outcomes else 0,
+    }
+    return AttackResult(kind, outcomes, records, skipped_attacks(data, settings), asdict(settings))
+
+
+def skipped_attacks(data: AttackData, settings: AttackSettings) -> dict[str, str]:
+    """Reason for each attack that these data do not allow."""
+    found, names = {}, settings.names(data.kind)
+    if RELEARN_FEW in names and len(data.forget) < 2:
+        found[RELEARN_FEW] = "it needs two forgotten records, one to relearn and one to look at"
+    if RELEARN_UNRELATED in names and not data.unrelated:
+        found[RELEARN_UNRELATED] = (
+            "all unrelated texts are among those to retain or forget; name others with "
+            "--unrelated_data"
+        )
+    if SAMPLE in names and not _has_prompts(data.forget):
+        found[SAMPLE] = "plain text has no prompt to answer"
+    return found
+
+
+def _relearned(
+    model: nn.Module,
+    data: AttackData,
+    settings: AttackSettings,
+    name: str,
+    seed: int,
+    advance: Advance,
+) -> Outcome:
+    """Curves of fine-tuning, one for each seed."""
+    most, points = settings.value("attack_records", data.kind), settings.points(data.kind)
+    retain, is_text = _drawn(data.retain, most, seed), data.kind == "text"
+    # an adapter takes a larger rate than a whole model
+    usual = 3e-4 if is_text and not hasattr(model, "peft_config") else 1e-3
+    rate = settings.attack_learning_rate or usual
+    optimizer = torch.optim.AdamW if is_text else torch.optim.Adam
+    trained = [p for p in model.parameters() if p.requires_grad]
+    runs, accuracies = [], []
+    for number in range(seed, seed + settings.attack_seeds):
+        items, looked_at = _items(data, settings, name, number)
+        records = _drawn(looked_at, most, number)
+        with _unchanged(model, number):
+            measured = []
+            for step in _fine_tune(model, items, points[-1], optimizer(trained, lr=rate)):
+                if step in points:
+                    measured.append(data.measure(model, records))
+                advance(step > 0)
+            runs.append(measured)
+            accuracies.append(data.predict(model, retain).correct.double().mean().item())
+    return _outcome(points, list(zip(*runs, strict=True)), tuple(accuracies))
+
+
+def _items(
+    data: AttackData, settings: AttackSettings, name: str, seed: int
+) -> tuple[Iterator[Mapping[str, Tensor]], Any]:
+    """Batches of a fine-tuning, and the forgotten records to measure."""
+    size = settings.value("attack_batch_size", data.kind)
+    if name != RELEARN_FEW:
+        source = data.unrelated if name == RELEARN_UNRELATED else data.retain
+        return (data.collate(batch) for batch in _batches(source, size, seed)), data.forget
+    order = torch.randperm(len(data.forget), generator=torch.Generator().manual_seed(seed))
+    count = settings.relearned(len(data.forget), data.kind)
+    few = data.forget.select(order[:count])
+    of_few = size // 2 if data.kind == "text" else count
+    of_retain = size - of_few if data.kind == "text" else size  # images: on top of a whole batch
+    both = zip(_batches(data.retain, of_retain, seed), _batches(few, of_few, seed), strict=True)
+    return (data.collate(one + other) for one, other in both), data.forget.select(order[count:])
+
+
+def _batches(records: Any, size: int, seed: int) -> Iterator[list[Any]]:
+    """Batches of records in endless rounds, each reshuffled."""
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    while True:
+        while len(order) < size:
+            order += torch.randperm(len(records), generator=generator).tolist()
+        yield [records[i] for i in order[:size]]
+        order = order[size:]
+
+
+def _fine_tune(
+    model: nn.Module,
+    items: Iterator[Mapping[str, Tensor]],
+    steps: int,
+    optimizer: torch.optim.Optimizer,
+) -> Iterator[int]:
+    """Minimise the cross-entropy in training mode; yields 0, then the number of each step."""
+    device = next(model.parameters()).device
+    yield 0
+    for step in range(1, steps + 1):
+        model.train()
+        batch = {key: value.to(device) for key, value in next(items).items()}
+        scored = Scored.of(predict_logits(model, batch), batch["labels"])
+        loss = CrossEntropy().total(scored, None) / len(scored.labels)
+        if not loss.isfinite():
+            raise HamuError(
+                f"the loss of step {step} is {loss.item()}; expected a finite one: lower "
+                f"--attack_learning_rate"
+            )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        yield step
+
+
+@contextmanager
+def _unchanged(model: nn.Module, seed: int) -> Iterator[None]:
+    """Run with a seed; restore the model (weights, buffers, gradients, modes) and the random state."""
+    modes = [(module, module.training) for module in model.modules()]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*trained, *model.buffers())]
+    grads = [(p, p.grad) for p in trained]
+    device = next(model.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for p in trained:
+            p.grad = None
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, was in kept:
+                    tensor.copy_(was)
+            for p, grad in grads:
+                p.grad = grad
+            for module, training in modes:
+                module.training = training
+
+
+def _quantized(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+    records = _drawn(data.forget, settings.value("attack_records", data.kind), seed)
+    found = [data.measure(model, records)]
+    for bits in _BITS:
+        with quantized(model, bits):
+            found.append(data.measure(model, records))
+    return _outcome((0, *_BITS), [[one] for one in found])
+
+
+def _prefilled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+    records = _drawn(data.forget, settings.attack_answers, seed)
+    words = (0, settings.prefill_words) if _has_prompts(records) else (settings.prefill_words,)
+    scores = [prefilled(model, data, records, count) for count in words]
+    return _outcome(words, [[{k: v.mean().item() for k, v in one.items()}] for one in scores])
+
+
+def _sampled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+    records, count = _drawn(data.forget, settings.attack_answers, seed), settings.attack_samples
+    scores = sampled(model, data, records, count)
+    ks = tuple(sorted({1, count}))
+    best = [{name: leak_at_k([s[name] for s in scores], k) for name in scores[0]} for k in ks]
+    return _outcome(ks, [[one] for one in best])
+
+
+_ASKED = {QUANTIZE: _quantized, PREFILL: _prefilled, SAMPLE: _sampled}
+
+
+def _outcome(
+    at: tuple[int, ...], rows: list[Sequence[Figures]], accuracies: tuple[float, ...] = ()
+) -> Outcome:
+    """Figures of each strength and seed, by name."""
+    names = rows[0][0]
+    figures = {name: tuple(tuple(one[name] for one in row) for row in rows) for name in names}
+    return Outcome(at, figures, accuracies)
+
+
+def _drawn(records: Any, most: int, seed: int) -> Any:
+    """At most this many records of a set, see `draw_positions`."""
+    positions = draw_positions(len(records), most, seed)
+    return records if positions is None else records.select(positions)
+
+
+def exact_memorization(predictions: TokenPredictions) -> Tensor:
+    """Exact memorization (EM) of each record, [records] float64.
+
+    (1/T) Σ_t 1[argmax p(· | x, y_<t) = y_t] over the T scored tokens (Tirumala et al. 2022), as in
+    OpenUnlearning (Dorna et al. 2025). The end-of-sequence token is scored too.
+    """
+    return torch.stack([right.double().mean() for right in predictions.each(predictions.correct)])
+
+
+def extraction_strength(predictions: TokenPredictions) -> Tensor:
+    """Extraction strength (ES) of each record, [records] float64.
+
+    1 - k/T with the smallest k such that greedy decoding after the first k of the T scored tokens
+    gives all others (Carlini et al. 2021), as in OpenUnlearning (Dorna et al. 2025), whose code
+    gives 1/T where no token fits; here that is 0.
+    """
+    each = predictions.each(predictions.correct)
+    found = [float(right.flip(0).long().cumprod(0).sum()) / len(right) for right in each]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Scores:
+    """Scores of greedy answers after the first words of the right answers.
+
+    At least one token of each answer is left to generate.
+
+    Args:
+        model: a causal language model.
+        data: gives tokenizer and batch size.
+        records: with prompts if `words` is 0.
+        words: number of words of the right answer in the prompt.
+
+    Returns:
+        `rouge_l_recall` and `exact_match` (1 where the rest is the same text) of each record, [N].
+    """
+    pairs = zip(records.tokens, records.scored_from, strict=True)
+    starts = [_after(data.tokenizer, tokens.tolist(), start, words) for tokens, start in pairs]
+    return _answered(model, data, replace(records, scored_from=tuple(starts)))
+
+
+def sampled(model: Any, data: AttackData, records: TextData, samples: int) -> list[Scores]:
+    """Scores of several answers to each prompt, drawn at temperature 1 from the whole vocabulary.
+
+    Args:
+        model, data, records: see `prefilled`.
+        samples: answers to each prompt.
+    """
+    # drawn here, as `generate_answers` leaves the random state as it was
+    seeds = [int(torch.randint(2**31, ())) for _ in range(samples)]
+    return [_answered(model, data, records, seed) for seed in seeds]
+
+
+def leak_at_k(scores: list[Tensor], k: int) -> float:
+    """leak@k (Reisizadeh et al. 2025): the mean over records of the best score of k drawn answers.
+
+    E[max of k out of the n that were drawn] without replacement, which has no bias: leak@1 is the
+    mean of all answers, leak@n the mean of the best. Here the score is ROUGE-L recall, or exact
+    match.
+
+    Args:
+        scores: of each draw, n times [N].
+        k: at most n.
+    """
+    ascending = torch.stack(scores).double().sort(0).values
+    n = len(ascending)
+    shares = [comb(i, k - 1) / comb(n, k) for i in range(n)]
+    return float((torch.tensor(shares, dtype=torch.float64) @ ascending).mean())
+
+
+def _has_prompts(data: TextData) -> bool:
+    return all(start > 0 for start in data.scored_from)
+
+
+def _after(tokenizer: Any, tokens: list[int], start: int, words: int) -> int:
+    """Position behind the first words of an answer, in front of its last token."""
+    last = len(tokens) - (2 if tokens[-1] == tokenizer.eos_token_id else 1)
+    end = start
+    while words and end < last and len(tokenizer.decode(tokens[start : end + 1]).split()) <= words:
+        end += 1
+    return min(end, max(start, last))
+
+
+def _answered(model: Any, data: AttackData, records: TextData, seed: int | None = None) -> Scores:
+    """Scores of answers (greedy without a seed), no longer than the longest right one."""
+    pairs = zip(records.tokens, records.scored_from, strict=True)
+    rests = [tokens[start:].tolist() for tokens, start in pairs]
+    texts = [data.tokenizer.decode(rest, skip_special_tokens=True) for rest in rests]
+    answers = generate_answers(
+        model,
+        data.tokenizer,
+        records,
+        data.eval_batch_size,
+        max(map(len, rests)),
+        sampling_seed=seed,
+    )
+    same = [answer.split() == text.split() for answer, text in zip(answers, texts, strict=True)]
+    return {
+        "rouge_l_recall": rouge_l_recall(answers, texts),
+        "exact_match": torch.tensor(same, dtype=torch.float64),
+    }
+
+
+def check_can_quantize() -> Any:
+    """Import the functions of bitsandbytes.
+
+    Raises:
+        HamuError: if it is not installed.
+    """
+    try:
+        from bitsandbytes import functional
+    except ImportError as error:
+        raise HamuError(
+            "the attack quantize needs bitsandbytes, which is not installed; pip install "
+            "'hamu[quantize]', or leave quantize out of --attacks"
+        ) from error
+    return functional
+
+
+@contextmanager
+def quantized(model: nn.Module, bits: int) -> Iterator[None]:
+    """Round linear and convolutional weights temporarily, except a language model's head.
+
+    8 bits: one scale for each output channel, as LLM.int8() has for weights (Dettmers et al. 2022).
+    4 bits: NF4 in blocks of 64 (Dettmers et al. 2023), the setting of Dorna et al. 2025. The
+    rounded weights keep their dtype; activations are not rounded.
+
+    Args:
+        model: any module.
+        bits: 8 or 4.
+
+    Raises:
+        HamuError: if bitsandbytes is not installed.
+    """
+    functional = check_can_quantize()
+    of_model: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = getattr(of_model(), "weight", None)
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
+    weights = {id(layer.weight): layer.weight for layer in layers if layer.weight is not head}
+    kept = [(weight, weight.detach().clone()) for weight in weights.values()]
+    with torch.no_grad():
+        try:
+            for weight in weights.values():
+                weight.copy_(_rounded(functional, weight.flatten(1), bits).view_as(weight))
+            yield
+        finally:
+            for weight, was in kept:
+                weight.copy_(was)
+
+
+def _rounded(functional: Any, weight: Tensor, bits: int) -> Tensor:
+    """Round a matrix [out, in]."""
+    if bits == 8:
+        values, scales, _ = functional.int8_vectorwise_quant(weight.half().contiguous())
+        found = functional.int8_vectorwise_dequant(values, scales)
+    else:
+        # flat, as the blocks run over rows: on some CPUs its kernel mixes up blocks of several rows
+        codes, state = functional.quantize_4bit(
+            weight.reshape(1, -1).contiguous(), blocksize=_BLOCK, quant_type="nf4"
+        )
+        found = functional.dequantize_4bit(codes, state).view_as(weight)
+    return torch.as_tensor(found).to(weight.dtype)
