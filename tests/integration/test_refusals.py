@@ -63,7 +63,6 @@ unlearn --lora_dropout 1.5 => lora_dropout 1.5 must be a share in [0, 1)
 unlearn --expected_forget 0 => expected_forget 0 must be at least 1 record
 assess --bootstrap_memory inf => bootstrap_memory inf must be a number of GB, 0 or more
 unlearn --data_seed 10000000000 => data_seed 10000000000 must be 0 to 4294967295
-unlearn --max_steps -3 => max_steps -3 must be a number of steps; leave it out to go by epochs
 methods --all => methods takes no options; got --all
 train --data a.npz => name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER
 train --data miniature --model tiny-llama --lora => is new and trained whole; leave --lora and
