@@ -72,7 +72,7 @@ def products(name: str, assessed: AssessedModel) -> dict[str, float]:
     """What a product with the Hessian of a full batch costs, the first and a further one through the same graph, over
     a forward and backward pass through that batch; of the processor, the median of five.
     """
-    vector = [torch.randn_like(p) for p in assessed.parameters]
+    vector = torch.randn(sum(p.numel() for p in assessed.parameters))
     taken: dict[str, list[float]] = {"pass": [], "product": [], "next_product": []}
     with assessed.untouched():
         batch = next(assessed.batches("retain"))

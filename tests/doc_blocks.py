@@ -1,4 +1,4 @@
-"""The code blocks of the documentation, as its tests see them."""
+"""Code blocks of the documentation, as its tests see them."""
 
 import json
 import re
@@ -13,16 +13,16 @@ from hamu.data import read_text
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# where a reader is served by the reason it is shown, else it stands in a comment
+# the reason is visible where it serves a reader, else a comment
 _NOT_RUN = re.compile(
     r"^(?:\*Not run by the tests: [^*\n]{10,}\.\*|<!-- not run by the tests: [^\n]{10,} -->)\n\n\Z",
-    re.M,
+    re.MULTILINE,
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """A code block, and whether the line above it says that it is not run."""
+    """A code block; the line above it says if it is not run."""
 
     language: str
     text: str
@@ -30,7 +30,7 @@ class Block:
 
     @property
     def commands(self):
-        """Of a shell block, its commands; a backslash goes on with a line."""
+        """Lines of a shell block, joined at backslashes."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [line for line in lines if line.strip() and not line.startswith("#")]
 
@@ -45,7 +45,7 @@ def blocks_of(page):
 
 
 def save_what_readers_have(text_model):
-    """Save what the pages say that a reader has in the working folder: images, records, a model."""
+    """Save what the pages assume in the working folder: images, records, a model."""
     rng = np.random.default_rng(0)
     for number in range(30):
         folder = Path("images", ("cat", "dog")[number % 2])

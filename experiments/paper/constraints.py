@@ -142,7 +142,7 @@ class Epochs(Trained):
             r = pearson_of([c for c, _ in found], [point[key] for _, point in found])
             claims.append(
                 Claim(
-                    f"hamu-q: the higher Q, {text} at the target (correlation below 0)",
+                    f"hamu-q: the higher Q, {text} at the target",
                     r if r is not None else f"{len(found)} of {len(CONSTRAINTS)} runs reached it",
                     None
                     if r is None or any(key.startswith("hamu-q") for key in missing)

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.paper.experiment import Experiment
 from hamu.errors import HamuError
 from hamu.files import read_json
-from hamu.report.comparison import escape_markdown
+from hamu.report.tables import escape_markdown
 from hamu.unlearning.compare.rows import differing_environments
 
 Result = dict[str, Any]
@@ -84,15 +84,16 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
         "",
         "Made by `python -m experiments NAME` from the JSON files beside this page. Claims are "
         "the paper's or this project's; explanations of claims that do not hold are opinions. "
-        "\"Cannot be told\": runs are missing, failed or do not suffice.",
+        "Trends are signs of correlations. \"Cannot be told\": runs are missing, failed or do not "
+        "suffice.",
         "",
         "All runs record the stopping criterion without enforcing it, shuffle the data once, "
         "clamp infeasible constraints (`--on_infeasible clamp`), shrink batches with the data and "
         "keep the paper's steps per epoch unless stated. FT and GA read one batch per step, "
         "where the paper doubles their data. Figures share runs.",
         "",
-        "| | scale | agrees | does not | cannot be told |",
-        "|---|---|---:|---:|---:|",
+        "| | agrees | does not | cannot be told |",
+        "|---|---:|---:|---:|",
     ]  # fmt: skip
     lines += [overview for overview, _ in shown]
     computed: dict[str, list[str]] = {}
@@ -123,7 +124,7 @@ def _shown(name: str, result: Result) -> tuple[str, list[str]]:
 def _overview(name: str, result: Result) -> str:
     verdicts = [claim["holds"] for claim in result["claims"]]
     counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
-    return f"| [{result['reference']}](#{name}) | {_scale(result)} | {counts} |"
+    return f"| [{result['reference']}](#{name}) | {counts} |"
 
 
 def _section(name: str, result: Result) -> list[str]:
@@ -148,15 +149,6 @@ def _section(name: str, result: Result) -> list[str]:
     for run, reason in result["failed"].items():
         lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
     return lines
-
-
-def _scale(result: Result) -> str:
-    scale = result["scale"]
-    return (
-        "computed"
-        if scale is None
-        else f"{scale['recipe']}, {_share(scale['fraction'])} of the data"
-    )
 
 
 def _share(fraction: float) -> str:

@@ -21,9 +21,9 @@ from hamu.data import (
     read_text,
 )
 from hamu.data.forget_sets import draw_positions
-from hamu.data.image_files import CLASSES
+from hamu.data.images import CLASSES
 from hamu.data.sources import DIGITS, MINIATURE, located
-from hamu.data.text_files import has_test_split
+from hamu.data.text import has_test_split
 from hamu.errors import HamuError
 from hamu.files import file_digest, read_json
 from hamu.unlearning.record.inputs import text_digest

@@ -113,7 +113,7 @@ class Similarity(Trained):
             against = ", ".join(m for m in found if m not in falling)
             claims.append(
                 Claim(
-                    f"the higher ρ, the lower {what}, for every method (correlation below 0)",
+                    f"the higher ρ, the lower {what}, for every method",
                     f"{len(falling)} of {len(found)} methods"
                     + (f"; not {against}" if against else ""),
                     of_all(not against, len(found) == len(METHODS)),
@@ -257,7 +257,7 @@ class AllBaselines(Baselines):
             r = pearson_of(RHOS, joint)
             claims.append(
                 Claim(
-                    f"{method} does worse as ρ grows: the smaller of its two gains falls (correlation below 0)",
+                    f"{method} does worse as ρ grows: the smaller of its two gains falls",
                     r,
                     None if r is None else r < 0,
                     otherwise=_SMALL_STEPS,
@@ -325,7 +325,7 @@ class Enforced(Trained):
             r = pearson_of(RHOS, [paid_at.get(f"{rho:g}") for rho in RHOS])
             claims.append(
                 Claim(
-                    f"{method}: {paid} falls as ρ grows (correlation below 0)", r, None if r is None else r < 0,
+                    f"{method}: {paid} falls as ρ grows", r, None if r is None else r < 0,
                     otherwise="Gains on the free side also grow with the lengths of the gradients, "
                     "which change with ρ.",
                 )
@@ -379,7 +379,7 @@ def _volume_claim(method: str, volumes: Mapping[str, Any], reference: str) -> Cl
     )
     where = "the start" if reference == "start" else "the worst retain loss"
     return Claim(
-        f"ρ = {_HARD}: {method} has a larger hypervolume than every baseline, seen from {where}",
+        f"ρ = {_HARD}: {method}'s hypervolume exceeds every baseline's, from {where}",
         ours,
         found[method] > max(others.values()) if complete else None,
         otherwise=_NO_ROOM[reference],

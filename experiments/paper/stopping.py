@@ -81,7 +81,7 @@ class Stopping(Trained):
             r = pearson_of(range(len(kappa)), kappa)
             claims.append(
                 Claim(
-                    f"{method}: hardness increases with the epochs (correlation above 0)",
+                    f"{method}: hardness increases with the epochs",
                     None
                     if r is None
                     else f"{r:.3f}; {kappa[0]:+.3f} in the first epoch, {kappa[-1]:+.3f} in the last",

@@ -1,7 +1,6 @@
 """`hamu attack` and `hamu evaluate --attacks`, and what a report makes of them."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -12,6 +11,8 @@ from hamu.report.run import read_run
 from hamu.report.verdict import verdict
 
 QUICK = ("--attack_steps", 20, "--attack_seeds", 1, "--attack_records", 40)
+IMAGES = ("--data", "data", "--forget_class", 3, "--model", "run/model", *QUICK)
+TEXTS = ("attack", "--data", "miniature", "--task", "text", "--attack_seeds", 1)
 
 
 @pytest.fixture
@@ -22,9 +23,11 @@ def finished(finished_images, tmp_path):
 
 
 def attacked(cli, *more):
-    return cli(
-        "attack", "--data", "data", "--forget_class", 3, "--model", "run/model", *QUICK, *more
-    )
+    return cli("attack", *IMAGES, *more)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.glob("[!.]*"))
 
 
 def bytes_of(folder):
@@ -33,37 +36,33 @@ def bytes_of(folder):
 
 def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, finished):
     before = bytes_of(finished / "run") | bytes_of(finished / "original")
-    code, out, err = attacked(
-        cli, "--original_model", "original", "--retain_model", "original", "--output_dir", "out"
-    )
+    others = ("--original_model", "original", "--retain_model", "original")
+    code, out, err = attacked(cli, *others, "--output_dir", "out")
     assert code == 0, err
-    assert sorted(os.listdir("out")) == [".hamu", "attack.json", "attack.png", "config.yaml"]
+    assert names_in(finished / "out") == ["attack.json", "attack.png", "config.yaml"]
     assert {path: path.read_bytes() for path in before} == before
     found = json.loads((finished / "out/attack.json").read_text())
     assert found["verdict"] in out
     assert found["records"]["relearned"] == 10
     assert list(found["outcomes"]) == ["relearn-retain", "relearn-few"]
-    assert set(found["outcomes"]["relearn-few"]) == {"unlearned", "original", "retrained"}
-    assert (
-        found["outcomes"]["relearn-retain"]["original"]
-        == found["outcomes"]["relearn-retain"]["retrained"]
-    )
+    for outcomes in found["outcomes"].values():
+        assert set(outcomes) == {"unlearned", "original", "retrained"}
+        assert outcomes["original"] == outcomes["retrained"]
 
 
 def test_the_settings_of_an_attack_can_be_read_again(cli, finished):
     assert attacked(cli, "--output_dir", "out", "--attacks", "relearn-retain")[0] == 0
     assert yaml.safe_load((finished / "out/config.yaml").read_text())["attack_steps"] == 20
-    first = (finished / "out/attack.json").read_bytes()
+    path = finished / "out/attack.json"
+    first = path.read_text()
     again = ("attack", "--config", "out/config.yaml", "--output_dir", "out")
-    assert "holds a run; choose another" in cli(*again)[2]
-    (finished / "out/attack.json").write_text(
-        first.decode().replace('"verdict": "', '"verdict": "not ')
-    )
+    assert "holds a run" in cli(*again)[2]
+    path.write_text(first.replace('"verdict": "', '"verdict": "not '))
     assert cli(*again, "--overwrite")[0] == 0
-    assert (finished / "out/attack.json").read_bytes() == first
+    assert path.read_text() == first
 
 
-def test_the_report_follows_the_attack(cli, finished, monkeypatch):
+def test_the_report_follows_the_attack(cli, finished):
     untested = verdict(read_run(finished / "run")).headline
     assert "not forget" in untested or "hardly" in untested or "was not tested" in untested
     assert cli("report", "run", "--no_models", "--output", "before.html")[0] == 0
@@ -73,29 +72,26 @@ def test_the_report_follows_the_attack(cli, finished, monkeypatch):
     assert attacked(cli, "--attacks", "relearn-retain", "--output_dir", "run/attack")[0] == 0
     assert cli("report", "run", "--no_models")[0] == 0
     page = (finished / "run/report.html").read_text()
-    said = json.loads((finished / "run/attack/attack.json").read_text())["verdict"]
+    answer = json.loads((finished / "run/attack/attack.json").read_text())["verdict"]
     assert "After relearn-retain" in page
-    assert said in read_run(finished / "run").attack["verdict"]
+    assert answer in read_run(finished / "run").attack["verdict"]
     assert "Not here: attack.json" not in page
 
 
-def test_evaluate_attacks_too_where_it_is_asked_to(cli, finished):
-    common = ("evaluate", "--data", "data", "--forget_class", 3, "--model", "run/model", *QUICK)
-    assert cli(*common, "--output_dir", "plain")[0] == 0
-    assert not (finished / "plain/attack.json").exists()
-    code, out, err = cli(*common, "--attacks", "relearn-few", "--output_dir", "out")
+def test_evaluate_attacks_too_where_requested(cli, finished):
+    assert cli("evaluate", *IMAGES, "--output_dir", "plain")[0] == 0
+    assert "attack.json" not in names_in(finished / "plain")
+    more = ("--attacks", "relearn-few", "--output_dir", "out")
+    code, out, err = cli("evaluate", *IMAGES, *more)
     assert code == 0, err
     assert "relearn-few" in out
-    assert {"attack.json", "attack.png", "evaluation.json"} <= set(os.listdir("out"))
+    assert {"attack.json", "attack.png", "evaluation.json"} <= set(names_in(finished / "out"))
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            ("--attacks", "prefill"),
-            "attack 'prefill' is not for images; choose from relearn-retain",
-        ),
+        (("--attacks", "prefill"), "attack 'prefill' is not for images; choose from relearn-ret"),
         (("--unrelated_data", "x.jsonl"), "unrelated_data x.jsonl has no effect"),
         (("--attack_steps", "0"), "attack_steps 0 must be at least 1"),
         (("--original_model", "nowhere"), "nowhere"),
@@ -111,11 +107,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(cli, finished, 
 def test_texts_are_attacked_and_miniature_is_not_unrelated_to_itself(
     cli, saved_text_model, tmp_path
 ):
-    common = (
-        "attack", "--data", "miniature", "--task", "text", "--forget_rows", "0,1,2,3,4,5,6,7",
-        "--model", saved_text_model, "--original_model", saved_text_model, "--attack_steps", 3,
-        "--attack_seeds", 1, "--attack_answers", 2, "--attack_samples", 2,
-    )  # fmt: skip
+    models = ("--model", saved_text_model, "--original_model", saved_text_model)
+    few = ("--attack_steps", 3, "--attack_answers", 2, "--attack_samples", 2)
+    common = (*TEXTS, *models, *few, "--forget_rows", "0,1,2,3,4,5,6,7")
     code, out, err = cli(*common, "--output_dir", "out")
     assert code == 0, err
     found = json.loads((tmp_path / "out/attack.json").read_text())
@@ -124,29 +118,25 @@ def test_texts_are_attacked_and_miniature_is_not_unrelated_to_itself(
     assert "Whether it lasts is open" in out
     rows = [{"question": f"Colour {n}?", "answer": f"It is shade {n}."} for n in range(20)]
     (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, err = cli(
-        *common, "--attacks", "relearn-unrelated,prefill,sample", "--unrelated_data", "other.jsonl",
-        "--output_dir", "more",
-    )  # fmt: skip
+    names = "relearn-unrelated,prefill,sample"
+    more = ("--attacks", names, "--unrelated_data", "other.jsonl", "--output_dir", "more")
+    code, out, err = cli(*common, *more)
     assert code == 0, err
     written = (tmp_path / "more/attack.json").read_text()
-    assert list(json.loads(written)["outcomes"]) == ["relearn-unrelated", "prefill", "sample"]
+    assert list(json.loads(written)["outcomes"]) == names.split(",")
     assert not any(record.answer.strip() in written for record in read_text("miniature").records)
     assert "leak@2" in out
 
 
 def test_an_adapter_is_attacked_through_adapters(cli, saved_text_model, tmp_path):
-    assert cli(
-        "unlearn", "--data", "miniature", "--task", "text", "--forget_rows", "0,1,2,3", "--model", saved_text_model,
-        "--lora", "--lora_rank", 2, "--lora_targets", "all-linear", "--max_steps", 1, "--eval_strategy", "no",
-        "--constraint_mode", "relative", "--stopping", "off", "--output_dir", "run",
-    )[0] == 0  # fmt: skip
-    code, _, err = cli(
-        "attack", "--data", "miniature", "--task", "text", "--forget_rows", "0,1,2,3", "--model", "run/model",
-        "--original_model", saved_text_model, "--attacks", "relearn-retain", "--attack_steps", 2,
-        "--attack_seeds", 1, "--output_dir", "run/attack",
-    )  # fmt: skip
+    problem = ("--data", "miniature", "--task", "text", "--forget_rows", "0,1,2,3")
+    adapter = ("--lora", "--lora_rank", 2, "--lora_targets", "all-linear")
+    run = ("--max_steps", 1, "--eval_strategy", "no", "--output_dir", "run")
+    run += ("--constraint_mode", "relative", "--stopping", "off")
+    assert cli("unlearn", *problem, "--model", saved_text_model, *adapter, *run)[0] == 0
+    models = ("--model", "run/model", "--original_model", saved_text_model)
+    few = ("--attacks", "relearn-retain", "--attack_steps", 2, "--output_dir", "run/attack")
+    code, _, err = cli(*TEXTS, "--forget_rows", "0,1,2,3", *models, *few)
     assert code == 0, err
-    assert set(
-        json.loads((tmp_path / "run/attack/attack.json").read_text())["outcomes"]["relearn-retain"]
-    ) == {"unlearned", "original"}
+    outcomes = json.loads((tmp_path / "run/attack/attack.json").read_text())["outcomes"]
+    assert set(outcomes["relearn-retain"]) == {"unlearned", "original"}

@@ -1,11 +1,12 @@
-"""Every code block of the documentation is run; what cannot be run here says why, and its options are still read.
+"""Code blocks of the documentation run; of those that cannot run here the options are still parsed.
 
-The README's blocks are run by test_readme.py.
+test_readme.py runs the README's.
 """
 
 import importlib
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -23,11 +24,10 @@ from hamu.unlearning.jobs.settings import Parser, settings_of
 
 READ = ("math", "text")  # nothing to run
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES_RUN = [
-    page
-    for page in PAGES[2:]
-    if any(block.is_run and block.language not in READ for block in blocks_of(page))
-]
+
+
+def blocks_to_run(page):
+    return [block for block in blocks_of(page) if block.is_run and block.language not in READ]
 
 
 def pages(chosen):
@@ -35,9 +35,7 @@ def pages(chosen):
 
 
 @pages(PAGES)
-def test_every_block_names_its_language_and_what_is_not_run_is_understood(
-    page, tmp_path, monkeypatch
-):
+def test_every_block_names_its_language_and_its_options_exist(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     unfenced = FENCE.sub("", page.read_text(encoding="utf-8"))
     assert not re.search(r"\n\n {4}\S", unfenced), "an indented block is not run"
@@ -48,44 +46,41 @@ def test_every_block_names_its_language_and_what_is_not_run_is_understood(
             if block.is_run:
                 assert program == "hamu", f"nothing else is run by these tests: {line}"
             elif program == "hamu":
-                read_options(argv)
-            elif not re.fullmatch(r"\w+=\S+", program):
-                check_of_others(program, argv)
+                parse_options(argv)
+            else:
+                check_other_program(program, argv)
 
 
-def check_of_others(program, argv):
+def check_other_program(program, argv):
     if program == "torchrun":
         module = argv.index("-m")
         assert argv[module + 1] == "hamu"
-        read_options(argv[module + 2 :], processes=argv[argv.index("--nproc_per_node") + 1])
+        parse_options(argv[module + 2 :], processes=argv[argv.index("--nproc_per_node") + 1])
     elif program == "python" and argv[0] != "-m":
         source = (ROOT / argv[0]).read_text(encoding="utf-8")
         for flag in (word for word in argv[1:] if word.startswith("--")):
             assert f'"{flag}"' in source, f"{argv[0]} has no {flag}"
     elif program == "make":
-        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-        assert set(argv) <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
-    else:
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(argv) <= set(targets)
+    elif not re.fullmatch(r"\w+=\S+", program):
         assert program in ("python", "pip", "bash", "tensorboard"), f"{program} is not known"
 
 
-class OptionsRead(Exception):
+class OptionsParsed(Exception):
     pass
 
 
-def read_options(argv, processes="1"):
-    """Let a command read its options, and do no more."""
+def parse_options(argv, processes="1"):
+    """Let a command parse its options, and do no more."""
     command, *rest = argv
     assert command in COMMANDS
 
     def stop(parser, *args, **kwargs):
         parse_args(parser, *args, **kwargs)
-        raise OptionsRead
+        raise OptionsParsed
 
     parse_args = Parser.parse_args
-    if command == "methods":
-        assert not rest
-        return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hamu.unlearning.trainer.config.world_size", lambda: int(processes))
         if "--report_to" in rest:
@@ -96,32 +91,39 @@ def read_options(argv, processes="1"):
             begun.write_text("{}")
         if command in TYPES:
             settings_of(command, given_flags(command, "", rest))
-            return
-        patch.setattr(Parser, "parse_args", stop)
-        with pytest.raises(OptionsRead):
-            commands.run(command, rest, None)
+        elif command != "methods":
+            patch.setattr(Parser, "parse_args", stop)
+            with pytest.raises(OptionsParsed):
+                commands.run(command, rest, None)
 
 
-def test_a_wrong_option_is_noticed():
-    for argv in (["unlearn", "--no_such_option", "1"], ["verify"], ["compare", "--jobs", "many"]):
-        with pytest.raises(ValueError, match=r"argument|required"):
-            read_options(argv)
+@pytest.mark.parametrize(
+    "argv", [["unlearn", "--no_such_option", "1"], ["verify"], ["compare", "--jobs", "many"]]
+)
+def test_a_wrong_option_is_an_error(argv):
+    with pytest.raises(ValueError, match=r"argument|required"):
+        parse_options(argv)
 
 
-def test_the_commands_that_the_demos_end_with_are_understood():
-    for scenario in (Digits, FictitiousAuthors):
-        lines = scenario.next.replace("\\\n", " ").splitlines()
-        commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
-        by_hand = {f"--{name}" for name in BY_HAND}
-        by_goal = [argv for argv in commands if argv[0] == "unlearn" and not by_hand & set(argv)]
-        assert by_goal
-        for argv in commands:
-            read_options(argv)
+@pytest.mark.parametrize("scenario", [Digits, FictitiousAuthors])
+def test_the_commands_that_a_demo_prints_exist(scenario):
+    lines = scenario.next.replace("\\\n", " ").splitlines()
+    commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
+    by_hand = {f"--{name}" for name in BY_HAND}
+    assert [argv for argv in commands if argv[0] == "unlearn" and not by_hand & set(argv)]
+    for argv in commands:
+        parse_options(argv)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folders of trained models, by their commands: pages that train alike share one."""
+    return {}, tmp_path_factory.mktemp("trained")
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, saved_text_model):
-    """A folder with what the pages say that a reader has."""
+    """A folder with what the pages assume."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     save_what_readers_have(saved_text_model)
@@ -131,25 +133,23 @@ def place(tmp_path, monkeypatch, saved_text_model):
         del sys.modules[name]
 
 
-@pages(PAGES_RUN)
-def test_the_page_runs(page, place, forked_runs, capsys):
+@pages([page for page in PAGES[2:] if blocks_to_run(page)])
+def test_the_page_runs(page, place, trained, forked_runs, capsys):
     names = {"__name__": page.stem}
-    for block in blocks_of(page):
-        if not block.is_run or block.language in READ:
-            continue
+    for block in blocks_to_run(page):
+        named = re.match(r"# (\S+\.(?:py|yaml))\n", block.text)
         if block.language == "sh":
             for line in block.commands:
-                run_shortened(shlex.split(line, comments=True)[1:], capsys)
-        elif block.language == "python" and (module := re.match(r"# (\S+\.py)\n", block.text)):
-            (place / module[1]).parent.mkdir(exist_ok=True)
-            (place / module[1]).write_text(block.text)
-            importlib.invalidate_caches()
-        elif block.language == "python":
+                run_shortened(shlex.split(line, comments=True)[1:], trained, capsys)
+        elif block.language == "python" and not named:
             exec(compile(block.text, str(page), "exec"), names)
-        elif block.language == "yaml":
-            named = re.match(r"# (\S+\.yaml)\n", block.text)
-            (place / (named[1] if named else "run.yaml")).write_text(block.text)
-            read_options(["compare", "--config", named[1] if named else "run.yaml"])
+        elif block.language in ("python", "yaml"):
+            file = place / (named[1] if named else "run.yaml")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(block.text)
+            importlib.invalidate_caches()
+            if block.language == "yaml":
+                parse_options(["compare", "--config", file.name])
         elif block.language == "toml":
             install(place, tomllib.loads(block.text)["project"])
         else:
@@ -158,22 +158,28 @@ def test_the_page_runs(page, place, forked_runs, capsys):
                 assert len(read_text("one.jsonl")) == 1
 
 
-def run_shortened(argv, capsys):
+def run_shortened(argv, trained, capsys):
     """A few steps show that the commands of a page go together."""
     command = argv[0]
+    if command == "train" and tuple(argv) in trained[0]:
+        shutil.copytree(trained[0][tuple(argv)], argv[argv.index("--output_dir") + 1])
+        return
+    given = tuple(argv)
     own_length = {"--resume", "--num_train_epochs"} & set(argv)
-    if command in ("train", "unlearn", "assess") and not own_length:
+    if command in ("train", "unlearn", "assess", "compare") and not own_length:
         argv += ["--max_steps", "2"]
-    if command == "compare":
-        argv += ["--max_steps", "2"]
-        argv += [] if "--methods" in argv else ["--methods", "hamu-q", "ft"]
+    if command == "compare" and "--methods" not in argv:
+        argv += ["--methods", "hamu-q", "ft"]
     if command == "evaluate" and "my-model/" in argv:
         argv += ["--generate", "4"]
     assert main(argv) in ((0, 3, 4) if command == "assess" else (0,)), capsys.readouterr().err
+    if command == "train":
+        trained[0][given] = trained[1] / str(len(trained[0]))
+        shutil.copytree(argv[argv.index("--output_dir") + 1], trained[0][given])
 
 
 def install(folder, project):
-    """What pip leaves of a package: its name, and its entry points."""
+    """Write what pip leaves of a package: its name, and its entry points."""
     info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(

@@ -1,4 +1,4 @@
-"""All models of a run on images are evaluated in one precision; those on texts are in test_text_models."""
+"""All models of a run on images are evaluated in one precision (texts: test_text_models)."""
 
 import json
 import re
@@ -26,16 +26,11 @@ def report(tmp_path, saved_model):
 
 def test_a_classifier_against_itself_differs_by_nothing_in_half_precision_too(report, saved_model):
     steps = ["--max_steps", "1", "--constraint_mode", "relative", "--stopping", "off", "--bf16"]
-    before = report("unlearn", "--model", saved_model, "--retain_model", saved_model, *steps)[
-        "before"
-    ]
+    models = ["--model", saved_model, "--retain_model", saved_model]
+    before = report("unlearn", *models, *steps)["before"]
+    nothing = dict.fromkeys(("loss_difference", "accuracy_difference", "kl"), 0.0)
     for figures in before["against_retain_model"].values():
-        assert figures == {
-            "loss_difference": 0.0,
-            "accuracy_difference": 0.0,
-            "kl": 0.0,
-            "agreement": 1.0,
-        }
+        assert figures == nothing | {"agreement": 1.0}
     half = report("evaluate", "--model", saved_model, "--bf16", name="half")
     full = report("evaluate", "--model", saved_model, name="full")
     assert half["forget"] == before["forget"] != full["forget"]
@@ -46,12 +41,9 @@ def test_the_test_set_without_the_class_is_measured_whether_all_or_part_of_it_go
     rho, report, saved_model
 ):
     found = report("evaluate", "--model", saved_model, "--retain_model", saved_model, "--rho", rho)
-    assert "3" in found["test"]["per_class_loss"]
-    assert found["test_without_class"]["per_class_loss"].keys() == found["test"][
-        "per_class_loss"
-    ].keys() - {"3"}
-    of_class = found["test"]["samples"] - found["test_without_class"]["samples"]
-    assert 0 < of_class < found["test"]["samples"]
+    whole, rest = found["test"], found["test_without_class"]
+    assert whole["per_class_loss"].keys() - rest["per_class_loss"].keys() == {"3"}
+    assert 0 < whole["samples"] - rest["samples"] < whole["samples"]
     differences = found["retain_model"]["membership_inference_difference"]
     assert differences == {"accuracy": 0.0, "auc": 0.0}
 

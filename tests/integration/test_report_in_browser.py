@@ -7,7 +7,7 @@ from urllib.parse import urlparse
 import pytest
 from report_examples import NASTY, example_run, image_observations, text_observations
 
-from hamu.report.page import Reported, report_page
+from hamu.report.page import report_page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = (
@@ -36,10 +36,11 @@ def browser():
 def page(tmp_path_factory):
     """Page of a run on images and a long one on texts, with names that are code."""
     folder = tmp_path_factory.mktemp("page")
-    short = example_run(folder, "images", names=(NASTY, "b"))
-    long = example_run(folder, "texts", steps=100_000, figures=("probability",))
-    found = [Reported(short, image_observations((NASTY, "b"))), Reported(long, text_observations())]
-    (folder / "page.html").write_text(report_page(found, contents=True), encoding="utf-8")
+    names = (NASTY, "b")
+    short = example_run(folder, "images", image_observations(names), names=names)
+    long = example_run(folder, "texts", text_observations(), steps=20_000, is_text=True)
+    page = report_page([short, long], contents=True)
+    (folder / "page.html").write_text(page, encoding="utf-8")
     return folder / "page.html"
 
 
@@ -79,12 +80,12 @@ def test_every_chart_is_drawn_without_error_or_request(opened, page):
 
 def test_the_arrow_keys_show_values(opened):
     # the first cell of the changes is empty
-    shown = opened.execute_script(
-        """return [...document.querySelectorAll(".chart:not([aria-label^='‖Δw‖'])")].map((chart) => {
+    shown = opened.execute_script("""
+        const press = (key) => new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true});
+        const charts = document.querySelectorAll(".chart:not([aria-label^='‖Δw‖'])");
+        return [...charts].map((chart) => {
             chart.focus({preventScroll: true});
-            for (const key of ["ArrowRight", "ArrowRight"])
-                chart.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+            for (const key of ["ArrowRight", "ArrowRight"]) chart.dispatchEvent(press(key));
             return chart.querySelector(".hoverlayer").textContent;
-        })"""
-    )
+        })""")
     assert all(any(letter.isdigit() for letter in text) for text in shown), shown

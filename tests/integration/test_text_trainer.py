@@ -14,8 +14,13 @@ from hamu.core.forward import OriginalModel
 from hamu.core.objectives import Scored, build_objective
 from hamu.data import TextCollator, encode, forget_rows, matching, read_text
 from hamu.evaluation import predict_tokens
-from hamu.models.causal_mask import check_causal_mask_of_batch
-from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+from hamu.models.language import (
+    AdapterSettings,
+    check_causal_mask,
+    new_language_model,
+    new_tokenizer,
+    with_adapter,
+)
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +332,7 @@ def test_the_last_token_that_is_not_padding_is_the_one_that_is_changed(side):
         torch.tensor([[0, 0, 1, 1] if side == "left" else [1, 1, 0, 0]]),
     )
     with pytest.raises(HamuError, match="a model of type bert is not a causal"):
-        check_causal_mask_of_batch(model, {"input_ids": ids, "attention_mask": real, "labels": ids})
-    check_causal_mask_of_batch(
+        check_causal_mask(model, {"input_ids": ids, "attention_mask": real, "labels": ids})
+    check_causal_mask(
         model, {"input_ids": ids, "attention_mask": real, "labels": torch.tensor([1])}
     )

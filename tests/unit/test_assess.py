@@ -1,6 +1,7 @@
-"""What is known before a run: the frontier, the curvature, the records in conflict, each against the direct way."""
+"""Parts of an assessment, each against the direct way: frontier, curvature, conflicts, intervals."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,104 +10,61 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU
-from hamu.assess import BlockHardness, Hessian, frontier, gradient_alignment, lanczos, share_of_top
-from hamu.assess.gradients import AssessedModel, norm, parted_gradient
+from hamu.assess import (
+    BlockHardness,
+    Conflicts,
+    Hardness,
+    Hessian,
+    bootstrap,
+    conjugate_gradients,
+    frontier,
+    gradient_alignment,
+    judge,
+    lanczos,
+    second_order,
+)
+from hamu.assess.frontier import CAN_IMPROVE, MUST_HURT, WILL_COST
+from hamu.assess.gradients import AssessedModel, PartedGram, norm, parted_gradient
 from hamu.assess.hardness import constraint_status
 
+F64 = torch.float64
 
-def network(dtype=torch.float64):
+
+def network(dtype=F64):
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 4)
-    ).to(dtype)
+    layers = nn.Linear(10, 24), nn.Tanh(), nn.Linear(24, 8), nn.Tanh(), nn.Linear(8, 4)
+    return nn.Sequential(*layers).to(dtype)
 
 
-def data(dtype=torch.float64, count=60):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(count, 10, generator=generator, dtype=torch.float64).to(dtype), torch.arange(
-        count
-    ) % 4
+def data(dtype=F64, count=60):
+    x = torch.randn(count, 10, generator=torch.Generator().manual_seed(1), dtype=F64)
+    return x.to(dtype), torch.arange(count) % 4
 
 
-@pytest.fixture
-def problem():
-    model, (x, y) = network(), data()
-    batches = [(x[:25], y[:25]), (x[25:], y[25:])]
-    return (
-        model,
-        batches,
-        lambda b: nn.functional.cross_entropy(model(b[0]), b[1], reduction="sum") / len(x),
-    )
+# gradients
 
 
-def dense_hessian(model, batches, loss):
-    names, values = zip(*model.named_parameters(), strict=True)
-    sizes = [v.numel() for v in values]
-
-    def total(flat):
-        shaped = {
-            n: part.view(v.shape)
-            for n, v, part in zip(names, values, flat.split(sizes), strict=True)
-        }
-        logits = [torch.func.functional_call(model, shaped, (x,)) for x, _ in batches]
-        labels = torch.cat([y for _, y in batches])
-        return nn.functional.cross_entropy(torch.cat(logits), labels)
-
-    return torch.func.hessian(total)(torch.cat([v.detach().flatten() for v in values]))
-
-
-def curvature_of(loss, batches, parameters, **settings):
-    return lanczos(Hessian(loss, batches, parameters).product, parameters, **settings)
-
-
-def test_a_product_with_the_hessian_is_the_dense_hessians(problem):
-    model, batches, loss = problem
-    vector = [torch.randn_like(p) for p in model.parameters()]
-    ours = torch.cat(
-        [
-            part.flatten()
-            for part in Hessian(loss, batches, list(model.parameters())).product(vector)
-        ]
-    )
-    exact = dense_hessian(*problem) @ torch.cat([v.flatten() for v in vector])
-    torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
-
-
-def test_the_curvature_of_a_quadratic_says_which_learning_rate_to_trust():
-    w = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    scale = torch.tensor([1.0, 5.0, 20.0], dtype=torch.float64)
-    found = curvature_of(lambda _: 0.5 * (scale * w * w).sum(), [None], [w], steps=10)
-    assert found.largest == pytest.approx(20.0)
-    assert found.error_ratio(0.001) == pytest.approx(0.01)
-    assert found.trusted_rate(0.01) == pytest.approx(0.001)
-
-
-@pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 0.999), (torch.float32, 0.99)])
-def test_gradient_alignment_rank_the_records_as_backward_passes_do(dtype, least):
+@pytest.mark.parametrize(("dtype", "least"), [(F64, 0.999), (torch.float32, 0.99)])
+def test_gradient_alignment_ranks_the_records_as_backward_passes_do(dtype, least):
     model, (x, y) = network(dtype), data(dtype, 80)
     parameters = list(model.parameters())
-    retain = torch.autograd.grad(nn.functional.cross_entropy(model(x[:40]), y[:40]), parameters)
-    before = [p.detach().clone() for p in parameters]
-    ours = gradient_alignment(
-        lambda: nn.functional.cross_entropy(model(x[40:]), y[40:], reduction="none").double(),
-        parameters,
-        retain,
-    )
-    exact = []
-    for i in range(40, 80):
-        grads = torch.autograd.grad(
-            nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters
-        )
-        exact.append(
-            sum((a.double() * b.double()).sum().item() for a, b in zip(grads, retain, strict=True))
-        )
+
+    def gradient(first, last):
+        loss = nn.functional.cross_entropy(model(x[first:last]), y[first:last])
+        return torch.autograd.grad(loss, parameters)
+
+    def losses():
+        return nn.functional.cross_entropy(model(x[40:]), y[40:], reduction="none").double()
+
+    retain, before = gradient(0, 40), [p.detach().clone() for p in parameters]
+    ours = gradient_alignment(losses, parameters, retain)
+    exact = [
+        sum((a.double() * b.double()).sum().item() for a, b in zip(one, retain, strict=True))
+        for one in (gradient(i, i + 1) for i in range(40, 80))
+    ]
     assert spearmanr(ours, exact).statistic >= least
-    assert ours.mean().item() == pytest.approx(
-        sum(exact) / 40, rel=1e-6 if dtype == torch.float64 else 1e-2
-    )
-    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True)), (
-        "the weights are back"
-    )
+    assert ours.mean().item() == pytest.approx(sum(exact) / 40, rel=1e-6 if dtype == F64 else 1e-2)
+    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True)), "they are back"
 
 
 def test_weights_are_restored_when_a_pass_fails():
@@ -114,56 +72,16 @@ def test_weights_are_restored_when_a_pass_fails():
     with pytest.raises(ZeroDivisionError):
         gradient_alignment(lambda: 1 / 0, [w], [torch.ones(3)])
     assert torch.equal(w.detach(), torch.ones(3))
-    with pytest.raises(HamuError, match=r"has length 0\.0"):
-        gradient_alignment(lambda: torch.zeros(1), [w], [torch.zeros(3)])
 
 
-def test_the_share_of_the_top_records():
-    assert share_of_top(torch.tensor([6.0, 2.0, 1.0, 1.0, -9.0]), 0.2) == pytest.approx(0.6)
-    assert share_of_top(torch.tensor([-1.0, -2.0])) == 0.0
-    assert share_of_top(torch.tensor([3.0, 1.0])) == pytest.approx(0.75), (
-        "of fewer than ten records, the first"
-    )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_frontier_is_theorem_1_for_one_block(seed):
-    gram = random_gram(seed, blocks=1)
-    n_r, n_f, cos, sin = (
-        t.item() for t in (gram.retain_norm, gram.forget_norm, gram.cos, gram.sin)
-    )
-    found = frontier(gram, HamuQ())
-    for q, change in zip(found.demand.tolist(), found.retain_change.tolist(), strict=True):
-        phi = q / (n_r * n_f)
-        least = (
-            -(n_r**2)
-            if cos <= -phi
-            else n_r**2 * (phi * cos - max(0.0, 1 - phi * phi) ** 0.5 * sin)
-        )
-        assert change == pytest.approx(least, rel=1e-9, abs=1e-12 * n_r**2)
-    assert found.feasible_limit == pytest.approx(n_r * n_f)
-    assert found.free_limit == pytest.approx(n_r * n_f * (sin if cos > 0 else 1.0))
-
-
-@pytest.mark.parametrize(("cos", "regime"), [(-0.6, 0), (-0.4, 1), (0.8, 1), (0.9, 2)])
-def test_the_regime_of_a_block_is_told_by_its_angle_and_the_share_of_the_demand(cos, regime):
-    """At half of what is possible: direct up to -0.5, unavoidable from √(1 - 0.5²) = 0.87 on."""
-    found = BlockHardness.at(
-        constraint_status(gram_at([2.0, 1.0], [3.0, 1.0], [cos, 0.0]), HamuQ(0.5, "relative"))
-    )
-    assert found.regime.tolist() == [regime, 1]
-    assert found.kappa.tolist() == pytest.approx([6 * cos, 0.0])
-
-
-@pytest.mark.parametrize("variant", [HamuQ, HamuU])
-def test_no_demand_beyond_the_free_limit_is_free(variant):
-    found = frontier(gram_at([2.0], [3.0], [0.6]), variant())
-    cost = found.retain_change if variant is HamuQ else -found.forget_change
-    free = found.demand <= found.free_limit
-    assert (cost[free] <= 1e-9).all()
-    assert (cost[~free] > 0).all()
-    assert free.any()
-    assert (~free).any()
+@pytest.mark.parametrize(
+    ("values", "share"),
+    [([6.0] + 18 * [0.25] + [-9.0], 6.25 / 10.5), ([-1.0, -2.0], 0.0), ([3.0, 1.0], 0.75)],
+)
+def test_the_share_of_the_top_tenth_counts_at_least_one_record(values, share):
+    found = Conflicts(torch.tensor(values), torch.arange(len(values)))
+    assert found.top_share == pytest.approx(share)
+    assert found.top(1) == [{"row": values.index(max(values)), "value": max(values)}]
 
 
 def test_small_gradients_of_half_precision_add_up():
@@ -173,22 +91,14 @@ def test_small_gradients_of_half_precision_add_up():
         torch.manual_seed(0)
         x = (torch.ones(800, 16) + 0.1 * torch.randn(800, 16)).to(dtype)
         records = [{"pixel_values": one, "labels": torch.tensor(0)} for one in x]
-        assessed = AssessedModel(
-            nn.Linear(16, 3).to(dtype), records, records, torch.utils.data.default_collate, 4
-        )
-        gradient = parted_gradient(assessed, "retain", 1)
+        model, collate = nn.Linear(16, 3).to(dtype), torch.utils.data.default_collate
+        gradient = parted_gradient(AssessedModel(model, records, records, collate, 4), "retain", 1)
         assert {g.dtype for g in gradient.parts[0]} == {torch.float32}
-        found[dtype] = math.sqrt(sum(g.double().square().sum().item() for g in gradient.total()))
+        found[dtype] = norm(gradient.total())
     assert found[torch.bfloat16] == pytest.approx(found[torch.float32], rel=0.01)
 
 
-def test_the_criterion_and_the_price_of_several_blocks_set_different_limits():
-    found = frontier(gram_at([1.0, 1.0], [1.0, 1.0], [0.6, -0.5]), HamuQ())
-    assert found.criterion_limit == pytest.approx(0.8 + 0.75**0.5)
-    assert found.free_limit == pytest.approx(1.996, abs=1e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
 def test_one_entry_that_is_not_finite_shows_in_the_largest(dtype, bad):
     tensors = [torch.ones(3, dtype=dtype), torch.zeros(1000, dtype=dtype), torch.ones(0)]
@@ -202,3 +112,279 @@ def test_the_length_is_that_of_one_vector_in_float64():
     tensors = [torch.randn(7, 40).T, torch.full((3,), 1e30), torch.ones(0)]
     expected = torch.cat([t.double().flatten() for t in tensors]).norm().item()
     assert norm(tensors) == pytest.approx(expected, rel=1e-14)
+
+
+# frontier and verdict
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_frontier_is_theorem_1_for_one_block(seed):
+    gram = random_gram(seed, blocks=1)
+    n_r, n_f, cos, sin = (getattr(gram, of).item() for of in ("retain_norm", "forget_norm", "cos", "sin"))  # fmt: skip
+    found = frontier(gram, HamuQ())
+    for q, change in zip(found.demand.tolist(), found.retain_change.tolist(), strict=True):
+        phi = q / (n_r * n_f)
+        rectified = n_r**2 * (phi * cos - max(0.0, 1 - phi * phi) ** 0.5 * sin)
+        least = -(n_r**2) if cos <= -phi else rectified
+        assert change == pytest.approx(least, rel=1e-9, abs=1e-12 * n_r**2)
+    assert found.feasible_limit == pytest.approx(n_r * n_f)
+    assert found.free_limit == pytest.approx(n_r * n_f * (sin if cos > 0 else 1.0))
+
+
+@pytest.mark.parametrize(("cos", "regime"), [(-0.6, 0), (-0.4, 1), (0.8, 1), (0.9, 2)])
+def test_a_blocks_regime_follows_from_its_angle_and_the_share_of_the_demand(cos, regime):
+    """At half of what is possible: direct up to -0.5, unavoidable from √(1 - 0.5²) = 0.87 on."""
+    gram = gram_at([2.0, 1.0], [3.0, 1.0], [cos, 0.0])
+    found = BlockHardness.at(constraint_status(gram, HamuQ(0.5, "relative")))
+    assert found.regime.tolist() == [regime, 1]
+    assert found.kappa.tolist() == pytest.approx([6 * cos, 0.0])
+
+
+@pytest.mark.parametrize("variant", [HamuQ, HamuU])
+def test_no_demand_beyond_the_free_limit_is_free(variant):
+    found = frontier(gram_at([2.0], [3.0], [0.6]), variant())
+    cost = found.retain_change if variant is HamuQ else -found.forget_change
+    free = found.demand <= found.free_limit
+    assert (cost[free] <= 1e-9).all()
+    assert (cost[~free] > 0).all()
+    assert 0 < free.sum() < len(free)
+
+
+def test_the_criterion_and_the_price_of_several_blocks_set_different_limits():
+    found = frontier(gram_at([1.0, 1.0], [1.0, 1.0], [0.6, -0.5]), HamuQ())
+    assert found.criterion_limit == pytest.approx(0.8 + 0.75**0.5)
+    assert found.free_limit == pytest.approx(1.996, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cos", "constraint", "mode", "code", "headline"),
+    [
+        (-0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
+        (0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
+        (0.5, 0.95, "relative", WILL_COST, "retain loss per 1 of forget loss"),
+        (0.9999, 0.5, "relative", MUST_HURT, "stop: next to nothing is free"),
+        (1.0, 0.5, "relative", MUST_HURT, "stop: every step must hurt"),
+        (0.9992, 0.02, "relative", CAN_IMPROVE, "can improve both, by next to nothing"),
+        (0.5, 100.0, "absolute", MUST_HURT, "stop: the constraint cannot be met"),
+    ],
+)
+def test_the_verdict_follows_from_the_free_share_and_the_demand(
+    cos, constraint, mode, code, headline
+):
+    method = HamuQ(constraint, mode)
+    curve = frontier(gram_at([2.0], [1.0], [cos]), method)
+    found = judge(curve, method, (1.0, 1.0), 0.0129)
+    assert (found.code, found.learning_rate) == (code, 0.012)
+    assert headline in found.headline
+    clamped = judge(curve, replace(method, on_infeasible="clamp"), (1.0, 1.0), None)
+    assert clamped.code == (WILL_COST if mode == "absolute" else code), "the most is asked"
+
+
+@pytest.mark.parametrize("method", [HamuQ(0.95, "relative"), HamuU(0.95, "relative")])
+def test_the_price_in_the_verdict_is_that_of_the_step(method):
+    gram = gram_at([2.0], [1.0], [0.5])
+    weights = method.weigh(gram)
+    retain, forget = gram.changes(weights.retain, weights.forget)
+    price = abs(retain / forget) if method.name == "hamu-q" else abs(forget / retain)
+    headline = judge(frontier(gram, method, points=401), method, (1.0, 1.0), None).headline
+    assert f"{price:.2g}" in headline or f"{price:.3g}" in headline
+
+
+# curvature
+
+
+def test_a_product_with_the_hessian_is_the_dense_hessians():
+    model, (x, y) = network(), data()
+    batches = [(x[:25], y[:25]), (x[25:], y[25:])]
+    parameters = dict(model.named_parameters())
+    sizes = [v.numel() for v in parameters.values()]
+
+    def total(vector):
+        parts = zip(parameters.items(), vector.split(sizes), strict=True)
+        shaped = {name: part.view(v.shape) for (name, v), part in parts}
+        return nn.functional.cross_entropy(torch.func.functional_call(model, shaped, (x,)), y)
+
+    def loss(batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum") / len(x)
+
+    start = torch.cat([v.detach().flatten() for v in parameters.values()])
+    vector = torch.randn(len(start), dtype=F64)
+    ours = Hessian(loss, batches, list(parameters.values())).product(vector)
+    exact = torch.func.hessian(total)(start) @ vector
+    torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
+
+
+def test_the_curvature_of_a_quadratic_bounds_the_learning_rate_to_trust():
+    w = torch.ones(3, dtype=F64, requires_grad=True)
+    scale = torch.tensor([1.0, 5.0, 20.0], dtype=F64)
+    product = Hessian(lambda _: 0.5 * (scale * w * w).sum(), [None], [w]).product
+    found = lanczos(product, [w], steps=10)
+    assert found.largest == pytest.approx(20.0)
+    assert found.error_ratio(0.001) == pytest.approx(0.01)
+    assert found.trusted_rate(0.01) == pytest.approx(0.001)
+
+
+def test_a_loss_with_an_infinite_slope_has_no_curvature():
+    x = torch.zeros(3, requires_grad=True)
+    with pytest.raises(HamuError, match="the Hessian is not finite: the loss has infinite slopes"):
+        lanczos(Hessian(lambda batch: x.abs().pow(1.5).sum(), [None], [x]).product, [x])
+
+
+def spread(size=12, smallest=0.5):
+    """A symmetric matrix with a linear spectrum, and two vectors."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=F64)).Q
+    values = torch.linspace(smallest, 4.0, size, dtype=F64)
+    return q @ torch.diag(values) @ q.T, *torch.randn(2, size, generator=generator, dtype=F64)
+
+
+def spectrum_of(h, steps=None, tolerance=1e-9):
+    like = torch.zeros(len(h), dtype=F64)
+    return lanczos(lambda v: h @ v, [like], steps=steps or len(h), tolerance=tolerance)
+
+
+def test_conjugate_gradients_solve():
+    h, g, _ = spread()
+    found = conjugate_gradients(lambda v: h @ v, g, tolerance=1e-10)
+    torch.testing.assert_close(found.x, torch.linalg.solve(h, g))
+    assert found.relative_residual < 1e-10
+    assert conjugate_gradients(lambda v: -h @ v, g).negative
+
+
+@pytest.mark.parametrize("demand", [0.01, 1.0, 30.0])
+def test_the_second_order_condition_is_the_constrained_minimum(demand):
+    """F against the problem of App. B.5, its optimality conditions solved as one linear system."""
+    h, g_r, g_f = spread()
+    found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), demand, steps=50)
+    free = torch.linalg.solve(h, -g_r)
+    if g_f.dot(free) < demand:
+        row = torch.cat([g_f, torch.zeros(1, dtype=F64)])
+        system = torch.cat([torch.cat([h, -g_f[:, None]], 1), row[None]])
+        free = torch.linalg.solve(system, torch.cat([-g_r, torch.tensor([demand], dtype=F64)]))[:-1]
+    least = (g_r.dot(free) + 0.5 * free @ h @ free).item()
+    assert found.least_retain_change == pytest.approx(least, rel=1e-3)
+    assert found.unavoidable == (least > 0)
+    assert found.positive_definite
+    assert found.damping == 0
+    assert found.unavoidable or found.kappa <= found.bound_threshold, "Lemma B.1 is sufficient"
+
+
+@pytest.mark.parametrize("span", [1.0, 1.5, 2.6, 4.0])
+def test_a_solver_that_has_not_arrived_gives_no_verdict(span):
+    """Ten products underestimate g'H⁻¹g: demands short of Q* = √(AB) - C would be unavoidable."""
+    values = torch.logspace(0, -span, 400, dtype=F64)
+    generator = torch.Generator().manual_seed(0)
+    spectrum = spectrum_of(torch.diag(values), steps=12, tolerance=1e-2)
+    decided = 0
+    for share in (0.5, 0.8, 0.95, 1.05, 1.25, 2.0, 10.0):
+        g_r, g_f = torch.randn(2, 400, generator=generator, dtype=F64)
+        a, b, c = ((x * y / values).sum() for x, y in ((g_f, g_f), (g_r, g_r), (g_r, g_f)))
+        demand = share * ((a * b).sqrt() - c).item()
+        found = second_order(lambda v: values * v, g_r, g_f, spectrum, demand)
+        if found.unavoidable is None:
+            assert found.least_retain_change is None
+            left = f"the solver left a residual of {found.residual:.2g} after 10 products"
+            assert found.undecided == left
+        else:
+            decided += 1
+            assert found.damping > 0 or found.unavoidable == (share > 1)
+            assert found.undecided == ""
+    assert (decided == 0) if span > 2 else (decided > 3)
+
+
+def test_on_a_sphere_both_conditions_agree():
+    _, g_r, g_f = spread()
+    h = 2.0 * torch.eye(len(g_r), dtype=F64)
+    for demand in (0.1, 3.0, 30.0):
+        found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), demand)
+        assert found.unavoidable == found.spherical_unavoidable
+        norms = (g_r.norm() * g_f.norm()).item()
+        assert found.spherical_threshold == pytest.approx(norms - 2 * demand)
+
+
+def test_a_hessian_that_is_not_positive_definite_is_noticed():
+    h, g_r, g_f = spread(smallest=-1.0)
+    found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), 0.1, steps=50)
+    assert not found.positive_definite
+    assert found.damping > 1.0
+    spectrum = replace(spectrum_of(h), smallest=0.1)  # as if Lanczos had not come down there
+    found = second_order(lambda v: h @ v, g_r, g_f, spectrum, 0.1, steps=50)
+    assert found.unavoidable is None
+    assert found.undecided == "there is a direction of negative curvature"
+
+
+# intervals
+
+
+def random_parts(sizes=(9, 11), blocks=3):
+    """Products of random parts with a direction in common, for block 2 the reverse one."""
+    draw = torch.Generator().manual_seed(4)
+    products = []
+    for block in range(blocks):
+        common = torch.randn(40, generator=draw, dtype=F64)
+        signs = (1, -1 if block == 2 else 1)
+        noise = [1.5 * torch.randn(m, 40, generator=draw, dtype=F64) for m in sizes]
+        both = torch.cat([sign * common + n for sign, n in zip(signs, noise, strict=True)])
+        products.append(both @ both.T / 100)
+    shares = [torch.full((m,), 1 / m, dtype=F64) for m in sizes]
+    return PartedGram(torch.stack(products), *shares, 1e-16)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+@pytest.mark.parametrize(
+    "method",
+    [
+        HamuQ(0.6, "relative"),
+        HamuU(0.3, "relative", "uniform"),
+        HamuQ(0.002, distribution=(1.0, 2.0, 0.0)),
+    ],
+)
+def test_intervals_are_those_of_a_loop_over_the_samples(method, max_grad_norm):
+    """κ, cosθ and κ1 to κ4 of the whole model and of each block, one sample after the other."""
+    parted, parts, generator = random_parts(), 9, torch.Generator().manual_seed(7)
+    found = bootstrap(parted, method, max_grad_norm, replicates=60, level=0.8, seed=7)
+
+    def figures(*counts):
+        gram = parted.gram(*counts)
+        gram = gram.scaled(*gram.clip_factors(max_grad_norm))
+        yield torch.cat([gram.dot.sum(0, True), gram.dot])
+        yield torch.cat([gram.total().cos, gram.cos])
+        for cls in (HamuQ, HamuU):
+            shared = (method.constraint, method.constraint_mode, method.distribution)
+            status = cls(*shared).weigh(gram).constraint
+            phi, norms = status.fraction.clamp(max=1), (gram.retain_sq * gram.forget_sq).sqrt()
+            yield torch.cat([status.direct_threshold[None], -phi * norms])
+            yield torch.cat([status.stop_threshold[None], (1 - phi**2).sqrt() * norms])
+
+    samples = []
+    for _ in range(60):
+        draws = [torch.randint(m, (m,), generator=generator) for m in (9, 11)]
+        counts = (d.bincount(minlength=m) for d, m in zip(draws, (9, 11), strict=True))
+        samples.append(figures(*counts))
+    known, drawn = list(figures()), [torch.stack(one) for one in zip(*samples, strict=True)]
+    factor = (parts / (parts - 1)) ** 0.5
+    moved = [(v - v.mean(0)) * factor + k for v, k in zip(drawn, known, strict=True)]
+    levels = torch.tensor([0.1, 0.9], dtype=F64)
+    ours = [found.kappa, found.cos]
+    for at, sure in zip((2, 4), found.variants.values(), strict=True):
+        ours += [sure.direct_threshold, sure.stop_threshold]
+        direct, stop = ((moved[0] > known[at + which]).double().mean(0) for which in (0, 1))
+        shares = torch.stack([1 - direct, direct - stop, stop], dim=-1)
+        torch.testing.assert_close(sure.regimes, shares)
+    for mine, values in zip(ours, moved, strict=True):
+        theirs = values.quantile(levels, dim=0).movedim(0, -1)
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_the_regime_of_the_estimate_is_that_of_most_replicates_if_its_interval_is_there():
+    """Resampled gradients are longer, which would pull every replicate towards an easier regime."""
+    draw = torch.Generator().manual_seed(0)
+    common = torch.randn(200, generator=draw, dtype=F64)
+    noise = [2.0 * torch.randn(16, 200, generator=draw, dtype=F64) for _ in range(2)]
+    both = torch.cat([common + n for n in noise])
+    shares = torch.full((16,), 1 / 16, dtype=F64)
+    parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
+    method = HamuQ(0.75, "relative")
+    assert Hardness.at(constraint_status(parted.gram(), method)).regime == "unavoidable"
+    found = bootstrap(parted, method, None, replicates=200)
+    assert found.variants["hamu-q"].regimes[0, 2] > 0.5

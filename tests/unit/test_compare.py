@@ -10,14 +10,13 @@ import pytest
 
 from hamu.core.methods import HamuQ, Method, build_method, method_classes
 from hamu.evaluation import Gains
-from hamu.report.comparison import (
+from hamu.report.tables import (
     csv_table,
     escape_latex,
     escape_markdown,
     latex_page,
     markdown_page,
-    notes,
-    start_line,
+    remarks,
 )
 from hamu.unlearning.compare import Cell, Comparison, Plan, Runs, cells
 from hamu.unlearning.compare.children import Ended
@@ -208,9 +207,10 @@ def test_the_markdown_page_is_a_table_of_the_runs_with_notes():
     assert lines[4] == "|  | ga | - | 0.1 | 42 | - | - | - | - | - | failed | 3 |"
     assert len({line.count("|") - line.count("\\|") for line in lines[:5]}) == 1
     assert "before: forget acc 98.5%" in lines
-    assert lines[-2:] == [
-        "- ga-lr0.1-s42 failed: unlearning diverged",
-        "- hamu-q-c0.5-lr0.1-s42 ended at step 5 because a\\|b was met",
+    assert lines[-3:] == [
+        "ga-lr0.1-s42 failed: unlearning diverged",
+        "",
+        "hamu-q-c0.5-lr0.1-s42 ended at step 5 because a\\|b was met",
     ]
 
 
@@ -307,7 +307,7 @@ def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
     start = start_figures([tmp_path])
     other = {**one, "seed": 43, "forgotten": 18}
     found = Comparison((one, other), start)
-    assert start_line(found).startswith("before: forgotten 1 of 20, ")
+    assert remarks(found)[0].startswith("before: forgotten 1 of 20, ")
     page = markdown_page(found)
     assert "| forgotten |" in page.splitlines()[0]
     assert "| AUC retrained |" in page.splitlines()[0]
@@ -323,9 +323,9 @@ def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
     newer = finished(tmp_path, versions={"hamu": "0.1.0", "torch": "2.8.0"}) | {"run": "b"}
     other = finished(tmp_path, device="cuda") | {"run": "c"}
     assert one["environment"] == "cpu, hamu 0.1.0, torch 2.7.0"
-    assert notes(compared(one, one | {"run": "d"}, failed())) == [
+    assert remarks(compared(one, one | {"run": "d"}, failed()))[3:] == [
         "ga-lr0.1-s42 failed: unlearning diverged"
     ]
-    assert notes(compared(one, newer, other)) == [
+    assert remarks(compared(one, newer, other))[3:] == [
         "not all were computed alike: cpu, torch 2.7.0 (a); cpu, torch 2.8.0 (b); cuda, torch 2.7.0 (c)"
     ]

@@ -1,13 +1,21 @@
-"""The ResNet of the paper, and loading of classifiers."""
+"""The ResNet of the paper, saved classifiers and their image processors, and whether they fit."""
 
 import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+from transformers.utils import logging
 
 from hamu import HamuError
 from hamu.data import read_images
@@ -17,9 +25,33 @@ from hamu.models import (
     check_fits,
     class_names,
     load_classifier,
+    load_image_processor,
     new_classifier,
 )
 from hamu.models.classifiers import check_as_many_classes, named_as_in_training
+
+logging.set_verbosity_error()
+DIGITS = read_images("digits")
+
+
+def resnet(path, **config):
+    settings = {"depth": 8, "width": 2, "num_labels": 10, "num_channels": 1} | config
+    SmallResNet(SmallResNetConfig(**settings)).save_pretrained(path)
+    return load_classifier(str(path))
+
+
+def vision_transformer(image_size, channels=1):
+    config = ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        image_size=image_size,
+        patch_size=4,
+        num_channels=channels,
+        num_labels=10,
+    )
+    return ViTForImageClassification(config)
 
 
 def test_resnet20_has_the_parameters_of_he_et_al():
@@ -29,8 +61,7 @@ def test_resnet20_has_the_parameters_of_he_et_al():
 
 
 def test_the_shortcut_subsamples_and_pads_with_zeros():
-    model = SmallResNet(SmallResNetConfig(depth=8, num_labels=10)).eval()
-    block = model.blocks[1]
+    block = SmallResNet(SmallResNetConfig(depth=8, num_labels=10)).eval().blocks[1]
     for parameter in block.parameters():
         torch.nn.init.zeros_(parameter)
     x = torch.rand(1, 16, 8, 8)
@@ -40,143 +71,99 @@ def test_the_shortcut_subsamples_and_pads_with_zeros():
     assert not out[:, 24:].any()
 
 
-@pytest.mark.parametrize(
-    "load", [SmallResNet.from_pretrained, AutoModelForImageClassification.from_pretrained]
-)
-def test_a_saved_model_comes_back_the_same(tmp_path, load):
-    data = read_images("digits")
-    model = new_classifier("resnet8", data, [0.5], [0.25]).eval()
+@pytest.mark.parametrize("kind", [SmallResNet, AutoModelForImageClassification])
+def test_a_saved_model_comes_back_the_same(tmp_path, kind):
+    model = new_classifier("resnet8", DIGITS, [0.5], [0.25]).eval()
     model.save_pretrained(tmp_path)
-    back = load(tmp_path).eval()
-    x = data[0]["pixel_values"][None]
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(back.state_dict().values(), model.state_dict().values(), strict=True)
-    )
+    back = kind.from_pretrained(tmp_path).eval()
+    states = zip(back.state_dict().values(), model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in states)
+    x = DIGITS[0]["pixel_values"][None]
     torch.testing.assert_close(back(x).logits, model(x).logits)
-    assert back.config.image_mean == [0.5]
-    assert back.config.id2label[3] == "3"
+    assert (back.config.image_mean, back.config.id2label[3]) == ([0.5], "3")
     assert {f.suffix for f in tmp_path.iterdir()} == {".json", ".safetensors"}
-
-
-def vision_transformer(image_size):
-    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
-                       image_size=image_size, patch_size=4, num_channels=1, num_labels=10)  # fmt: skip
-    return ViTForImageClassification(config)
 
 
 def test_any_hugging_face_classifier_loads(tmp_path):
     vision_transformer(image_size=8).save_pretrained(tmp_path)
-    check_fits(load_classifier(str(tmp_path)), read_images("digits"))
-
-
-def saved(path, **config):
-    model = SmallResNet(
-        SmallResNetConfig(**{"depth": 8, "num_labels": 10, "num_channels": 1} | config)
-    )
-    model.save_pretrained(path)
-    return model
-
-
-def test_weights_that_are_not_finite_are_refused(tmp_path):
-    model = saved(tmp_path)
-    with torch.no_grad():
-        model.conv.weight[0] = torch.nan
-    model.save_pretrained(tmp_path)
-    with pytest.raises(HamuError, match=r"weights that are not finite, first in conv\.weight"):
-        load_classifier(str(tmp_path))
+    model = load_classifier(str(tmp_path))
+    check_fits(model, DIGITS)
+    assert model.config.image_mean is None, "without a processor nothing states it"
 
 
 def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(
-        HamuError, match=r"nowhere is not a saved model: it has no config\.json; give"
-    ):
+    with pytest.raises(HamuError, match=r"nowhere is not a saved model: it has no config\.json; g"):
         load_classifier("nowhere")
-    saved(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    resnet(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    first = tensors.pop("conv.weight")
+    damages = {
+        r"weights that are not finite, first in conv\.weight": {"conv.weight": first * torch.nan},
+        r"the model .* lacks conv\.weight; start from a whole copy": {},
+    }
+    for message, change in damages.items():
+        save_file(tensors | change, weights, {"format": "pt"})
+        with pytest.raises(HamuError, match=message):
+            load_classifier(str(tmp_path))
+    weights.write_bytes(b"damaged")
     with pytest.raises(HamuError, match="cannot be loaded"):
         load_classifier(str(tmp_path))
-    tensors = {
-        name: value for name, value in saved(tmp_path).state_dict().items() if name != "conv.weight"
-    }
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        HamuError, match=r"the model .* lacks conv\.weight; start from a whole copy"
-    ):
-        load_classifier(str(tmp_path))
 
 
-def test_a_model_that_does_not_fit_the_data_is_an_error(tmp_path):
-    data = read_images("digits")
-    with pytest.raises(
-        HamuError, match="label 9 of digits is out of range: the model has 5 classes"
-    ):
-        check_fits(saved(tmp_path, num_labels=5), data)
-    with pytest.raises(
-        HamuError, match="3 channels, those of digits have 1; give --num_channels 3"
-    ):
-        check_fits(saved(tmp_path, num_channels=3), data)
-    names = [*"1023456789"]
-    with pytest.raises(
-        HamuError, match=r"numbers the classes a1, a0, a2, a3, \.\.\., the data a0, a1, a2, a3, "
-    ):
-        check_fits(saved(tmp_path, id2label={i: f"a{n}" for i, n in enumerate(names)}),
-                   replace(data, classes=tuple(f"a{i}" for i in range(10))))  # fmt: skip
-    order = {i: str(n) for i, n in enumerate(sorted(range(12), key=str))}
-    with pytest.raises(
-        HamuError, match=r"numbers the classes 0, 1, 10, 11, \.\.\., the data 0, 1, 2, 3, "
-    ):
-        check_fits(saved(tmp_path, num_labels=12, id2label=order), data)
-    with pytest.raises(HamuError, match=r"numbers the classes 0, 1, \.\.\., the data 3, 7, "):
-        check_fits(saved(tmp_path, id2label={i: str(i) for i in range(10)}),
-                   replace(data, classes=("3", "7"), labels=data.labels % 2))  # fmt: skip
-    check_fits(saved(tmp_path), data)  # LABEL_0 and the like are no names
-    with pytest.raises(
-        HamuError,
-        match=r"the model has image_std \[0\.0\]; expected a number for each of 1 channels",
-    ):
-        check_fits(saved(tmp_path, image_mean=[0.5], image_std=[0.0]), data)
-    with pytest.raises(
-        HamuError, match=r"cannot take the images of digits, \(1, 8, 8\): .*; give --image_size 16"
-    ):
-        check_fits(vision_transformer(image_size=16), data)
-    with pytest.raises(HamuError, match="no trainable parameter"):
-        check_fits(saved(tmp_path).requires_grad_(False), data)
-    with pytest.raises(HamuError, match=r"depth 6n\+2 .*; got 9"):
-        new_classifier("resnet9", data, [0.5], [0.5])
+def names(*classes, width=2):
+    return {"id2label": dict(enumerate(classes)), "num_labels": len(classes), "width": width}
 
 
-@pytest.mark.parametrize(("classes", "message"), [
-    (("CAT", "ANT", "BEE"), r"the model writes its classes ant, bee, cat, \.\.\., the data CAT, ANT, BEE, \.\.\.; they "
-                            "differ in upper and lower case: write them alike"),
-    (("owl", "fox", "elk"), r"the model has the classes ant, bee, cat, \.\.\., the data owl, fox, elk, \.\.\., and no "
-                            "name is the same, so that it is not known which is which; name them alike"),
-    (("0", "1", "2"), None),
-])  # fmt: skip
-def test_classes_that_share_no_name_are_not_taken_by_number(classes, message, tmp_path):
-    data = read_images("digits")
-    data = replace(data, classes=classes, labels=data.labels % 3)
-    model = saved(tmp_path, num_labels=3, id2label=dict(enumerate(("ant", "bee", "cat"))))
+@pytest.mark.parametrize(
+    ("config", "classes", "message"),
+    [
+        ({}, None, None),  # LABEL_0 and the like are no names
+        (names("ant", "bee", "cat"), ("0", "1", "2"), None),
+        ({"num_labels": 5}, None, "label 9 of digits is out of range: the model has 5 classes"),
+        ({"num_channels": 3}, None, "3 channels, those of digits have 1; give --num_channels 3"),
+        (names("b", "a"), ("a", "b"), r"numbers the classes b, a, \.\.\., the data a, b, \.\.\."),
+        (names("0", "1", "10"), ("0", "1", "2"), "numbers the classes 0, 1, 10, .* data 0, 1, 2"),
+        (names("0", "3", "7"), ("3", "7"), "numbers the classes 0, 3, .* data 3, 7"),
+        (names("ant", "bee"), ("owl", "fox"), "classes ant, bee, .* data owl, fox, .* no name is"),
+        (names("ant", "bee"), ("ANT", "BEE"), r"no name is the same \(upper and lower case count"),
+    ],
+)
+def test_classes_and_channels_of_the_data_fit_the_model_or_an_error_names_both(
+    tmp_path, config, classes, message
+):
+    data = DIGITS
+    if classes is not None:
+        data = replace(data, classes=classes, labels=data.labels % len(classes))
+    model = resnet(tmp_path, **config)
     if message is None:
         check_fits(model, data)
     else:
         with pytest.raises(HamuError, match=message):
             check_fits(model, data)
-    check_fits(saved(tmp_path), data)
+
+
+def test_a_model_that_cannot_be_trained_or_take_the_images_is_an_error(tmp_path):
+    with pytest.raises(HamuError, match=r"images of digits, \(1, 8, 8\): .*; give --image_size 16"):
+        check_fits(vision_transformer(image_size=16), DIGITS)
+    with pytest.raises(HamuError, match="no trainable parameter"):
+        check_fits(resnet(tmp_path).requires_grad_(False), DIGITS)
+    with pytest.raises(HamuError, match=r"depth 6n\+2 .*; got 9"):
+        new_classifier("resnet9", DIGITS, [0.5], [0.5])
 
 
 def test_the_image_that_is_tried_goes_to_the_models_device(tmp_path):
     asked = []
-    model = saved(tmp_path).to("meta")
+    model = resnet(tmp_path).to("meta")
     model.register_forward_pre_hook(
         lambda _, args, named: asked.extend([*args, *named.values()]), with_kwargs=True
     )
-    check_fits(model, read_images("digits"))
+    check_fits(model, DIGITS)
     assert [image.device.type for image in asked if isinstance(image, torch.Tensor)] == ["meta"]
 
 
 @pytest.mark.parametrize(
-    ("written", "names"),
+    ("written", "expected"),
     [
         ({"1": "dog", "0": "cat"}, ("cat", "dog")),
         ({"0": "cat", "1": "cat"}, None),
@@ -186,33 +173,108 @@ def test_the_image_that_is_tried_goes_to_the_models_device(tmp_path):
         (3, None),
     ],
 )
-def test_the_names_of_a_models_classes_are_read_from_its_config(tmp_path, written, names):
+def test_the_names_of_a_models_classes_are_read_from_its_config(tmp_path, written, expected):
     assert class_names(str(tmp_path)) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "id2label": written}))
-    assert class_names(str(tmp_path)) == names
+    assert class_names(str(tmp_path)) == expected
 
 
-def test_a_number_of_classes_is_told_without_running_code(tmp_path, monkeypatch):
+def test_classes_are_counted_without_running_code(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", None)  # transformers would ask whether to run it
     for name, labels in (("ours", 3), ("theirs", 4)):
         (tmp_path / name).mkdir()
         own = {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "own"}
-        (tmp_path / name / "config.json").write_text(
-            json.dumps(own | {"id2label": {str(n): f"class {n}" for n in range(labels)}})
-        )
+        own["id2label"] = {str(n): f"class {n}" for n in range(labels)}
+        (tmp_path / name / "config.json").write_text(json.dumps(own))
         (tmp_path / name / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(HamuError, match=r"ours has 3 classes, the retain model .*theirs 4"):
         check_as_many_classes(str(tmp_path / "ours"), str(tmp_path / "theirs"))
+    check_as_many_classes(str(tmp_path / "ours"), "nowhere")
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_model_that_is_trained_further_has_the_names_of_its_new_classes():
-    model = SimpleNamespace(
-        config=SimpleNamespace(id2label={0: "tench", 1: "goldfish", 2: "shark"})
-    )
+    config = SimpleNamespace(id2label={0: "tench", 1: "goldfish", 2: "shark"})
+    model = SimpleNamespace(config=config)
     assert named_as_in_training(model, ("cat", "dog"))
-    assert model.config.id2label == {0: "cat", 1: "dog", 2: "LABEL_2"}
-    assert model.config.label2id["dog"] == 1
+    assert config.id2label == {0: "cat", 1: "dog", 2: "LABEL_2"}
+    assert config.label2id["dog"] == 1
     assert not named_as_in_training(model, ("dog", "bird")), "it names one of them"
     assert not named_as_in_training(model, ("0", "1")), "numbers are no names"
     assert not named_as_in_training(model, ("a", "b", "c", "d")), "it has too few"
+
+
+@pytest.fixture
+def with_processor(tmp_path):
+    """Save a tiny model with a preprocessor_config.json; return its folder."""
+
+    def save(settings, channels=3):
+        vision_transformer(8, channels).save_pretrained(tmp_path / "model")
+        (tmp_path / "model/preprocessor_config.json").write_text(json.dumps(settings))
+        return str(tmp_path / "model")
+
+    return save
+
+
+SIZE = {"size": {"height": 8, "width": 8}, "do_center_crop": False}
+PLAIN = {"image_processor_type": "ViTImageProcessor", **SIZE}
+EFFICIENT_NET = {"image_processor_type": "EfficientNetImageProcessor", **SIZE}
+OWN = {"image_processor_type": "Own", "auto_map": {"AutoImageProcessor": "code.Own"}}
+MOBILE_VIT = {"image_processor_type": "MobileViTImageProcessor", **SIZE}
+
+
+@pytest.mark.parametrize(
+    ("settings", "channels"),
+    [
+        (PLAIN, 3),  # the mean and deviation of the class
+        (SIZE, 3),  # and its class, that of the model
+        (PLAIN | {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.2, 0.3, 0.4]}, 3),
+        (PLAIN | {"image_mean": 0.25, "image_std": 0.5}, 1),
+        (PLAIN | {"do_normalize": False}, 3),
+        (PLAIN | {"do_rescale": False, "image_mean": [120.0] * 3, "image_std": [60.0] * 3}, 3),
+        (PLAIN | {"do_rescale": False, "do_normalize": False}, 1),
+        (PLAIN | {"rescale_factor": 1 / 127.5}, 3),
+        (EFFICIENT_NET, 3),  # normalises twice
+        (EFFICIENT_NET | {"rescale_offset": True}, 3),
+        (MOBILE_VIT | {"do_flip_channel_order": False}, 3),
+    ],
+)
+def test_pixels_are_normalised_as_by_the_processor_of_transformers(
+    with_processor, tmp_path, settings, channels
+):
+    folder = with_processor(settings, channels)
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, channels), dtype=np.uint8)
+    theirs = AutoImageProcessor.from_pretrained(folder)
+    pictures = [Image.fromarray(one.squeeze()) for one in pixels]
+    expected = theirs(pictures, return_tensors="pt")["pixel_values"].float()
+    model = load_classifier(folder)
+    np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(4) % 2)
+    data = read_images(str(tmp_path / "data.npz"))
+    check_fits(model, data)
+    normalized = data.normalized(model.config.image_mean, model.config.image_std)
+    ours = normalized.__getitems__(range(4))["pixel_values"]
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    assert type(load_image_processor(folder)) is type(theirs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "channels", "message"),
+    [
+        (MOBILE_VIT, 3, "does more than shift and scale each channel"),
+        (PLAIN | {"image_std": [-0.5] * 3}, 3, "does more than shift and scale each channel"),
+        (PLAIN, 1, "cannot take 1 channels: "),
+        ({"image_processor_type": "CLIPImageProcessor", **SIZE}, 1, "does more than shift"),
+        (
+            {"image_processor_type": "NoneOfThem"},
+            3,
+            "cannot be loaded: Unrecognized .*; repair its",
+        ),
+        (OWN, 3, "cannot be loaded: The repo"),
+        ([], 3, "cannot be loaded: "),
+    ],
+)
+def test_a_processor_that_does_something_else_is_refused(
+    with_processor, settings, channels, message
+):
+    with pytest.raises(HamuError, match=f"the image processor of .*{message}"):
+        load_classifier(with_processor(settings, channels))

@@ -1,9 +1,13 @@
-"""What the name of a data set or model stands for."""
+"""Names of data sets and models, and paths by flags and files of settings, with ~ for a home."""
 
 import pytest
 
+from experiments import reproduce
 from hamu import HamuError
-from hamu.data.sources import DIGITS, MINIATURE, existing, is_local, located
+from hamu.data.sources import DIGITS, MINIATURE, is_local, located
+from hamu.unlearning.jobs.options import PATHS, DataOptions, RunOptions
+from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.trainer import UnlearnConfig
 
 
 @pytest.mark.parametrize(
@@ -24,9 +28,39 @@ def test_a_path_alone_is_relative_to_the_folder_of_the_data(source, bundled, pla
     assert is_local(source, bundled) is (place.endswith(("rows.jsonl", "data/digits")))
 
 
-def test_a_path_where_nothing_is_is_named(tmp_path):
-    assert existing(str(tmp_path)) == tmp_path
-    with pytest.raises(
-        HamuError, match=r"rows\.jsonl is neither a file nor a folder; check the path"
-    ):
-        existing(str(tmp_path / "rows.jsonl"))
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_flags_and_files_name_homes_alike(home):
+    (home / "run.yaml").write_text("model: ~/lm\ndata_dir: ~/data\nforget_filter: name~Ada\n")
+    options = {"config": "~/run.yaml", "forget_rows": "~/rows.txt"}
+    options |= {"output_dir": "~/out", "answer_prefix": "~"}
+    parsed = settings_of("unlearn", options)
+    data, run, args = (parsed.of(kind) for kind in (DataOptions, RunOptions, UnlearnConfig))
+    found = (run.model, data.data_dir, data.forget_rows)
+    assert found == tuple(f"{home}/{name}" for name in ("lm", "data", "rows.txt"))
+    assert (args.output_dir, parsed.given["model"]) == (f"{home}/out", f"{home}/lm")
+    assert (data.forget_filter, data.answer_prefix) == ("name~Ada", "~"), "what is no path stays"
+    asked = reproduce._parser().parse_args(["--work_dir=~/work", "--output_dir=~/out"])
+    assert asked.work_dir == f"{home}/work"
+
+
+def test_a_run_in_a_home_is_resumed_by_its_name(home):
+    message = f"there is no run to resume in {home}/out: it has no config.yaml"
+    with pytest.raises(HamuError, match=message):
+        settings_of("unlearn", {"resume": True, "output_dir": "~/out"})
+
+
+def test_a_path_that_is_empty_is_named(tmp_path):
+    options = {*DataOptions.__annotations__, *RunOptions.__annotations__, "config"}
+    for name in PATHS & options:
+        given = [{name: ""}]
+        if name != "config":
+            (tmp_path / f"{name}.yaml").write_text(f'{name}: ""\n')
+            given.append({"config": tmp_path / f"{name}.yaml"})
+        for each in given:
+            with pytest.raises(HamuError, match=f"^{name} is empty; is a shell variable unset"):
+                settings_of("unlearn", each)

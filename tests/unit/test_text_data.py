@@ -10,7 +10,7 @@ import torch
 
 from hamu import HamuError
 from hamu.data import TextCollator, encode, matching, read_text
-from hamu.data.text_files import has_test_split, is_text
+from hamu.data.text import has_test_split, is_text
 from hamu.models.language import new_tokenizer
 
 RECORDS = [
@@ -27,6 +27,8 @@ RECORDS = [
         "perturbed_answer": ["No."],
     },
 ]
+DIALOGUE = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+SUFFIXES = pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +38,16 @@ def tokenizer():
 
 @pytest.fixture
 def texts(tmp_path):
-    return read_text(str(saved(tmp_path / "a.jsonl", RECORDS)))
+    return read_text(saved(tmp_path / "a.jsonl", RECORDS))
 
 
 def saved(path, records):
-    if path.suffix == ".jsonl":
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
         path.write_text("\n".join(map(json.dumps, records)))
-    elif path.suffix == ".json":
+    elif suffix == ".json":
         path.write_text(json.dumps(records))
-    elif path.suffix == ".csv":
+    elif suffix == ".csv":
         with open(path, "w", newline="") as file:
             writer = csv.DictWriter(file, list(records[0]))
             writer.writeheader()
@@ -54,128 +57,208 @@ def saved(path, records):
         from pyarrow import parquet
 
         parquet.write_table(pyarrow.Table.from_pylist(records), path)
-    return path
+    return str(path)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def pairs(texts):
+    return [(record.prompt, record.answer) for record in texts.records]
+
+
+@SUFFIXES
 @pytest.mark.parametrize("column", ["labels", "Label", "output", "response", "target"])
 def test_an_answer_beside_plain_text_is_used_or_refused(suffix, column, tmp_path):
-    path = saved(
-        tmp_path / f"a{suffix}",
-        [{"text": "Who?", column: "Ada."}, {"text": "Where?", column: "Here."}],
-    )
+    path = saved(tmp_path / f"a{suffix}", [{"text": "Who?", column: "Ada."}])
     with pytest.raises(HamuError) as error:
-        read_text(str(path))
+        read_text(path)
     assert f"has the column {column} beside text" in str(error.value)
     assert f"--answer_column {column} to train on it, or --answer_column none" in str(error.value)
     assert "Ada" not in str(error.value)
-    assert (
-        read_text(str(path), prompt_column="text", answer_column=column).records[0].answer
-        == " Ada."
-    )
-    assert [(r.prompt, r.answer) for r in read_text(str(path), answer_column="none").records] == [
-        ("", "Who?"),
-        ("", "Where?"),
-    ]
+    used = read_text(path, prompt_column="text", answer_column=column)
+    assert used.records[0].answer == " Ada."
+    assert pairs(read_text(path, answer_column="none")) == [("", "Who?")]
 
 
 def test_plain_text_without_answers_may_lie_in_any_column(tmp_path):
-    path = str(saved(tmp_path / "a.jsonl", [{"note": "Who?", "answer": "Ada.", "topic": "people"}]))
-    assert read_text(path, prompt_column="note", answer_column="none").records[0].answer == "Who?"
+    path = saved(tmp_path / "a.jsonl", [{"note": "Who?", "answer": "Ada.", "topic": "people"}])
+    assert pairs(read_text(path, prompt_column="note", answer_column="none")) == [("", "Who?")]
     with pytest.raises(HamuError, match="has no column text; it has note, answer, topic"):
         read_text(path, answer_column="none")
-    other = str(saved(tmp_path / "b.jsonl", [{"text": "Who?", "topic": "people"}]))
-    assert read_text(other).records[0].answer == "Who?", "a topic is no answer"
+    other = saved(tmp_path / "b.jsonl", [{"text": "Who?", "topic": "people"}])
+    assert pairs(read_text(other)) == [("", "Who?")], "a topic is no answer"
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_every_format_gives_the_same_records(suffix, tmp_path):
-    read = read_text(str(saved(tmp_path / f"a{suffix}", RECORDS)))
-    assert [(r.prompt, r.answer) for r in read.records] == [
-        ("Question: Who?\nAnswer:", " Ada."),
-        ("Question: Where, then?\nAnswer:", " In a house."),
-    ]
+@SUFFIXES
+def test_every_format_gives_the_same_records_whatever_the_case_of_its_ending(suffix, tmp_path):
+    for path in (tmp_path / f"a{suffix}", tmp_path / f"a{suffix.upper()}"):
+        assert pairs(read_text(saved(path, RECORDS))) == [
+            ("Question: Who?\nAnswer:", " Ada."),
+            ("Question: Where, then?\nAnswer:", " In a house."),
+        ]
+        assert is_text(str(path))
+    (tmp_path / "folder").mkdir()
+    saved(tmp_path / f"folder/train{suffix}", RECORDS)
+    assert is_text(str(tmp_path / "folder"))
+    assert len(read_text(str(tmp_path / "folder"))) == 2
+    assert not has_test_split(str(tmp_path / "folder"))
 
 
 @pytest.mark.parametrize(
     ("record", "prompt", "answer"),
     [
         ({"prompt": "a", "completion": " b"}, "a", " b"),
+        ({"prompt": "", "completion": " b"}, "", " b"),
         ({"text": "all of it"}, "", "all of it"),
         ({"instruction": "Add.", "input": "1 and 2", "output": "3"}, "Add.\n1 and 2", "3"),
         ({"instruction": "Greet.", "input": "", "output": "Hello"}, "Greet.", "Hello"),
         ({"instruction": "Greet.", "input": None, "output": "Hello"}, "Greet.", "Hello"),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": "hi"},
-                    {"role": "assistant", "content": "ho"},
-                ]
-            },
-            "hi",
-            "ho",
-        ),
+        ({"messages": DIALOGUE}, "hi", "ho"),
     ],
 )
 def test_every_usual_shape_is_understood(record, prompt, answer, tmp_path):
-    (read,) = read_text(str(saved(tmp_path / "a.jsonl", [record]))).records
-    assert (read.prompt, read.answer) == (prompt, answer)
-
-
-def test_a_csv_cell_may_hold_line_breaks(tmp_path):
-    path = saved(tmp_path / "a.csv", [{"prompt": "one\ntwo", "completion": "three"}])
-    assert read_text(str(path)).records[0].prompt == "one\ntwo"
+    assert pairs(read_text(saved(tmp_path / "a.jsonl", [record]))) == [(prompt, answer)]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
-def test_a_byte_order_mark_belongs_to_no_record(suffix, tmp_path):
-    path = saved(tmp_path / f"a{suffix}", [{"prompt": "one", "completion": "two"}])
+def test_cells_may_be_long_or_hold_line_breaks_and_a_byte_order_mark_is_of_no_record(
+    suffix, tmp_path
+):
+    path = tmp_path / f"a{suffix}"
+    saved(path, [{"prompt": "one\ntwo", "completion": "x" * 131_073}])
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     (read,) = read_text(str(path)).records
-    assert (read.prompt, read.answer, list(read.fields)) == ("one", "two", ["prompt", "completion"])
+    assert (read.prompt, read.answer) == ("one\ntwo", "x" * 131_073)
+    assert list(read.fields) == ["prompt", "completion"]
 
 
-def test_a_csv_cell_may_be_long(tmp_path):
-    csv.field_size_limit(131_072)  # Python's default, whatever was read before
-    path = saved(tmp_path / "a.csv", [{"prompt": "one", "completion": "x" * 131_073}])
-    assert len(read_text(str(path)).records[0].answer) == 131_073
+QUESTION = '{"question": "q", "answer": "a"}\n'
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "message"),
     [
-        ("", "is empty"),
-        ('{"a": 1}', "has the columns a; expected question and answer"),
+        ("a.jsonl", "", "is empty"),
+        ("a.jsonl", '{"a": 1}', "has the columns a; expected question and answer"),
         (
-            '{"question": "q", "answer": "a"}\n{"question": "q", "answer": ""}',
-            "row 1 of .* has no text in answer",
+            "a.json",
+            '{\n"data": []\n}',
+            r"a\.json has the columns data; expected question and answer",
         ),
         (
-            '{"question": "q", "answer": "a"}\n{"question": "q"}',
-            "row 1 of .* has no text in answer",
+            "a.jsonl",
+            QUESTION + '{"question": "q", "answer": ""}',
+            "row 1 .* no text in answer, but n",
         ),
-        ('{"question": "q", "answer": "a"}\n[1]', "row 1 of .* is a list"),
-        ('{"messages": [{"role": "user", "content": "hi"}]}', "is not a conversation"),
-        ("[1, 2", "cannot be read as JSON"),
         (
-            '{"question": "q", "answer": "a"}\n{"question',
-            "line 2 of .* cannot be read as JSON: Unterminated string",
+            "a.jsonl",
+            QUESTION + '{"question": "q"}',
+            "row 1 of .* has no text in answer, but nothing",
         ),
+        ("a.jsonl", QUESTION + '{"question": 3, "answer": "a"}', "row 1 .* in question, but int"),
+        ("a.jsonl", QUESTION + '{"question": "q", "answer": "\\ud800"}', "row 1 of .* not Unicode"),
+        ("a.jsonl", QUESTION + "[1]", "row 1 of .* is a list; expected a record"),
+        (
+            "a.jsonl",
+            '{"messages": [{"role": "user", "content": "hi"}]}',
+            "row 0 .* no.* conversation",
+        ),
+        ("a.json", "[1,\n 2", r"a\.json cannot be read: Expecting ',' delimiter: line 2"),
+        ("a.jsonl", "[" * 100_000, r"a\.jsonl cannot be read"),
+        (
+            "a.jsonl",
+            QUESTION + '{"question',
+            r"line 2 of .* cannot be read as JSON: Unterminated st",
+        ),
+        (
+            "a.csv",
+            'question,answer\n"who?,me\nwhere?,here\n',
+            r"a\.csv cannot be read: .*EOF inside",
+        ),
+        ("a.csv", "question,answer\nWho?,Ada\nW?,in town, house 3\n", "2 fields in line 3, saw 3"),
+        ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),
+        ("a.csv", "question,answer\nWho?\n", "row 0 of .* has no text in answer, but nothing"),
+        ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
+        ("a.txt", "Who? Ada.", r"a\.txt is not text that can be read; give texts as .*, images as"),
     ],
 )
-def test_a_damaged_file_is_named_with_its_row(content, message, tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text(content)
+def test_a_damaged_file_is_named_with_its_row(name, content, message, tmp_path):
+    (tmp_path / name).write_text(content)
     with pytest.raises(HamuError, match=message):
-        read_text(str(path))
+        read_text(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("a.jsonl", {"question_template": "Q:"}, "template 'Q:' must have {question} in it"),
+        ("a.jsonl", {"prompt_column": "quest"}, "has no column quest; it has question, answer"),
+        ("latin.jsonl", {}, r"latin\.jsonl cannot be read: 'utf-8' codec"),
+        ("", {}, r"holds no train\.jsonl, \.json, \.csv or \.parquet; name a file"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_named(name, options, message, tmp_path):
+    saved(tmp_path / "a.jsonl", RECORDS)
+    (tmp_path / "latin.jsonl").write_bytes('{"text": "é"}'.encode("latin-1"))
+    with pytest.raises(HamuError, match=message):
+        read_text(str(tmp_path / name), **options)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Where does Ada Byron live?,Her diagnosis is secret",
+        "She is a person whom nobody knows,secret",
+        "secretsecretsecretsecretsecretsecretsecret,Ada",
+    ],
+)
+def test_a_message_does_not_show_the_content_of_a_file_without_header(header, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{header}\nWho?,Ada\n")
+    message = r"a\.csv has 2 columns whose names look like texts; does the file lack its header\?"
+    for options in ({}, {"prompt_column": "quest"}):
+        with pytest.raises(HamuError, match=message):
+            read_text(str(path), **options)
+    prompt, answer = header.split(",")
+    texts = read_text(str(path), prompt_column=prompt, answer_column=answer)
+    with pytest.raises(HamuError, match=message):
+        matching(texts, "user=1")
+
+
+def test_texts_are_told_from_images(tmp_path):
+    several = (
+        [{"image": {"bytes": b"1", "path": "1.png"}, "label": 0, "text": "a"}],
+        [{"x": b"1", "y": 0}],
+        [{"image": "1.png", "label": 0}],
+    )
+    for number, images in enumerate(several):
+        assert not is_text(saved(tmp_path / f"{number}.parquet", images))
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    for other in ("broken.parquet", "missing.parquet", "."):
+        assert not is_text(str(tmp_path / other))
+
+
+@pytest.mark.parametrize("inner", ["", "data"])
+def test_a_split_in_parts_is_read_in_order_and_whole(inner, tmp_path):
+    place = tmp_path / inner
+    place.mkdir(exist_ok=True)
+    saved(place / "train-00000-of-00002-ab1.parquet", RECORDS[:1])
+    with pytest.raises(HamuError, match="has 1 files of train, by their names there are 2; get"):
+        read_text(str(tmp_path))
+    saved(place / "train-00001-of-00002-ab1.parquet", RECORDS[1:])
+    assert is_text(str(tmp_path))
+    assert [r.answer for r in read_text(str(tmp_path)).records] == [" Ada.", " In a house."]
+    assert not has_test_split(str(tmp_path))
+    saved(place / "test-00000-of-00001.parquet", RECORDS[:1])
+    assert has_test_split(str(tmp_path))
+    assert len(read_text(str(tmp_path), "test")) == 1
 
 
 def test_only_the_answer_and_its_end_are_scored(texts, tokenizer):
-    item = encode(texts, tokenizer)[1]
-    scored = item["labels"][item["labels"] != -100].tolist()
-    assert tokenizer.decode(scored[:-1]) == " In a house."
-    assert scored[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(encode(texts, tokenizer).prompt(1)) == "Question: Where, then?\nAnswer:"
+    data = encode(texts, tokenizer)
+    scored = data[1]["labels"][data[1]["labels"] != -100].tolist()
+    assert tokenizer.decode(scored) == f" In a house.{tokenizer.eos_token}"
+    assert tokenizer.decode(data.prompt(1)) == "Question: Where, then?\nAnswer:"
+    item = encode(texts, tokenizer, loss_on="all")[0]
+    assert torch.equal(item["labels"][1:], item["input_ids"][1:]), "all but the first, on request"
 
 
 def test_an_end_within_a_plain_answer_cuts_nothing_and_one_at_its_end_is_not_doubled(
@@ -191,11 +274,6 @@ def test_an_end_within_a_plain_answer_cuts_nothing_and_one_at_its_end_is_not_dou
     assert answers == [f" In{end} a house.{end}", f" In a house.{end}"]
 
 
-def test_all_but_the_first_token_is_scored_on_request(texts, tokenizer):
-    item = encode(texts, tokenizer, loss_on="all")[0]
-    assert torch.equal(item["labels"][1:], item["input_ids"][1:])
-
-
 def test_long_records_are_cut_at_their_end_and_counted(texts, tokenizer):
     whole = encode(texts, tokenizer)
     longest = max(len(ids) for ids in whole.tokens)
@@ -204,91 +282,44 @@ def test_long_records_are_cut_at_their_end_and_counted(texts, tokenizer):
     assert torch.equal(cut.tokens[1], whole.tokens[1][:-1])
 
 
-def test_a_conversation_is_written_by_the_chat_template(tokenizer, tmp_path):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_conversation_is_written_by_the_chat_template_and_ends_once(
+    ends, tokenizer, tmp_path, monkeypatch
+):
+    texts = read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]))
     with pytest.raises(HamuError, match="no chat template"):
         encode(texts, tokenizer)
-    tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    try:
-        data = encode(texts, tokenizer)
-    finally:
-        tokenizer.chat_template = None
-    assert tokenizer.decode(data.prompt(0)) == "<user>hi<assistant>"
-    assert tokenizer.decode(data.tokens[0][data.scored_from[0] :], skip_special_tokens=True) == "ho"
-
-
-def test_a_template_that_ends_the_answer_itself_does_not_end_it_twice(tokenizer, tmp_path):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
-    tokenizer.chat_template = (
+    template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-        + tokenizer.eos_token
-        + "\n{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
+        + (f"{tokenizer.eos_token}\n" if ends else "")
+        + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    try:
-        data = encode(texts, tokenizer)
-    finally:
-        tokenizer.chat_template = None
-    assert tokenizer.decode(data.tokens[0][data.scored_from[0] :]) == "ho" + tokenizer.eos_token
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    data = encode(texts, tokenizer)
+    assert tokenizer.decode(data.prompt(0)).startswith("<user>hi")
+    assert tokenizer.decode(data.prompt(0)).endswith("<assistant>")
+    answer = tokenizer.decode(data.tokens[0][data.scored_from[0] :])
+    assert answer == "ho" + tokenizer.eos_token
 
 
-def test_an_unclosed_quote_is_an_error(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text('question,answer\n"who?,me\nwhere?,here\n')
-    with pytest.raises(HamuError, match=r"cannot be read as CSV"):
-        read_text(str(path))
-
-
-@pytest.mark.parametrize(("content", "message"), [
-    ("question,answer\nWho?,Ada\nWhere?,in town 1, house 3\n",
-     r"line 3 of .*a\.csv has 3 cells, the header 2; put a text with commas in quotes"),
-    ("question,answer,answer\nWho?,Ada,Bo\n",
-     r"a\.csv has the column answer twice, among question, answer, answer; rename or remove one"),
-])  # fmt: skip
-def test_no_cell_of_a_csv_is_left_out_silently(content, message, tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text(content)
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            "{{ raise_exception('no system message') }}",
+            "does not fit the tokenizer's chat template",
+        ),
+        ("{{ 'a' + 1 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
+        ("{% if add_generation_prompt %}again{% endif %}", "template changes what comes before"),
+    ],
+)
+def test_a_chat_template_that_does_not_serve_is_refused(
+    template, message, tokenizer, tmp_path, monkeypatch
+):
+    texts = read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]))
+    monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(HamuError, match=message):
-        read_text(str(path))
-
-
-@pytest.mark.parametrize("header", [
-    "Where does Ada Byron live?,Her diagnosis is secret",
-    "She is a person whom nobody knows,secret",
-    "secretsecretsecretsecretsecretsecretsecret,Ada",
-    "Is it a secret?,Is it a secret?",
-])  # fmt: skip
-def test_a_message_does_not_say_what_a_file_without_header_holds(header, tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text(f"{header}\nWho?,Ada\n")
-    said = r"a\.csv has 2 columns whose names look like texts; does the file lack its header\?"
-    with pytest.raises(HamuError, match=said):
-        read_text(str(path))
-    with pytest.raises(HamuError, match=said):
-        read_text(str(path), prompt_column="quest")
-    prompt, answer = header.split(",")
-    if prompt != answer:
-        texts = read_text(str(path), prompt_column=prompt, answer_column=answer)
-        with pytest.raises(HamuError, match=said):
-            matching(texts, "user=1")
-
-
-def test_columns_of_a_csv_without_a_name_do_no_harm(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("question,answer,,\nWho?,Ada,,\n")
-    assert [r.answer for r in read_text(str(path)).records] == [" Ada"]
-
-
-def test_another_answer_to_a_conversation_is_its_last_message(tmp_path):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages, "other": "hum"}])))
-    (record,) = texts.answering("other").records
-    assert record.messages == (messages[0], {"role": "assistant", "content": "hum"})
+        encode(texts, tokenizer)
 
 
 def test_padding_is_masked_and_never_scored(texts, tokenizer):
@@ -300,56 +331,56 @@ def test_padding_is_masked_and_never_scored(texts, tokenizer):
     assert (batch["input_ids"][~real] == tokenizer.pad_token_id).all()
 
 
-def test_a_list_of_other_answers_makes_as_many_records(texts):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_on": "some"}, "loss_on 'some' is unknown; choose answer or all"),
+        ({"max_length": 1}, "max_length 1 must be at least 2 tokens"),
+        ({"max_length": 5}, r"row 0 of .* no answer token among its first 5 tokens \(the prompt"),
+    ],
+)
+def test_what_leaves_nothing_to_score_is_refused(options, message, texts, tokenizer):
+    with pytest.raises(HamuError, match=message):
+        encode(texts, tokenizer, **options)
+
+
+def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
+    texts = read_text(saved(tmp_path / "a.jsonl", [{"text": "a"}]))
+    assert len(encode(texts, tokenizer).tokens[0]) == 2, "its end follows"
+    assert TextCollator(None)([encode(texts, tokenizer)[0]])["input_ids"].shape == (1, 2)
+    endless = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    with pytest.raises(HamuError, match=r"^row 0 of .*a\.jsonl has no answer token"):
+        encode(texts, endless)
+
+
+def test_other_answers_are_a_record_each_and_of_a_conversation_the_last_message(texts, tmp_path):
     wrong = texts.answering("perturbed_answer")
-    assert [(r, t.answer) for r, t in zip(wrong.rows.tolist(), wrong.records, strict=True)] == [
-        (0, " Bob."),
-        (0, " Cy."),
-        (1, " No."),
-    ]
-    with pytest.raises(HamuError, match=r"row 0 of .* has no hint"):
-        texts.answering("hint")
+    assert [record.answer for record in wrong.records] == [" Bob.", " Cy.", " No."]
+    assert wrong.rows.tolist() == [0, 0, 1]
+    path = saved(tmp_path / "b.jsonl", [{"messages": DIALOGUE, "other": "hum"}])
+    (record,) = read_text(path).answering("other").records
+    assert record.messages == (DIALOGUE[0], {"role": "assistant", "content": "hum"})
 
 
-@pytest.mark.parametrize(("cell", "found"), [
-    ({"Bob.": 1}, "a value of type dict"),
-    (3, "a value of type int"),
-    (["Bob.", 2], "a list with a value of type int"),
-    (["Bob.", None], "a list with a value of type NoneType"),
-    (["Bob.", " "], "a list with an empty text"),
-    ('["Bob.", "Cy."]', "a list written as text"),
-    (" ['Bob.' 'Cy.']", "a list written as text"),
-])  # fmt: skip
-def test_other_answers_are_texts(cell, found, tmp_path):
+@pytest.mark.parametrize("cell", [None, "", {"Bob.": 1}, 3, ["Bob.", 2], ["Bob.", " "], []])
+def test_other_answers_are_texts(cell, tmp_path):
     rows = [
         {"question": "Who?", "answer": "Ada.", "other": "[sic] Bo."},
         {"question": "Q", "answer": "A", "other": cell},
     ]
-    texts = read_text(str(saved(tmp_path / "a.jsonl", rows)))
+    texts = read_text(saved(tmp_path / "a.jsonl", rows))
     assert texts.select([0]).answering("other").records[0].answer == " [sic] Bo."
-    with pytest.raises(
-        HamuError, match=rf"row 1 of .*a\.jsonl has {found} in other; expected a text, or a list of"
-    ):
+    with pytest.raises(HamuError, match=r"row 1 of .*a\.jsonl has no other; expected a text"):
         texts.answering("other")
 
 
-@pytest.mark.parametrize(
-    ("prefix", "answer"), [(" A: ", "Bob."), (" ", "Bob."), ("", "Bob."), ("-\n", " Bob.")]
-)
-def test_other_answers_begin_with_the_prefix_too(prefix, answer, tmp_path):
-    rows = [
-        {
-            "question": "Who?",
-            "answer": answer.replace("Bob", "Ada"),
-            "perturbed_answer": ["Bob.", "Cy."],
-        }
-    ]
-    texts = read_text(str(saved(tmp_path / "a.jsonl", rows)), answer_prefix=prefix)
-    wrong = texts.answering("perturbed_answer")
-    assert [r.answer for r in wrong.records] == [
-        prefix + answer,
-        prefix + answer.replace("Bob", "Cy"),
-    ]
+@pytest.mark.parametrize(("prefix", "space"), [(" A: ", ""), (" ", ""), ("", ""), ("-\n", " ")])
+def test_other_answers_begin_with_the_prefix_too(prefix, space, tmp_path):
+    row = {"question": "Who?", "answer": f"{space}Ada.", "perturbed_answer": ["Bob.", "Cy."]}
+    texts = read_text(saved(tmp_path / "a.jsonl", [row]), answer_prefix=prefix)
+    answers = [record.answer for record in texts.answering("perturbed_answer").records]
+    assert answers == [f"{prefix}{space}Bob.", f"{prefix}{space}Cy."]
 
 
 @pytest.mark.parametrize(
@@ -359,139 +390,37 @@ def test_other_answers_begin_with_the_prefix_too(prefix, answer, tmp_path):
         ("question != Who?", [1]),
         ("answer~ho?use", [1]),
         ("answer~[aA]", [0, 1]),
+        ("gone=true", [0]),
+        ("gone=True", [0]),
+        ("gone!=true", [1]),
+        ("gone~^fa", [1]),
+        ("by=null", [0]),
+        ("by=None", [0]),
+        ("by!=None", [1]),
     ],
 )
-def test_a_filter_finds_its_records(expression, rows, texts):
-    assert matching(texts, expression) == rows
+def test_a_filter_finds_its_records_with_truth_values_as_json_or_python_writes_them(
+    expression, rows, tmp_path
+):
+    more = ({"gone": True, "by": None}, {"gone": False, "by": "None at all"})
+    records = [record | added for record, added in zip(RECORDS, more, strict=True)]
+    assert matching(read_text(saved(tmp_path / "a.jsonl", records)), expression) == rows
 
 
-def test_a_filter_takes_truth_values_and_nothing_as_json_or_python_writes_them(tmp_path):
-    rows = [
-        {"text": "a", "gone": True, "by": None},
-        {"text": "b", "gone": False, "by": "None at all"},
-    ]
-    texts = read_text(str(saved(tmp_path / "b.jsonl", rows)))
-    for expression, found in {"gone=true": [0], "gone=True": [0], "gone!=true": [1], "gone~^fa": [1], "by=null": [0],
-                              "by=None": [0], "by!=None": [1], "by~null": [0]}.items():  # fmt: skip
-        assert matching(texts, expression) == found, expression
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-def test_texts_are_told_from_images(suffix, tmp_path):
-    (tmp_path / "folder").mkdir()
-    for path in (tmp_path / f"a{suffix}", tmp_path / f"folder/train{suffix}"):
-        assert is_text(str(saved(path, RECORDS)))
-    assert is_text(str(tmp_path / "folder"))
-    several = ([{"image": {"bytes": b"1", "path": "1.png"}, "label": 0, "text": "a"}], [{"x": b"1", "y": 0}],
-               [{"image": "1.png", "label": 0}], [{"image": [[1, 2], [3, 4]], "label": 0}])  # fmt: skip
-    for number, images in enumerate(several):
-        assert not is_text(str(saved(tmp_path / f"{number}.parquet", images)))
-    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
-    for other in ("broken.parquet", "missing.parquet", "."):
-        assert not is_text(str(tmp_path / other))
-
-
-@pytest.mark.parametrize("suffix", [".JSONL", ".Json", ".CSV", ".PARQUET"])
-def test_endings_are_without_case(suffix, tmp_path):
-    (tmp_path / "folder").mkdir()
-    path = saved(tmp_path / f"a{suffix.lower()}", RECORDS)
-    for place, source in ((f"b{suffix}", f"b{suffix}"), (f"folder/train{suffix}", "folder")):
-        (tmp_path / place).write_bytes(path.read_bytes())
-        assert is_text(str(tmp_path / source))
-        assert len(read_text(str(tmp_path / source))) == 2
-
-
-@pytest.mark.parametrize("inner", ["", "data"])
-def test_a_split_in_parts_is_read_in_order(inner, tmp_path):
-    place = tmp_path / inner
-    place.mkdir(exist_ok=True)
-    for number in range(2):
-        saved(place / f"train-0000{number}-of-00002-ab1.parquet", [RECORDS[number]])
-        assert not has_test_split(str(tmp_path))
-        if not number:
-            with pytest.raises(
-                HamuError, match=r"has 1 files of train, by their names there are 2; get those that"
-            ):
-                read_text(str(tmp_path))
-    assert is_text(str(tmp_path))
-    assert [r.answer for r in read_text(str(tmp_path)).records] == [" Ada.", " In a house."]
-    saved(place / "test-00000-of-00001.parquet", RECORDS[:1])
-    assert has_test_split(str(tmp_path))
-    assert len(read_text(str(tmp_path), "test")) == 1
-
-
-def test_one_json_value_over_several_lines_is_no_damage(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(RECORDS[0], indent=2))
-    assert [r.answer for r in read_text(str(path)).records] == [" Ada."]
-    path.write_text(json.dumps({"data": RECORDS}, indent=2))
-    with pytest.raises(
-        HamuError, match=r"a\.json has the columns data; expected question and answer"
-    ):
-        read_text(str(path))
-
-
-@pytest.mark.parametrize(("expression", "message"), [
-    ("question", "the filter 'question' cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX"),
-    ("question~(", r"'\(' in the filter is not a regular expression: missing \)"),
-    ("writer=Ada", r"record 0 of .*a\.jsonl has no column writer; it has question, answer, paraphrased_answer"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("question", "the filter 'question' cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or"),
+        ("question~(", r"'\(' in the filter is not a regular expression: missing \)"),
+        (
+            "writer=Ada",
+            r"record 0 of .* has no column writer; it has question, answer, paraphrased",
+        ),
+    ],
+)
 def test_a_filter_that_means_nothing_is_refused(expression, message, texts):
     with pytest.raises(HamuError, match=message):
         matching(texts, expression)
-
-
-@pytest.mark.parametrize(("name", "options", "message"), [
-    ("a.jsonl", {"question_template": "Q:"}, "question_template 'Q:' must have {question} in it"),
-    ("a.jsonl", {"prompt_column": "quest"}, r"a\.jsonl has no column quest; it has question, answer"),
-    ("a.txt", {}, r"a\.txt is not text that can be read; give texts as \.jsonl, \.json, \.csv or \.parquet, images as"),
-    ("latin.jsonl", {}, r"latin\.jsonl is not UTF-8 text: "),
-    ("", {}, r"holds no train\.jsonl, \.json, \.csv or \.parquet; name a file"),
-])  # fmt: skip
-def test_a_source_that_cannot_be_read_is_named(name, options, message, tmp_path):
-    saved(tmp_path / "a.jsonl", RECORDS)
-    (tmp_path / "a.txt").write_text("Who? Ada.")
-    (tmp_path / "latin.jsonl").write_bytes('{"text": "é"}'.encode("latin-1"))
-    with pytest.raises(HamuError, match=message):
-        read_text(str(tmp_path / name), **options)
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"loss_on": "some"}, "loss_on 'some' is unknown; choose answer or all"),
-    ({"max_length": 1}, "max_length 1 must be at least 2 tokens"),
-    ({"max_length": 5}, r"row 0 of .*a\.jsonl has no answer token among its first 5 tokens \(the prompt has \d+\)"),
-])  # fmt: skip
-def test_what_leaves_nothing_to_score_is_refused(options, message, texts, tokenizer):
-    with pytest.raises(HamuError, match=message):
-        encode(texts, tokenizer, **options)
-
-
-def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
-    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"text": "a"}])))
-    assert len(encode(texts, tokenizer).tokens[0]) == 2, "its end follows"
-    assert TextCollator(None)([encode(texts, tokenizer)[0]])["input_ids"].shape == (1, 2)
-    endless = copy.deepcopy(tokenizer)
-    endless.eos_token = None
-    with pytest.raises(
-        HamuError, match=r"^row 0 of .*a\.jsonl is one token, which nothing precedes; leave the"
-    ):
-        encode(texts, endless)
-
-
-@pytest.mark.parametrize(("template", "message"), [
-    ("{{ raise_exception('no system message') }}", "a conversation of .* does not fit the tokenizer's chat template: "),
-    ("{{ 'a' + 1 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
-    ("{{ 1 / 0 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
-    ("{% if add_generation_prompt %}again{% endif %}", "chat template does not put the last message behind what comes"),
-])  # fmt: skip
-def test_a_chat_template_that_does_not_serve_is_refused(
-    template, message, tokenizer, tmp_path, monkeypatch
-):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    texts = read_text(str(saved(tmp_path / "a.jsonl", [{"messages": messages}])))
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    with pytest.raises(HamuError, match=message):
-        encode(texts, tokenizer)
 
 
 def test_the_tokenizer_writes_any_text(tokenizer):

@@ -1,4 +1,4 @@
-"""Prompt and answer are tokenized as the one text that a model reads, whatever the tokenizer does at a text's start."""
+"""Prompt and answer are tokenized as the one text that a model reads, by any tokenizer."""
 
 import datetime
 
@@ -31,7 +31,7 @@ LLAMA = (
 
 
 def sentencepiece_like(space, ends):
-    """A tokenizer that writes spaces as ▁, puts one before a text, and <s> before that (and </s> at its end)."""
+    """Write spaces as ▁, put one before a text, and <s> before that (and </s> at its end)."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     trainer = trainers.BpeTrainer(
@@ -73,14 +73,17 @@ def pieces(tokenizer, record, **options):
     return found[: data.scored_from[0]], found[data.scored_from[0] :]
 
 
-@pytest.mark.parametrize(("prompt", "answer"), [
-    ("Question: Who is it?\nAnswer:", " In a town."),
-    ("[INST] Who? [/INST]", " In a town."),
-    ("[INST] Who? [/INST]", "In a town."),
-    ("[INST] Who? [/INST] ", "In a town."),
-    ("Question: Who is it?\nAnswer:  ", "In a town."),
-    ("", "In a town."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("Question: Who is it?\nAnswer:", " In a town."),
+        ("[INST] Who? [/INST]", " In a town."),
+        ("[INST] Who? [/INST]", "In a town."),
+        ("[INST] Who? [/INST] ", "In a town."),
+        ("Question: Who is it?\nAnswer:  ", "In a town."),
+        ("", "In a town."),
+    ],
+)
 def test_prompt_and_answer_are_the_tokens_of_the_one_text(prompt, answer, tokenizer):
     record = TextRecord(prompt, answer, {})
     asked, said = pieces(tokenizer, record)
@@ -136,33 +139,18 @@ def test_a_tokenizer_without_offsets_serves_as_well():
     assert said == [" ", "A", "d", "a", ".", "</s>"]
 
 
-@pytest.mark.parametrize(("prompt", "answer"), [
-    ("<s>[INST] Who? [/INST]", " In a town.</s>"),  # what apply_chat_template(tokenize=False) writes
-    ("", "<s>[INST] Who? [/INST] In a town."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("<s>[INST] Who? [/INST]", " In a town.</s>"),  # as apply_chat_template writes it
+        ("", "<s>[INST] Who? [/INST] In a town."),
+    ],
+)
 def test_a_text_that_has_its_start_already_is_not_started_twice(prompt, answer, tokenizer):
     asked, said = pieces(tokenizer, TextRecord(prompt, answer, {}))
     assert (asked + said)[0] == "<s>"
     assert ((asked + said).count("<s>"), (asked + said).count("</s>")) == (1, 1)
     assert asked if prompt else asked == ["<s>"]
-
-
-def test_the_start_is_found_by_a_tokenizer_that_knows_no_letter_of_ours():
-    alphabet = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "A": 2, "C": 3, "G": 4, "T": 5}, []))
-    alphabet.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    alphabet.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=alphabet, bos_token="<s>", eos_token="</s>"
-    )
-    records = TextRecords(
-        (TextRecord("ACG", "TT", {}), TextRecord("", "GT", {})), "dna", torch.arange(2)
-    )
-    assert [ids.tolist() for ids in encode(records, tokenizer).tokens] == [
-        [0, 2, 3, 4, 5, 5, 1],
-        [0, 4, 5, 1],
-    ]
 
 
 class Tomorrow(datetime.datetime):
@@ -181,21 +169,16 @@ class Tomorrow(datetime.datetime):
         ("%Y-%m-%d %H:%M", "2024-07-26 00:00"),
     ],
 )
-@pytest.mark.parametrize("space", ["", "\n", "  {% if true %}\n{% endif %}\n"])
-def test_the_date_in_a_chat_template_is_the_same_on_every_day(written, date, space, monkeypatch):
+def test_the_date_in_a_chat_template_is_the_same_on_every_day(written, date, monkeypatch):
     tokenizer = ByT5Tokenizer()
     record = TextRecord("Who?", "In a town.", {}, messages=DIALOGUE)
-    today = (
-        "{%- if strftime_now is defined %}{%- set today = strftime_now('"
+    tokenizer.chat_template = (
+        "\n{%- if strftime_now is defined %}{%- set today = strftime_now('"
         + written
-        + "') %}{%- endif %}"
+        + "') %}{%- endif %}On {{ today }}, {% for m in messages %}{{ m.content }}{% endfor %}"
     )
-    template = (
-        space + "On " + today + " {{ today }}, {% for m in messages %}{{ m.content }}{% endfor %}"
-    )
-    tokenizer.chat_template = template
     monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
     daily = tokenizer.apply_chat_template(list(DIALOGUE), tokenize=False)
     assert date not in daily, "the template itself looks at the clock"
     asked, said = pieces(tokenizer, record)
-    assert "".join(asked + said) == daily[: daily.index("On ")] + f"On {date}, Who?In a town.</s>"
+    assert "".join(asked + said) == f"On {date}, Who?In a town.</s>"

@@ -5,14 +5,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from hamu.assess.alignment import Conflicts, gradient_alignment, share_of_top
-from hamu.assess.assessment import (
-    ERROR_RATIO,
-    Assessment,
-    assess_model,
-    check_settings,
-    plain_answer,
-)
+from hamu.assess.assessment import Assessment, assess_model, check_settings, plain_answer
 from hamu.assess.curvature import (
     Curvature,
     Hessian,
@@ -21,16 +14,8 @@ from hamu.assess.curvature import (
     lanczos,
     second_order,
 )
-from hamu.assess.frontier import (
-    CAN_IMPROVE,
-    MUST_HURT,
-    WILL_COST,
-    Frontier,
-    Verdict,
-    frontier,
-    judge,
-)
-from hamu.assess.gradients import AssessedModel
+from hamu.assess.frontier import Frontier, Verdict, frontier, judge
+from hamu.assess.gradients import AssessedModel, Conflicts, gradient_alignment
 from hamu.assess.hardness import (
     REGIMES,
     BlockHardness,
@@ -41,37 +26,12 @@ from hamu.assess.hardness import (
     measure_hardness,
 )
 
-__all__ = [
-    "CAN_IMPROVE",
-    "ERROR_RATIO",
-    "MUST_HURT",
-    "REGIMES",
-    "WILL_COST",
-    "AssessedModel",
-    "Assessment",
-    "BlockHardness",
-    "Conflicts",
-    "Curvature",
-    "Frontier",
-    "Hardness",
-    "Hessian",
-    "Intervals",
-    "SecondOrder",
-    "VariantIntervals",
-    "Verdict",
-    "assess_model",
-    "bootstrap",
-    "check_settings",
-    "conjugate_gradients",
-    "frontier",
-    "gradient_alignment",
-    "judge",
-    "lanczos",
-    "measure_hardness",
-    "plain_answer",
-    "second_order",
-    "share_of_top",
-]
+__all__ = ["Assessment", "assess_model", "check_settings", "plain_answer"]
+__all__ += ["Curvature", "Hessian", "SecondOrder", "conjugate_gradients", "lanczos", "second_order"]
+__all__ += ["Frontier", "Verdict", "frontier", "judge"]
+__all__ += ["AssessedModel", "Conflicts", "gradient_alignment"]
+__all__ += ["REGIMES", "BlockHardness", "Hardness", "Intervals", "VariantIntervals", "bootstrap"]
+__all__ += ["measure_hardness"]
 
 
 class _Room(ModuleType):

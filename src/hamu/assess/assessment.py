@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hamu.assess.alignment import Conflicts, gradient_alignment, share_of_top
 from hamu.assess.curvature import (
     LANCZOS,
     SOLVER,
     Curvature,
     Hessian,
-    HessianBudget,
+    HessianCost,
     SecondOrder,
     lanczos,
     second_order,
@@ -32,14 +31,13 @@ from hamu.assess.frontier import (
     judge,
 )
 from hamu.assess.gradients import (
-    FEWEST_PARTS,
     AssessedModel,
+    Conflicts,
     PartedGram,
-    affordable_parts,
-    count_parts,
     flat,
+    gradient_alignment,
+    kept_parts,
     parted_gradient,
-    shaped,
 )
 from hamu.assess.hardness import (
     REGIMES,
@@ -51,7 +49,7 @@ from hamu.assess.hardness import (
     constraint_status,
     variants_of,
 )
-from hamu.core.gram import Blocks, check_max_norm
+from hamu.core.gram import SIDES, Blocks, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
 from hamu.errors import HamuError
@@ -86,7 +84,7 @@ class Assessment:
         curvature_samples: retain records of the curvature.
         second_order: the second-order condition; None likewise.
         conflicts: by side; empty if not requested.
-        verdict: the answer to whether to start.
+        verdict: the decision on whether to start.
         epochs: the cost, in forward and backward passes over all records of both sides.
     """
 
@@ -121,6 +119,14 @@ class Assessment:
         return self.block_hardness[self.method.name]
 
     @property
+    def agreement(self) -> float | None:
+        """The share of resamples with the regime of the run; None without intervals."""
+        if self.intervals is None:
+            return None
+        regimes = self.intervals.variants[self.method.name].regimes
+        return float(regimes[0, REGIMES.index(self.hardness.regime)])
+
+    @property
     def error_ratio(self) -> float | None:
         """½ηλ_max of a step of the run: the second-order part of the retain change over the largest
         first-order change of a step of this length, ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
@@ -130,14 +136,14 @@ class Assessment:
         return self.curvature.error_ratio(self.learning_rate * self.step_length)
 
     def trusted_rate(self, error_ratio: float) -> float | None:
-        """The learning rate at which `error_ratio` has this value."""
+        """The learning rate at which `error_ratio` has this value, infinite without curvature."""
         if self.curvature is None:
             return None
         return self.curvature.trusted_rate(error_ratio) / self.step_length
 
     def record(self) -> dict[str, Any]:
         """Everything but the records' own contents, as JSON holds it."""
-        spectrum, sure = self.curvature, self.intervals
+        spectrum = self.curvature
         return {
             "loss": CrossEntropy.name,
             "method": self.method.name,
@@ -145,20 +151,12 @@ class Assessment:
             "constraint_mode": self.method.constraint_mode,
             "verdict": asdict(self.verdict),
             "records": self.records,
-            "gradient_norms": dict(zip(("retain", "forget"), self.gradient_norms, strict=True)),
-            "clip_factors": dict(zip(("retain", "forget"), self.clip, strict=True)),
+            "gradient_norms": dict(zip(SIDES, self.gradient_norms, strict=True)),
+            "clip_factors": dict(zip(SIDES, self.clip, strict=True)),
             "hamu-q": asdict(self.hamu_q),
             "hamu-u": asdict(self.hamu_u),
-            "intervals": sure
-            and _plain(sure, "level", "replicates", "parts", "kappa", "cos", "regimes")
-            | {
-                name: _plain(found, "direct_threshold", "stop_threshold", "regimes")
-                for name, found in sure.variants.items()
-            },
-            "frontiers": {
-                name: _plain(found, *(field.name for field in fields(found)))
-                for name, found in self.frontiers.items()
-            },
+            "intervals": self._intervals_record(),
+            "frontiers": {name: _plain(vars(found)) for name, found in self.frontiers.items()},
             "learning_rate": self.learning_rate,
             "curvature": spectrum
             and {
@@ -167,8 +165,8 @@ class Assessment:
                 "residual": spectrum.residual,
                 "samples": self.curvature_samples,
                 "error_ratio": self.error_ratio,
-                "learning_rate_of_1_percent": _finite(self.trusted_rate(0.01)),
-                "learning_rate_of_10_percent": _finite(self.trusted_rate(0.1)),
+                "learning_rate_of_1_percent": self.trusted_rate(0.01) if spectrum.size else None,
+                "learning_rate_of_10_percent": self.trusted_rate(0.1) if spectrum.size else None,
             },
             "second_order": self.second_order and asdict(self.second_order),
             "conflicts": {
@@ -183,41 +181,35 @@ class Assessment:
             "epochs_of_passes": self.epochs,
         }
 
+    def _intervals_record(self) -> dict[str, Any] | None:
+        """The intervals of the whole model."""
+        if self.intervals is None:
+            return None
+        row = self.intervals.row(0)
+        counts = {key: getattr(self.intervals, key) for key in ("level", "replicates", "parts")}
+        return counts | row | {"regimes": row[self.method.name]["regimes"]}
+
     def _block_record(self, number: int) -> dict[str, Any]:
         """A block's hardness, with both variants' thresholds and regimes, and intervals if any."""
-        sure = self.intervals
-        found: dict[str, Any] = {
-            "name": self.block_names[number],
-            "kappa": self.blocks.kappa[number].item(),
-            "cos": self.blocks.cos[number].item(),
-            "regime": REGIMES[int(self.blocks.regime[number])],
-        }
-        if sure is not None:
-            found["kappa_interval"] = sure.block_kappa[number].tolist()
-            found["cos_interval"] = sure.block_cos[number].tolist()
-        for variant, hardness in self.block_hardness.items():
-            found[variant] = {
+        variants = {
+            name: {
                 "direct_threshold": hardness.direct_threshold[number].item(),
                 "stop_threshold": hardness.stop_threshold[number].item(),
                 "regime": REGIMES[int(hardness.regime[number])],
             }
-            if sure is not None:
-                of = sure.variants[variant]
-                found[variant] |= {
-                    "direct_threshold_interval": of.block_direct_threshold[number].tolist(),
-                    "stop_threshold_interval": of.block_stop_threshold[number].tolist(),
-                    "regimes": dict(zip(REGIMES, of.block_regimes[number].tolist(), strict=True)),
-                }
-        return found
+            for name, hardness in self.block_hardness.items()
+        }
+        return {
+            "name": self.block_names[number],
+            "kappa": self.blocks.kappa[number].item(),
+            "cos": self.blocks.cos[number].item(),
+            "regime": variants[self.method.name]["regime"],
+            "intervals": self.intervals and self.intervals.row(1 + number),
+        } | variants
 
 
-def _plain(found: Any, *names: str) -> dict[str, Any]:
-    values = {name: getattr(found, name) for name in names}
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: v.tolist() if isinstance(v, Tensor) else v for key, v in values.items()}
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isinf(value) else value
 
 
 def check_settings(
@@ -234,21 +226,20 @@ def check_settings(
     Raises:
         HamuError: if one is out of range.
     """
+    check_max_norm(max_grad_norm)
     if not 0 < learning_rate < math.inf:
         raise HamuError(
             f"learning_rate {learning_rate} must be a positive number: that of the run to come"
         )
-    check_max_norm(max_grad_norm)
-    if batch_size < 1:
-        raise HamuError(f"batch_size {batch_size} must be at least 1 record")
-    if most_batches is not None and most_batches < 1:
-        raise HamuError(f"most_batches (--assess_batches) {most_batches} must be at least 1")
-    if curvature_samples is not None and curvature_samples < 0:
-        raise HamuError(
-            f"curvature_samples {curvature_samples} must not be negative; 0 for no curvature"
-        )
     if not 0 <= bootstrap_memory < math.inf:
         raise HamuError(f"bootstrap_memory {bootstrap_memory} must be a number of GB, 0 or more")
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("most_batches (--assess_batches)", most_batches, 1),
+        ("curvature_samples", curvature_samples, 0),
+    ):
+        if value is not None and value < least:
+            raise HamuError(f"{name} {value} must be at least {least}")
 
 
 def assess_model(
@@ -275,7 +266,7 @@ def assess_model(
 
     The defaults cost at most three epochs' worth of passes: one forward and backward pass over all
     records, two forward passes for the records in conflict, and at most one epoch's worth for the
-    curvature. Data that do not pay for a few products with the Hessian of a single record go
+    curvature. Fewer records than pay for the products with the Hessian of a single one (75) go
     without curvature. By the clock it costs more where passes are so short that overhead dominates
     (docs/results/costs.md).
 
@@ -288,7 +279,7 @@ def assess_model(
         batch_size: records per pass.
         most_batches: measure this many random batches of each side; by default all records.
         curvature_samples: retain records for the curvature, 0 for none; by default as many as one
-            epoch pays for, which also limits the products with the Hessian.
+            epoch pays for.
         bootstrap_memory: GB for the parts of the gradients that give the intervals.
         conflicts: find the records in conflict.
         seed: seed of every draw.
@@ -312,52 +303,54 @@ def assess_model(
         raise HamuError(
             f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
         )
-    cost = _Cost(progress)
-    assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, cost.add)
+    work = _Work(progress)
+    assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, work.add)
     most = math.inf if most_batches is None else most_batches * batch_size
     used = {side: int(min(count, most)) for side, count in assessed.records.items()}
-    one_pass = sum(used.values())
+    one_pass, available = sum(used.values()), assessed.records["retain"]
     if curvature_samples is None:
-        budget = HessianBudget.affordable(one_pass, assessed.records["retain"], batch_size)
+        cost = HessianCost.affordable(one_pass, available, batch_size)
     else:
-        budget = HessianBudget(min(curvature_samples, assessed.records["retain"]), batch_size)
-    passes = one_pass * (1 + 2 * _FORWARD * conflicts)
-    cost.total = passes + budget.cost(LANCZOS + 2 * SOLVER)
-    found: dict[str, Any] = {"curvature": None, "second_order": None, "conflicts": {}}
+        cost = HessianCost(min(curvature_samples, available), batch_size)
+    work.total = one_pass * (1 + 2 * _FORWARD * conflicts) + cost.of(LANCZOS + 2 * SOLVER)
     with assessed.untouched():
-        gradients, parted = _gradients(assessed, bootstrap_memory, used)
-        first_order = _first_order(assessed, parted, method, max_grad_norm)
-        if budget.samples:
+        parts = kept_parts(assessed, used, bootstrap_memory)
+        sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
+        parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
+        gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
+        del sides
+        found = _first_order(assessed, parted, method, max_grad_norm)
+        rate = None
+        found |= {"curvature": None, "second_order": None}
+        if cost.samples:
             status = constraint_status(
                 clipped(parted.gram(), max_grad_norm), variants_of(method)[HamuQ.name]
             )
-            demand = learning_rate * status.clipped_demand.item() / first_order["clip"][1]
-            spectrum, condition = _second_order(assessed, gradients, demand, budget)
+            demand = learning_rate * status.clipped_demand.item() / found["clip"][1]
+            spectrum, condition = _second_order(assessed, gradients, demand, cost)
             found |= {"curvature": spectrum, "second_order": condition}
-        if conflicts:
-            for side, other in (("forget", "retain"), ("retain", "forget")):
-                records = _conflicts(assessed, side, gradients[other], used[side])
-                found["conflicts"][side] = records
-    cost.finish()
-    spectrum, rate = found["curvature"], None
-    if spectrum is not None:
-        rate = spectrum.trusted_rate(ERROR_RATIO) / first_order["step_length"]
-    scales = (1 / first_order["clip"][0], 1 / first_order["clip"][1])
+            rate = spectrum.trusted_rate(ERROR_RATIO) / found["step_length"]
+        of_sides = (("forget", "retain"), ("retain", "forget")) if conflicts else ()
+        found["conflicts"] = {
+            side: _conflicts(assessed, side, gradients[other], used[side])
+            for side, other in of_sides
+        }
+    work.finish()
+    scales = (1 / found["clip"][0], 1 / found["clip"][1])
     return Assessment(
         method=method,
         records=assessed.records,
         measured_records=used,
         block_names=assessed.block_names,
         learning_rate=learning_rate,
-        curvature_samples=budget.samples,
-        verdict=judge(first_order["frontiers"][method.name], method, scales, rate),
-        epochs=cost.done / sum(assessed.records.values()),
-        **first_order,
+        curvature_samples=cost.samples,
+        verdict=judge(found["frontiers"][method.name], method, scales, rate),
+        epochs=work.done / sum(assessed.records.values()),
         **found,
     )
 
 
-class _Cost:
+class _Work:
     """The work done so far and in all, in records of a forward and backward pass."""
 
     def __init__(self, progress: Callable[[float, float], None] | None) -> None:
@@ -370,20 +363,6 @@ class _Cost:
 
     def finish(self) -> None:
         self._progress(self.total, self.total)
-
-
-def _gradients(
-    assessed: AssessedModel, memory: float, used: Mapping[str, int]
-) -> tuple[dict[str, list[Tensor | None]], PartedGram]:
-    """The mean gradient of each side, and the products of the parts that fit into so many GB."""
-    enough = min(used.values()) >= FEWEST_PARTS
-    affordable = affordable_parts(assessed.parameters, memory) if enough else 1
-    sides = {}
-    for side, count in used.items():
-        parts = count_parts(count, assessed.batch_size, affordable)
-        sides[side] = parted_gradient(assessed, side, parts, count)
-    parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
-    return {side: gradient.total() for side, gradient in sides.items()}, parted
 
 
 def _first_order(
@@ -412,33 +391,27 @@ def _second_order(
     assessed: AssessedModel,
     gradients: Mapping[str, list[Tensor | None]],
     demand: float,
-    budget: HessianBudget,
+    cost: HessianCost,
 ) -> tuple[Curvature, SecondOrder]:
     """The retain Hessian's spectrum on some records, and the second-order condition."""
-    positions, parameters = assessed.positions("retain", budget.samples), assessed.parameters
-    batches = list(assessed.batches("retain", positions, budget.size))
+    positions, parameters = assessed.positions("retain", cost.samples), assessed.parameters
+    batches = list(assessed.batches("retain", positions, cost.size))
     count = sum(int(count_predictions(batch["labels"])) for batch in batches)
     hessian = Hessian(
         lambda batch: assessed.total(assessed.score(batch)) / count, batches, parameters
     )
     done = 0
 
-    def product(vector: Sequence[Tensor]) -> list[Tensor]:
+    def product(vector: Tensor) -> Tensor:
         nonlocal done
         found = hessian.product(vector)
-        assessed.advance(budget.cost(done + 1) - budget.cost(done))
+        assessed.advance(cost.of(done + 1) - cost.of(done))
         done += 1
         return found
 
-    def flat_product(vector: Tensor) -> Tensor:
-        return flat(product(shaped(vector, parameters)), parameters)
-
-    spectrum = lanczos(
-        product, parameters, steps=budget.lanczos_steps, tolerance=1e-2, seed=assessed.seed
-    )
-    g_r, g_f = (flat(gradients[side], parameters) for side in ("retain", "forget"))
-    left = budget.solver_steps_left(done)
-    return spectrum, second_order(flat_product, g_r, g_f, spectrum, demand, steps=left)
+    spectrum = lanczos(product, parameters, steps=LANCZOS, tolerance=1e-2, seed=assessed.seed)
+    g_r, g_f = (flat(gradients[side], parameters) for side in SIDES)
+    return spectrum, second_order(product, g_r, g_f, spectrum, demand)
 
 
 def _conflicts(
@@ -446,7 +419,7 @@ def _conflicts(
 ) -> Conflicts:
     """So many records of a side against the other side's gradient."""
     positions = assessed.positions(side, most)
-    known = getattr(assessed.data(side), "rows", None)
+    known = getattr(assessed.data[side], "rows", None)
     rows = torch.arange(assessed.records[side]) if known is None else torch.as_tensor(known)
 
     def losses() -> Tensor:
@@ -464,18 +437,17 @@ def _conflicts(
     floating = [p for p in assessed.model.parameters() if p.is_floating_point()]
     precision = max(torch.finfo(p.dtype).eps for p in floating)
     values = gradient_alignment(losses, assessed.parameters, gradient, precision)
-    return Conflicts(values, rows[positions], share_of_top(values))
+    return Conflicts(values, rows[positions])
 
 
 def plain_answer(found: Assessment) -> str:
     """Answer in one sentence how hard it will be and whether to start, with basis and doubts."""
-    counts, sure, ratio = found.measured_records, found.intervals, found.error_ratio
+    counts, agree, ratio = found.measured_records, found.agreement, found.error_ratio
     notes = [
         f"measured on {counts['retain']:,} retain and {counts['forget']:,} forget records "
         f"before any step, to first order"
     ]
-    if sure is not None and sure.regimes[found.hardness.regime] < _SURE:
-        agree = sure.regimes[found.hardness.regime]
+    if agree is not None and agree < _SURE:
         notes.append(f"other records may say otherwise: {agree:.0%} of resamples agree")
     if ratio is not None and ratio > ERROR_RATIO:
         notes.append(

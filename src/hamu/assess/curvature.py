@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hamu.assess.gradients import FULL_BATCH, flat, shaped
+from hamu.assess.gradients import FULL_BATCH, flat
 from hamu.errors import HamuError
 
 # Cost of a product with the Hessian for a record, in forward and backward passes, and of the next
@@ -27,12 +27,9 @@ from hamu.errors import HamuError
 _PRODUCT, _NEXT_PRODUCT = 3.3, 2.3
 # products at most for the spectrum, and for each of the solver's two solutions
 LANCZOS, SOLVER = 12, 10
-_FEWEST_PRODUCTS = 4  # of Lanczos' iteration that bound a largest eigenvalue
 _SETTLED = 0.1  # the largest residual that decides the condition
 
-LossOfBatch = Callable[[Any], Tensor]
-ProductByParameter = Callable[[Sequence[Tensor]], list[Tensor]]  # H·v by parameter
-FlatProduct = Callable[[Tensor], Tensor]  # H·v of a flat vector
+Product = Callable[[Tensor], Tensor]  # H·v of a flat vector, [P]
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Curvature:
 
     def trusted_rate(self, error_ratio: float) -> float:
         """The learning rate at which `error_ratio` has this value; infinite without curvature."""
-        return 2.0 * error_ratio / self.size if self.size > 0 else float("inf")
+        return 2.0 * error_ratio / self.size if self.size > 0 else math.inf
 
     @property
     def size(self) -> float:
@@ -77,26 +74,31 @@ class Hessian:
     """
 
     def __init__(
-        self, loss_of_batch: LossOfBatch, batches: Sequence[Any], parameters: Sequence[Tensor]
+        self,
+        loss_of_batch: Callable[[Any], Tensor],
+        batches: Sequence[Any],
+        parameters: Sequence[Tensor],
     ) -> None:
         self.parameters = parameters
         self._loss_of_batch, self._batches = loss_of_batch, batches
         self._kept: Sequence[Tensor] | None = None
 
-    def product(self, vector: Sequence[Tensor]) -> list[Tensor]:
-        """H·v of a tensor like each parameter."""
+    def product(self, vector: Tensor) -> Tensor:
+        """H·v of a flat vector, [P]."""
+        parts = torch.split(vector, [p.numel() for p in self.parameters])
+        vectors = [v.view_as(p).to(p.dtype) for v, p in zip(parts, self.parameters, strict=True)]
         total = [torch.zeros_like(p) for p in self.parameters]
         keep = len(self._batches) == 1
         for batch in self._batches:
             grads = self._gradients(batch) if self._kept is None else self._kept
             self._kept = grads if keep else None
-            inner = torch.stack([(g * v).sum() for g, v in zip(grads, vector, strict=True)]).sum()
+            inner = torch.stack([(g * v).sum() for g, v in zip(grads, vectors, strict=True)]).sum()
             if inner.requires_grad:  # a linear loss has no second derivative
-                parts = torch.autograd.grad(
+                found = torch.autograd.grad(
                     inner, self.parameters, retain_graph=keep, materialize_grads=True
                 )
-                torch._foreach_add_(total, [part.detach() for part in parts])
-        return total
+                torch._foreach_add_(total, [part.detach() for part in found])
+        return flat(total, self.parameters)
 
     def _gradients(self, batch: Any) -> Sequence[Tensor]:
         """Of a batch's loss, with the graph that a second backward pass needs."""
@@ -108,7 +110,7 @@ class Hessian:
 
 
 def lanczos(
-    product: ProductByParameter,
+    product: Product,
     parameters: Sequence[Tensor],
     *,
     steps: int = 30,
@@ -118,7 +120,7 @@ def lanczos(
     """The ends of a Hessian's spectrum by Lanczos' iteration with full orthogonalization.
 
     Args:
-        product: H·v of a tensor like each parameter; see `Hessian.product`.
+        product: H·v, see `Hessian.product`.
         parameters: the arguments of H.
         steps: products at most; keeps each direction, as large as the parameters.
         tolerance: enough once the residual of the largest eigenvalue is this share of it.
@@ -127,6 +129,8 @@ def lanczos(
     Raises:
         HamuError: if a product is not finite.
     """
+    from scipy.linalg import eigh_tridiagonal
+
     generator = torch.Generator().manual_seed(seed)
     size = sum(p.numel() for p in parameters)
     first = parameters[0]
@@ -138,33 +142,25 @@ def lanczos(
     off_diagonal: list[float] = []
     for _ in range(min(steps, size)):
         basis.append(direction)
-        hv = flat(product(shaped(direction, parameters)), parameters).to(first.dtype)
+        hv = product(direction).to(first.dtype)
         diagonal.append(hv.dot(direction).item())
         if not torch.isfinite(hv).all():
             raise HamuError(
                 "the Hessian is not finite: the loss has infinite slopes at these weights; "
                 "assess without curvature, --curvature_samples 0"
             )
-        for _ in range(
-            2
-        ):  # once leaves rounding errors that grow into false copies of an eigenvalue
-            for known in basis:
-                hv -= known.dot(hv) * known
+        # once leaves rounding errors that grow into false copies of an eigenvalue
+        for known in [*basis, *basis]:
+            hv -= known.dot(hv) * known
         beta = hv.norm().item()
-        values, vectors = torch.linalg.eigh(_tridiagonal(diagonal, off_diagonal))
-        residual = abs(beta * vectors[-1, -1].item())
-        settled = residual <= tolerance * abs(values[-1].item())
-        if settled or beta <= 1e-12 * abs(values).max().item():
+        values, vectors = eigh_tridiagonal(diagonal, off_diagonal)
+        residual = abs(beta * float(vectors[-1, -1]))
+        settled = residual <= tolerance * abs(values[-1])
+        if settled or beta <= 1e-12 * abs(values).max():
             break
         off_diagonal.append(beta)
         direction = hv / beta
-    return Curvature(values[-1].item(), values[0].item(), residual)
-
-
-def _tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> Tensor:
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    off = torch.tensor(off_diagonal, dtype=torch.float64)
-    return matrix + torch.diag(off, 1) + torch.diag(off, -1) if off_diagonal else matrix
+    return Curvature(float(values[-1]), float(values[0]), residual)
 
 
 @dataclass(frozen=True)
@@ -199,13 +195,13 @@ class SecondOrder:
 
 
 def second_order(
-    product: FlatProduct,
+    product: Product,
     retain: Tensor,
     forget: Tensor,
     spectrum: Curvature,
     demand: float,
     *,
-    steps: int = 10,
+    steps: int = SOLVER,
 ) -> SecondOrder:
     """The condition, with H⁻¹g by conjugate gradients.
 
@@ -219,8 +215,7 @@ def second_order(
         retain, forget: g_r and g_f, [P].
         spectrum: the ends of H's spectrum.
         demand: Q, in loss.
-        steps: products with H at most for each of the two solutions; 0 gives the sphere and Lemma
-            B.1 alone.
+        steps: products with H at most for each of the two solutions.
     """
     kappa = retain.dot(forget).item()
     norms = (retain.norm() * forget.norm()).item()
@@ -255,13 +250,8 @@ def second_order(
             unavoidable = above
             # where it does not bind, the best step for the retain loss alone forgets enough
             least = 0.5 * ((demand + c) ** 2 / a - b) if demand + c > 0 else -0.5 * b
-        elif steps:
-            undecided = f"the solver left a residual of {residual:.2g} after {steps} products"
         else:
-            undecided = (
-                "so few records pay for no product of the solver; --curvature_samples N takes N "
-                "whatever they cost"
-            )
+            undecided = f"the solver left a residual of {residual:.2g} after {steps} products"
     return SecondOrder(
         demand=demand,
         kappa=kappa,
@@ -295,7 +285,7 @@ class Solution:
 
 
 def conjugate_gradients(
-    product: FlatProduct, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2
+    product: Product, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2
 ) -> Solution:
     """Solve A·x = g for a positive definite A (Hestenes and Stiefel 1952).
 
@@ -304,72 +294,55 @@ def conjugate_gradients(
         g: the right-hand side, flat.
         steps: products with A at most.
         tolerance: stops once ‖g - Ax‖ is this share of ‖g‖.
-
-    Returns:
-        The `Solution`.
     """
-    x = torch.zeros_like(g)
-    residual = g.clone()
-    p = residual.clone()
-    square, g_square = residual.dot(residual), g.dot(g)
+    x, residual, p = torch.zeros_like(g), g.clone(), g.clone()
+    square = g_square = g.dot(g)
+    negative = False
     for _ in range(steps):
         if square <= tolerance**2 * g_square:
             break
         a_p = product(p)
         p_a_p = p.dot(a_p)
-        if p_a_p <= 0:
-            return Solution(x, residual, (square / g_square).sqrt().item(), True)
+        negative = bool(p_a_p <= 0)
+        if negative:
+            break
         step = square / p_a_p
         x = x + step * p
         residual = residual - step * a_p
         square, last = residual.dot(residual), square
         p = residual + (square / last) * p
-    return Solution(x, residual, (square / g_square).sqrt().item() if g_square > 0 else 0.0, False)
+    relative = (square / g_square).sqrt().item() if g_square > 0 else 0.0
+    return Solution(x, residual, relative, negative)
 
 
 @dataclass(frozen=True)
-class HessianBudget:
-    """Products with the Hessian that an assessment may compute, and the records they run over.
+class HessianCost:
+    """Cost of products with the Hessian, in records of a forward and backward pass.
 
     Attributes:
         samples: records of the Hessian, 0 for none.
         batch_size: of the passes of the assessment.
-        lanczos_steps: products at most for the spectrum.
-        most_cost: cost limit of all of them, in records of a forward and backward pass.
     """
 
     samples: int
     batch_size: int
-    lanczos_steps: int = LANCZOS
-    most_cost: float = math.inf
 
     @classmethod
-    def affordable(cls, budget: float, records: int, batch_size: int) -> HessianBudget:
-        """As many records as pay for all products; none where one pays for too few."""
-        single = cls(1, batch_size)
+    def affordable(cls, budget: float, records: int, batch_size: int) -> HessianCost:
+        """As many of the records as pay for all products; none where a single one does not."""
         products = LANCZOS + 2 * SOLVER
-        samples = int(budget / single.cost(products))
-        if samples > single.size:
-            samples = max(single.size, int(budget / (products * _PRODUCT)))
-        samples = min(max(1, samples), records)
-        fitting = int((budget / samples - _PRODUCT) / _NEXT_PRODUCT) + 1
-        if fitting < _FEWEST_PRODUCTS:
-            return cls(0, batch_size, 0, budget)
-        return cls(samples, batch_size, min(LANCZOS, fitting), budget)
+        one = cls(1, batch_size)
+        samples = int(budget / one.of(products))
+        if samples > one.size:  # several batches, whose graphs are not kept
+            samples = max(one.size, int(budget / (products * _PRODUCT)))
+        return cls(min(samples, records), batch_size)
 
     @property
     def size(self) -> int:
         """Records of a batch; a second derivative keeps several times the activations."""
         return min(self.batch_size, FULL_BATCH)
 
-    def cost(self, products: int) -> float:
-        """Of so many, in records of a forward and backward pass."""
+    def of(self, products: int) -> float:
+        """The cost of so many products."""
         following = _NEXT_PRODUCT if self.samples <= self.size else _PRODUCT
         return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
-
-    def solver_steps_left(self, done: int) -> int:
-        """Products left for each of the two solutions after so many."""
-        if math.isinf(self.most_cost):
-            return SOLVER
-        step = self.cost(done + 2) - self.cost(done)
-        return max(0, min(SOLVER, int((self.most_cost - self.cost(done)) / step)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,14 +51,9 @@ class Frontier:
 
     def at(self, demand: float) -> tuple[float, float]:
         """(retain_change, forget_change) of a demand, interpolated."""
-        right = int(torch.searchsorted(self.demand, demand).clamp(1, len(self.demand) - 1))
-        low, high = self.demand[right - 1].item(), self.demand[right].item()
-        share = min(1.0, max(0.0, (demand - low) / (high - low))) if high > low else 0.0
-        retain, forget = (
-            torch.lerp(values[right - 1], values[right], share).item()
-            for values in (self.retain_change, self.forget_change)
-        )
-        return retain, forget
+        known = self.demand.numpy()
+        retain, forget = self.retain_change.numpy(), self.forget_change.numpy()
+        return float(np.interp(demand, known, retain)), float(np.interp(demand, known, forget))
 
 
 def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Frontier:
@@ -83,25 +79,25 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
     even = torch.linspace(0.0, 1.0, points, dtype=torch.float64)
     shares = 1.0 - (1.0 - even).square()  # the price rises steeply towards the feasible limit
     # a demand of nothing is the limit of small ones: the objective's own best step without harm
-    found = [at(share) for share in shares.clamp(min=1e-9).tolist()]
-    status = found[-1][2]
+    retain, forget, statuses = zip(*map(at, shares.clamp(min=1e-9).tolist()), strict=True)
+    feasible = statuses[-1].max_demand.item()
     low, high = (1.0, 1.0) if is_free(1.0) else (0.0, 1.0)
     while high - low > 2.0**-50:  # the price never falls with the demand, so it turns only once
         middle = 0.5 * (low + high)
         low, high = (middle, high) if is_free(middle) else (low, middle)
     return Frontier(
-        demand=torch.stack([constraint.demand for _, _, constraint in found]),
-        retain_change=torch.stack([retain for retain, _, _ in found]),
-        forget_change=torch.stack([forget for _, forget, _ in found]),
-        feasible_limit=status.max_demand.item(),
-        free_limit=low * status.max_demand.item(),
-        criterion_limit=status.free_limit.item(),
+        demand=torch.stack([status.demand for status in statuses]),
+        retain_change=torch.stack(retain),
+        forget_change=torch.stack(forget),
+        feasible_limit=feasible,
+        free_limit=low * feasible,
+        criterion_limit=statuses[-1].free_limit.item(),
     )
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to whether to start.
+    """The decision on whether to start.
 
     Attributes:
         code: 0 both objectives can improve, 3 it costs, 4 next to nothing is free or no step is
@@ -169,9 +165,8 @@ def judge(
     if method.constrained == "forget":
         price = f"will cost about {abs(retain / forget):.3g} retain loss per 1 of forget loss"
     else:
-        price = (
-            f"will lower the forget loss by about {abs(forget / retain):.3g} per 1 of retain loss"
-        )
+        each = f"{abs(forget / retain):.3g} per 1 of retain loss"
+        price = f"will lower the forget loss by about {each}"
     reason = f"{limits}, but the demand is {asked:.4g}."
     return Verdict(WILL_COST, price, reason, suggested, rate)
 

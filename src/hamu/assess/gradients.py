@@ -35,12 +35,6 @@ def flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if t is None else t).flatten() for t, p in pairs])
 
 
-def shaped(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The reverse of `flat`."""
-    parts = torch.split(vector, [p.numel() for p in like])
-    return [part.view(p.shape).to(p.dtype) for part, p in zip(parts, like, strict=True)]
-
-
 def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
     """The norm of all entries in float64, read from the device once; 0 of nothing."""
     if math.isfinite(order):  # float64 sums a piece at a time
@@ -67,6 +61,7 @@ class AssessedModel:
         advance: receives the cost of each pass, in records of a forward and backward pass.
 
     Attributes:
+        data: the data set of each side.
         records: the number of records of each side.
         parameters: the trainable parameters.
         block_names: of each block.
@@ -84,23 +79,21 @@ class AssessedModel:
     blocks: Blocks = "tensor"
     seed: int = 42
     advance: Callable[[float], None] = lambda _: None
+    data: dict[str, Dataset[Any]] = field(init=False)
     records: dict[str, int] = field(init=False)
     parameters: list[Tensor] = field(init=False)
     block_names: list[str] = field(init=False)
     block_of: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.records = {side: len(self.data(side)) for side in ("retain", "forget")}  # type: ignore[arg-type]
+        self.data = {"retain": self.retain, "forget": self.forget}
+        self.records = {side: len(data) for side, data in self.data.items()}  # type: ignore[arg-type]
         for side, count in self.records.items():
             if not count:
                 raise HamuError(f"the {side} set is empty; there is nothing to assess")
         named = trainable_parameters(self.model)
         self.parameters = [p for _, p in named]
         self.block_names, self.block_of = group_blocks([name for name, _ in named], self.blocks)
-
-    def data(self, side: str) -> Dataset[Any]:
-        """The data of a side."""
-        return self.retain if side == "retain" else self.forget
 
     def positions(self, side: str, most: int | None = None) -> Tensor:
         """The records of a side in random order, at most this many."""
@@ -111,8 +104,8 @@ class AssessedModel:
         self, side: str, positions: Tensor | None = None, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """Batches of a side, or of these records in this order, on the model's device."""
-        device = self.parameters[0].device
-        data = self.data(side) if positions is None else Subset(self.data(side), positions.tolist())
+        device, data = self.parameters[0].device, self.data[side]
+        data = data if positions is None else Subset(data, positions.tolist())
         for batch in DataLoader(data, batch_size=size or self.batch_size, collate_fn=self.collate):
             yield {key: value.to(device) for key, value in batch.items()}
 
@@ -189,12 +182,12 @@ def parted_gradient(
         counts.append(count)
         for parameter in parameters:
             parameter.grad = None
-    shares = torch.tensor(counts, dtype=torch.float64)
-    if not shares.sum() > 0:
+    total = float(sum(counts))
+    if not total:
         raise HamuError(f"the {side} set has nothing that is scored; give records with an answer")
-    for grads in kept:
-        torch._foreach_div_([g for g in grads if g is not None], float(shares.sum()))
-    extent = norm([g for grads in kept for g in grads if g is not None], math.inf)
+    present = [g for grads in kept for g in grads if g is not None]
+    torch._foreach_div_(present, total)
+    extent = norm(present, math.inf)
     if not math.isfinite(extent):
         raise HamuError(
             f"the gradient of the {side} loss is not finite; look for broken records or weights"
@@ -204,7 +197,7 @@ def parted_gradient(
             f"the gradient of the {side} loss is zero: it reaches no trainable parameter, "
             f"or the loss is stationary"
         )
-    return PartedGradient(kept, shares / shares.sum())
+    return PartedGradient(kept, torch.tensor(counts, dtype=torch.float64) / total)
 
 
 def _added(total: Tensor | None, parameter: Tensor) -> Tensor | None:
@@ -213,6 +206,24 @@ def _added(total: Tensor | None, parameter: Tensor) -> Tensor | None:
         return total
     one, parameter.grad = parameter.grad, None
     return one.float() if total is None else total.add_(one)
+
+
+def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) -> dict[str, int]:
+    """Parts of each side's gradient that fit into so many GB; 1 if too few for intervals.
+
+    At most one per full batch, but as many as intervals need.
+
+    Args:
+        assessed: the model.
+        used: the number of records of each side.
+        memory: GB for both sides together.
+    """
+    size = sum(p.numel() * combine_dtype(p).itemsize for p in assessed.parameters)
+    most = min(_MOST_PARTS, math.floor(memory * 1e9 / (2 * size)))
+    if min(most, *used.values()) < FEWEST_PARTS:
+        return dict.fromkeys(used, 1)
+    full = min(assessed.batch_size, FULL_BATCH)
+    return {s: min(most, max(FEWEST_PARTS, math.ceil(n / full))) for s, n in used.items()}
 
 
 @dataclass(frozen=True)
@@ -234,31 +245,19 @@ class PartedGram:
     def of(
         cls, assessed: AssessedModel, retain: PartedGradient, forget: PartedGradient
     ) -> PartedGram:
-        """Measure it, a piece of a parameter at a time; reads each device once."""
+        """Measure it, a piece of a parameter at a time; reads the device once."""
         parts, parameters = [*retain.parts, *forget.parts], assessed.parameters
-        rows, blocks = len(parts), len(assessed.block_names)
-        step = max(1, min(WIDENED // rows, max(p.numel() for p in parameters)))
-        sums: dict[torch.device, Tensor] = {}
-        buffers: dict[torch.device, Tensor] = {}
-        for device in dict.fromkeys(p.device for p in parameters):
-            wide_like: dict[str, Any] = {"dtype": torch.float64, "device": device}
-            sums[device] = torch.zeros(blocks, rows, rows, **wide_like)
-            buffers[device] = torch.empty(rows * step, **wide_like)
+        device, rows = parameters[0].device, len(parts)
+        size = len(assessed.block_names), rows, rows
+        products = torch.zeros(size, dtype=torch.float64, device=device)
         for index, (block, p) in enumerate(zip(assessed.block_of, parameters, strict=True)):
-            grads = [part[index] for part in parts]
-            flattened = [None if g is None else g.reshape(-1) for g in grads]
-            for start in range(0, p.numel(), step):
-                width = min(step, p.numel() - start)
-                wide = buffers[p.device][: rows * width].view(rows, width)
-                for row, g in zip(wide, flattened, strict=True):
-                    if g is None:
-                        row.zero_()
-                    else:
-                        row.copy_(g[start : start + width])
-                sums[p.device][block] += wide @ wide.T
-        products = torch.stack([found.cpu() for found in sums.values()]).sum(0)
+            grads = [torch.zeros_like(p) if (g := part[index]) is None else g for part in parts]
+            pieces = (torch.split(g.reshape(-1), max(1, WIDENED // rows)) for g in grads)
+            for piece in zip(*pieces, strict=True):
+                wide = torch.stack(piece).double()
+                products[block] += (wide @ wide.T).to(device)
         eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
-        return cls(products, retain.shares, forget.shares, eps)
+        return cls(products.cpu(), retain.shares, forget.shares, eps)
 
     def gram(
         self, retain_counts: Tensor | None = None, forget_counts: Tensor | None = None
@@ -280,13 +279,69 @@ def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
     return counts / (counts * shares).sum()
 
 
-def count_parts(records: int, batch_size: int, affordable: int) -> int:
-    """Parts to keep apart: at most one per full batch, but as many as intervals need."""
-    return min(affordable, max(FEWEST_PARTS, math.ceil(records / min(batch_size, FULL_BATCH))))
+@dataclass(frozen=True)
+class Conflicts:
+    """The records of one side by how their loss changes along the other side's gradient.
+
+    Attributes:
+        values: ∇L(z)·g of each record, unclipped, [N]; their mean is κ.
+        rows: the record of each: its row in the source if the data set has `rows`, else its
+            position in the set.
+    """
+
+    values: Tensor
+    rows: Tensor
+
+    @property
+    def top_share(self) -> float:
+        """The part of all conflict (Σ∇L(z)·g above zero) in the top tenth of the records."""
+        positive = self.values.clamp(min=0.0).sort(descending=True).values
+        whole, tenth = positive.sum(), max(1, int(0.1 * len(positive)))
+        return (positive[:tenth].sum() / whole).item() if whole > 0 else 0.0
+
+    def top(self, count: int = 20) -> list[dict[str, float]]:
+        """The records in the hardest conflict, worst first."""
+        order = self.values.argsort(descending=True)[:count]
+        pairs = zip(self.rows[order].tolist(), self.values[order].tolist(), strict=True)
+        return [{"row": row, "value": value} for row, value in pairs]
 
 
-def affordable_parts(parameters: Sequence[Tensor], memory: float) -> int:
-    """Parts of each side, at most 16, that fit into so many GB; 1 if too few for intervals."""
-    size = sum(p.numel() * combine_dtype(p).itemsize for p in parameters)
-    fitting = math.floor(memory * 1e9 / (2 * size))
-    return min(_MOST_PARTS, fitting) if fitting >= FEWEST_PARTS else 1
+@torch.no_grad()
+def gradient_alignment(
+    losses: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    gradient: Sequence[Tensor | None],
+    precision: float | None = None,
+) -> Tensor:
+    """∇L(z)·g of every record z, by two forward passes with the weights moved ±ε along g.
+
+    With g the retain gradient and z the forget records, the mean over records is κ (unclipped):
+    forgetting the records at the top raises the retain loss most. Restores the weights bit for bit.
+
+    Args:
+        losses: computes each record's loss at the current weights, [N] float64, in evaluation mode.
+        parameters: the weights to move.
+        gradient: g, finite and not zero, a tensor (or None for zero) like each of them.
+        precision: machine epsilon of the forward passes; by default that of the parameters.
+
+    Returns:
+        [N] float64.
+    """
+    pairs = [(p, g) for p, g in zip(parameters, gradient, strict=True) if g is not None]
+    # The third root of the machine's precision would balance the rounding of the losses against a
+    # third derivative of like size. A trained network bends far more than that: the step must be
+    # much shorter.
+    eps = max(torch.finfo(p.dtype).eps for p, _ in pairs) if precision is None else precision
+    length = max(norm([p for p, _ in pairs]), eps)
+    epsilon = eps**0.5 / 64 * length / norm([g for _, g in pairs])
+    kept = [p.clone() for p, _ in pairs]
+    moved = []
+    try:
+        for sign in (1.0, -1.0):
+            for (p, g), original in zip(pairs, kept, strict=True):
+                p.copy_(original).add_(g.to(p.dtype), alpha=sign * epsilon)
+            moved.append(losses())
+    finally:
+        for (p, _), original in zip(pairs, kept, strict=True):
+            p.copy_(original)
+    return moved[0].sub(moved[1]).div(2.0 * epsilon)

@@ -22,7 +22,7 @@ _AT_ONCE = 1 << 20  # numbers of the Grams' intermediate sums that are held at a
 
 @dataclass(frozen=True)
 class Hardness:
-    """How hard it is to reconcile both objectives, at the model as it is (paper, Sec. 4).
+    """Hardness of reconciling both objectives, at the model as it is (paper, Sec. 4).
 
     Attributes:
         kappa: κ = g_r·g_f of the clipped gradients; the larger, the harder.
@@ -136,22 +136,17 @@ def measure_hardness(
 
 @dataclass(frozen=True)
 class VariantIntervals:
-    """The intervals of what depends on the variant, HAMU-Q or HAMU-U; see `Intervals`.
+    """Intervals of one variant, HAMU-Q or HAMU-U; row 0 is the whole model, then each block.
 
     Attributes:
-        direct_threshold: (low, high) of κ1 (κ3 for HAMU-U) of the whole model.
-        stop_threshold: (low, high) of κ2 (κ4), likewise.
-        regimes: share of the replicates in each regime of the whole model.
-        block_direct_threshold, block_stop_threshold: of each block, [L, 2].
-        block_regimes: share of the replicates in each of `REGIMES`, [L, 3].
+        direct_threshold: low and high end of κ1 (κ3 for HAMU-U), [1 + L, 2].
+        stop_threshold: of κ2 (κ4), likewise.
+        regimes: share of the replicates in each of `REGIMES`, [1 + L, 3].
     """
 
-    direct_threshold: tuple[float, float]
-    stop_threshold: tuple[float, float]
-    regimes: dict[str, float]
-    block_direct_threshold: Tensor
-    block_stop_threshold: Tensor
-    block_regimes: Tensor
+    direct_threshold: Tensor
+    stop_threshold: Tensor
+    regimes: Tensor
 
 
 @dataclass(frozen=True)
@@ -168,21 +163,28 @@ class Intervals:
         level: the share of replicates that lie inside.
         replicates: their number.
         parts: m, of the side that has fewer.
-        kappa, cos: (low, high) of the whole model.
-        regimes: those of the method's variant.
-        block_kappa, block_cos: [L, 2].
+        kappa, cos: low and high end of the whole model (row 0) and of each block, [1 + L, 2].
         variants: by the name of the variant.
     """
 
     level: float
     replicates: int
     parts: int
-    kappa: tuple[float, float]
-    cos: tuple[float, float]
-    regimes: dict[str, float]
-    block_kappa: Tensor
-    block_cos: Tensor
+    kappa: Tensor
+    cos: Tensor
     variants: dict[str, VariantIntervals]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """The intervals of the whole model (0) or of a block (from 1), as JSON holds them."""
+        variants = {
+            name: {
+                "direct_threshold": of.direct_threshold[number].tolist(),
+                "stop_threshold": of.stop_threshold[number].tolist(),
+                "regimes": dict(zip(REGIMES, of.regimes[number].tolist(), strict=True)),
+            }
+            for name, of in self.variants.items()
+        }
+        return {"kappa": self.kappa[number].tolist(), "cos": self.cos[number].tolist()} | variants
 
 
 def bootstrap(
@@ -198,7 +200,7 @@ def bootstrap(
 
     Args:
         parted: the dot products of all parts.
-        method: the HAMU method of the run; both variants take its constraint.
+        method: gives both variants their constraint.
         max_grad_norm: the clipping of the run to come.
         replicates, level: see `Intervals`.
         seed: seed of the resampling.
@@ -227,56 +229,27 @@ def bootstrap(
     spread = math.sqrt(parts / (parts - 1))
     moved = {name: (v - v.mean(0)) * spread + known[name] for name, v in drawn.items()}
     ends = {name: _interval(name, values, level) for name, values in moved.items()}
-    by_variant = {name: _of_variant(name, moved, known, ends) for name in variants}
-    return Intervals(
-        level,
-        replicates,
-        parts,
-        _pair(ends["kappa"]),
-        _pair(ends["cos"]),
-        by_variant[method.name].regimes,
-        ends["block_kappa"],
-        ends["block_cos"],
-        by_variant,
-    )
+
+    def of_variant(name: str) -> VariantIntervals:
+        direct, stop = f"{name} direct", f"{name} stop"
+        regime = regime_at(moved["kappa"], known[direct], known[stop])
+        shares = [(regime == number).double().mean(0) for number in range(len(REGIMES))]
+        return VariantIntervals(ends[direct], ends[stop], torch.stack(shares, dim=-1))
+
+    by_variant = {name: of_variant(name) for name in variants}
+    return Intervals(level, replicates, parts, ends["kappa"], ends["cos"], by_variant)
 
 
 def _figures(gram: PairGram, variants: Mapping[str, HamuQ | HamuU]) -> dict[str, Tensor]:
-    """The figures with intervals, by name; a variant's begin with its name."""
-    figures = {
-        "kappa": gram.dot.sum(),
-        "cos": gram.total().cos[0],
-        "block_kappa": gram.dot,
-        "block_cos": gram.cos,
-    }
+    """The figures with intervals by name, of the whole model and of each block, [1 + L]."""
+    total = gram.total()
+    pairs = {"kappa": (total.dot, gram.dot), "cos": (total.cos, gram.cos)}
     for name, variant in variants.items():
         status = constraint_status(gram, variant)
         blocks = BlockHardness.at(status)
-        figures |= {
-            f"{name} direct": status.direct_threshold,
-            f"{name} stop": status.stop_threshold,
-            f"{name} block direct": blocks.direct_threshold,
-            f"{name} block stop": blocks.stop_threshold,
-        }
-    return figures
-
-
-def _of_variant(
-    name: str, moved: Mapping[str, Tensor], known: Mapping[str, Tensor], ends: Mapping[str, Tensor]
-) -> VariantIntervals:
-    def shares(kappa: str, of: str) -> Tensor:
-        regime = regime_at(moved[kappa], known[f"{name} {of}direct"], known[f"{name} {of}stop"])
-        each = [(regime == number).double().mean(0) for number in range(len(REGIMES))]
-        return torch.stack(each, dim=-1)
-
-    return VariantIntervals(
-        _pair(ends[f"{name} direct"]),
-        _pair(ends[f"{name} stop"]),
-        dict(zip(REGIMES, shares("kappa", "").tolist(), strict=True)),
-        ends[f"{name} block direct"],
-        ends[f"{name} block stop"],
-        shares("block_kappa", "block "),
-    )
+        pairs[f"{name} direct"] = (status.direct_threshold[None], blocks.direct_threshold)
+        pairs[f"{name} stop"] = (status.stop_threshold[None], blocks.stop_threshold)
+    return {name: torch.cat(pair) for name, pair in pairs.items()}
 
 
 def _interval(name: str, values: Tensor, level: float) -> Tensor:
@@ -288,8 +261,3 @@ def _interval(name: str, values: Tensor, level: float) -> Tensor:
     if name.endswith("direct"):
         return ends.clamp(max=0.0)
     return ends.clamp(min=0.0) if name.endswith("stop") else ends
-
-
-def _pair(ends: Tensor) -> tuple[float, float]:
-    low, high = ends.tolist()
-    return low, high

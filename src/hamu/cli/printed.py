@@ -10,30 +10,21 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from hamu.assess import REGIMES, Assessment, plain_answer
 from hamu.assess.assessment import ERROR_RATIO
 from hamu.errors import HamuError
 from hamu.evaluation.attack_results import sentence
-from hamu.report.comparison import (
-    CAPTION,
-    SETTINGS,
-    columns_of,
-    notes,
-    start_line,
-    volumes_line,
-    written,
-)
 from hamu.report.tables import (
     attack_tables,
-    membership_difference_line,
     membership_line,
     plain_table,
     privleak_line,
     reference_table,
+    remarks,
     report_table,
-    text_membership_line,
-    text_table,
+    screen_table,
     tofu_table,
 )
 from hamu.unlearning import jobs
@@ -114,9 +105,8 @@ def _compared(found: jobs.Compared, console: Console) -> None:
     if comparison.means:
         console.print("means over seeds ± standard deviation:")
         _show_table(comparison.means, console)
-    for line in (start_line(comparison), CAPTION, volumes_line(comparison), *notes(comparison)):
-        if line:
-            console.print(line, soft_wrap=True)
+    for line in remarks(comparison):
+        console.print(line, soft_wrap=True)
     if found.others:
         console.print(
             f"not in this table: {found.others} more in {found.folder}; name their settings too to "
@@ -154,9 +144,9 @@ def _reports(by_name: dict[str, dict[str, Any]], console: Console) -> None:
     last = list(by_name.values())[-1]
     is_text = "probability" in last["retain"]
     theirs = {"retain model": last["retain_model"]} if is_text and "retain_model" in last else {}
-    console.print(text_table(by_name | theirs) if is_text else report_table(by_name))
+    console.print(report_table(by_name | theirs))
     for name, report in by_name.items():
-        lines = [text_membership_line(report) if is_text else membership_line(report)]
+        lines = [membership_line(report)]
         if "privleak" in report:
             lines.append(privleak_line(report))
         for line in lines:
@@ -166,7 +156,6 @@ def _reports(by_name: dict[str, dict[str, Any]], console: Console) -> None:
             console.print(f"{metric}: {measured}")
     if "against_retain_model" in last:
         console.print(reference_table(last))
-        console.print(membership_difference_line(last))
 
 
 def _attacks(found: jobs.Attacked, console: Console) -> None:
@@ -212,8 +201,10 @@ def _hardness_table(found: Assessment) -> Table:
         "", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,)
     )
 
-    def row(name: str, value: str, interval: tuple[float, float] | None = None) -> None:
-        table.add_row(name, value, f"{interval[0]:+.4g} to {interval[1]:+.4g}" if interval else "")
+    def row(name: str, value: str, ends: Tensor | None = None) -> None:
+        """A line; `ends` of an interval has the whole model's in row 0."""
+        interval = "" if ends is None else f"{ends[0, 0]:+.4g} to {ends[0, 1]:+.4g}"
+        table.add_row(name, value, interval)
 
     row("‖g_r‖, ‖g_f‖ before clipping", "{:.4g}, {:.4g}".format(*found.gradient_norms))
     row("κ = g_r·g_f, clipped", f"{hard.kappa:+.4g}", sure and sure.kappa)
@@ -226,7 +217,7 @@ def _hardness_table(found: Assessment) -> Table:
         for label, key in ((direct, "direct_threshold"), (stop, "stop_threshold")):
             interval = of_one and getattr(of_one, key)
             row(f"{label} ({name})", f"{getattr(one, key):+.4g}", interval)
-    often = "" if sure is None else f"in {sure.regimes[hard.regime]:.0%} of resamples"
+    often = "" if found.agreement is None else f"in {found.agreement:.0%} of resamples"
     table.add_row("regime", hard.regime, often)
     blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]
     row("blocks that are " + ", ".join(REGIMES), ", ".join(map(str, blocks)))
@@ -275,13 +266,7 @@ def _conflicts(found: Assessment) -> list[str]:
 
 def _show_table(rows: Sequence[Row], console: Console) -> None:
     """Print a table as wide as it must be; a setting that is the same in all rows is left out."""
-    same = [column for column in SETTINGS[1:] if len({row.get(column.key) for row in rows}) == 1]
-    columns = [column for column in columns_of(rows) if column not in same]
-    right = tuple(number for number, column in enumerate(columns) if column.form)
-    table = plain_table(*(column.head for column in columns), right=right)
-    table.collapse_padding = True
-    for row in rows:
-        table.add_row(*(written(row, column) for column in columns))
+    table = screen_table(rows)
     table.width = console.measure(table, options=console.options.update(width=1000)).maximum
     console.print(table, crop=False)
 

@@ -11,11 +11,10 @@ from hamu.data.forget_sets import (
     parse_rows,
     subset,
 )
-from hamu.data.image_files import read_images
-from hamu.data.images import ImageData, pixel_statistics
+from hamu.data.images import ImageData, pixel_statistics, read_images
 from hamu.data.pairing import PairCollator, PairedDataset
-from hamu.data.text import TextCollator, TextData, TextRecord, TextRecords, encode
-from hamu.data.text_files import read_text
+from hamu.data.text import TextRecord, TextRecords, read_text
+from hamu.data.tokens import TextCollator, TextData, encode
 
 __all__ = [
     "ImageData",

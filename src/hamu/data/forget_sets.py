@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from hamu.data.images import ImageData
-from hamu.data.text import TextData, TextRecords
-from hamu.data.text_files import column_names
+from hamu.data.sources import reading
+from hamu.data.text import TextRecords, column_names
+from hamu.data.tokens import TextData
 from hamu.errors import HamuError
 
 Records = TypeVar("Records", ImageData, TextRecords, TextData)
@@ -60,8 +61,8 @@ class UnlearningData(Generic[Records]):
 
     @cached_property
     def _trained(self) -> tuple[list[bytes], list[bytes]]:
-        retain, forget = self.sets()["retain"], self.sets()["forget"]
-        return retain.digests(), forget.digests()
+        sets = self.sets()
+        return sets["retain"].digests(), sets["forget"].digests()
 
     def sets(self) -> dict[str, Any]:
         """Return the sets that there are, by name."""
@@ -115,22 +116,17 @@ def forget_class(
 
 
 def forget_rows(train: _Read, test: _Read | None, rows: list[int]) -> UnlearningData[_Read]:
-    """Forget the records in these rows of the training data.
-
-    Raises:
-        HamuError: if the list is empty, names a row twice, or names one that does not exist.
-    """
+    """Forget the records in these rows of the training data; each exists and is named once."""
     if not rows:
         raise HamuError("the forget set is empty: no row was named; give at least one")
-    seen: set[int] = set()
-    for row in rows:
-        if not 0 <= row < len(train):
-            raise HamuError(
-                f"row {row} is not in {train.source}, which has rows 0 to {len(train) - 1}"
-            )
-        if row in seen:
-            raise HamuError(f"row {row} is named twice in the forget set; name each row once")
-        seen.add(row)
+    wrong = [row for row in rows if not 0 <= row < len(train)]
+    if wrong:
+        raise HamuError(
+            f"row {wrong[0]} is not in {train.source}, which has rows 0 to {len(train) - 1}"
+        )
+    if len({*rows}) < len(rows):
+        twice = next(row for row in rows if rows.count(row) > 1)
+        raise HamuError(f"row {twice} is named twice in the forget set; name each row once")
     return _split(train, test, torch.tensor(rows), f"{len(rows)} named rows", None)
 
 
@@ -157,17 +153,12 @@ def forget_data(
         raise HamuError(_EVERYTHING)
     found, file = sum(digest in known for digest in digests), Path(forget.source).name
     missing = len(forget) - found
-    if missing and not allow_missing and not found:
-        raise HamuError(
-            f"none of the {len(forget)} records of {file} is in {train.source}; name the file of "
-            f"records to forget in the form that they have there, or give --allow_missing if "
-            f"{train.source} holds only what is to be retained"
-        )
     if missing and not allow_missing:
         raise HamuError(
-            f"{missing} of {len(forget)} records of {file} are not in {train.source} as they are; "
-            f"where it holds them in another form they would be retained: correct them, or give "
-            f"--allow_missing to forget them all the same"
+            f"{missing if found else 'none'} of {len(forget)} records of {file} "
+            f"{'are not' if found else 'is'} in {train.source} as they are; where it holds them in "
+            f"another form they would be retained: correct them, or give --allow_missing to forget "
+            f"them all the same, as where {train.source} holds only what is to be retained"
         )
     words = f"{len(forget)} records of {file}, {found or 'none'} of them found in the training data"
     rows = len(train) - len(kept)
@@ -180,9 +171,10 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     """Find the positions of the records that a filter chooses.
 
     It is "COLUMN=VALUE", "COLUMN!=VALUE" or "COLUMN~REGEX"; the last looks anywhere in the column.
+    True, False and None may also be written as in JSON.
 
     Raises:
-        HamuError: if the expression cannot be read, or names a column that is not there.
+        HamuError: if the expression cannot be read, or names a missing column.
     """
     parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
     if parsed is None:
@@ -192,9 +184,10 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
         )
     column, operator, value = parsed.groups()
     try:
-        found = re.compile(value).search if operator == "~" else None
+        pattern = re.compile(value if operator == "~" else re.escape(value))
     except re.error as error:
         raise HamuError(f"{value!r} in the filter is not a regular expression: {error}") from error
+    matches = pattern.search if operator == "~" else pattern.fullmatch
     chosen = []
     for position, record in enumerate(texts.records):
         if column not in record.fields:
@@ -203,10 +196,10 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
                 f"record {position} of {texts.source} has no column {column}; it has {has}"
             )
         cell = record.fields[column]
-        written = {str(cell)}
+        written = [str(cell)]
         if cell is None or isinstance(cell, bool):
-            written.add(json.dumps(cell))  # true, false and null
-        if any(map(found, written)) if found else (value in written) == (operator == "="):
+            written.append(json.dumps(cell))
+        if any(map(matches, written)) != (operator == "!="):
             chosen.append(position)
     return chosen
 
@@ -217,31 +210,17 @@ def lists_rows(value: str) -> bool:
 
 
 def parse_rows(value: str) -> list[int]:
-    """Read row numbers from "3,17,25" or from a file with one number per line (or a JSON list).
-
-    Raises:
-        HamuError: if the file does not exist or something in it is not a number.
-    """
+    """Read row numbers from "3,17,25" or from a file with one number per line (or a JSON list)."""
     text = value
     if not lists_rows(value):
-        path = Path(value)
-        if not path.is_file():
+        if not Path(value).is_file():
             raise HamuError(
                 f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name one"
             )
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError:
-            raise HamuError(f"{value} is not a text file; expected one row number a line") from None
-    rows = []
-    for part in re.sub(r"[\[\],]", " ", text).split():
-        try:
-            rows.append(int(part))
-        except ValueError:
-            raise HamuError(
-                f"{part[:40]!r} in the forget rows {value!r} is not a whole number"
-            ) from None
-    return rows
+        with reading(f"{value} is not a text file with one row number a line"):
+            text = Path(value).read_text(encoding="utf-8-sig")
+    with reading(f"the forget rows {value!r} are not whole numbers"):
+        return [int(part) for part in re.sub(r"[\[\],]", " ", text).split()]
 
 
 def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None:
@@ -267,7 +246,7 @@ _EVERYTHING = (
 
 
 def _others(length: int, positions: Tensor) -> Tensor:
-    """The positions that are not among these, in order."""
+    """Return the positions that are not among these, in order."""
     free = torch.ones(length, dtype=torch.bool)
     free[positions] = False
     return free.nonzero().flatten()

@@ -1,17 +1,46 @@
-"""Images in memory: decoded once, kept as uint8, normalised a batch at a time."""
+"""Labelled images: decoded once, kept as uint8, normalised a batch at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hamu.data.sources import (
+    DIGITS,
+    existing,
+    files_of_split,
+    is_of_hub,
+    load_from_hub,
+    parquet_table,
+    reading,
+)
 from hamu.errors import HamuError
+
+CLASSES = "classes"  # the array of class names that an npz may hold
+_SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".ppm", ".pgm"),
+)
+_OF_SPLITS = (".parquet", ".npz")
+_OF_TOOLS = ("__MACOSX", "Thumbs.db", "desktop.ini")
+_LARGEST = 4096  # pixels of a side
+_MOST_CLASSES = 100_000
+_ALIASES = {
+    "image": ("image", "img", "images", "pixel_values", "x"),
+    "label": ("label", "labels", "fine_label", "y"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +99,7 @@ class ImageData(Dataset[dict[str, Tensor]]):
         """Return a second data set in the form of this one: RGB if this is, its label numbers.
 
         Raises:
-            HamuError: if the shapes differ, or it has a class that does not occur here.
+            HamuError: if the shapes differ, or it has another class.
         """
         if other.pixels.shape[1] == 1 and self.pixels.shape[1] == 3:  # as within one source
             other = replace(other, pixels=other.pixels.repeat(1, 3, 1, 1))
@@ -83,11 +112,7 @@ class ImageData(Dataset[dict[str, Tensor]]):
         return other.with_classes(self.classes)
 
     def with_classes(self, classes: tuple[str, ...]) -> ImageData:
-        """Return the same images, their labels numbered as in these classes.
-
-        Raises:
-            HamuError: if one of the own classes is not among them.
-        """
+        """Return the same images, their labels numbered as in these classes."""
         unknown = [name for name in self.classes if name not in classes]
         if unknown:
             raise HamuError(
@@ -126,3 +151,234 @@ def collate(items: Any) -> Mapping[str, Tensor]:
     from transformers import default_data_collator  # loads what reading images does not need
 
     return items if isinstance(items, Mapping) else default_data_collator(items)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Images before they are decoded: arrays, files, or what `Image.open` takes."""
+
+    pictures: Iterable[Any]
+    labels: np.ndarray
+    classes: tuple[str, ...] | None
+    left_out: tuple[str, ...] = ()
+
+
+def read_images(
+    source: str,
+    split: str = "train",
+    *,
+    image_size: int | None = None,
+    num_channels: int | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> ImageData:
+    """Read one split of a data set of labelled images; only a source of the hub uses the network.
+
+    Args:
+        source: "digits" (bundled with scikit-learn), a .parquet or .npz file, a folder with one
+            subfolder of images per class, a folder that holds "train" and "test" as such files,
+            folders or parts (see `files_of_split`), or a data set of the hub (see
+            `load_from_hub`). Classes of a folder are in the order of their names, or of their
+            numbers if all names are numbers; its rows by class, then by file name.
+        split: "train" or "test", for sources that have both.
+        image_size: resize to this many pixels squared (bilinear); without it all images must have
+            one size.
+        num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless all are grey.
+        image_column, label_column: names of the columns (parquet, hub) or arrays (npz), if they are
+            not the usual.
+
+    Raises:
+        HamuError: if the source is missing or empty, an image cannot be read, or the sizes differ.
+    """
+    if image_size is not None and not 1 <= image_size <= _LARGEST:
+        raise HamuError(f"image_size {image_size} must be 1 to {_LARGEST} pixels")
+    if num_channels not in (None, 1, 3):
+        raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
+    columns = {"image": image_column, "label": label_column}
+    found = _encoded(source, split, columns)
+    labels, classes = found.labels, found.classes
+    pixels = _decoded(found.pictures, source, image_size, num_channels)
+    if labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise HamuError(
+            f"the labels of {source} have type {labels.dtype} and shape {labels.shape}; expected "
+            f"a whole number for each of {len(pixels)} images"
+        )
+    most = _MOST_CLASSES if classes is None else len(classes)
+    wrong = labels[(labels < 0) | (labels >= most)]
+    if len(wrong):
+        raise HamuError(f"label {wrong[0]} of {source} is out of range; expected 0 to {most - 1}")
+    return ImageData(
+        torch.from_numpy(pixels),
+        torch.from_numpy(labels.astype(np.int64)),
+        classes or tuple(map(str, range(int(labels.max()) + 1))),
+        source,
+        torch.arange(len(labels)),
+        named=classes is not None,
+        left_out=found.left_out,
+    )
+
+
+def has_test_split(source: str) -> bool:
+    """Return True if `read_images(source, "test")` reads other than the training data."""
+    path = Path(source)
+    if not path.is_dir():
+        return source == DIGITS
+    return _folder_of_split(path, "test") != path or bool(files_of_split(path, "test", _OF_SPLITS))
+
+
+def _encoded(source: str, split: str, columns: Mapping[str, str | None]) -> _Encoded:
+    if source == DIGITS:
+        return _digits(split)
+    if is_of_hub(source):
+        return _of_table(load_from_hub(source, split), source, columns)
+    path = existing(source)
+    files = [path]
+    if path.is_dir():
+        files = files_of_split(path, split, _OF_SPLITS)
+        if not files:
+            return _of_folder(_folder_of_split(path, split))
+    suffix = files[0].suffix.lower()
+    if suffix == ".npz":
+        return _of_npz(files[0], columns)
+    if suffix == ".parquet":
+        return _of_parquet(files, columns)
+    raise HamuError(
+        f"{path} is not a data set that can be read; give images as .parquet, .npz or a folder per "
+        f"class, texts as .jsonl, .json, .csv or .parquet"
+    )
+
+
+def _digits(split: str) -> _Encoded:
+    """scikit-learn's 1,797 digits of 8x8 pixels; every fifth record is test data."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    is_test = np.arange(len(digits.target)) % 5 == 4
+    rows = np.flatnonzero(is_test if split == "test" else ~is_test)
+    pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
+    return _Encoded(pixels, digits.target[rows], tuple("0123456789"))
+
+
+def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Encoded:
+    with reading(f"{path} cannot be read as npz"), np.load(path, allow_pickle=False) as arrays:
+        names = [_column(arrays.files, role, columns, path) for role in _ALIASES]
+        images, labels = (arrays[name] for name in names)
+        classes = tuple(arrays[CLASSES].tolist()) if CLASSES in arrays.files else None
+        if images.dtype != np.uint8 or images.ndim not in (3, 4):
+            raise HamuError(
+                f"the images in {path} have type {images.dtype} and shape {images.shape}; expected "
+                f"uint8 [N, H, W] or [N, H, W, C]"
+            )
+        is_grey = images.ndim == 4 and images.shape[3] == 1
+        return _Encoded(images[..., 0] if is_grey else images, np.asarray(labels), classes)
+
+
+def _of_parquet(files: Sequence[Path], columns: Mapping[str, str | None]) -> _Encoded:
+    import datasets
+
+    with reading(f"{files[0]} cannot be read as parquet"):
+        # Not Dataset.from_parquet: that would leave a copy of the user's data in a cache folder.
+        table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(files)))
+    return _of_table(table, str(files[0]), columns)
+
+
+def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Encoded:
+    import datasets
+
+    image, label = (_column(table.column_names, role, columns, source) for role in _ALIASES)
+    feature = table.features[label]
+    classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    with reading(f"the column {image} of {source} holds no images"):
+        cells = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
+    with reading(f"the labels of {source} are not numbers"):
+        labels = np.asarray(table[label])
+    return _Encoded(map(_picture_of, cells), labels, classes)
+
+
+def _picture_of(cell: Any) -> Any:
+    return io.BytesIO(cell["bytes"]) if cell and cell["bytes"] else cell and cell["path"]
+
+
+def _column(
+    names: Iterable[str], role: str, columns: Mapping[str, str | None], source: object
+) -> str:
+    names, own = list(names), columns[role]
+    candidates = (own,) if own else _ALIASES[role]
+    found = next((name for name in candidates if name in names), None)
+    if found is None:
+        looked = repr(own) if own else " or ".join(candidates)
+        raise HamuError(
+            f"{source} has no {role} column {looked}; it has {', '.join(names)}; name it with "
+            f"--{role}_column"
+        )
+    return found
+
+
+def _of_folder(path: Path) -> _Encoded:
+    classes = sorted(child.name for child in _visible(path) if child.is_dir())
+    if all(map(str.isdecimal, classes)):
+        classes.sort(key=int)  # 2 before 10
+    found = [sorted(filter(_is_image, _visible(path / name))) for name in classes]
+    if not any(found):
+        raise HamuError(
+            f"{path} holds no images; expected one subfolder per class with image files in it, or "
+            f"for texts a train.jsonl, .json, .csv or .parquet"
+        )
+    labels = np.repeat(np.arange(len(classes)), [len(files) for files in found])
+    pictures = [file for files in found for file in files]
+    others = {*path.rglob("*")} - {*pictures}
+    left_out = [str(f) for f in others if f.is_file() and _is_visible(f.relative_to(path))]
+    return _Encoded(pictures, labels, tuple(classes), tuple(sorted(left_out)))
+
+
+def _folder_of_split(folder: Path, split: str) -> Path:
+    """Find the folder of a split: "train" and "test" are splits if they hold folders."""
+    places = [folder / name for name in ("train", "test") if (folder / name).is_dir()]
+    has_splits = any(child.is_dir() for place in places for child in _visible(place))
+    return folder / split if has_splits and folder / split in places else folder
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if _is_visible(path.relative_to(folder)))
+
+
+def _is_visible(path: Path) -> bool:
+    """Return False for what tools leave in a folder, such as .ipynb_checkpoints and __MACOSX."""
+    return not any(part.startswith(".") or part in _OF_TOOLS for part in path.parts)
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _SUFFIXES and path.is_file()
+
+
+def _decoded(
+    pictures: Iterable[Any], source: str, size: int | None, channels: int | None
+) -> np.ndarray:
+    """Decode pictures into one array [N, C, H, W]; Pillow's own limit guards against bombs."""
+
+    def decode(number: int, raw: Any) -> np.ndarray:
+        name = raw if isinstance(raw, Path) else f"row {number}"
+        with reading(f"{name} of {source} is not a readable image", "; remove or repair it"):
+            picture = Image.fromarray(raw) if isinstance(raw, np.ndarray) else Image.open(raw)
+            if picture.mode[0] in "IF":
+                raise HamuError(
+                    f"{name} of {source} has more than 8 bits a channel; save it with 0 to 255"
+                )
+            grey = channels == 1 or (channels is None and picture.mode in ("1", "L"))
+            picture = picture.convert("L" if grey else "RGB")
+            if size is not None:
+                picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+            array = np.asarray(picture)
+            return array[None] if grey else array.transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as pool:
+        arrays = list(pool.map(decode, itertools.count(), pictures))
+    if not arrays:
+        raise HamuError(f"{source} is empty: it has no images")
+    if len({len(array) for array in arrays}) > 1:  # grey and coloured together: all become RGB
+        arrays = [np.repeat(array, 3, axis=0) if len(array) == 1 else array for array in arrays]
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) > 1:
+        listed = ", ".join("x".join(map(str, shape[1:])) for shape in shapes[:3])
+        raise HamuError(f"the images of {source} differ in size ({listed}, ...); give --image_size")
+    return np.ascontiguousarray(np.stack(arrays))

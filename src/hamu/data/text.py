@@ -1,30 +1,41 @@
-"""Texts to learn and unlearn: records with a prompt and an answer, and their tokens."""
+"""Texts with a prompt and an answer, read from JSON, JSON lines, CSV, parquet or the hub.
+
+A record is a conversation (`messages`), a `prompt` with its `completion`, a `question` with its
+`answer`, an `instruction` with its `input` and `output`, or `text`.
+"""
 
 from __future__ import annotations
 
-import ast
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from hamu.core.objectives import IGNORED
+from hamu.data.sources import (
+    MINIATURE,
+    existing,
+    files_of_split,
+    is_of_hub,
+    load_from_hub,
+    parquet_table,
+    reading,
+)
 from hamu.errors import HamuError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-LossOn = Literal["answer", "all"]
-# Chat templates that write the date all write this one: prompts must not change from day to day.
-TODAY = datetime(2024, 7, 26)
-_DIRECTIVES = ("-d", "-m", *"aAbBcdDeFHIjmMpSTxXyY")  # of strftime
-_FIXED = "".join(f"|replace('%{sign}', '{TODAY.strftime('%' + sign)}')" for sign in _DIRECTIVES)
-_DATE = f"{{% macro strftime_now(format) %}}{{{{ format{_FIXED} }}}}{{% endmacro %}}\n"
+QUESTION_TEMPLATE = "Question: {question}\nAnswer:"
+_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
+_CONVERSATIONS = ("messages", "conversations")
+_ALPACA = ("instruction", "output")
+_PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), _ALPACA)
+_SHAPES = (*(("", name) for name in _CONVERSATIONS), *_PAIRS, ("", "text"))
+_PLAIN = "none"  # as the column of answers: plain text has none
+_ANSWERS = {word for pair in _PAIRS for word in pair[1:]} | {"label", "target", "reply", "solution"}
 
 
 @dataclass(frozen=True)
@@ -82,23 +93,20 @@ class TextRecords:
     def answering(self, column: str) -> TextRecords:
         """Return the same prompts with the answers of a column; a list makes as many records.
 
-        They begin as the answers do: with the same prefix, and the same space behind it.
-
-        Raises:
-            HamuError: if a record has no text, or list of texts, in this column.
+        They begin as the answers do: with the same prefix, and the same space behind it. Each
+        record must have a text, or a list of texts, in this column.
         """
         found, rows = [], []
         for row, record in zip(self.rows.tolist(), self.records, strict=True):
-            value = record.fields.get(column)
-            where = f"row {row} of {self.source} has"
-            if not value:
-                raise HamuError(f"{where} no {column}; this figure needs one for each record")
-            other = _other_than_texts(value)
-            if other is not None:
-                raise HamuError(f"{where} {other} in {column}; expected a text, or a list of texts")
+            cell = record.fields.get(column)
+            answers = [cell] if isinstance(cell, str) else cell
+            if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
+                raise HamuError(
+                    f"row {row} of {self.source} has no {column}; expected a text, or several"
+                )
             said = record.answer.removeprefix(record.answer_prefix)
             lead = record.answer_prefix + said[: len(said) - len(said.lstrip())]
-            for answer in [value] if isinstance(value, str) else value:
+            for answer in answers:
                 messages = record.messages
                 if messages:
                     messages = (*messages[:-1], {**messages[-1], "content": answer})
@@ -107,237 +115,210 @@ class TextRecords:
         return TextRecords(tuple(found), self.source, torch.tensor(rows))
 
 
-def _other_than_texts(value: Any) -> str | None:
-    """Name the fault of a cell of answers; None for a text, or a list of texts."""
-    if isinstance(value, str):
-        return "a list written as text" if _is_list_as_text(value) else None
-    if not isinstance(value, list):
-        return f"a value of type {type(value).__name__}"
-    wrong = [one for one in value if not (isinstance(one, str) and one.strip())]
-    if not wrong:
-        return None
-    kind = type(wrong[0]).__name__
-    return "a list with an empty text" if kind == "str" else f"a list with a value of type {kind}"
-
-
-def _is_list_as_text(text: str) -> bool:
-    """Recognise "['a', 'b']", the form of a list in CSV."""
-    if not text.lstrip().startswith("["):
-        return False
-    try:
-        found = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return False
-    return isinstance(found, list) and bool(found) and all(isinstance(one, str) for one in found)
-
-
-@dataclass(frozen=True, eq=False)
-class TextData(Dataset[dict[str, Tensor]]):
-    """Records as tokens.
-
-    Attributes:
-        texts: the records.
-        tokens: for each record its token ids, prompt first, int32.
-        scored_from: for each record the place of the first token that counts for the loss.
-        truncated: the number of records that were cut to the maximal length.
-    """
-
-    texts: TextRecords
-    tokens: tuple[Tensor, ...]
-    scored_from: tuple[int, ...]
-    truncated: int = 0
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """input_ids [T] and labels [T], -100 where nothing is scored."""
-        ids = self.tokens[index].long()
-        labels = ids.clone()
-        labels[: max(1, self.scored_from[index])] = IGNORED  # nothing predicts the first token
-        return {"input_ids": ids, "labels": labels}
-
-    @property
-    def rows(self) -> Tensor:
-        """The row of each record in its source, [N]."""
-        return self.texts.rows
-
-    def prompt(self, index: int) -> Tensor:
-        """The tokens of the prompt alone, [T], to begin a generation with."""
-        return self.tokens[index][: self.scored_from[index]].long()
-
-    def select(self, positions: Tensor | Sequence[int]) -> TextData:
-        """Return the records at these positions, in this order."""
-        index = torch.as_tensor(positions, dtype=torch.long).tolist()
-        return replace(
-            self,
-            texts=self.texts.select(index),
-            tokens=tuple(self.tokens[i] for i in index),
-            scored_from=tuple(self.scored_from[i] for i in index),
-        )
-
-
-def encode(
-    texts: TextRecords,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int = 512,
-    loss_on: LossOn = "answer",
-) -> TextData:
-    """Turn records into tokens.
-
-    Prompt and answer are tokenized as one text and cut where the answer begins, see
-    `_prompts_and_answers`; the end-of-sequence token follows the answer.
+def read_text(
+    source: str,
+    split: str = "train",
+    *,
+    question_template: str = QUESTION_TEMPLATE,
+    answer_prefix: str = " ",
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+) -> TextRecords:
+    r"""Read records of text.
 
     Args:
-        texts: the records.
-        tokenizer: the model's tokenizer.
-        max_length: longer records are cut at their end.
-        loss_on: "answer", or "all" to score the prompt too.
+        source: a .jsonl, .json (a list, or a record per line), .csv or .parquet file, a folder that
+            holds train and test as such files, "miniature" (bundled, fictitious), or a data set of
+            the hub (see `load_from_hub`).
+        split: "train" or "test", for sources that have both.
+        question_template: turns a question into a prompt; has "{question}" in it.
+        answer_prefix: stands between prompt and answer, and belongs to the answer.
+        prompt_column, answer_column: names of the columns, if they are not the usual ones; "none"
+            as that of answers says that a text has none beside it.
 
     Raises:
-        HamuError: if a record has no answer token left or is one token in all, or a conversation
-            meets a tokenizer without a chat template that fits it.
+        HamuError: if the source is missing, empty or damaged, a record has no such text (the row is
+            named), or plain text has a column beside it that looks like its answer.
     """
-    if loss_on not in ("answer", "all"):
-        raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")
-    if max_length < 2:
-        raise HamuError(f"max_length {max_length} must be at least 2 tokens")
-    eos = tokenizer.eos_token_id
-    end = [] if eos is None else [eos]
-    pairs = _prompts_and_answers(texts, tokenizer)
-    tokens, starts, truncated = [], [], 0
-    for row, record, (prompt, answer) in zip(
-        texts.rows.tolist(), texts.records, pairs, strict=True
-    ):
-        if eos in answer and record.messages:  # a template writes its end, and more behind it
-            answer = answer[: len(answer) - 1 - answer[::-1].index(eos)]
-        elif end and answer[-1:] == end:
-            answer = answer[:-1]  # it has one already
-        ids = [*prompt, *answer, *end]
-        truncated += len(ids) > max_length
-        if len(prompt) >= max_length or not answer:
-            raise HamuError(
-                f"row {row} of {texts.source} has no answer token among its first {max_length} "
-                f"tokens (the prompt has {len(prompt)}); give a larger --max_length, or leave the "
-                f"record out"
-            )
-        if len(ids) < 2:
-            raise HamuError(
-                f"row {row} of {texts.source} is one token, which nothing precedes; leave the "
-                f"record out"
-            )
-        tokens.append(torch.tensor(ids[:max_length], dtype=torch.int32))
-        starts.append(len(prompt) if loss_on == "answer" else 1)
-    return TextData(texts, tuple(tokens), tuple(starts), truncated)
-
-
-def _prompts_and_answers(
-    texts: TextRecords, tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[list[int], list[int]]]:
-    """The tokens of each prompt, with those that start a text, and of its answer, without an end.
-
-    The two are tokenized as one text, as a model reads them: a tokenizer that puts a space before a
-    text puts none before the answer. Spaces at the end of a prompt are tokenized with the answer,
-    for most tokenizers join them with the word that follows. A prompt's tokens are always its own,
-    so that a generation begins as the training did; an answer is tokenized apart where a token of
-    the one text would stand across the border.
-    """
-
-    def ids(pieces: list[str]) -> list[list[int]]:
-        if not pieces:
-            return []
-        found = tokenizer(pieces, add_special_tokens=False, return_attention_mask=False)
-        return [list(one) for one in found["input_ids"]]
-
-    pairs = []
-    for record in texts.records:
-        asked, said = _as_text(record, tokenizer, texts.source)
-        bare = asked.rstrip(" ")
-        pairs.append((bare, asked[len(bare) :] + said))
-    prompts = ids([prompt for prompt, _ in pairs])
-    wholes = ids([prompt + answer for prompt, answer in pairs])
-    joined = [whole[: len(prompt)] == prompt for prompt, whole in zip(prompts, wholes, strict=True)]
-    apart = iter(ids([answer for (_, answer), one in zip(pairs, joined, strict=True) if not one]))
-    start, found = _start(tokenizer), []
-    for record, prompt, whole, one in zip(texts.records, prompts, wholes, joined, strict=True):
-        answer = whole[len(prompt) :] if one else next(apart)
-        begin = [] if record.messages else start
-        # The start stands once; a chat template, or the text itself, may have written it already.
-        if prompt:
-            prompt = prompt if prompt[: len(begin)] == begin else [*begin, *prompt]
-        else:  # the first token of a text without a prompt is to be predicted too
-            bos = tokenizer.bos_token_id
-            prompt = begin or ([] if bos is None else [bos])
-            answer = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
-        found.append((prompt, answer))
-    return found
-
-
-def _start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The special tokens that the tokenizer begins a text with."""
-    bare, whole = (
-        list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (False, True)
+    if "{question}" not in question_template:
+        raise HamuError(f"question_template {question_template!r} must have {{question}} in it")
+    rows = _rows(source, split)
+    if not rows:
+        raise HamuError(f"{source} is empty: it has no records")
+    numbers = list(range(len(rows)))
+    if source == MINIATURE:
+        part = "train" if split == "train" else "holdout"
+        numbers = [number for number in numbers if rows[number]["split"] == part]
+    columns = list(rows[0]) if isinstance(rows[0], dict) else []
+    prompt, answer = _chosen_columns(columns, source, prompt_column, answer_column)
+    template, prefix = None, ""
+    if prompt == "question" or (prompt and prompt_column is not None):
+        template, prefix = question_template, answer_prefix
+    records = tuple(
+        _record(rows[number], prompt, answer, template, prefix, f"row {number} of {source}")
+        for number in numbers
     )
-    if not bare:  # it has no "a": the special tokens alone are there
-        return whole[:-1] if whole[-1:] == [tokenizer.eos_token_id] else whole
-    return whole[: next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)]
+    return TextRecords(records, source, torch.tensor(numbers))
 
 
-def _as_text(
-    record: TextRecord, tokenizer: PreTrainedTokenizerBase, source: str
-) -> tuple[str, str]:
-    """Prompt and answer as the model reads them; a chat template writes conversations."""
-    if not record.messages:
-        return record.prompt, record.answer
-    if not tokenizer.chat_template:
-        raise HamuError(
-            f"{source} holds conversations, but the model's tokenizer has no chat template to "
-            f"write them; give prompt and completion"
-        )
-    import jinja2
+def is_text(source: str) -> bool:
+    """Tell text from images: by ending, a folder by its training file, parquet by its columns.
 
-    before: Any
-    whole: Any
-    try:
-        template = _DATE + tokenizer.get_chat_template()
-        before, whole = (
-            tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=template,
-                tokenize=False,
-                add_generation_prompt=start,
-            )
-            for messages, start in ((record.messages[:-1], True), (record.messages, False))
-        )
-    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise HamuError(
-            f"a conversation of {source} does not fit the tokenizer's chat template: {error}"
-        ) from error
-    if not whole.startswith(before):
-        raise HamuError(
-            "the tokenizer's chat template does not put the last message behind what comes before "
-            "it; give prompt and completion"
-        )
-    return before, whole[len(before) :]
-
-
-class TextCollator:
-    """Pads a list of items at their right end: input_ids, attention_mask and labels, [B, T] each.
-
-    Args:
-        pad_token_id: the padding of input_ids, which is masked and has the label -100. A
-            tokenizer's own may have no embedding in the model, or be None; 0 has one in each.
+    A data set of the hub can be either, and is taken for images.
     """
+    if source == MINIATURE or source.lower().endswith((".jsonl", ".json", ".csv")):
+        return True
+    path = Path(source)
+    if path.is_dir():
+        inner = files_of_split(path, "train", _SUFFIXES)
+        return bool(inner) and is_text(str(inner[0]))
+    if path.suffix.lower() != ".parquet" or not path.is_file():
+        return False
+    import pyarrow
+    from pyarrow import parquet
 
-    def __init__(self, pad_token_id: int | None = 0) -> None:
-        self._padding = {"input_ids": pad_token_id or 0, "attention_mask": 0, "labels": IGNORED}
+    try:
+        schema = parquet.read_schema(path)
+    except (pyarrow.ArrowException, OSError):  # a damaged file is reported when it is read
+        return False
+    has_bytes = any("binary" in str(kind) for kind in schema.types)  # as images are
+    return not has_bytes and any({*shape} - {""} <= {*schema.names} for shape in _SHAPES)
 
-    def __call__(self, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The batch."""
-        rows = [{"attention_mask": torch.ones_like(i["input_ids"])} | dict(i) for i in items]
-        return {
-            name: torch.nn.utils.rnn.pad_sequence(
-                [row[name] for row in rows], batch_first=True, padding_value=value
+
+def has_test_split(source: str) -> bool:
+    """Return True if `read_text(source, "test")` reads other than the training data."""
+    path = Path(source)
+    return source == MINIATURE or (path.is_dir() and bool(files_of_split(path, "test", _SUFFIXES)))
+
+
+def column_names(columns: Iterable[Any], source: str) -> str:
+    """Join the names of columns for a message; some may be a record of a file without header."""
+    names = [str(column) for column in columns]
+    if any(len(name) > 40 or name.count(" ") > 2 for name in names):
+        raise HamuError(
+            f"{source} has {len(names)} columns whose names look like texts; does the file lack "
+            f"its header? If not, name two with --prompt_column and --answer_column"
+        )
+    return ", ".join(names)
+
+
+def _rows(source: str, split: str) -> list[Any]:
+    if is_of_hub(source):
+        return list(load_from_hub(source, split))
+    path = _MINIATURE if source == MINIATURE else existing(source)
+    files = files_of_split(path, split, _SUFFIXES) if path.is_dir() else [path]
+    if not files:
+        raise HamuError(f"{path} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
+    suffix = files[0].suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise HamuError(
+            f"{path} is not text that can be read; give texts as .jsonl, .json, .csv or .parquet, "
+            f"images as .parquet, .npz or a folder per class"
+        )
+    with reading(f"{files[0]} cannot be read"):
+        if suffix == ".parquet":
+            return list(parquet_table(files).to_pylist())
+        return _csv(files[0]) if suffix == ".csv" else _json(files[0])
+
+
+def _csv(path: Path) -> list[Any]:
+    import pandas
+
+    frame = pandas.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    if not isinstance(frame.index, pandas.RangeIndex):  # pandas takes what is too much for an index
+        raise HamuError(f"{path} has more cells than its header; put a text with commas in quotes")
+    return list(frame.fillna("").to_dict("records"))
+
+
+def _json(path: Path) -> list[Any]:
+    """Read a JSON list, one JSON value, or a value per line."""
+    content = path.read_text(encoding="utf-8-sig")
+    try:
+        found = json.loads(content)
+        return found if isinstance(found, list) else [found]
+    except ValueError:
+        if content.lstrip().startswith("["):
+            raise
+    rows = []
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            with reading(f"line {number} of {path} cannot be read as JSON"):
+                rows.append(json.loads(line))
+    return rows
+
+
+def _chosen_columns(
+    columns: list[str], source: str, prompt: str | None, answer: str | None
+) -> tuple[str, str]:
+    """Choose the columns of prompt and answer; that of the prompt is "" for other shapes."""
+    if answer == _PLAIN and _PLAIN not in columns:
+        chosen = ("", prompt or "text")
+    elif prompt or answer:
+        chosen = (prompt or "question", answer or "answer")
+    else:
+        found = next((shape for shape in _SHAPES if {*shape} - {""} <= {*columns}), None)
+        if found is None:
+            raise HamuError(
+                f"{source} has the columns {column_names(columns, source) or 'none'}; expected "
+                f"question and answer, prompt and completion, messages, or text; name others with "
+                f"--prompt_column and --answer_column"
             )
-            for name, value in self._padding.items()
-        }
+        beside = next((c for c in columns if c.strip().lower().removesuffix("s") in _ANSWERS), None)
+        if found == ("", "text") and beside is not None:
+            raise HamuError(
+                f"{source} has the column {beside} beside text, which looks like its answer and "
+                f"would not be used; give --prompt_column text --answer_column {beside} to train "
+                f"on it, or --answer_column {_PLAIN} to leave it out"
+            )
+        return found
+    missing = next((name for name in chosen if name and name not in columns), None)
+    if missing is not None:
+        raise HamuError(f"{source} has no column {missing}; it has {column_names(columns, source)}")
+    return chosen
+
+
+def _record(
+    row: Any, prompt: str, answer: str, template: str | None, prefix: str, where: str
+) -> TextRecord:
+    """Make a record of a row; `where` names the row in messages, which never show its content."""
+    if not isinstance(row, dict):
+        raise HamuError(f"{where} is a {type(row).__name__}; expected a record")
+    if not prompt and answer in _CONVERSATIONS:
+        messages = _conversation(row.get(answer), where)
+        *before, last = (message["content"] for message in messages)
+        record = TextRecord("\n".join(before), last, row, messages)
+    else:
+        asked = _cell(row, prompt, where, may_be_empty=template is None) if prompt else ""
+        if template is not None:
+            asked = template.replace("{question}", asked)
+        elif (prompt, answer) == _ALPACA and row.get("input"):
+            asked = f"{asked}\n{_cell(row, 'input', where)}"
+        said = prefix + _cell(row, answer, where)
+        record = TextRecord(asked, said, row, answer_prefix=prefix)
+    with reading(f"{where} is not Unicode"):  # JSON allows halves of characters
+        (record.prompt + record.answer).encode()
+    return record
+
+
+def _cell(row: Mapping[str, Any], column: str, where: str, may_be_empty: bool = False) -> str:
+    value = row.get(column)
+    if _is_text(value) or (may_be_empty and value == ""):
+        return str(value)
+    found = type(value).__name__ if value and not isinstance(value, str) else "nothing"
+    raise HamuError(f"{where} has no text in {column}, but {found}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _conversation(messages: Any, where: str) -> tuple[dict[str, str], ...]:
+    good = isinstance(messages, list) and all(
+        isinstance(one, dict) and isinstance(one.get("content"), str) for one in messages
+    )
+    if not good or not messages or messages[-1].get("role") != "assistant":
+        raise HamuError(
+            f"{where} is not a conversation: a list of messages with role and content, the last "
+            f"one the assistant's"
+        )
+    return tuple(messages)

@@ -1,4 +1,4 @@
-"""Image classifiers, new or saved, and whether they fit the data before anything runs.
+"""Image classifiers, new or saved, their image processors, and checks that they fit the data.
 
 A classifier is a built-in name ("resnet20", "resnet8", ...), or a saved model; see
 `hamu.models.loading`.
@@ -6,28 +6,31 @@ A classifier is a built-in name ("resnet20", "resnet8", ...), or a saved model; 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import nn
-from transformers import AutoModelForImageClassification, PreTrainedConfig, PreTrainedModel
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
+from transformers.utils.hub import cached_file
 
 from hamu.core.forward import evaluating, predict_logits
 from hamu.core.gram import trainable_parameters
 from hamu.data import ImageData
-from hamu.data.sources import HUB, is_of_hub
+from hamu.data.sources import HUB, is_of_hub, reading
 from hamu.errors import HamuError, first_line
-from hamu.models.loading import CONFIG, check_is_saved, check_undamaged, from_pretrained
-from hamu.models.processors import load_processor, statistics_of
+from hamu.models.loading import CONFIG, check_is_saved, check_undamaged, config_of, from_pretrained
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 
 NEW_CLASSIFIER = r"resnet(\d+)"
 CLASSIFIER_CONFIGS = (CONFIG,)  # an adapter is for language models
-_NUMBER = re.compile(r"(LABEL_)?\d+")  # as a name: what transformers calls a class that has none
+_NUMBER = re.compile(r"(LABEL_)?\d+")  # transformers' name of a class that has none
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_SIDE = 64  # of the images that are tried: whatever their size becomes, they are of one colour
+_CLOSE = 1e-4
 
 
 def new_classifier(
@@ -38,7 +41,7 @@ def new_classifier(
     *,
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
-    """A classifier with random weights for this data.
+    """Make a classifier with random weights for this data, or load the one to start from.
 
     Args:
         name: "resnetN" with N = 6n+2, or a folder or hub id whose weights are the start.
@@ -68,7 +71,7 @@ def new_classifier(
 
 
 def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A saved classifier.
+    """Load a saved classifier, with the normalisation that its config or image processor states.
 
     Args:
         source: a folder with config.json and safetensors, or "hub:OWNER/NAME".
@@ -76,109 +79,119 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
 
     Raises:
         HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its
-            image processor does what is not done here.
+            image processor does more than a shift and a scale of each channel.
     """
     check_is_saved(source, CLASSIFIER_CONFIGS)
     # dtype "auto" would train a half-precision copy in half precision
-    kind = AutoModelForImageClassification
     model: PreTrainedModel = from_pretrained(
-        kind, source, dtype=torch.float32, trust_remote_code=trust_remote_code
+        AutoModelForImageClassification,
+        source,
+        dtype=torch.float32,
+        trust_remote_code=trust_remote_code,
     )
     check_undamaged(model, source)
-    if (
-        getattr(model.config, "image_mean", None) is None
-        or getattr(model.config, "image_std", None) is None
-    ):
+    config = model.config
+    stated = [getattr(config, name, None) for name in ("image_mean", "image_std")]
+    if None in stated:
         processor = load_image_processor(source, trust_remote_code=trust_remote_code)
-        channels = getattr(model.config, "num_channels", 3)
-        found = (None, None) if processor is None else statistics_of(processor, channels, source)
-        model.config.image_mean, model.config.image_std = found
+        config.image_mean = config.image_std = None
+        if processor is not None:
+            channels = getattr(config, "num_channels", 3)
+            config.image_mean, config.image_std = _statistics(processor, channels, source)
     return model
 
 
 def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any:
-    """What prepares images for a saved classifier; see `load_processor`.
-
-    Args:
-        source: a folder, or "hub:OWNER/NAME".
-        trust_remote_code: run the code that comes with it; that can do anything.
-    """
-    local = not is_of_hub(source)
-    return load_processor(
-        source.removeprefix(HUB), local=local, trust_remote_code=trust_remote_code
+    """Load the image processor that comes with a saved classifier, None where there is none."""
+    where, local = source.removeprefix(HUB), not is_of_hub(source)
+    settings = {"local_files_only": local, "_raise_exceptions_for_missing_entries": False}
+    remedy = (
+        "; repair its preprocessor_config.json, or take it away: then pixels are normalised by "
+        "config.json, or by the data"
     )
+    with reading(f"the image processor of {source} cannot be loaded", remedy):
+        if not any(cached_file(where, name, **settings) for name in _PROCESSOR_FILES):
+            return None
+        return AutoImageProcessor.from_pretrained(
+            where, local_files_only=local, trust_remote_code=trust_remote_code
+        )
+
+
+def _statistics(processor: Any, channels: int, source: str) -> tuple[list[float], list[float]]:
+    """Measure mean and deviation by channel that do to pixels in [0, 1] what a processor does.
+
+    It may rescale or not, normalise once, twice, or not at all: all that is a shift and a scale of
+    each channel, found with a black and a white image and checked with one of mixed colour.
+    """
+
+    def seen(colour: tuple[int, ...]) -> np.ndarray:
+        """Return the channels in the middle of a processed image of one colour."""
+        pixels = np.full((_SIDE, _SIDE, channels), colour, dtype=np.uint8)
+        picture = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+        values = np.asarray(processor(picture, return_tensors="np")["pixel_values"][0])
+        return values[:, values.shape[1] // 2, values.shape[2] // 2].astype(np.float64)
+
+    mixed = tuple(51 * (channel + 1) for channel in range(channels))
+    with reading(f"the image processor of {source} cannot take {channels} channels"):
+        black, white, found = seen((0,) * channels), seen((255,) * channels), seen(mixed)
+    scale = white - black
+    expected = black + scale * np.resize(mixed, black.shape) / 255
+    fits = np.allclose(found, expected, rtol=0, atol=_CLOSE * np.abs(scale).max())
+    if black.shape != (channels,) or not fits or not (scale > 0).all():
+        raise HamuError(
+            f"the image processor of {source} does more than shift and scale each channel (it may "
+            f"swap them: do_flip_channel_order); build that into the model, and take it out of "
+            f"preprocessor_config.json"
+        )
+    return (0.0 - black / scale).tolist(), (1 / scale).tolist()
 
 
 def class_names(source: str) -> tuple[str, ...] | None:
     """Read the class names of a saved model, by number; None if it has none, or is not there."""
-    hub = is_of_hub(source)
-    if not hub and not (Path(source) / CONFIG).is_file():
-        return None
-    try:
-        raw, _ = PreTrainedConfig.get_config_dict(
-            source.removeprefix(HUB), local_files_only=not hub
-        )
-        names = {int(number): str(name) for number, name in raw["id2label"].items()}
-    except Exception:  # whatever is wrong with it is said when it is loaded
-        return None
+    names = _saved_names(source)
     ordered = tuple(names.get(number, "") for number in range(len(names)))
-    return ordered if "" not in ordered and len(set(ordered)) == len(ordered) else None
+    return ordered if ordered and "" not in ordered and len({*ordered}) == len(ordered) else None
+
+
+def _saved_names(source: str, *, local: bool = False) -> dict[int, str]:
+    try:
+        names = config_of(source, local=local)["id2label"]
+        return {int(number): str(name) for number, name in names.items()}
+    except Exception:  # loading the model reports any damage
+        return {}
 
 
 def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
-    """Give a model that is to be trained the classes of its data, where it names none of them;
-    whether it did not.
+    """Name the first outputs of a model that is to be trained after the classes of its data.
 
-    Its first outputs are then theirs, whatever they were before. Classes that are called by numbers
-    name nothing.
+    Does nothing if the model names one of these classes, has fewer, or they are mere numbers.
+
+    Returns:
+        True if it named them.
     """
-    names = {
-        int(number): str(name)
-        for number, name in (getattr(model.config, "id2label", None) or {}).items()
-    }
-    says_nothing = all(_NUMBER.fullmatch(name) for name in classes)
-    if says_nothing or len(names) < len(classes) or set(names.values()) & set(classes):
+    names = {int(n): str(name) for n, name in (model.config.id2label or {}).items()}
+    if all(map(_NUMBER.fullmatch, classes)) or len(names) < len(classes):
         return False
-    model.config.id2label = {number: f"LABEL_{number}" for number in names} | dict(
-        enumerate(classes)
-    )
+    if {*names.values()} & {*classes}:
+        return False
+    unnamed = {number: f"LABEL_{number}" for number in names}
+    model.config.id2label = unnamed | dict(enumerate(classes))
     model.config.label2id = {name: number for number, name in model.config.id2label.items()}
     return True
 
 
 def check_as_many_classes(source: str, other: str, role: str = "retain") -> None:
-    """Check that two saved classifiers can be compared, by their configurations; none is fetched
-    from the hub for it.
-
-    Raises:
-        HamuError: if one has more classes than the other.
-    """
-    ours, theirs = map(_number_of_classes, (source, other))
-    if ours is not None and theirs is not None and ours != theirs:
+    """Check that two saved classifiers have as many classes, if their configurations are here."""
+    ours, theirs = (len(_saved_names(name, local=True)) for name in (source, other))
+    if ours and theirs and ours != theirs:
         raise HamuError(
             f"the model {source} has {ours} classes, the {role} model {other} {theirs}; both need "
-            f"the same"
+            f"as many"
         )
 
 
-def _number_of_classes(source: str) -> int | None:
-    """None if the configuration is not here, or cannot be read."""
-    try:
-        raw, _ = PreTrainedConfig.get_config_dict(
-            source.removeprefix(HUB), local_files_only=True
-        )  # runs no code
-        return len(raw["id2label"])
-    except Exception:  # whatever is wrong with it is said when it is loaded
-        return None
-
-
 def check_fits(model: nn.Module, data: ImageData) -> None:
-    """Check that the model can classify this data, in the end by trying one image.
-
-    Raises:
-        HamuError: if the model has no trainable parameter, channels, classes or image size do not
-            fit.
-    """
+    """Check that channels, classes and size of the images fit the model, and try one of them."""
     trainable_parameters(model)
     config = getattr(model, "config", None)
     channels = getattr(config, "num_channels", None)
@@ -187,31 +200,14 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"the model takes images with {channels} channels, those of {data.source} have "
             f"{data.pixels.shape[1]}; give --num_channels {channels} to convert them"
         )
-    for name in ("image_mean", "image_std"):
-        values = getattr(config, name, None)
-        if values is not None and not _are_numbers(
-            values, data.pixels.shape[1], above=0 if name == "image_std" else None
-        ):
-            raise HamuError(
-                f"the model has {name} {values!r}; expected a number for each of "
-                f"{data.pixels.shape[1]} channels"
-            )
     classes = getattr(config, "num_labels", None)
     highest = int(data.labels.max())
     if classes is not None and highest >= classes:
         raise HamuError(
-            f"label {highest} of {data.source} is out of range: the model has {classes} classes "
-            f"(0 to {classes - 1}); use the data it was trained on, or a model with at least "
-            f"{highest + 1} classes"
+            f"label {highest} of {data.source} is out of range: the model has {classes} classes; "
+            f"use the data it was trained on, or a model with at least {highest + 1} classes"
         )
-    names = getattr(config, "id2label", None) or {}
-    order = [str(names.get(number, "")) for number in range(len(data.classes))]
-    if order != list(data.classes) and {str(name) for name in names.values()} & set(data.classes):
-        raise HamuError(
-            f"the model numbers the classes {', '.join(order[:4])}, ..., the data "
-            f"{', '.join(data.classes[:4])}, ...; both need the same classes in the same order"
-        )
-    _check_same_names([str(name) for name in names.values()], data.classes)
+    _check_names(getattr(config, "id2label", None) or {}, data.classes)
     device = next(model.parameters()).device
     try:
         with torch.no_grad(), evaluating(model):
@@ -224,30 +220,20 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
         ) from error
 
 
-def _check_same_names(ours: Sequence[str], theirs: Sequence[str]) -> None:
-    """Reject class names that are all others than those of the data; numbers are no names."""
-    if set(ours) & set(theirs) or not all(
-        any(not _NUMBER.fullmatch(name) for name in one) for one in (ours, theirs)
-    ):
-        return
-    if {name.casefold() for name in ours} & {name.casefold() for name in theirs}:
+def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
+    """Reject class names in another order than in the data, or all others; numbers are no names."""
+    ours = [str(name) for name in names.values()]
+    shared = {*ours} & {*theirs}
+    order = [str(names.get(number, "")) for number in range(len(theirs))]
+    first, second = ", ".join(order[:4]), ", ".join(theirs[:4])
+    if shared and order != list(theirs):
         raise HamuError(
-            f"the model writes its classes {', '.join(ours[:4])}, ..., the data "
-            f"{', '.join(theirs[:4])}, ...; they differ in upper and lower case: write them alike"
+            f"the model numbers the classes {first}, ..., the data {second}, ...; both need the "
+            f"same classes in the same order"
         )
-    raise HamuError(
-        f"the model has the classes {', '.join(ours[:4])}, ..., the data {', '.join(theirs[:4])}, "
-        f"..., and no name is the same, so that it is not known which is which; name them alike"
-    )
-
-
-def _are_numbers(values: Any, many: int, above: float | None) -> bool:
-    """True if there are so many, finite and above a limit."""
-    return (
-        isinstance(values, list | tuple)
-        and len(values) == many
-        and all(
-            isinstance(one, int | float) and math.isfinite(one) and (above is None or one > above)
-            for one in values
+    unnamed = all(map(_NUMBER.fullmatch, ours)) or all(map(_NUMBER.fullmatch, theirs))
+    if not shared and not unnamed:
+        raise HamuError(
+            f"the model has the classes {first}, ..., the data {second}, ..., and no name is the "
+            f"same (upper and lower case count); name them alike"
         )
-    )

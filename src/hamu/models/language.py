@@ -8,14 +8,13 @@ comes with a model runs only where `trust_remote_code` is given.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,17 +24,18 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from hamu.core.forward import evaluating, predict_logits, without_autocast
 from hamu.core.gram import trainable_parameters
-from hamu.data.sources import HUB, is_of_hub
-from hamu.errors import HamuError, first_line
-from hamu.models.causal_mask import check_causal_mask
+from hamu.data.sources import HUB, is_of_hub, reading
+from hamu.errors import HamuError
 from hamu.models.loading import (
     ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CONFIG,
     check_is_saved,
     check_undamaged,
     from_pretrained,
     is_adapter,
-    reading,
 )
 from hamu.models.saving import set_saves_embeddings
 
@@ -43,19 +43,7 @@ if TYPE_CHECKING:
     from hamu.data import TextData
 
 TINY = "tiny-llama"
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "auto": "auto",
-}
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_OTHER_VOCABULARY = re.compile(  # what torch says of tensors with other rows, the same width
-    r"size mismatch for \S*(?:embed_tokens|lm_head|wte|word_embeddings|embed_in|embed_out)"
-    r"\.\S*weight: .*"
-    r"\[(\d+), (\d+)\].*\[(?!\1,)\d+, \2\]"
-)
+DTYPES = ("float32", "bfloat16", "float16", "auto")
 _END, _PAD = "<|end|>", "<|pad|>"
 _ALL_LINEAR = "all-linear"  # PEFT's word, which stands alone
 
@@ -79,12 +67,7 @@ class AdapterSettings:
 
 
 def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on these texts; it can write any text.
-
-    Args:
-        texts: what to train it on.
-        vocabulary: the most tokens that it may have.
-    """
+    """Train a byte-level BPE tokenizer of at most so many tokens; it can write any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -103,15 +86,7 @@ def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedTok
 def new_language_model(
     tokenizer: PreTrainedTokenizerBase, *, hidden: int = 256, layers: int = 4, max_length: int = 512
 ) -> LlamaForCausalLM:
-    """A small Llama with random weights, input and output embeddings shared: 4.3 M parameters for
-    4,096 tokens.
-
-    Args:
-        tokenizer: gives the vocabulary and the special tokens.
-        hidden: the width; heads have 64 of it each.
-        layers: the depth.
-        max_length: the longest text in tokens.
-    """
+    """Make a small Llama with random weights: 4.3 M parameters for 4,096 tokens by default."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -131,40 +106,28 @@ def new_language_model(
 def load_tokenizer(
     source: str, base_model: str | None = None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies beside a model; beside its base model, if an adapter has none.
+    """Load the tokenizer beside a model; beside its base model, if an adapter has none.
 
     The end-of-sequence token pads where it has no padding token.
-
-    Raises:
-        HamuError: if there is none, or it cannot be loaded.
     """
-    settings = saved_adapter(source)
-    if settings is None:
+    try:
         return _tokenizer_beside(source, trust_remote_code)
-    if is_of_hub(source):  # what is there is known only by trying
-        try:
-            return _tokenizer_beside(source, trust_remote_code)
-        except HamuError:
-            return _tokenizer_beside(_base_of(source, settings, base_model), trust_remote_code)
-    beside = any((Path(source) / name).is_file() for name in _TOKENIZER_FILES)
-    return _tokenizer_beside(
-        source if beside else _base_of(source, settings, base_model), trust_remote_code
-    )
+    except HamuError:
+        base = base_of(source, base_model)
+        if base is None:
+            raise
+        return _tokenizer_beside(base, trust_remote_code)
 
 
 def _tokenizer_beside(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    try:
+    remedy = "; --tokenizer takes that of another model"
+    with reading(f"the tokenizer of {source} cannot be loaded", remedy):
         tokenizer = AutoTokenizer.from_pretrained(
             source.removeprefix(HUB),
             local_files_only=not is_of_hub(source),
             trust_remote_code=trust_remote_code,
         )
         tokenizer("Does it work?")
-    except Exception as error:  # as `reading`
-        raise HamuError(
-            f"the tokenizer of {source} cannot be loaded: {first_line(error)}; --tokenizer takes "
-            f"that of another model"
-        ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -178,7 +141,7 @@ def load_language_model(
     dtype: str = "float32",
     trust_remote_code: bool = False,
 ) -> Any:
-    """A saved causal language model, or a PEFT adapter on its base model.
+    """Load a saved causal language model, or a PEFT adapter on its base model.
 
     Args:
         source: a folder with config.json or adapter_config.json, or "hub:OWNER/NAME".
@@ -196,15 +159,14 @@ def load_language_model(
         HamuError: if the dtype is unknown, or the model is not there, cannot be loaded, or has
             weights that are not finite.
     """
-    if dtype not in _DTYPES:
-        raise HamuError(f"model_dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
+    check_dtype(dtype)
     check_is_saved(source)
     base_of_adapter = base_of(source, base_model)
     base = base_of_adapter or source
     model = from_pretrained(
         AutoModelForCausalLM,
         base,
-        dtype=_DTYPES[dtype],
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         trust_remote_code=trust_remote_code,
         all_of_it=True,
     )
@@ -213,14 +175,18 @@ def load_language_model(
         model = _with_saved_adapter(model, source)
     elif adapter is not None:
         model = with_adapter(model, adapter)
-    for config in getattr(
-        model, "peft_config", {}
-    ).values():  # saved with the adapter, to be found from anywhere
+    for config in getattr(model, "peft_config", {}).values():  # saved, to be found from anywhere
         config.base_model_name_or_path = (
             base.removeprefix(HUB) if is_of_hub(base) else str(Path(base).resolve())
         )
     check_undamaged(model, source)
     return model
+
+
+def check_dtype(name: str) -> None:
+    """Check the name of a model's data type."""
+    if name not in DTYPES:
+        raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join(DTYPES)}")
 
 
 def _with_saved_adapter(model: Any, source: str) -> Any:
@@ -229,24 +195,14 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
     where = source.removeprefix(HUB)
     if not is_of_hub(source):
         # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
-        if not (Path(source) / _ADAPTER_WEIGHTS).is_file():
+        if not (Path(source) / ADAPTER_WEIGHTS).is_file():
             raise HamuError(
-                f"the adapter {source} has no {_ADAPTER_WEIGHTS}, and no other file is read, for "
-                f"a pickle can run code; save it again with save_pretrained"
+                f"the adapter {source} has no {ADAPTER_WEIGHTS}, and a pickle, which can run code, "
+                f"is not read; save it again with save_pretrained"
             )
         where = str(Path(source).resolve())
-    with reading(f"the adapter {source}"):
-        try:
-            model = PeftModel.from_pretrained(model, where, is_trainable=True)
-        except RuntimeError as error:
-            if _OTHER_VOCABULARY.search(str(error)):
-                raise HamuError(
-                    f"the adapter {source} was saved with a vocabulary of another size than its "
-                    f"base model has: tokens were added before it was trained; call "
-                    f"resize_token_embeddings on the base model, save it with the adapter's "
-                    f"tokenizer, and name it with --base_model"
-                ) from error
-            raise
+    with reading(f"the adapter {source} cannot be loaded"):
+        model = PeftModel.from_pretrained(model, where, is_trainable=True)
         own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
         saved = load_peft_weights(where).keys()
         with_embeddings = get_peft_model_state_dict(model, save_embedding_layers=True).keys()
@@ -257,40 +213,42 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
 
 
 def saved_adapter(source: str) -> dict[str, Any] | None:
-    """The settings of a saved adapter, as PEFT has them; None for anything else."""
-    if is_of_hub(source):
-        from transformers.utils.peft_utils import find_adapter_config_file
+    """Read the settings of a saved adapter, as PEFT has them; None for anything else."""
+    with reading(f"the adapter {source} cannot be loaded"):
+        if is_of_hub(source):
+            from transformers.utils.peft_utils import find_adapter_config_file
 
-        with reading(f"the model {source}"):
             found = find_adapter_config_file(source.removeprefix(HUB))
-        if found is None:
-            return None
-        path = Path(found)
-    else:
-        if not is_adapter(source):
-            return None
-        path = Path(source) / ADAPTER_CONFIG
-    with reading(f"the adapter {source}"):
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        return {**settings}
+        else:
+            found = str(Path(source) / ADAPTER_CONFIG) if is_adapter(source) else None
+        return None if found is None else {**json.loads(Path(found).read_text(encoding="utf-8"))}
 
 
 def base_of(source: str, base_model: str | None = None) -> str | None:
-    """The base model of a saved adapter, as `load_language_model` finds it; None for a whole model.
+    """Name the base model of a saved adapter, None for a whole model.
 
-    Args:
-        source: see `load_language_model`.
-        base_model: where it lies, if not where the adapter says.
-
-    Raises:
-        HamuError: if it is not there.
+    It must be in the folder `base_model`, by default where the adapter says; only a user's own
+    words send the search to the hub.
     """
     settings = saved_adapter(source)
-    return None if settings is None else _base_of(source, settings, base_model)
+    if settings is None:
+        return None
+    if base_model is not None:
+        check_is_saved(base_model)
+        return base_model
+    base = str(settings.get("base_model_name_or_path") or "")
+    if is_of_hub(source) and not Path(base).is_dir():
+        return f"{HUB}{base}"
+    if not (Path(base) / CONFIG).is_file():
+        raise HamuError(
+            f"the adapter {source} was made for the base model {base!r}, which is not a folder "
+            f"here; name it with --base_model: a folder, or hub:OWNER/NAME"
+        )
+    return base
 
 
 def adapter_base(source: str) -> str | None:
-    """The folder of the base model that a local adapter names, None if there is no such folder."""
+    """Return the folder of the base model that a local adapter names, None without one."""
     if is_of_hub(source):
         return None
     base = str((saved_adapter(source) or {}).get("base_model_name_or_path") or "")
@@ -298,11 +256,7 @@ def adapter_base(source: str) -> str | None:
 
 
 def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
-    """The model with a new LoRA adapter, which alone is trained.
-
-    Raises:
-        HamuError: if a setting is out of range, or the architecture has no such layers.
-    """
+    """Put a new LoRA adapter on a model; it alone is trained."""
     if settings.rank < 1 or not settings.alpha > 0:
         raise HamuError(
             f"lora_rank {settings.rank} must be at least 1 and lora_alpha {settings.alpha} positive"
@@ -317,17 +271,12 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
         target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets or None,
         task_type="CAUSAL_LM",
     )
-    try:
+    with reading("the adapter does not fit the model", "; name its layers with --lora_targets"):
         return get_peft_model(model, config)
-    except ValueError as error:
-        raise HamuError(
-            f"the adapter does not fit the model: {first_line(error)}; name its layers with "
-            f"--lora_targets"
-        ) from error
 
 
 def longest_text(model: Any) -> int | None:
-    """The most tokens that the model can read at once, None if it does not say."""
+    """Return the most tokens that the model can read at once, None if it does not say."""
     config: Any = getattr(model, "config", None)
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
     value = getattr(inner, "max_position_embeddings", None)
@@ -335,12 +284,7 @@ def longest_text(model: Any) -> int | None:
 
 
 def check_reads(model: Any, data: TextData) -> None:
-    """Check that the model can read this data, in the end by trying its shortest record.
-
-    Raises:
-        HamuError: if the model has no trainable parameter, vocabulary or length do not fit, or a
-            later token changes what it says before.
-    """
+    """Check that vocabulary and length fit the data, and try the shortest record of it."""
     trainable_parameters(model)
     highest = max(int(ids.max()) for ids in data.tokens)
     rows = len(model.get_input_embeddings().weight)  # an adapter around it has the weight too
@@ -355,31 +299,45 @@ def check_reads(model: Any, data: TextData) -> None:
             f"a record of {data.texts.source} has {longest} tokens, the model reads {most}; give "
             f"--max_length {most}"
         )
-    shortest = min(data.tokens, key=lambda ids: (len(ids) < 2, len(ids))).long()
-    changed = shortest.clone()
-    changed[-1] = (shortest[-1] + 1) % rows
-    both = torch.stack([shortest, changed]).to(next(model.parameters()).device)
-    try:
-        check_causal_mask(model, {"input_ids": both}, len(shortest) - 1)
-    except HamuError:
-        raise
-    except (ValueError, RuntimeError, IndexError) as error:
-        raise HamuError(
-            f"the model cannot read the records of {data.texts.source}: {first_line(error)}"
-        ) from error
+    shortest = min(data.tokens, key=len).long().to(next(model.parameters()).device)[None]
+    with reading(f"the model cannot read the records of {data.texts.source}"):
+        check_causal_mask(model, {"input_ids": shortest, "labels": shortest})
 
 
-def _base_of(source: str, settings: dict[str, Any], base_model: str | None) -> str:
-    """Find an adapter's base model; only a user's own words send the search to the hub."""
-    if base_model is not None:
-        check_is_saved(base_model)
-        return base_model
-    base = str(settings.get("base_model_name_or_path") or "")
-    if is_of_hub(source) and not Path(base).is_dir():
-        return f"{HUB}{base}"
-    if not (Path(base) / "config.json").is_file():
+def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+    """Check that no prediction depends on later tokens, for labels are shifted by one.
+
+    The longest record of a batch of input_ids and labels, [B, T], is tried with another last token;
+    other batches pass. All processes of a sharded model must call it, as they run it together.
+    """
+    ids = batch.get("input_ids")
+    if ids is None or ids.dim() != 2 or batch["labels"].shape != ids.shape:
+        return
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", type(model).__name__)
+    if getattr(config, "is_encoder_decoder", False):
         raise HamuError(
-            f"the adapter {source} was made for the base model {base!r}, which is not a folder "
-            f"here; name it with --base_model: a folder, or hub:OWNER/NAME"
+            f"a model of type {kind} has an encoder, and its labels are not the next tokens of "
+            f"what it reads; give a causal language model"
         )
-    return base
+    real = batch.get("attention_mask")
+    if real is None or real.shape != ids.shape:
+        real = torch.ones_like(ids)
+    last = (real != 0).long().mul(torch.arange(ids.shape[1], device=ids.device)).amax(1)
+    row = int(last.argmax())
+    place = int(last[row])
+    two = {
+        name: value[[row, row]]  # copied
+        for name, value in batch.items()
+        if isinstance(value, Tensor) and value.dim() and len(value) == len(ids) and name != "labels"
+    }
+    two["input_ids"][1, place] = int(ids[row, place] == 0)  # another token that any vocabulary has
+    with torch.no_grad(), evaluating(model), without_autocast(model):
+        before = predict_logits(model, two)[:, :place].float()
+    precision = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    rounding = min(100 * torch.finfo(precision).eps, 0.05)
+    if place and bool(((before[0] - before[1]).abs() > rounding * before.abs().max()).any()):
+        raise HamuError(
+            f"a model of type {kind} is not a causal language model: its predictions change with "
+            f"tokens that come later; give one that was trained to predict the next token"
+        )

@@ -1,4 +1,4 @@
-"""Loading saved models of any kind, and what is asked of every one.
+"""Saved models of any kind: where they lie, how they are loaded, what is checked of each.
 
 A model is a folder written by `save_pretrained`, or "hub:OWNER/NAME". Only the latter may use the
 network. Code that comes with a model runs only where `trust_remote_code` is given.
@@ -8,74 +8,50 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
-from hamu.data.sources import HUB, is_of_hub
-from hamu.errors import HamuError, first_line
+from hamu.data.sources import HUB, is_of_hub, reading
+from hamu.errors import HamuError
+from hamu.files import CHECKPOINT, MODEL
 
-# beside the weights of a whole model, of an adapter
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
-_MODEL, _CHECKPOINT = "model", "checkpoint-"  # in the folder of a run
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
-_STATISTICS = ("running_mean", "running_var")
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
-    r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq|(cos|sin)_cached"
-    r"|embed_positions\.weights)$"
+    r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq"
+    r"|(cos|sin)_cached|embed_positions\.weights)$"
 )
 
 
 def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
-    """Check that a model is where it is said to be; those of the hub are not looked for.
+    """Check that a folder has one of the configs of a model; those of the hub are not looked for.
 
-    Args:
-        source: a folder, or "hub:OWNER/NAME".
-        configs: files of which the folder must have one.
-
-    Raises:
-        HamuError: if it is not there. For the folder of a run the message names the model's folder
-            below it.
+    For the folder of a run the error names its model or newest checkpoint.
     """
-    if is_of_hub(source) or any((Path(source) / name).is_file() for name in configs):
+    folder = Path(source)
+    if is_of_hub(source) or any((folder / name).is_file() for name in configs):
         return
-    _check_no_run(source)
-    raise HamuError(
-        f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written "
-        f"by save_pretrained (or by `hamu train`), or write hub:OWNER/NAME for a model of the "
-        f"Hugging Face hub"
-    )
-
-
-def _check_no_run(source: str) -> None:
-    """Check that a folder without a model is not that of a run, which has its model in a folder
-    below.
-
-    Raises:
-        HamuError: if it is; the message says where that is, or its newest checkpoint.
-    """
-    model = Path(source) / _MODEL
-    if any((model / name).is_file() for name in CONFIGS):
-        raise HamuError(f"{source} is the folder of a run; its model is {model}")
-    checkpoints = [
-        path
-        for path in Path(source).glob(f"{_CHECKPOINT}*")
-        if path.name[len(_CHECKPOINT) :].isdecimal()
-    ]
-    if checkpoints:
-        newest = max(checkpoints, key=lambda path: int(path.name[len(_CHECKPOINT) :]))
+    if any((folder / MODEL / name).is_file() for name in CONFIGS):
+        raise HamuError(f"{source} is the folder of a run; its model is {folder / MODEL}")
+    steps = [path.name.removeprefix(CHECKPOINT) for path in folder.glob(f"{CHECKPOINT}*")]
+    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+    if newest is not None:
         raise HamuError(
             f"{source} is the folder of a run that has no model yet: resume it, or give its "
-            f"newest checkpoint, {newest}"
+            f"newest checkpoint, {folder / CHECKPOINT}{newest}"
         )
+    raise HamuError(
+        f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written "
+        f"by save_pretrained (or by `hamu train`), or hub:OWNER/NAME"
+    )
 
 
 class NeedsCode(HamuError):
@@ -85,32 +61,23 @@ class NeedsCode(HamuError):
 def from_pretrained(
     kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False, all_of_it: bool = False
 ) -> Any:
-    """A whole saved model of a kind, from safetensors alone.
+    """Load a whole saved model of one of transformers' Auto classes, from safetensors alone.
 
-    Args:
-        kind: one of transformers' Auto classes.
-        source: a folder, or "hub:OWNER/NAME".
-        dtype: of its weights.
-        trust_remote_code: run the code that comes with it; that can do anything.
-        all_of_it: refuse what this kind has no place for, such as an encoder or the head of another
-            task.
-
-    Raises:
-        HamuError: if it cannot be loaded, lacks a weight, which would be drawn at random, or has
-            one of another shape than its config.json says.
+    `all_of_it` refuses weights for which this kind has no place, such as an encoder or the head of
+    another task. It is an error if a weight is missing, which would be drawn at random, or has
+    another shape than config.json says.
     """
-    is_local = not is_of_hub(source)
-    with reading(f"the model {source}"):
+    is_local, where = not is_of_hub(source), source.removeprefix(HUB)
+    settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
+    with reading(f"the model {source} cannot be loaded"):
         if is_local and not weight_files(Path(source)):
             raise HamuError(
-                f"the model {source} has no weights in safetensors, and no other file is read, "
-                f"for a pickle can run code; save it again with save_pretrained"
+                f"the model {source} has no weights in safetensors, and a pickle, which can run "
+                f"code, is not read; save it again with save_pretrained"
             )
-        where = source.removeprefix(HUB)
-        settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
         config = _config(where, source, settings)
         attention = str(getattr(config, "_attn_implementation", None))
-        if "/" in attention:  # kernels that transformers would fetch whatever was asked of it
+        if "/" in attention:  # kernels that transformers would fetch without being asked
             raise HamuError(
                 f"the model {source} asks for code of the hub, {attention}, which is not run; "
                 f"take attn_implementation out of its config.json"
@@ -123,7 +90,7 @@ def from_pretrained(
             use_safetensors=True,
             dtype=dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # else transformers says which in its log alone
+            ignore_mismatched_sizes=True,  # else transformers names them in its log alone
             **settings,
         )
     if found["mismatched_keys"]:
@@ -136,26 +103,17 @@ def from_pretrained(
         raise HamuError(
             f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy"
         )
-    lost = _without_place(model, source, found["unexpected_keys"]) if all_of_it else set()
-    if lost:
+    lost = [name for name in found["unexpected_keys"] if not _COMPUTED.search(name)]
+    if all_of_it and lost:
         raise HamuError(
             f"the model {source} has {min(lost)}, for which a {type(model).__name__} has no "
-            f"place, and which would be lost; it is of another kind, or its config.json is of "
-            f"another model"
+            f"place, and which would be lost; it is of another kind than its config.json says"
         )
     return model
 
 
 def refuse_encoder(config: Any, source: str) -> None:
-    """Refuse a model that would be a decoder without its encoder.
-
-    Args:
-        config: of the model.
-        source: the name it was given by.
-
-    Raises:
-        HamuError: if it has an encoder beside its decoder.
-    """
+    """Refuse the configuration of a decoder with an encoder, which would be lost."""
     if getattr(config, "is_encoder_decoder", False):
         raise HamuError(
             f"the model {source} is of type {config.model_type}, a decoder with an encoder, which "
@@ -163,47 +121,11 @@ def refuse_encoder(config: Any, source: str) -> None:
         )
 
 
-def _without_place(model: Any, source: str, unexpected: Collection[str]) -> set[str]:
-    """Names of weights that a saved model has and the loaded one has not.
-
-    Args:
-        model: as loaded.
-        source: a folder, or "hub:OWNER/NAME".
-        unexpected: what transformers says that it had no place for.
-    """
-    lost = {name for name in unexpected if not _COMPUTED.search(name)}
-    if (
-        getattr(model.config, "quantization_config", None) is not None
-    ):  # scales beside weights that are there
-        modules = {name for name, _ in model.named_modules()}
-        lost = {name for name in lost if name.rpartition(".")[0] not in modules}
-    # layers that predict further tokens (mtp) may go; the part that sees may not, though some
-    # classes leave it out unsaid
-    text = model.config.get_text_config()
-    further = range(getattr(text, "num_nextn_predict_layers", None) or 0)
-    beyond = tuple(f"model.layers.{text.num_hidden_layers + i}." for i in further)
-    lost = {name for name in lost if not name.startswith(beyond)} if beyond else lost
-    unsaid = [
-        pattern for pattern in model._keys_to_ignore_on_load_unexpected or () if "visual" in pattern
-    ]
-    if unsaid:
-        for path in weight_files(folder_of(source)):
-            with safe_open(path, framework="pt") as file:
-                lost |= {
-                    name
-                    for name in set(file.keys())
-                    if any(re.search(pattern, name) for pattern in unsaid)
-                }
-    return lost
-
-
 def _config(where: str, source: str, settings: dict[str, bool]) -> Any:
     try:
         return AutoConfig.from_pretrained(where, **settings)
     except ValueError as error:
-        raw, _ = PreTrainedConfig.get_config_dict(
-            where, local_files_only=settings["local_files_only"]
-        )
+        raw = config_of(source)
         if settings["trust_remote_code"] or "auto_map" not in raw:
             raise
         raise NeedsCode(
@@ -212,53 +134,34 @@ def _config(where: str, source: str, settings: dict[str, bool]) -> Any:
         ) from error
 
 
-@contextmanager
-def reading(what: str) -> Iterator[None]:
-    """For whatever reads a model.
-
-    Raises:
-        HamuError: if that fails; it names what was to be loaded.
-    """
-    try:
-        yield
-    except HamuError:
-        raise
-    except (
-        Exception
-    ) as error:  # transformers raises many kinds for a damaged or foreign model; the cause is kept
-        raise HamuError(f"{what} cannot be loaded: {first_line(error)}") from error
+def config_of(source: str, *, local: bool = False) -> dict[str, Any]:
+    """Read config.json as it is, which runs no code; `local` keeps to the cache of the hub."""
+    raw, _ = PreTrainedConfig.get_config_dict(
+        source.removeprefix(HUB), local_files_only=local or not is_of_hub(source)
+    )
+    return raw
 
 
 def folder_of(source: str) -> Path:
-    """Where a saved model lies; one of the hub that was loaded before lies in the hub's cache.
-
-    Raises:
-        HamuError: if it is of the hub and not in the cache.
-    """
+    """Return the folder of a saved model; one of the hub must be in the hub's cache."""
     if not is_of_hub(source):
         return Path(source)
     settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
-    found = next(
-        filter(None, (cached_file(source.removeprefix(HUB), name, **settings) for name in CONFIGS)),
-        None,
-    )
-    if found is None:
+    found = (cached_file(source.removeprefix(HUB), name, **settings) for name in CONFIGS)
+    path = next(filter(None, found), None)
+    if path is None:
         raise HamuError(f"the model {source} is not in the hub's cache; load it once first")
-    return Path(found).parent
+    return Path(path).parent
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """True if a folder holds a saved adapter, not a whole model."""
+    """Return True if a folder holds a saved adapter, not a whole model."""
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a saved model: those of its adapter if it is one, one file, or the parts
-    that an index names.
-
-    Empty if there are none.
-    """
-    for name in ("adapter_model.safetensors", "model.safetensors"):
+    """List the safetensors of a saved model: of its adapter, one file, or an index's parts."""
+    for name in (ADAPTER_WEIGHTS, "model.safetensors"):
         if (folder / name).is_file():
             return [folder / name]
     index = folder / "model.safetensors.index.json"
@@ -270,20 +173,15 @@ def weight_files(folder: Path) -> list[Path]:
 
 def first_not_finite(model: nn.Module) -> str | None:
     """Name the first parameter or BatchNorm statistic that is not finite; None if all are."""
-    statistics = ((name, b) for name, b in model.named_buffers() if name.endswith(_STATISTICS))
+    statistics = (item for item in model.named_buffers() if "running_" in item[0])
     values = chain(model.named_parameters(), statistics)
     return next((name for name, value in values if not torch.isfinite(value).all()), None)
 
 
 def check_undamaged(model: nn.Module, source: str) -> None:
-    """Check that every weight of a saved model is finite.
-
-    Raises:
-        HamuError: if one is not; the message names its parameter.
-    """
+    """Check that every weight of a saved model is finite."""
     name = first_not_finite(model)
     if name is not None:
         raise HamuError(
-            f"the model {source} has weights that are not finite, first in {name}; start from an "
-            f"undamaged copy"
+            f"the model {source} has weights that are not finite, first in {name}; it is damaged"
         )

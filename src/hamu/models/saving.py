@@ -15,7 +15,8 @@ from hamu.core.distributed import is_main, is_sharded
 from hamu.errors import HamuError, first_line
 
 _REST = "rest.safetensors"
-_SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: whether its adapter's file had them
+_RESUME = "resume with the model that the run was started with"
+_SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: True if its adapter's file had them
 
 
 def save_model(model: Any, folder: Path) -> None:
@@ -28,9 +29,8 @@ def save_model(model: Any, folder: Path) -> None:
     if not is_main():
         return
     if not hasattr(model, "save_pretrained"):
-        save_file(
-            _apart(model.state_dict() if state is None else state), folder / "model.safetensors"
-        )
+        whole = model.state_dict() if state is None else state
+        save_file(_apart(whole), folder / "model.safetensors")
         return
     # not "auto": PEFT would ask the hub whether the base model's embeddings have changed
     more = {"save_embedding_layers": embeddings} if is_adapter else {}
@@ -38,56 +38,54 @@ def save_model(model: Any, folder: Path) -> None:
 
 
 def set_saves_embeddings(model: nn.Module, does: bool) -> None:
-    """Choose whether `save_model` writes an adapter with its base's embeddings."""
+    """Make `save_model` write an adapter with its base's embeddings, or without them."""
     setattr(model, _SAVES_EMBEDDINGS, does)
 
 
 def save_rest(model: Any, folder: Path) -> None:
-    """After `save_model`, write what of the trainable tensors and buffers is not there by its own
-    name.
+    """Write the trainable tensors and buffers that `save_model` left out or wrote by other names.
 
-    An adapter's files, for one, leave out its name. All processes must call it.
+    All processes must call it.
     """
     own = _own(model)
-    written = _names(folder) if is_main() else set()
-    state = _whole_state(model, own)
-    if is_main():
-        rest = {
-            name: (own if state is None else state)[name] for name in own if name not in written
-        }
-        if rest:
-            save_file(_apart(rest), folder / _REST)
+    state = _whole_state(model, own) or own
+    if not is_main():
+        return
+    written: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            written |= {*file.keys()}
+    rest = {name: state[name] for name in own if name not in written}
+    if rest:
+        save_file(_apart(rest), folder / _REST)
 
 
 @torch.no_grad()
 def load_tensors(model: Any, folder: Path) -> None:
-    """Put what `save_model` and `save_rest` wrote into a model, whole or sharded, bit by bit.
-
-    Raises:
-        HamuError: if a trainable tensor is not there or has another shape.
-    """
+    """Put what `save_model` and `save_rest` wrote into a model, whole or sharded, bit by bit."""
     own = _own(model)
     left = set(own)
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in sorted(left & set(file.keys())):
+            for name in sorted(left & {*file.keys()}):
                 value = file.get_tensor(name)
                 if value.shape != own[name].shape:
                     raise HamuError(
                         f"{folder} has {name} as {tuple(value.shape)}, the model as "
-                        f"{tuple(own[name].shape)}; resume with the model that the run was "
-                        f"started with"
+                        f"{tuple(own[name].shape)}; {_RESUME}"
                     )
-                _put(own[name], value)
+                if hasattr(own[name], "device_mesh"):
+                    from hamu.core.distributed.sharded import shard_like
+
+                    value = shard_like(value, own[name])
+                own[name].copy_(value)
                 left.discard(name)
     if left:
-        raise HamuError(
-            f"{folder} lacks {sorted(left)[0]}; resume with the model that the run was started with"
-        )
+        raise HamuError(f"{folder} lacks {min(left)}; {_RESUME}")
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:
-    """What a run changes: trainable parameters, and the buffers that a model saves."""
+    """Return what a run changes: trainable parameters, and the buffers that a model saves."""
     saved = model.state_dict(keep_vars=True)  # of a sharded model: its shards
     trainable = {name for name, p in model.named_parameters() if p.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
@@ -95,21 +93,17 @@ def _own(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _names_of_adapter(model: Any, embeddings: bool) -> set[str]:
-    """What of an adapter's model its file may hold."""
-    ends = (
-        {id(module) for module in (model.get_input_embeddings(), model.get_output_embeddings())}
-        if embeddings
-        else ()
-    )
-    inside = tuple(f"{name}." for name, module in model.named_modules() if id(module) in ends)
-    return {
-        *_own(model),
-        *(name for name in model.state_dict() if inside and name.startswith(inside)),
-    }
+    """Return the names that an adapter's file may hold."""
+    names = {*_own(model)}
+    if embeddings:
+        ends = [id(module) for module in _ends(model)]
+        inside = tuple(f"{name}." for name, one in model.named_modules() if id(one) in ends)
+        names |= {name for name in model.state_dict() if name.startswith(inside)}
+    return names
 
 
 def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, Tensor] | None:
-    """What `save_pretrained` cannot ask a sharded model for; None for others."""
+    """Gather a sharded model's tensors, for `save_pretrained` cannot; None for other models."""
     if not is_sharded(model):
         return None
     from hamu.core.distributed.sharded import whole_state  # loads what only sharded models need
@@ -117,24 +111,8 @@ def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, T
     return whole_state(model, names)
 
 
-def _put(target: Tensor, value: Tensor) -> None:
-    if hasattr(target, "device_mesh"):
-        from hamu.core.distributed.sharded import shard_like
-
-        value = shard_like(value, target)
-    target.copy_(value)
-
-
-def _names(folder: Path) -> set[str]:
-    found: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            found |= set(file.keys())
-    return found
-
-
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without shared memory, which safetensors refuses, and in the usual order of elements."""
+    """Copy tensors out of shared memory, which safetensors refuses, in the usual order."""
     return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
 
 
@@ -143,15 +121,7 @@ class CannotMerge(HamuError):
 
 
 def check_can_merge(model: Any) -> None:
-    """Check what can be known before the adapter is trained.
-
-    Args:
-        model: a PeftModel.
-
-    Raises:
-        HamuError: if its adapter is of a kind that is never merged, or has a bias where its layer
-            has none.
-    """
+    """Check, before a PeftModel is trained, that its adapter is of a kind that can be merged."""
     if not hasattr(model.base_model, "merge_and_unload"):
         kind = next(iter(model.peft_config.values())).peft_type.value
         raise HamuError(
@@ -167,27 +137,19 @@ def check_can_merge(model: Any) -> None:
 
 
 def merged(model: Any) -> Any:
-    """The model with its adapter merged in, in float32; the model itself is used up.
+    """Merge a PeftModel's adapter into its model, in float32; the PeftModel is used up.
 
-    In float32: small updates would be rounded away in the half precision of a base model.
-
-    Args:
-        model: a PeftModel.
-
-    Raises:
-        CannotMerge: if PEFT cannot, or the memory does not suffice.
+    Half precision would round small updates away. CannotMerge is raised if PEFT or the memory fail.
     """
     try:
         model = model.float()
-        first, last = (_inner(end) for end in _ends(model))
+        first, last = map(_inner, _ends(model))
         shared = None not in (first, last) and first.weight is last.weight
-        if shared and _is_adapted(model):  # what is put into the one would be in the other too
+        is_adapted = any(_inner(end) is not end for end in _ends(model))
+        if shared and is_adapted:  # what is put into the one would be in the other too
             last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
-    except (
-        ValueError,
-        RuntimeError,
-    ) as error:  # not implemented and out of memory are among the latter
+    except (ValueError, RuntimeError) as error:  # among the latter: not implemented, out of memory
         raise CannotMerge(
             f"the adapter cannot be merged into its model: {first_line(error)}; what else the run "
             f"leaves is complete"
@@ -199,16 +161,12 @@ def merged(model: Any) -> Any:
 
 
 def _ends(model: Any) -> tuple[Any, Any]:
-    """The modules of the input and of the output embeddings."""
+    """Return the modules of the input and of the output embeddings."""
     return model.get_input_embeddings(), model.get_output_embeddings()
 
 
-def _is_adapted(model: Any) -> bool:
-    return any(_inner(end) is not end for end in _ends(model))
-
-
 def _inner(module: Any) -> Any:
-    """The module that an adapter is put around."""
+    """Return the module that an adapter is put around."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 

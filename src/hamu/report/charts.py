@@ -1,33 +1,58 @@
-"""Elements of a report: plotly charts, tables, pictures and the sections that hold them."""
+"""Interactive charts of the report, by plotly; `captions.html.j2` has their captions."""
 
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
 
-if TYPE_CHECKING:
-    from hamu.report.records import AnsweredRecord
+from hamu.evaluation import AttackScores, loss_attack, min_k_scores, principal_axes, probabilities
+from hamu.evaluation.attack_results import RELEARNING, AttackResult
+from hamu.evaluation.gains import drawn_entries
+from hamu.report.observations import ROLES, ImageObservations, Observations, TextObservations
+from hamu.report.pictures import COLOR_OF_MODEL, Look, label_of, limits_of
+from hamu.report.run import SIDES, Layers, Run
+from hamu.report.tables import attack_figure
+from hamu.unlearning.goals import record_losses
+from hamu.unlearning.stop_reason import ALL_DONE
 
-FORGET, RETAIN, TEST = "#D55E00", "#0072B2", "#009E73"
-BEFORE, AFTER = "#7F7F7F", FORGET
+FORGET, RETAIN, TEST, GREY = "#D55E00", "#0072B2", "#009E73", "#7F7F7F"
 COLOR_OF_SET = {"forget": FORGET, "retain": RETAIN, "test": TEST}
+COLOR_OF_ROLE = {"before": GREY, "after": FORGET}
 BUCKETS = 400
+_MOST_CLASSES = 30
+_LEAST_LOSS = 1e-6  # lower losses are drawn here: a logarithmic axis has no 0
 _ROWS, _COLUMNS = 160, 200  # cells of a heat map that a screen can show
+_DASHED, _STAIRS = {"dash": "6px,4px"}, {"shape": "hv"}
+_SHARES = {"range": [-0.03, 1.03], "tickformat": ".0%", "dtick": 0.2}
+_OF_STEPS: dict[str, tuple[str, str, dict[str, tuple[str, str, dict[str, str]]]]] = {
+    "hardness": ("Hardness κ", "g_r · g_f", {
+        "kappa": ("κ", RETAIN, {}),
+        "direct_threshold": ("direct up to (κ1, κ3)", TEST, _DASHED),
+        "stop_threshold": ("costs from (κ2, κ4)", FORGET, _DASHED),
+    }),
+    "demand": ("Demand of the steps", "change per learning rate", {
+        "demand": ("demanded", FORGET, {}),
+        "free_limit": ("possible without harm", TEST, {}),
+        "max_demand": ("possible at all", GREY, _DASHED),
+    }),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its title and a caption that states in words what it shows."""
+    """A chart: the key of its caption in the template, its title, and figures for the caption."""
 
+    key: str
     title: str
-    says: str
     figure: go.Figure
+    facts: Mapping[str, Any] = field(default_factory=dict)
     wide: bool = False
 
     @property
@@ -36,210 +61,90 @@ class Chart:
         found: dict[str, Any] = self.figure.to_plotly_json()
         return found
 
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of texts; the first `texts` columns are left-aligned, the others are numbers."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    texts: int = 1
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An image from the data: a data URI, its alternative text and the lines below it."""
-
-    source: str
-    alt: str
-    lines: Sequence[str]
+    @property
+    def courses(self) -> list[dict[str, Any]]:
+        """Name, ends and extremes of each series."""
+        found = []
+        for one in self.figure.data:
+            points = list(zip(one.x, one.y, strict=True))
+            ends = {"first": points[0], "last": points[-1]} if points else {}
+            spread = {"low": min(one.y), "high": max(one.y)} if points else {}
+            found.append({"name": html.unescape(one.name), **ends, **spread})
+        return found
 
 
-@dataclass(frozen=True)
-class Section:
-    """Part of a report.
-
-    Attributes:
-        title, intro: heading and introduction.
-        charts, tables: in order.
-        pictures: by heading.
-        answers: by set, answers before and after.
-        missing: what the section lacks, and why.
-        folded: tables unfold on demand.
-    """
-
-    title: str
-    intro: str = ""
-    charts: Sequence[Chart] = ()
-    tables: Sequence[Table] = ()
-    pictures: Mapping[str, Sequence[Picture]] = field(default_factory=dict)
-    answers: Mapping[str, Sequence[AnsweredRecord]] = field(default_factory=dict)
-    missing: Sequence[str] = ()
-    folded: bool = False
-
-
-def series(
-    name: str,
-    x: Sequence[float] | np.ndarray,
-    y: Sequence[float] | np.ndarray,
-    color: str,
-    *,
-    mode: str = "lines",
-    hints: Sequence[str] = (),
-    line: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> go.Scatter:
-    """Series of a chart, thinned by `extremes`; plotly renders markup, so texts are escaped.
+def series(name: str, xy: Any, color: str, mode: str = "lines", **trace: Any) -> go.Scatter:
+    """Series of finite values, thinned by `extremes`; plotly renders markup, so texts are escaped.
 
     Args:
         name: in the legend.
-        x, y: [N]; values that are not finite are left out.
+        xy: both coordinates, [N] each.
         color: of line and markers.
         mode: plotly's.
-        hints: [N], shown at a point.
-        line: width, dash and shape, as plotly has them.
-        more: other properties of plotly's scatter trace.
+        trace: other properties of plotly's scatter trace; hovertext is a text for each point.
     """
-    xs, ys = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    xs, ys = (np.asarray(part, dtype=float) for part in xy)
     kept = extremes(ys)
-    if hints:
-        more["hovertext"] = [html.escape(hints[place], quote=False) for place in kept]
-    return go.Scatter(
-        name=html.escape(name, quote=False),
-        x=shorts(xs[kept]),
-        y=shorts(ys[kept]),
-        mode="lines+markers" if len(kept) == 1 else mode,
-        line={"color": color, **(line or {})},
-        marker={"color": color, "size": 5 if mode == "markers" else 7},
-        **more,
-    )
-
-
-def axis(label: str, limits: Sequence[float] | None = None, **more: Any) -> dict[str, Any]:
-    """Axis of a chart, with plotly's properties in `more`."""
-    return {"title": {"text": label}, **({"range": limits} if limits else {}), **more}
+    if "hovertext" in trace:
+        trace["hovertext"] = [_escaped(trace["hovertext"][place]) for place in kept]
+    line = {"color": color, **trace.pop("line", {})}
+    marker = {"color": color, "size": 5 if mode == "markers" else 7}
+    mode = "lines+markers" if len(kept) == 1 else mode
+    points = {"x": _short(xs[kept]), "y": _short(ys[kept])}
+    return go.Scatter(name=_escaped(name), **points, mode=mode, line=line, marker=marker, **trace)
 
 
 def plane(
-    drawn: Sequence[go.Scatter],
-    x: Mapping[str, Any],
-    y: Mapping[str, Any],
-    *,
-    diagonal: int = 0,
-    nearest: bool = False,
-    square: bool = False,
+    traces: Sequence[go.Scatter], x: str, y: str, height: int = 320, **more: Any
 ) -> go.Figure:
-    """Chart of series over two axes.
+    """Chart of series over two axes with these titles; `more` are properties of the layout."""
+    titles = {"xaxis_title_text": x, "yaxis_title_text": y, "hovermode": "x unified"}
+    layout = {"template": {}, "height": height, "showlegend": len(traces) > 1, **titles, **more}
+    return go.Figure(traces, go.Layout(**layout))
 
-    Args:
-        drawn: the series.
-        x, y: see `axis`.
-        diagonal: slope of a dotted line through the origin, 1 or -1; 0 for none.
-        nearest: the pointer shows the nearest point instead of all series at its x.
-        square: taller, for axes with one unit.
-    """
-    figure = go.Figure(
-        drawn,
-        {
-            "template": {},
-            "xaxis": x,
-            "yaxis": y,
-            "height": 400 if square else 320,
-            "hovermode": "closest" if nearest else "x unified",
-            "showlegend": len(drawn) > 1,
-        },
-    )
-    if diagonal:
-        values = [v for one in drawn for part in (one.x, one.y) for v in part]
-        low, high = (
-            (*x["range"],) if "range" in x else (min(values, default=0), max(values, default=1))
-        )
-        figure.add_shape(
-            type="line", x0=low, x1=high, y0=diagonal * low, y1=diagonal * high, layer="below",
-            line={"dash": "dot", "color": BEFORE, "width": 1},
-        )  # fmt: skip
-    return figure
+
+def points_plane(
+    traces: Sequence[go.Scatter], x: str, y: str, slope: int = 1, **more: Any
+) -> go.Figure:
+    """Chart of points over two axes of one unit, with a dotted diagonal."""
+    figure = plane(traces, x, y, **{"height": 400, "hovermode": "closest", **more})
+    values = [v for one in traces for part in (one.x, one.y) for v in part]
+    low, high = figure.layout.xaxis.range or (min(values, default=0), max(values, default=1))
+    ends = {"x0": low, "x1": high, "y0": slope * low, "y1": slope * high}
+    line = {"dash": "dot", "color": GREY, "width": 1}
+    return figure.add_shape(type="line", layer="below", line=line, **ends)
 
 
 def heat(
     rows: Sequence[str],
     columns: Sequence[str],
     values: np.ndarray,
-    *,
-    scale: str,
-    hover: str,
+    x: str,
     height: int,
-    limits: tuple[float, float] | None = None,
-    numbers: bool = False,
-    x: str = "step",
+    **cells: Any,
 ) -> go.Figure:
     """Heat map of [rows, columns], the first row on top; NaN leaves a cell empty.
 
     Cells that a screen cannot show are merged into the one of the largest magnitude.
-
-    Args:
-        rows, columns: names.
-        values: [R, C].
-        scale: plotly's name of the colour scale.
-        hover: plotly's template of a cell's text.
-        height: in CSS pixels.
-        limits: of the colours; None for powers of ten, at most six of them.
-        numbers: percentages stand in the cells.
-        x: label of the columns.
     """
     values, rows = _merged(values, rows, _ROWS)
     values, columns = _merged(values.T, columns, _COLUMNS)
-    names = [[html.escape(name, quote=False) for name in part] for part in (rows, columns)]
-    if limits is None:
-        values = np.log10(np.where(values > 0, values, np.nan))
-        known = values[np.isfinite(values)]
-        high = float(known.max()) if len(known) else 0.0
-        limits = max(float(known.min()), high - 6) if len(known) else -6.0, high
-    cells = go.Heatmap(
-        y=names[0], x=names[1], z=[shorts(row) for row in values.T], zmin=limits[0], zmax=limits[1],
-        colorscale=scale, hovertemplate=f"{hover}<extra></extra>", hoverongaps=False,
-        texttemplate="%{z:.0%}" if numbers else None, colorbar={"thickness": 12},
-    )  # fmt: skip
-    return go.Figure(
-        cells,
-        {
-            "template": {},
-            "height": height,
-            "xaxis": axis(x, type="category"),
-            "yaxis": {"type": "category", "autorange": "reversed"},
-        },
-    )
+    names = {"y": [*map(_escaped, rows)], "x": [*map(_escaped, columns)]}
+    look = {"hoverongaps": False, "colorbar": {"thickness": 12}}
+    drawn = go.Heatmap(z=[_short(row) for row in values.T], **names, **look, **cells)
+    axes = {"xaxis": {"title": {"text": x}, "type": "category"},
+            "yaxis": {"type": "category", "autorange": "reversed"}}  # fmt: skip
+    return go.Figure(drawn, {"template": {}, "height": height, **axes})
 
 
-def bars(categories: Sequence[str], values: Mapping[str, tuple[str, Sequence[float]]]) -> go.Figure:
-    """Horizontal bars of shares: for each category one bar per name with its colour and values."""
-    names = [html.escape(one, quote=False) for one in categories]
-    drawn = [
-        go.Bar(name=name, y=names, x=shorts(shares), orientation="h", marker={"color": color},
-               hovertemplate="%{y}: %{x:.1%}")
-        for name, (color, shares) in values.items()
-    ]  # fmt: skip
-    return go.Figure(
-        drawn,
-        {
-            "template": {},
-            "height": 80 + 30 * len(categories),
-            "barmode": "group",
-            "hovermode": "closest",
-            "xaxis": {"range": [0, 1], "tickformat": ".0%"},
-            "yaxis": {"type": "category", "autorange": "reversed"},
-        },
-    )
+def _escaped(text: str) -> str:
+    return html.escape(text, quote=False)
 
 
-def shorts(values: Iterable[Any]) -> list[float | None]:
+def _short(values: Iterable[float]) -> list[float | None]:
     """Numbers with five digits, whole ones unchanged; None for those that are not finite."""
-    return [None if v is None or not math.isfinite(v) else _short(float(v)) for v in values]
-
-
-def _short(value: float) -> float:
-    return value if value.is_integer() else float(f"{value:.5g}")
+    found = [None if v is None or not np.isfinite(v) else float(v) for v in values]
+    return [v if v is None or v.is_integer() else float(f"{v:.5g}") for v in found]
 
 
 def extremes(values: np.ndarray) -> np.ndarray:
@@ -266,31 +171,362 @@ def _merged(
     for part in np.array_split(np.arange(len(values)), most):
         magnitude = np.where(np.isfinite(values[part]), np.abs(values[part]), -1.0)
         rows.append(np.take_along_axis(values[part], magnitude.argmax(0)[None], 0)[0])
-        ends = names[part[0]], names[part[-1]]
-        joined.append(ends[0] if len(part) == 1 else " … ".join(ends))
+        joined.append(" … ".join(dict.fromkeys((names[part[0]], names[part[-1]]))))
     return np.array(rows), joined
 
 
-def number(value: float | None, form: str = ".4g") -> str:
-    """Figure as text: "-" for none, "not finite" for NaN and infinity."""
-    if value is None:
-        return "-"
-    return format(value, form) if math.isfinite(value) else "not finite"
+# Runs: trajectories, steps, layers, attacks
 
 
-def course(name: str, x: np.ndarray, y: np.ndarray) -> str:
-    """Describe a series in words: its ends and extremes."""
-    finite = np.flatnonzero(np.isfinite(y))
-    if not len(finite):
-        return f"{name} is nowhere finite."
-    first, last = finite[0], finite[-1]
-    name = name[0].upper() + name[1:] if name.isascii() else name
-    return (
-        f"{name} goes from {y[first]:.3g} at step {x[first]:.0f} to {y[last]:.3g} at step "
-        f"{x[last]:.0f} (lowest {y[finite].min():.3g}, highest {y[finite].max():.3g})."
-    )
+def trajectories(runs: Sequence[Run], looks: Sequence[Look], *, wide: bool = False) -> list[Chart]:
+    """ΔL_f against -ΔL_r, a marker per evaluation (paper, Fig. 4); nothing without two of them."""
+    drawn = [(run, look) for run, look in zip(runs, looks, strict=True) if len(run.points) > 1]
+    if not drawn:
+        return []
+    limits = limits_of([run.points for run, _ in drawn])
+    lines, rings, ends = [], [], []
+    for run, look in drawn:
+        hints = ["start", *(e.get("at", f"step {e['step']:,}") for e in drawn_entries(run.entries))]
+        end = run.gains or run.points[-1]
+        name = label_of(run.name if len(runs) > 1 else run.method, end, limits)
+        line: dict[str, Any] = {
+            "width": 3 if run.method.startswith("hamu") else 2,
+            "dash": look.dash or "solid",
+        }
+        points = np.array(run.points).T
+        lines.append(series(name, points, look.color, "lines+markers", hovertext=hints, line=line))
+        ends.append((run, end))
+        if run.earlier_state:
+            ring = {"symbol": "circle-open", "size": 16, "color": look.color}
+            rings.append(go.Scatter(x=[end.retain], y=[end.forget], mode="markers", marker=ring,
+                                    showlegend=False, hoverinfo="skip"))  # fmt: skip
+    figure = points_plane(
+        [*lines, *rings], "retain utility gained, -ΔL_r", "forget quality gained, ΔL_f", slope=-1,
+        xaxis_range=limits[0], yaxis_range=limits[1], height=400 if wide else 320,
+        showlegend=len(lines) > 1,
+    )  # fmt: skip
+    return [Chart("trajectory", "Trajectory", figure, {"ends": ends}, wide)]
 
 
-def counted(count: int, noun: str) -> str:
-    """Write a count with its noun, singular for one."""
-    return f"{count:,} {noun}" if count != 1 else f"1 {noun.removesuffix('s')}"
+def losses_of_runs(runs: Sequence[Run], looks: Sequence[Look], side: str) -> list[Chart]:
+    """The loss of one side in the runs whose steps log it."""
+    lines = [
+        _logged(run, f"{side}_loss", run.name, look.color, {"dash": look.dash or "solid"})
+        for run, look in zip(runs, looks, strict=True)
+        if f"{side}_loss" in run.steps and run.logs_loss(side)
+    ]
+    title = f"The {side} loss of the steps' batches"
+    return [Chart("courses", title, _over_steps(lines, "loss, nats"))] if lines else []
+
+
+def step_charts(run: Run) -> list[Chart]:
+    """Losses, hardness, demand, branches, and promised against realised changes of the steps."""
+    if not run.steps:
+        return []
+    charts = _losses(run)
+    for key, (title, unit, styles) in _OF_STEPS.items():
+        lines = [
+            _logged(run, column, name, color, line)
+            for column, (name, color, line) in styles.items()
+            if column in run.steps
+        ]
+        if lines:
+            charts.append(Chart(key, title, _over_steps(lines, unit, run)))
+    if "direct_share" in run.steps:
+        share = run.steps["direct_share"]
+        parts = (("direct", share, TEST), ("rectified", 1 - share, "#E69F00"))
+        areas = [
+            series(n, (run.steps["step"], y), color, stackgroup="all") for n, y, color in parts
+        ]
+        figure = _over_steps(areas, "share of blocks", run)
+        figure.update_yaxes(range=[0, 1], tickformat=".0%", type="linear")
+        charts.append(Chart("branches", "Branches: direct and rectified blocks", figure))
+    return charts + [chart for side in SIDES for chart in _promise(run, side)]
+
+
+def _losses(run: Run) -> list[Chart]:
+    """Losses of batches and evaluations, and objectives that are not the loss in charts apart."""
+    lines, charts = [], []
+    for side in SIDES:
+        key, color = f"{side}_loss", COLOR_OF_SET[side]
+        if key in run.steps and run.logs_loss(side):
+            lines.append(_logged(run, key, f"{side}, batches", color))
+        elif key in run.steps:
+            own = _logged(run, key, f"{side} objective, batches", color)
+            named = {"side": side, "objective": run.objective(side), "method": run.method}
+            figure, title = _over_steps([own], "objective", run), f"Objective of the method: {side}"
+            charts.append(Chart("objective", title, figure, named))
+        found = [(e["step"], e[f"eval_{key}"]) for e in run.entries if f"eval_{key}" in e]
+        if found:
+            points = np.array(found, dtype=float).T
+            lines.append(series(f"{side}, evaluations", points, color, "markers"))
+    facts: dict[str, Any] = {"step": run.last_step, "ended": (run.evaluation or {}).get("ended")}
+    losses = [Chart("losses", "Losses", _over_steps(lines, "loss, nats", run), facts)]
+    return losses * bool(lines) + charts
+
+
+def _promise(run: Run, side: str) -> list[Chart]:
+    """First-order change that each checked step promised, against the change it made."""
+    unknown = np.full(len(run.steps["step"]), np.nan)
+    kinds = ("first_order", "realised")
+    promised, realised = (run.steps.get(f"{kind}_{side}_change", unknown) for kind in kinds)
+    known = np.flatnonzero(np.isfinite(promised) & np.isfinite(realised))
+    if not len(known):
+        return []
+    name = f"{side} {'loss' if run.logs_loss(side) else 'objective'}"
+    ratios = ((run.evaluation or {}).get("promise") or {}).get("median_ratio", {})
+    hints = [f"step {step:,.0f}" for step in run.steps["step"][known]]
+    points = series("a checked step", (promised[known], realised[known]), COLOR_OF_SET[side],
+                    "markers", hovertext=hints)  # fmt: skip
+    figure = points_plane([points], f"promised change of the {name}", "realised")
+    facts = {"name": name, "steps": len(known), "ratio": ratios.get(side)}
+    return [Chart("promise", f"Promise and reality: the {name}", figure, facts)]
+
+
+def _logged(
+    run: Run, column: str, name: str, color: str, line: Mapping[str, str] | None = None
+) -> go.Scatter:
+    return series(name, (run.steps["step"], run.steps[column]), color, line=line or {})
+
+
+def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run | None = None) -> go.Figure:
+    """Series over the steps, with the stop of a run that was stopped.
+
+    Positive values that spread far get a logarithmic scale.
+    """
+    values = [v for line in lines for v in line.y]
+    is_log = bool(values) and min(values) > 0 and max(values) > 50 * max(np.median(values), 1e-12)
+    scale, unit = ("log", f"{unit} (log)") if is_log else ("linear", unit)
+    figure = plane(lines, "step", unit, yaxis_type=scale)
+    # evaluation.json of a run may name no stop reason
+    if run is not None and run.ended_kind not in (None, ALL_DONE.kind, "other"):
+        figure.add_vline(run.last_step, line={"dash": "dash", "width": 1}, annotation_text="stop")
+    return figure
+
+
+def layer_charts(layers: Layers) -> list[Chart]:
+    """Heat maps of cosθ and ‖Δw‖ of every block, without those that hold no figure."""
+    with np.errstate(divide="ignore"):
+        powers = np.log10(layers.change)
+    high = np.max(powers, initial=-99.0, where=np.isfinite(powers))
+    low = max(np.min(powers, initial=high, where=np.isfinite(powers)), high - 6)
+    cos = {"zmin": -1.0, "zmax": 1.0, "colorscale": "RdBu_r"}
+    blues = {"zmin": low, "zmax": high, "colorscale": "Blues"}
+    title = "cosθ: where both gradients meet"
+    return [
+        *_blocks("cos", title, layers, layers.cos, layers.cos, "cosθ %{z:.3g}", cos),
+        *_blocks("change", "‖Δw‖: where the weights moved", layers, layers.change, powers,
+                 "10^%{z:.2f}", blues),
+    ]  # fmt: skip
+
+
+def _blocks(
+    key: str, title: str, layers: Layers, values: np.ndarray, drawn: np.ndarray, hover: str,
+    look: Mapping[str, Any],
+) -> list[Chart]:  # fmt: skip
+    """Heat map of [T, L] figures."""
+    known = np.ma.masked_invalid(values)
+    if not known.count():
+        return []
+    parts = [name.split(".") for name in layers.blocks]
+    shared = len([*takewhile(lambda one: len(set(one)) == 1, zip(*parts, strict=False))])
+    names = [".".join(one[shared:]).removesuffix(".weight") or ".".join(one) for one in parts]
+    steps = [f"{step:,}" for step in layers.steps]
+    height = 110 + min(480, 18 * min(len(names), _ROWS))
+    hover = f"%{{y}}, step %{{x}}: {hover}<extra></extra>"
+    figure = heat(names, steps, drawn.T, "step", height, hovertemplate=hover, **look)
+    means = known.mean(0)
+    ends = [(layers.blocks[n], float(means[n])) for n in (means.argmax(), means.argmin())]
+    return [Chart(key, title, figure, {"ends": ends, "gaps": bool(known.mask.any())}, wide=True)]
+
+
+def attack_charts(result: AttackResult) -> list[Chart]:
+    """Forgotten records over the steps of each attack that relearns."""
+    charts = []
+    for attack in (one for one in result.outcomes if one in RELEARNING):
+        measured, by_model = attack_figure(attack, result), result.outcomes[attack]
+        lines, ends = [], []
+        for role, outcome in by_model.items():
+            means = [outcome.mean(measured.key, at) for at in outcome.at]
+            line = (outcome.at, means), COLOR_OF_MODEL[role], "lines+markers"
+            lines.append(series(role, *line))
+            ends.append((role, measured.text(means[0]), measured.text(means[-1])))
+        figure = plane(lines, "steps of fine-tuning", measured.label)
+        if measured.key == "recognised":
+            figure.update_yaxes(**_SHARES)
+        facts = {"label": measured.label, "ends": ends}
+        charts.append(Chart("attack", f"After {attack}", figure, facts))
+    return charts
+
+
+# Records: losses, membership inference, answers, images
+
+
+def distribution(found: Observations) -> Chart:
+    """Share of the records with at most each loss."""
+    sets = [("forget, before", GREY, found.predictions["before"]["forget"]),
+            ("forget, after", FORGET, found.predictions["after"]["forget"])]  # fmt: skip
+    if "test" in found.predictions["before"]:
+        test = found.predictions["before"]["test"]
+        sets.append(("test, before: never trained on", TEST, test))
+    curves, quantiles = [], []
+    for name, color, predictions in sets:
+        losses = np.sort(record_losses(predictions).numpy())
+        losses = losses[np.isfinite(losses)]
+        share = np.arange(1, len(losses) + 1) / max(1, len(losses))
+        curves.append(series(name, (np.maximum(losses, _LEAST_LOSS), share), color, line=_STAIRS))
+        if len(losses):
+            quantiles.append((name, np.quantile(losses, (0.25, 0.5, 0.75)).tolist()))
+    figure = plane(curves, "loss of a record, nats", "share of the records", xaxis_type="log",
+                   yaxis=_SHARES, hovermode="closest")  # fmt: skip
+    facts = {"quantiles": quantiles, "least": _LEAST_LOSS}
+    return Chart("distribution", "Losses, record by record", figure, facts, wide=True)
+
+
+def membership_charts(found: Observations) -> list[Chart]:
+    """Histograms of an attack's scores before and after, and its ROC curves."""
+    if "test" not in found.predictions["after"]:
+        return []
+    known = {role: one for role in ROLES if (one := _attack(found, role)) is not None}
+    charts, curves = [], []
+    for role, one in known.items():
+        bars, sets = [], []
+        for name, values in (("forget", one.members), ("test", one.nonmembers)):
+            # images: probabilities, as the logarithms that the attack ranks reach far down
+            values = values.exp() if isinstance(found, ImageObservations) else values
+            bars.append(go.Histogram(
+                name=name, x=_short(values.tolist()), histnorm="probability", bingroup=1, nbinsx=24,
+                marker={"color": COLOR_OF_SET[name]}, hovertemplate="%{x}: %{y:.1%}",
+            ))  # fmt: skip
+            sets.append((name, len(values), float(values.median())))
+        figure = plane(bars, "score", "share of records", hovermode="closest")
+        facts = {"role": role, "sets": sets, "auc": one.auc}
+        charts.append(Chart("histogram", f"Scores {role}", figure, facts))
+        name, color = f"{role}, AUC {one.auc:.3f}", COLOR_OF_ROLE[role]
+        curves.append(series(name, one.roc(), color))
+    if curves:
+        x, y = "test records taken for forget records", "forget records found"
+        figure = points_plane(curves, x, y, xaxis=_SHARES, yaxis=_SHARES)
+        aucs = {role: one.auc for role, one in known.items()}
+        charts.append(Chart("roc", "ROC of the attack", figure, aucs))
+    return charts
+
+
+def _attack(found: Observations, role: str) -> AttackScores | None:
+    """Scores of forget and test records; None for too few, or if one is not finite."""
+    if isinstance(found, ImageObservations):
+        sets = found.predictions[role]
+        return loss_attack(sets["forget"], sets["test"], found.seed)
+    scores = [min_k_scores(found.predictions[role][name]) for name in ("forget", "test")]
+    is_usable = all(len(s) and bool(torch.isfinite(s).all()) for s in scores)
+    return AttackScores(scores[0], scores[1]) if is_usable else None
+
+
+def answer_probabilities(found: TextObservations, contents: bool) -> Chart:
+    """Probability of each answer before and after, thinned by rank of change."""
+    clouds, means = [], []
+    for name, texts in found.texts.items():
+        before, after = (probabilities(found.predictions[role][name]).numpy() for role in ROLES)
+        order = np.argsort(after - before, kind="stable")
+        ranks = np.linspace(0, len(order) - 1, min(len(order), 2 * BUCKETS)).astype(int)
+        at = np.take(order, ranks)
+        hints = {"hovertext": [f"row {row}" for row in texts.rows.numpy()[at]]} if contents else {}
+        clouds.append(series(name, (before[at], after[at]), COLOR_OF_SET[name], "markers", **hints))
+        means.append((name, before.mean(), after.mean(), len(after)))
+    figure = points_plane(clouds[::-1], "before", "after", xaxis=_SHARES, yaxis=_SHARES)
+    title = "Probability of each record's answer"
+    return Chart("probabilities", title, figure, {"means": means}, wide=True)
+
+
+def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> list[Chart]:
+    """Accuracy by class before and after, on the test set if there is one."""
+    after = evaluation["after"]
+    sets = [name for name in ("test", "retain") if "per_class_accuracy" in after.get(name, {})]
+    if not sets:
+        return []
+    both = [evaluation[role][sets[0]]["per_class_accuracy"] for role in ROLES]
+    every = list(dict.fromkeys([*both[0], *both[1]]))
+    change = {key: both[1].get(key, 0.0) - both[0].get(key, 0.0) for key in every}
+    shown = every
+    if len(every) > _MOST_CLASSES:
+        shown = sorted(every, key=lambda key: -abs(change[key]))[:_MOST_CLASSES]
+    names = {key: key if contents else f"class {n}" for n, key in enumerate(every, 1)}
+    bars = [
+        go.Bar(
+            name=role, y=[_escaped(names[key]) for key in shown], orientation="h",
+            x=_short(found.get(key) for key in shown), marker={"color": COLOR_OF_ROLE[role]},
+            hovertemplate="%{y}: %{x:.1%}",
+        )
+        for role, found in zip(ROLES, both, strict=True)
+    ]  # fmt: skip
+    layout = {
+        "template": {}, "height": 80 + 30 * len(shown), "barmode": "group", "hovermode": "closest",
+        "xaxis": {**_SHARES, "range": [0, 1.03]},
+        "yaxis": {"type": "category", "autorange": "reversed"},
+    }  # fmt: skip
+    worst = min(every, key=change.__getitem__)
+    fall = [found.get(worst, 0.0) for found in both] if change[worst] < 0 else None
+    facts = {"set": sets[0], "classes": len(every), "shown": len(shown), "worst": names[worst]}
+    title = f"Accuracy by class, {sets[0]} set"
+    return [Chart("classes", title, go.Figure(bars, layout), {**facts, "fall": fall})]
+
+
+def confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
+    """Confusion matrix: true classes by predicted ones, as shares of the row."""
+    sets = ["test"] if "test" in found.counts else ["retain", "forget"]
+    predictions = [found.predictions[role][name] for name in sets]
+    # each image of a set that is sampled more thinly stands for more
+    weights = [found.sizes[name] / found.counts[name] for name in sets]
+    names = output_names(found.classes, max(one.logits.shape[1] for one in predictions), contents)
+    counts = np.zeros((len(names), len(names)))
+    for one, weight in zip(predictions, weights, strict=True):
+        np.add.at(counts, (one.labels.numpy(), one.logits.argmax(-1).numpy()), weight)
+    of_row = counts.sum(1, keepdims=True)
+    shares = np.divide(counts, of_row, out=np.full_like(counts, np.nan), where=of_row > 0)
+    wrong = counts.sum(1) - counts.diagonal()
+    kept = np.sort(np.argsort(-wrong, kind="stable")[:_MOST_CLASSES])
+    shown, hover = [names[k] for k in kept], "%{y} taken for %{x}: %{z:.1%}<extra></extra>"
+    figure = heat(
+        shown, shown, shares[np.ix_(kept, kept)], "taken for", 430, zmin=0.0, zmax=1.0,
+        colorscale="Blues", hovertemplate=hover, texttemplate="%{z:.0%}" * (len(kept) <= 12),
+    )  # fmt: skip
+    off = np.nan_to_num(shares) * (1 - np.eye(len(shares)))
+    row, column = divmod(int(off.argmax()), len(off))
+    facts = {
+        "role": role, "sets": sets, "images": sum(len(one.labels) for one in predictions),
+        "right": float(counts.diagonal().sum() / counts.sum()), "weighted": len(set(weights)) > 1,
+        "classes": len(names), "shown": len(kept),
+        "most": (names[row], names[column], float(off[row, column])),
+    }  # fmt: skip
+    return Chart("confusion", f"Confusion {role}", figure, facts)
+
+
+def output_names(classes: Sequence[str], width: int, contents: bool) -> list[str]:
+    """Names of a model's outputs: the classes of the data, and outputs beyond them."""
+    named = list(classes) if contents else [f"class {n + 1}" for n in range(len(classes))]
+    return named + [f"output {n + 1}" for n in range(len(named), width)]
+
+
+def embedding(found: ImageObservations) -> list[Chart]:
+    """Embeddings of each model, both on the same two principal axes."""
+    groups = [(role, name) for role, sets in found.embeddings.items() for name in sets]
+    flat, share = principal_axes([found.embeddings[role][name] for role, name in groups])
+    at = {group: points.numpy() for group, points in zip(groups, flat, strict=True)}
+    both = np.concatenate([*at.values()])
+    margin = 0.05 * np.ptp(both, axis=0) + 1e-9
+    low, high = both.min(0) - margin, both.max(0) + margin
+    axes: dict[str, Any] = {
+        "xaxis_range": (low[0], high[0]),
+        "yaxis_range": (low[1], high[1]),
+        "height": 400,
+    }
+    charts = []
+    for role, sets in found.embeddings.items():
+        clouds = [series(name, at[role, name].T, COLOR_OF_SET[name], "markers", opacity=0.6)
+                  for name in sets]  # fmt: skip
+        means = {name: vectors.double().mean(0) for name, vectors in sets.items()}
+        distance = float((means["forget"] - means["retain"]).norm())
+        facts = {"role": role, "share": share, "distance": distance}
+        figure = plane(clouds, "first axis", "second axis", hovermode="closest", **axes)
+        charts.append(Chart("embedding", f"Embedding {role}", figure, facts))
+    return charts

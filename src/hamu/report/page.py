@@ -1,85 +1,73 @@
-"""The pages: the report of one run or several, and the page of answers. Each is one HTML file."""
+"""The pages: the report of one run or several, and the page of answers. Each is one HTML file.
+
+Python gathers charts and figures; the wording is in the templates.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
 from plotly.offline import get_plotlyjs
 
 import hamu
-from hamu.evaluation.attack_results import MODELS, RELEARNING, AttackResult, sentence
+from hamu.evaluation.attack_results import AttackResult
 from hamu.evaluation.membership import auc_of
-from hamu.report.charts import Chart, Section, Table, axis, number, plane, series
-from hamu.report.course import layers_section, losses_of_runs, steps_section, trajectories
-from hamu.report.images import class_accuracy, images_section
-from hamu.report.pictures import (
-    ATTACK_AXES,
-    ATTACK_FIGURES,
-    COLOR_OF_MODEL,
-    Look,
-    figure_of,
-    heads_of,
-    looks_of,
-)
-from hamu.report.records import (
+from hamu.report import charts
+from hamu.report.charts import Chart
+from hamu.report.observations import (
     ROLES,
     AnsweredRecord,
     ImageObservations,
     Observations,
-    forgotten_section,
-    membership_section,
-    texts_section,
+    most_and_least_changed,
+    right_probability,
 )
-from hamu.report.run import Run, told_apart
+from hamu.report.pictures import Look, looks_of
+from hamu.report.run import SIDES, Run, told_apart
+from hamu.report.tables import FIGURES, RESULTS, Column, Table, attack_tables, number, report_table
 from hamu.report.verdict import verdict
-from hamu.unlearning.goal_report import forgotten_words
+from hamu.unlearning.goal_report import forgotten_words, goal_name, has_share, meaning
+from hamu.unlearning.goals import record_losses
 from hamu.unlearning.record.inputs import differing, without_order
+from hamu.unlearning.trainer.promise import kept_in_words
 
 MARK = '<meta name="generator" content="hamu report">'  # identifies a file as a report
-_SETS = ("forget", "retain", "test")
-_FIGURES = {"loss": ".4g", "accuracy": ".1%", "probability": ".3f"}
 _TITLES = {"forget": "To be forgotten", "retain": "To be kept", "test": "Never trained on"}
+_QUANTILES = {"min": "lowest loss", "q25": "25%", "median": "median", "q75": "75%",
+              "max": "highest loss"}  # fmt: skip
+_LARGEST = 96  # pixels of a picture
 
 
-@dataclass(frozen=True)
-class Reported:
-    """A run, the predictions of its models, and the reason where there are none."""
-
-    run: Run
-    observed: Observations | None = None
-    unobserved: str = ""
-
-
-def report_page(found: Sequence[Reported], *, contents: bool = False) -> str:
+def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
     """HTML of the report of one run or several.
 
     Args:
-        found: the runs, at least one.
+        runs: at least one.
         contents: whether it shows images, answers, prompts and names of classes.
     """
-    runs = told_apart([one.run for one in found])
+    runs = told_apart(runs)
     looks = looks_of([run.method for run in runs])
     parts = [
-        (run, verdict(run), sections_of(replace(one, run=run), look, contents))
-        for one, run, look in zip(found, runs, looks, strict=True)
+        {"run": run, "verdict": verdict(run), "charts": charts_of(run, look, contents)}
+        | {"tables": tables_of(run), "pictures": _pictures(run.observed) if contents else {}}
+        for run, look in zip(runs, looks, strict=True)
         if not run.is_trajectory_alone
     ]
-    style, draw = (
-        resources.files("hamu.report").joinpath(name).read_text("utf-8")
-        for name in ("report.css", "draw.js")
-    )
-    script = f"{get_plotlyjs()}\n{draw}"
+    files = resources.files("hamu.report")
+    script = f"{get_plotlyjs()}\n{files.joinpath('draw.js').read_text('utf-8')}"
     return _environment().get_template("report.html.j2").render(
-        mark=MARK, version=hamu.__version__, parts=parts, names=[run.name for run in runs], titles=_TITLES,
-        overview=overview(runs, looks) if len(runs) > 1 else None, contents=contents, style=style, script=script,
+        mark=MARK, version=hamu.__version__, parts=parts, names=[run.name for run in runs],
+        overview=overview(runs, looks) if len(runs) > 1 else None, contents=contents,
+        style=files.joinpath("report.css").read_text("utf-8"), script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )  # fmt: skip
 
@@ -91,225 +79,141 @@ def answers_page(sets: Mapping[str, Sequence[AnsweredRecord]]) -> str:
 
 
 def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("hamu.report", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+    found = Environment(
+        loader=PackageLoader("hamu.report", ""), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    found.filters |= {"number": number, "counted": _counted, "json": json.dumps}
+    found.globals |= {
+        "FIGURES": FIGURES, "TITLES": _TITLES, "BUCKETS": charts.BUCKETS, "auc_of": auc_of,
+        "forgotten_words": forgotten_words, "goal_name": goal_name, "has_share": has_share,
+        "meaning": meaning, "kept_in_words": kept_in_words,
+    }  # fmt: skip
+    return found
 
 
-def sections_of(one: Reported, look: Look, contents: bool) -> list[Section]:
-    """Sections of a run that show something or name what is missing."""
-    run, observed = one.run, one.observed
-    path = trajectories([run], [look])
-    classes = None if run.evaluation is None else class_accuracy(run.evaluation, contents)
-    gained = Section(
-        "What was gained",
-        charts=[chart for chart in (path, classes) if chart is not None],
-        tables=before_and_after(run),
-        missing=[] if path else ["the trajectory: it takes two evaluations"],
-    )
-    if observed is None:
-        missing = "confusion, embeddings, images or answers, and the scores of membership inference"
-        measured = [Section("What the models say", missing=[f"{missing}: {one.unobserved}"])]
-    else:
-        measured = [
-            images_section(observed, contents)
-            if isinstance(observed, ImageObservations)
-            else texts_section(observed, contents),
-            membership_section(observed, run.retain_model_auc),
-        ]
-    sections = [
-        forgotten_section(run, observed),
-        gained,
-        *([attack_section(run.attack)] if run.is_finished else []),
-        steps_section(run),
-        layers_section(run),
-        *measured,
-        *record_sections(run.record),
-        Section("Notes", missing=run.notes),
+def _counted(count: int, nouns: str) -> str:
+    """Write a count with its noun, singular for one."""
+    return f"{count:,} {nouns}" if count != 1 else f"1 {nouns.removesuffix('s')}"
+
+
+def charts_of(run: Run, look: Look, contents: bool) -> dict[str, list[Chart]]:
+    """The charts of a run by section."""
+    found, observed = dict[str, list[Chart]](), run.observed
+    found["gained"] = charts.trajectories([run], [look])
+    if run.evaluation is not None:
+        found["gained"] += charts.class_accuracy(run.evaluation, contents)
+    found["attack"] = charts.attack_charts(AttackResult.from_json(run.attack)) if run.attack else []
+    found["steps"] = charts.step_charts(run)
+    found["layers"] = charts.layer_charts(run.layers) if run.layers else []
+    found["records"] = [charts.distribution(observed)] if observed else []
+    found["membership"] = charts.membership_charts(observed) if observed else []
+    if isinstance(observed, ImageObservations):
+        found["images"] = [charts.confusion(observed, role, contents) for role in ROLES]
+        found["images"] += charts.embedding(observed) if observed.embeddings else []
+    elif observed:
+        found["texts"] = [charts.answer_probabilities(observed, contents)]
+    return found
+
+
+def tables_of(run: Run) -> dict[str, list[Table]]:
+    """The tables of a run by section."""
+    found: dict[str, list[Table]] = {"gained": [], "records": [], "attack": []}
+    if run.evaluation is not None:
+        found["gained"] = [report_table({role: run.evaluation[role] for role in ROLES}, run.record)]
+    if run.goal is not None:
+        found["records"] = _goal_tables(run.goal, run.observed)
+    if run.attack is not None:
+        found["attack"] = attack_tables(AttackResult.from_json(run.attack))
+    return found
+
+
+def _goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[Table]:
+    """Counts and quantiles of the losses of single records, and the ten furthest away."""
+    rows = [
+        [f"forget, {role}", f"{goal[role]['forgotten']:,} of {goal[role]['records']:,}"]
+        + [number(goal[role]["loss_quantiles"][name]) for name in _QUANTILES]
+        for role in ROLES
     ]
-    return [s for s in sections if s.charts or s.tables or s.pictures or s.answers or s.missing]
+    if observed and "test" in observed.predictions["before"]:
+        unseen = record_losses(observed.predictions["before"]["test"]).numpy()
+        levels = np.quantile(unseen, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
+        rows.append(["test, before: never trained on", "-", *map(number, levels)])
+    caption = f"Forgotten by the goal {goal_name(goal)}, and quantiles of the records' losses."
+    tables = [Table.plain(["records", "forgotten", *_QUANTILES.values()], rows, caption)]
+    worst = goal["after"]["worst"]
+    cells = [[f"{n}", number(w["loss"]), number(w["target"])] for n, w in enumerate(worst, 1)]
+    heads = ["furthest from being forgotten", "loss", "needed"]
+    return tables + [Table.plain(heads, cells, "At most ten records are listed.")] * bool(cells)
 
 
-def before_and_after(run: Run) -> list[Table]:
-    """Loss, accuracy and probability of each set, with the record's intervals."""
-    if run.evaluation is None:
-        return []
-    figures = [key for key in _FIGURES if key in run.after["forget"]]
-    recorded = (run.record or {}).get("figures", {})
-
-    def cell(role: str, name: str, key: str) -> str:
-        form = _FIGURES[key]
-        text = number((run.evaluation or {})[role].get(name, {}).get(key), form)
-        ends = recorded.get(role, {}).get("sets", {}).get(name, {}).get(f"{key}_interval")
-        return text if not ends else f"{text} [{number(ends[0], form)}, {number(ends[1], form)}]"
-
-    rows = []
-    for name in (one for one in _SETS if one in run.after):
-        count = run.after[name].get("samples", run.after[name].get("records"))
-        cells = [cell(role, name, key) for key in figures for role in ROLES]
-        rows.append([name, number(count, ",.0f"), *cells])
-    head = ["set", "records", *(f"{key} {role}" for key in figures for role in ROLES)]
-    note = "In brackets: 95% bootstrap intervals over records." if recorded else ""
-    return [Table(head, rows, note)]
-
-
-def overview(runs: Sequence[Run], looks: Sequence[Look]) -> Section:
+def overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
     """Figures, trajectories and losses of at least two runs."""
-    sides = ("forget", "retain")
-    charts = [trajectories(runs, looks, wide=True)]
-    charts += [losses_of_runs(runs, looks, side) for side in sides]
-    missing, others = [], []
-    for side in sides:
-        own = [r.name for r in runs if f"{side}_loss" in r.steps and not r.logs_loss(side)]
-        if own:
-            missing.append(
-                f"the {side} loss of the steps' batches of {', '.join(own)}: what is logged there "
-                "is the objective of "
-                f"the method, which is not the loss, or not known to be"
-            )
-    for run in runs:
-        first = runs[0]
-        if first.inputs and run.inputs:
-            name = differing(without_order(first.inputs), without_order(run.inputs))
-            if name is not None:
-                others.append(f"{run.name} had another {name} than {first.name}")
-    alone = [run.name for run in runs if run.is_trajectory_alone]
-    if alone:
-        missing.append(f"more of {', '.join(alone)}: a demo keeps trajectories alone")
-    intro = f"These runs do not all compare: {'; '.join(others)}." if others else ""
-    drawn = [chart for chart in charts if chart is not None]
-    return Section("All runs", intro, drawn, [several(runs)], missing=missing)
+    first, others = runs[0], []
+    for run in (one for one in runs if one.inputs and first.inputs):
+        name = differing(without_order(first.inputs), without_order(run.inputs))
+        others += [] if name is None else [f"{run.name} had another {name} than {first.name}"]
+    drawn = charts.trajectories(runs, looks, wide=True)
+    return {
+        "table": several(runs),
+        "charts": drawn + [one for s in SIDES for one in charts.losses_of_runs(runs, looks, s)],
+        "objectives": {
+            side: [r.name for r in runs if f"{side}_loss" in r.steps and not r.logs_loss(side)]
+            for side in SIDES
+        },
+        "differing": others,
+        "alone": [run.name for run in runs if run.is_trajectory_alone],
+    }
 
 
 def several(runs: Sequence[Run]) -> Table:
     """Table with a row for each run and the columns that have figures."""
     rows = []
     for run in runs:
-        promise = (run.evaluation or {}).get("promise") or {}
-        retain, forget = run.gains or (None, None)
-        steps = (run.evaluation or {}).get("steps_taken", run.last_step)
-        rows.append(
-            {
-                "run": run.name,
-                "method": run.method,
-                "ΔL_f": number(forget, "+.4g"),
-                "-ΔL_r": number(retain, "+.4g"),
-                "forgotten": run.forgotten or "-",
-                **{
-                    f"{name} accuracy": number(run.after.get(name, {}).get("accuracy"), ".1%")
-                    for name in _SETS
-                },
-                "AUC": number(auc_of(run.after), ".3f"),
-                "AUC, retain model": number(run.retain_model_auc, ".3f"),
-                "promise kept": number(promise.get("kept"), ".0%"),
-                "steps": "-" if run.is_trajectory_alone else f"{steps:,}",
-            }
-        )
-    always = ("run", "method", "ΔL_f", "-ΔL_r")
-    used = [name for name in rows[0] if name in always or any(row[name] != "-" for row in rows)]
+        goal, gains = run.goal["after"] if run.goal else {}, run.gains
+        evaluation = run.evaluation or {}
+        found = {f"{s}_{f.key}": run.after.get(s, {}).get(f.key) for s in _TITLES for f in FIGURES}
+        rows.append({
+            **found, "run": run.name, "method": run.method,
+            "forget_gain": gains and gains.forget, "retain_gain": gains and gains.retain,
+            "forgotten": goal.get("forgotten"), "forget_records": goal.get("records"),
+            "membership_auc": auc_of(run.after), "retain_model_auc": run.retain_model_auc,
+            "promise_kept": (evaluation.get("promise") or {}).get("kept"),
+            "steps": None if run.is_trajectory_alone
+            else evaluation.get("steps_taken", run.last_step),
+        })  # fmt: skip
     caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
-    if "AUC" in used:
+    if any(row["membership_auc"] is not None for row in rows):
         caption += " AUC of membership inference: 0.5 is ideal."
     for run in (one for one in runs if one.earlier_state):
         caption += f" The model saved by {run.name} is {run.earlier_state}."
-    return Table(used, [[row[name] for name in used] for row in rows], caption, texts=2)
+    return Table.of([Column("run", "run"), Column("method", "method"), *RESULTS], rows, caption)
 
 
-def attack_section(content: Mapping[str, Any] | None) -> Section:
-    """Section "Does it last?" from the content of attack.json, None without one."""
-    title = "Does it last?"
-    if content is None:
-        where = "`hamu attack` makes it, in the run's folder or in attack/ there"
-        return Section(title, missing=[f"attack.json: {where}"])
-    result = AttackResult.from_json(content)
-    charts = [_attack_chart(attack, result) for attack in result.outcomes if attack in RELEARNING]
-    tables = [_attack_table(attack, result) for attack in result.outcomes]
-    intro = (
-        f"{sentence(result)} The same attack on the other models is the yardstick; of each only "
-        "copies are "
-        f"changed. Up to {result.records['measured']:,} of {result.records['forget']:,} forgotten "
-        "records are measured."
-    )
-    skipped = [f"{name}: {reason}" for name, reason in result.skipped.items()]
-    return Section(title, intro, charts, tables, missing=skipped)
+def _pictures(found: Observations | None) -> dict[str, list[tuple[str, ...]]]:
+    """Forget images that changed most and least: source, class, row, change and prediction."""
+    if not isinstance(found, ImageObservations):
+        return {}
+    before, after = (right_probability(found.predictions[role]["forget"]) for role in ROLES)
+    logits = found.predictions["after"]["forget"].logits
+    names = charts.output_names(found.classes, logits.shape[1], contents=True)
+    guesses = logits.argmax(-1).tolist()
+    shown: dict[str, list[tuple[str, ...]]] = {}
+    for title, places in most_and_least_changed(found.predictions).items():
+        data = found.pictures[title]
+        shown[title] = [
+            (_uri(data.pixels[k].numpy()), names[int(data.labels[k])], str(int(data.rows[k])),
+             f"{before[n]:.0%} → {after[n]:.0%}", str(names[guesses[n]]))
+            for k, n in enumerate(places)
+        ]  # fmt: skip
+    return {title: pictures for title, pictures in shown.items() if pictures}
 
 
-def _attack_chart(attack: str, result: AttackResult) -> Chart:
-    name, form = figure_of(attack, result)
-    lines, says = [], []
-    for role in (one for one in MODELS if one in result.outcomes[attack]):
-        outcome, color = result.outcomes[attack][role], COLOR_OF_MODEL[role]
-        means = np.array([outcome.mean(name, at) for at in outcome.at])
-        lines.append(series(role, outcome.at, means, color, mode="lines+markers"))
-        says.append(f"{role}: {means[0]:{form}} to {means[-1]:{form}}")
-    shares: dict[str, Any] = {"tickformat": ".0%", "range": [0, 1]} if name == "recognised" else {}
-    figure = plane(lines, axis("steps of fine-tuning"), axis(ATTACK_AXES[name], **shares))
-    caption = f"{ATTACK_AXES[name].capitalize()}, means over seeds. {'; '.join(says)}."
-    return Chart(f"After {attack}", caption, figure)
-
-
-def _attack_table(attack: str, result: AttackResult) -> Table:
-    name, form = figure_of(attack, result)
-    by_model = result.outcomes[attack]
-    rows = [
-        [role, *(format(by_model[role].mean(name, at), form) for at in by_model[role].at)]
-        for role in MODELS
-        if role in by_model
-    ]
-    heads = heads_of(attack, next(iter(by_model.values())))
-    return Table([attack, *heads], rows, f"{attack}: {ATTACK_FIGURES[name]}.")
-
-
-def record_sections(record: Mapping[str, Any] | None) -> list[Section]:
-    """Tables of record.json; settings and digests unfold on demand."""
-    if record is None:
-        missing = "record.json, which a run leaves when it has come to its end"
-        return [Section("The record", missing=[missing])]
-    forgotten, steps, environment = (record[k] for k in ("forget_set", "steps", "environment"))
-    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
-    facts = [
-        ["run ended on", f"{record['date']}"],
-        ["method", f"{record['method']}, seed {record['seed']}"],
-        ["forget set", f"{forgotten['description']} (setting {forgotten['chosen_by']})"],
-        ["steps", f"{steps['taken']:,} taken, {steps['not_taken']:,} not taken"],
-        ["ended because", steps["ended_because"]],
-        ["computed on", f"{environment['device']}, {environment['processes']} process(es)"],
-        ["versions", versions],
-    ]
-    if record["goal"] is not None:
-        facts.append(["goal", forgotten_words(record["goal"])])
-    if record["hardness"] is not None:
-        names = {
-            "kappa": "κ",
-            "cos": "cosθ",
-            "direct_threshold": "direct up to",
-            "stop_threshold": "costs from",
-        }
-        text = ", ".join(f"{name} {number(record['hardness'][key])}" for key, name in names.items())
-        facts.append(["hardness", f"{text} ({record['hardness']['measured_at']})"])
-    read = {name: found for name in _SETS if (found := record[f"{name}_set"])}
-    sets = [[name, found["source"], f"{found['records']:,}"] for name, found in read.items()]
-    digests = [[f"{name} set", found["sha256"]] for name, found in read.items()]
-    digests += [
-        [f"{role.replace('_', ' ')} model, {part}", model[part]]
-        for role, model in record["models"].items()
-        for part in ("weights", "adapter")
-        if model and model[part]
-    ]
-    digests += [[name, digest] for name, digest in record.get("files", {}).items()]
-    settings = [
-        [k, json.dumps(value, ensure_ascii=False)] for k, value in record["settings"].items()
-    ]
-    proves = Table(["What this proves and what not"], [[line] for line in record["statement"]])
-    return [
-        Section(
-            "The record",
-            "What record.json says, for those who ask later; hamu verify checks it against files, "
-            "data and models.",
-            tables=[Table(["", ""], facts, texts=2), Table(["set", "source", "records"], sets, texts=2), proves],
-        ),
-        Section("Digests and settings", folded=True, tables=[
-            Table(["SHA-256 of", "digest"], digests, texts=2), Table(["setting", "value"], settings, texts=2),
-        ]),
-    ]  # fmt: skip
+def _uri(pixels: np.ndarray) -> str:
+    """Image [C, H, W] as a PNG within the page."""
+    values = pixels.transpose(1, 2, 0)
+    image = Image.fromarray(values[:, :, 0] if values.shape[2] == 1 else values[:, :, :3])
+    image.thumbnail((_LARGEST, _LARGEST))
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

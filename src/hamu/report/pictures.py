@@ -1,9 +1,9 @@
-"""Pictures by matplotlib, and the looks of runs that the page shares."""
+"""Pictures that commands save, by matplotlib, and the looks of runs that the page shares."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,18 +18,14 @@ from matplotlib.figure import Figure
 from hamu.assess import Frontier
 from hamu.core.methods import HamuQ, HamuU
 from hamu.evaluation.attack_results import (
-    MODELS,
     ORIGINAL,
-    PREFILL,
-    QUANTIZE,
     RELEARNING,
     RETRAINED,
-    SAMPLE,
     UNLEARNED,
     AttackResult,
-    Outcome,
 )
 from hamu.evaluation.gains import Gains, is_near
+from hamu.report.tables import attack_figure, strengths
 
 # Okabe and Ito's colours, distinct in print and for colour-blind readers.
 STYLES: dict[str, tuple[str, str]] = {
@@ -46,20 +42,10 @@ STYLES: dict[str, tuple[str, str]] = {
     "npo": ("#332288", "p"),
     "simnpo": ("#999933", "h"),
 }
-ATTACK_FIGURES = {
-    "recognised": "share of forgotten records recognised, mean over seeds",
-    "loss": "loss of forgotten records in nats a token, mean over seeds",
-    "exact_memorization": "exact memorization of forgotten records",
-    "rouge_l_recall": "ROUGE-L recall of the answers to forgotten records",
-}
-ATTACK_AXES = {"recognised": "forgotten records recognised", "loss": "loss of forgotten records"}
 COLOR_OF_MODEL = {UNLEARNED: "#D55E00", ORIGINAL: "#7F7F7F", RETRAINED: "#009E73"}
 _RING: dict[str, Any] = {
-    "marker": "o",
-    "markersize": 13,
-    "markerfacecolor": "none",
-    "linestyle": "none",
-}
+    "marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none"
+}  # fmt: skip
 Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
 
@@ -85,10 +71,19 @@ def looks_of(methods: Sequence[str]) -> list[Look]:
     found: list[Look] = []
     for method in methods:
         own = [colors[method], *free] if method in colors else free or list(colors.values())
-        dashes = (",".join(["7px,3px", *["2px,3px"] * (n - 1)]) if n else "" for n in count())
+        dashes = (
+            ",".join(["7px,3px", *["2px,3px"] * (n - 1)]) if n else "" for n in itertools.count()
+        )
         looks = (Look(color, dash) for dash in dashes for color in own)
         found.append(next(look for look in looks if look not in found))
     return found
+
+
+def styles_of(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each method; each installed method has a colour of its own."""
+    names = list(dict.fromkeys(methods))
+    looks = zip(names, looks_of(names), strict=True)
+    return {name: (look.color, STYLES.get(name, ("", "."))[1]) for name, look in looks}
 
 
 def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
@@ -146,14 +141,13 @@ def plot_comparison(
     figure, (axes, bars) = plt.subplots(
         1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained"
     )
-    ends = [end for _, _, end in runs]
     styles = styles_of([*(method for method, _, _ in runs), *hypervolumes])
-    paths = [(method, points) for method, points, _ in runs]
+    paths, ends = [run[:2] for run in runs], [end for _, _, end in runs]
     draw_trajectories(axes, paths, title, ends=ends, styles=styles)
     names = sorted(hypervolumes, key=hypervolumes.__getitem__)
-    colors = [styles[name][0] for name in names]
-    drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
-    bars.bar_label(drawn, [f"{hypervolumes[name]:.3g}" for name in names], padding=3)
+    volumes = [hypervolumes[name] for name in names]
+    drawn = bars.barh(names, volumes, color=[styles[name][0] for name in names], height=0.7)
+    bars.bar_label(drawn, [f"{volume:.3g}" for volume in volumes], padding=3)
     bars.set_title("hypervolume")
     bars.margins(x=0.2)
     bars.set_xticks([])
@@ -169,13 +163,21 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
         method: of the run to come; its demand is marked in its panel.
         path: of the picture; the suffix chooses the format.
     """
-    figure, panels = plt.subplots(
-        1, len(frontiers), figsize=(5.2 * len(frontiers), 4.2), layout="constrained"
-    )
+    size = (5.2 * len(frontiers), 4.2)
+    figure, panels = plt.subplots(1, len(frontiers), figsize=size, layout="constrained")
     for axes, (name, found) in zip(panels, frontiers.items(), strict=True):
         _draw_frontier(axes, name, found)
-        if name == method.name:
-            _mark_demand(axes, found, method)
+        scale = found.feasible_limit if method.constraint_mode == "relative" else 1.0
+        demand = method.constraint * scale
+        if name == method.name and demand <= found.feasible_limit * (1 + 1e-9):
+            cost = found.at(demand)[0] if name == "hamu-q" else -found.at(demand)[1]
+            style = {
+                "color": STYLES[name][0],
+                "markersize": 8,
+                "label": f"the demand, {demand:.3g}",
+            }
+            axes.plot([demand], [cost], "o", **style)
+            axes.legend(frameon=False, loc="upper left")
     save_figure(figure, path)
 
 
@@ -206,25 +208,6 @@ def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
         axes.set_ylabel(r"least loss of forget quality $/\eta$")
 
 
-def _mark_demand(axes: Axes, found: Frontier, method: HamuQ | HamuU) -> None:
-    scale = found.feasible_limit if method.constraint_mode == "relative" else 1.0
-    demand = method.constraint * scale
-    if demand <= found.feasible_limit * (1 + 1e-9):
-        cost = found.at(demand)[0] if method.name == "hamu-q" else -found.at(demand)[1]
-        label, color = f"the demand, {demand:.3g}", STYLES[method.name][0]
-        axes.plot([demand], [cost], "o", color=color, markersize=8, label=label)
-        axes.legend(frameon=False, loc="upper left")
-
-
-def styles_of(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each method; each installed method has a colour of its own."""
-    names = list(dict.fromkeys(methods))
-    return {
-        name: (look.color, STYLES.get(name, ("", "."))[1])
-        for name, look in zip(names, looks_of(names), strict=True)
-    }
-
-
 def draw_trajectories(
     axes: Axes,
     runs: Sequence[tuple[str, Trajectory]],
@@ -249,29 +232,30 @@ def draw_trajectories(
     for name, points in runs:
         firsts.setdefault(name, points)
     limits = limits_of(list(firsts.values()))
+    reach = max(map(abs, (*limits[0], *limits[1])))
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    reach = max(map(abs, (*limits[0], *limits[1])))
     axes.plot([-reach, reach], [reach, -reach], ":", color="0.5", linewidth=1, zorder=0)
-    ends = [points[-1] for _, points in runs] if ends is None else ends
-    is_ringed = False
-    for (name, points), end in zip(runs, ends, strict=True):
-        xs, ys = zip(*points, strict=True)
+    ringed = False
+    for place, (name, points) in enumerate(runs):
+        end = points[-1] if ends is None else ends[place]
         color, marker = styles[name]
         is_first, is_ours = points is firsts[name], name.startswith("hamu")
+        alpha = 1.0 if is_first else 0.3
         axes.plot(
-            xs, ys, color=color, marker=marker, markersize=6, markevery=slice(1, None),
-            label=label_of(name, end, limits) if is_first else None, alpha=1.0 if is_first else 0.3,
+            *zip(*points, strict=True), color=color, marker=marker, markersize=6, alpha=alpha,
+            markevery=slice(1, None), label=label_of(name, end, limits) if is_first else None,
             linewidth=2.4 if is_ours else 1.3, zorder=2 + is_ours + is_first,
         )  # fmt: skip
         if not is_near(end, points[-1]):
-            is_ringed = True
-            axes.plot(*end, color=color, alpha=1.0 if is_first else 0.3, **_RING)
-    if is_ringed:
+            ringed = True
+            axes.plot(*end, color=color, alpha=alpha, **_RING)
+    if ringed:
         axes.plot([], [], color="0.4", label="the model saved", **_RING)
     axes.set(xlim=limits[0], ylim=limits[1], title=title)
     axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
     axes.set_ylabel(r"forget quality gained, $\Delta L_f$")
+    axes.spines[["top", "right"]].set_visible(False)
     axes.annotate(
         "better", (1, 1), (0.90, 0.90), xycoords="axes fraction", color="0.5", ha="right", va="top",
         arrowprops={"arrowstyle": "->", "color": "0.5"},
@@ -281,27 +265,6 @@ def draw_trajectories(
             loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, alignment="left",
             title="best run (others fainter)" if len(runs) > len(firsts) else None,
         )  # fmt: skip
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def figure_of(attack: str, result: AttackResult) -> tuple[str, str]:
-    """Name of the figure that shows an attack's success, and its format."""
-    name = result.figure
-    if attack in (PREFILL, SAMPLE):
-        name = "rouge_l_recall"
-    elif attack == QUANTIZE and result.kind == "text":
-        name = "exact_memorization"
-    return name, {"loss": ".2f", "rouge_l_recall": ".3f"}.get(name, ".0%")
-
-
-def heads_of(attack: str, outcome: Outcome) -> list[str]:
-    """Names of an attack's strengths."""
-    if attack == QUANTIZE:
-        return [f"{bits} bits" if bits else "as saved" for bits in outcome.at]
-    if attack == SAMPLE:
-        return [f"leak@{k}" for k in outcome.at]
-    unit = "words" if attack == PREFILL else "steps"
-    return [f"{at} {unit}" if place == 0 else str(at) for place, at in enumerate(outcome.at)]
 
 
 def plot_attacks(result: AttackResult, path: Path) -> None:
@@ -313,27 +276,25 @@ def plot_attacks(result: AttackResult, path: Path) -> None:
         result: of at least one attack.
         path: of the picture; the suffix chooses the format.
     """
-    count = max(1, len(result.outcomes))
+    count = max(1, len(result.outcomes))  # none where all attacks are skipped
     figure, panels = plt.subplots(
         1, count, figsize=(4.2 * count, 3.8), layout="constrained", squeeze=False
     )
     for axes, (attack, by_model) in zip(panels[0], result.outcomes.items(), strict=False):
-        name, _ = figure_of(attack, result)
-        for role in (one for one in MODELS if one in by_model):
-            values = np.array(by_model[role].figures[name])
-            xs = by_model[role].at if attack in RELEARNING else range(len(values))
-            color, low, high = COLOR_OF_MODEL[role], values.min(1), values.max(1)
+        measured, relearns = attack_figure(attack, result), attack in RELEARNING
+        for role, outcome in by_model.items():
+            color, values = COLOR_OF_MODEL[role], np.array(outcome.figures[measured.key])
+            xs = outcome.at if relearns else range(len(values))
             axes.plot(xs, values.mean(1), color=color, marker="o", markersize=4, label=role)
-            axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
-        if attack in RELEARNING:
-            axes.set_xlabel("steps of fine-tuning")
-        else:
-            outcome = next(iter(by_model.values()))
-            axes.set_xticks(range(len(outcome.at)), heads_of(attack, outcome))
-        if name != "loss":
+            axes.fill_between(
+                xs, values.min(1), values.max(1), color=color, alpha=0.15, linewidth=0
+            )
+            if not relearns:
+                axes.set_xticks(xs, strengths(attack, outcome))
+        axes.set(title=attack, ylabel=measured.label)
+        axes.set_xlabel("steps of fine-tuning" if relearns else "")
+        if measured.key != "loss":
             axes.set_ylim(-0.03, 1.03)
-        axes.set_title(attack)
-        axes.set_ylabel(ATTACK_AXES.get(name, name.replace("_", " ")))
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9)
     save_figure(figure, path)

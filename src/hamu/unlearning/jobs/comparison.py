@@ -21,7 +21,7 @@ from hamu.errors import HamuError, Interrupted
 from hamu.evaluation import build_metrics
 from hamu.files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD
 from hamu.report import plot_comparison
-from hamu.report.comparison import csv_table, latex_page, markdown_page
+from hamu.report.tables import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
 from hamu.unlearning.jobs.kinds import choose_task

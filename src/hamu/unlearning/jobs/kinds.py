@@ -17,15 +17,14 @@ from hamu.data import (
     encode,
     forget_class,
     forget_rows,
-    image_files,
     matching,
     pixel_statistics,
     read_images,
     read_text,
-    text_files,
+    text,
 )
 from hamu.data.forget_sets import draw_positions
-from hamu.data.images import collate
+from hamu.data.images import collate, has_test_split
 from hamu.data.sources import DIGITS, MINIATURE, is_of_hub
 from hamu.errors import HamuError
 from hamu.evaluation import (
@@ -96,7 +95,7 @@ def task_name(data: DataOptions) -> str:
     if data.task == "auto":
         named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
         has_columns = data.prompt_column is not None or data.answer_column is not None
-        return "text" if has_columns or any(map(text_files.is_text, named)) else "image"
+        return "text" if has_columns or any(map(text.is_text, named)) else "image"
     if data.task not in ("image", "text"):
         raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
     return data.task
@@ -109,7 +108,7 @@ class ImageTask(Task):
     ways = ("forget_class", "forget_rows", "forget_data")
     bundled = DIGITS
     built_in = NEW_CLASSIFIER
-    has_test_split = staticmethod(image_files.has_test_split)
+    has_test_split = staticmethod(has_test_split)
     processor: Any = None
 
     def __init__(self, settings: Settings, console: Console) -> None:
@@ -242,7 +241,7 @@ class TextTask(Task):
         "per_device_train_batch_size": 8,
         "per_device_eval_batch_size": 16,
     }
-    has_test_split = staticmethod(text_files.has_test_split)
+    has_test_split = staticmethod(text.has_test_split)
     tokenizer: Any = None
 
     def read(self, source: str, split: str) -> TextRecords:

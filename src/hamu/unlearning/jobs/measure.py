@@ -40,9 +40,9 @@ from hamu.files import (
 )
 from hamu.models.language import load_tokenizer
 from hamu.report import plot_frontiers
+from hamu.report.observations import AnsweredRecord, answered
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks
-from hamu.report.records import AnsweredRecord, answered
 from hamu.unlearning.goal_report import goal_lines, goal_report
 from hamu.unlearning.goals import NOTHING_TELLS, choose_goal
 from hamu.unlearning.jobs.kinds import TextTask, choose_task

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from hamu.data.text_files import QUESTION_TEMPLATE
+from hamu.data.text import QUESTION_TEMPLATE
 from hamu.errors import HamuError
 from hamu.evaluation.attack_results import AttackSettings
 from hamu.unlearning.goals import check_goal_settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,15 @@ from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation import embed
 from hamu.files import REPORT, write_whole
-from hamu.report.images import most_and_least_changed
-from hamu.report.page import MARK, Reported, report_page
-from hamu.report.records import (
+from hamu.report.observations import (
     ROLES,
     ImageObservations,
     Observations,
     TextObservations,
     answered,
+    most_and_least_changed,
 )
+from hamu.report.page import MARK, report_page
 from hamu.report.run import Run, read_runs, run_folders
 from hamu.unlearning.jobs.kinds import TextTask
 from hamu.unlearning.jobs.named_sources import NamedSources
@@ -109,20 +109,20 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     return target.resolve() if target.is_symlink() else target  # a link stays
 
 
-def _reported(folder: Path, asked: _Asked) -> list[Reported]:
+def _reported(folder: Path, asked: _Asked) -> list[Run]:
     """The run in a folder, or those of a demo."""
     runs = read_runs(folder)
     if len(runs) > 1:
-        return [Reported(one, None, "a demo keeps no models") for one in runs]
+        return [replace(run, unobserved="a demo keeps no models") for run in runs]
     if asked.no_models:
-        return [Reported(runs[0], None, "--no_models leaves it out")]
-    if not runs[0].is_finished:
+        return [replace(runs[0], unobserved="--no_models leaves it out")]
+    if runs[0].evaluation is None:
         why = "the run has not come to its end, so there is no model after it"
-        return [Reported(runs[0], None, why)]
+        return [replace(runs[0], unobserved=why)]
     return [_observed(folder, runs[0], asked)]
 
 
-def _observed(folder: Path, run: Run, asked: _Asked) -> Reported:
+def _observed(folder: Path, run: Run, asked: _Asked) -> Run:
     try:
         sources = NamedSources(folder, asked.hub, trust_remote_code=asked.trust_remote_code)
         sources.check_unchanged()
@@ -130,11 +130,11 @@ def _observed(folder: Path, run: Run, asked: _Asked) -> Reported:
         most = asked.samples if limit is None else min(asked.samples, limit)
         is_text = isinstance(sources.task, TextTask)
         observe = _texts if is_text else _images
-        return Reported(run, observe(sources, most, asked))
+        return replace(run, observed=observe(sources, most, asked))
     except HamuError as error:
         asked.console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
         why = "a model or the data cannot be read; the command prints why"
-        return Reported(run, None, str(error) if asked.contents else why)
+        return replace(run, unobserved=str(error) if asked.contents else why)
 
 
 def _images(sources: NamedSources, most: int, asked: _Asked) -> Observations:

@@ -34,7 +34,7 @@ from hamu.data.images import collate
 from hamu.data.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
-from hamu.models.causal_mask import check_causal_mask_of_batch
+from hamu.models.language import check_causal_mask
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
 from hamu.unlearning.goals import Standing
@@ -455,7 +455,7 @@ class UnlearnTrainer(ResumableTrainer):
         limits: Tensor | None = None,
     ) -> Tensor:
         if not self._causality_checked and torch.is_grad_enabled():
-            check_causal_mask_of_batch(self.model, batch)
+            check_causal_mask(self.model, batch)
             self._causality_checked = True
         limits = limits if side == "forget" else None
         total, scored = self.side_losses.total(model, side, batch, limits)

@@ -1,0 +1,105 @@
+"""Predictions and answers of the models of a run, before and after, for its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from hamu.data import ImageData, TextRecords
+from hamu.evaluation import Predictions, TokenPredictions, rouge_l_recall
+
+ROLES = ("before", "after")
+_SHOWN = 12  # images
+
+
+@dataclass(frozen=True)
+class AnsweredRecord:
+    """A prompt, the expected answer, and each model's name, answer and ROUGE-L recall."""
+
+    prompt: str
+    expected: str
+    answers: tuple[tuple[str, str, float], ...]
+
+
+@dataclass(frozen=True)
+class ImageObservations:
+    """Predictions of the classifiers before and after.
+
+    Attributes:
+        predictions: by role ("before", "after") and set ("retain", "forget", "test").
+        counts, sizes: predicted images of each set, and all it has.
+        classes: names in the data; a model may have more outputs.
+        pictures: forget images to show, by `most_and_least_changed`.
+        embeddings: by role and set, [N, D]; empty without, for the reason `no_embedding`.
+        seed: of the run.
+    """
+
+    predictions: Mapping[str, Mapping[str, Predictions]]
+    counts: Mapping[str, int]
+    sizes: Mapping[str, int]
+    classes: Sequence[str]
+    pictures: Mapping[str, ImageData]
+    embeddings: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    no_embedding: str = ""
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class TextObservations:
+    """Predictions of the language models before and after.
+
+    Attributes:
+        predictions: by role and set.
+        texts: the predicted records of each set, in order.
+        answers: by set, some prompts with both answers; empty without, for the reason `no_answers`.
+    """
+
+    predictions: Mapping[str, Mapping[str, TokenPredictions]]
+    texts: Mapping[str, TextRecords]
+    answers: Mapping[str, Sequence[AnsweredRecord]] = field(default_factory=dict)
+    no_answers: str = ""
+
+
+Observations = ImageObservations | TextObservations
+
+
+def answered(texts: TextRecords, answers: Mapping[str, Sequence[str]]) -> list[AnsweredRecord]:
+    """Score the answers of each model.
+
+    Args:
+        texts: the records.
+        answers: by the model's name, its answers in the records' order.
+    """
+    expected = [record.answer.strip() for record in texts.records]
+    scores = {name: rouge_l_recall(given, expected).tolist() for name, given in answers.items()}
+    return [
+        AnsweredRecord(
+            record.prompt.strip(),
+            expected[n],
+            tuple((name, given[n], scores[name][n]) for name, given in answers.items()),
+        )
+        for n, record in enumerate(texts.records)
+    ]
+
+
+def right_probability(predictions: Predictions) -> np.ndarray:
+    """Probability of the right class, [N]."""
+    found: np.ndarray = predictions.losses.neg().exp().numpy()
+    return found
+
+
+def most_and_least_changed(
+    predictions: Mapping[str, Mapping[str, Predictions]],
+) -> dict[str, list[int]]:
+    """Positions of the forget images whose right class changed most and least in probability.
+
+    Args:
+        predictions: by role and set.
+    """
+    before, after = (right_probability(predictions[role]["forget"]) for role in ROLES)
+    order = np.argsort(-np.abs(after - before), kind="stable")
+    most = order[:_SHOWN].tolist()
+    return {"changed most": most, "changed least": order[len(most) :][::-1][:_SHOWN].tolist()}
