@@ -22,7 +22,7 @@ from hamu.cli import main
 from hamu.errors import one_line
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
-from hamu.models.saving import save_model
+from hamu.models.storage import save_model
 
 SECONDS = 120  # a command that takes longer hangs: all data here are tiny
 _CODES = {"assess": (0, 2, 3, 4), "verify": (0, 1, 2)}

@@ -20,7 +20,7 @@ from watching import watched
 from hamu.cli import main
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
-from hamu.models.saving import save_model
+from hamu.models.storage import save_model
 from hamu.report.observations import AnsweredRecord
 from hamu.report.page import answers_page
 from hamu.unlearning.jobs.options import REFUSED

@@ -9,10 +9,33 @@ import pytest
 import torch
 from helpers import weights
 from torch import nn
+from torch.nn import functional as F
 from transformers import TrainerCallback
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
-from hamu.unlearning.trainer import PairedDataset
+from hamu.unlearning.trainer import PairedDataset, sides
+from hamu.unlearning.trainer import trainer as trainer_module
+
+EVERY_SECOND = {"eval_strategy": "steps", "eval_steps": 2}
+WEIGHTS = "The weights are those of the last step that was"
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 10)
+    )
+
+
+@pytest.fixture
+def float64_pixels(monkeypatch):
+    """Lets the trainer feed models in float64."""
+    monkeypatch.setattr(sides, "predict_logits", lambda m, b: m(b["pixel_values"].double()))
+
+
+def lines(trainer, name="taken"):
+    return [entry for entry in trainer.state.log_history if name in entry]
 
 
 def own_loop(model, problem, method, steps, batch_size=256, lr=1e-4):
@@ -20,15 +43,14 @@ def own_loop(model, problem, method, steps, batch_size=256, lr=1e-4):
     pairs = PairedDataset(problem.retain, problem.forget, seed=42)
     pair = PairedGradients(model, method, max_grad_norm=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    model.eval()  # the ResNet has no dropout: frozen BatchNorm is all that the mode decides
+    model.eval()  # there is no dropout: frozen BatchNorm is all that the mode decides
     for step in range(steps):
-        batch = pairs.__getitems__(
-            range(step * batch_size, min((step + 1) * batch_size, len(pairs)))
-        )
+        places = range(step * batch_size, min((step + 1) * batch_size, len(pairs)))
+        batch = pairs.__getitems__(places)
         for side in ("retain", "forget"):
             with getattr(pair, side)():
-                logits = model(batch[side]["pixel_values"].double()).logits
-                nn.functional.cross_entropy(logits, batch[side]["labels"]).backward()
+                logits = model(batch[side]["pixel_values"].double())
+                F.cross_entropy(logits, batch[side]["labels"]).backward()
         pair.combine()
         optimizer.step()
 
@@ -37,22 +59,12 @@ def own_loop(model, problem, method, steps, batch_size=256, lr=1e-4):
 @pytest.mark.usefixtures("float64_pixels")
 def test_a_run_takes_the_steps_of_ones_own_loop(model, problem, trainer_of, name):
     twin, start = copy.deepcopy(model).double(), weights(model)
-    trainer = trainer_of(model.double(), method=name, max_steps=3)
-    trainer.train()
+    trainer_of(model.double(), method=name, max_steps=3).train()
     method = build_method(name, constraint=0.5, constraint_mode="relative", stopping="off")
     own_loop(twin, problem, method, 3)
     moved = (weights(twin) - start).norm()
     assert moved > 0
     assert (weights(model) - weights(twin)).norm() < 1e-9 * moved
-
-
-@pytest.fixture
-def float64_pixels(monkeypatch):
-    """Lets the trainer feed models in float64."""
-    monkeypatch.setattr(
-        "hamu.unlearning.trainer.sides.predict_logits",
-        lambda m, b: m(b["pixel_values"].double()).logits,
-    )
 
 
 @pytest.mark.parametrize(("accumulation", "batch_size"), [(2, 150), (4, 80), (5, 64)])
@@ -63,12 +75,8 @@ def test_accumulated_and_unequal_batches_weigh_every_sample_alike(
     """300 pairs in one batch, or in parts of which the last is short: the same step."""
     twin = copy.deepcopy(model).double()
     trainer_of(model.double(), per_device_train_batch_size=300, max_steps=1).train()
-    trainer = trainer_of(
-        twin,
-        per_device_train_batch_size=batch_size,
-        gradient_accumulation_steps=accumulation,
-        max_steps=1,
-    )
+    parts = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+    trainer = trainer_of(twin, max_steps=1, **parts)
     trainer.train_dataset = torch.utils.data.Subset(trainer.train_dataset, range(300))
     trainer.train()
     assert trainer.steps_taken == 1
@@ -93,26 +101,21 @@ def test_the_trainers_own_clip_is_off(model, trainer_of):
         def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
             norms.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
 
-    trainer = trainer_of(model, method="gru", max_grad_norm=0.01, max_steps=2, callbacks=[Watch()])
+    clip = {"max_grad_norm": 0.01, "callbacks": [Watch()]}
+    trainer = trainer_of(model, method="gru", max_steps=2, **clip)
     trainer.train()
-    logged = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+    logged = [entry["grad_norm"] for entry in lines(trainer)]
     assert norms == pytest.approx(logged, rel=1e-4), "the logged norm comes from the Gram"
     assert max(norms) <= 0.0201
-    trainer = trainer_of(
-        model, method="hamu-q", radius="0.5", max_grad_norm=0.01, max_steps=1, callbacks=[Watch()]
-    )
-    trainer.train()
-    assert norms[-1] > 0.4, "each of the 23 blocks has radius 0.5, far above the clip"
+    trainer_of(model, method="hamu-q", radius="0.5", max_steps=1, **clip).train()
+    assert norms[-1] > 0.4, "each of the blocks has radius 0.5, far above the clip"
 
 
-@pytest.mark.parametrize(
-    ("method", "passes"), [("ft", 1), ("ga", 1), ("gdiff", 2), ("hamu-q", 2), ("kl", 2)]
-)
+@pytest.mark.parametrize(("method", "passes"), [("ft", 1), ("ga", 1), ("hamu-q", 2), ("kl", 2)])
 def test_a_method_that_needs_one_side_runs_one_pass(model, trainer_of, method, passes):
     backwards = []
-    handle = model.classifier.register_full_backward_hook(lambda *_: backwards.append(1))
+    model[4].register_full_backward_hook(lambda *_: backwards.append(1))
     trainer_of(model, method=method, max_steps=2).train()
-    handle.remove()
     assert len(backwards) == 2 * passes
 
 
@@ -123,50 +126,44 @@ def test_batchnorm_statistics_stay_and_its_weights_move(model, trainer_of):
     assert all(torch.equal(before[n], after[n]) for n in before if "running" in n or "tracked" in n)
     assert all(not torch.equal(before[n], after[n]) for n, _ in model.named_parameters())
     trainer_of(model, freeze_batchnorm=False).train()
-    assert not torch.equal(before["norm.running_mean"], model.state_dict()["norm.running_mean"])
+    assert not torch.equal(before["2.running_mean"], model.state_dict()["2.running_mean"])
 
 
-@pytest.mark.parametrize("method", ["kl", "scrub"])
-def test_methods_that_compare_with_the_original_start_from_no_difference(model, trainer_of, method):
+@pytest.mark.parametrize(("method", "compared"), [("kl", "retain"), ("scrub", "forget")])
+def test_methods_that_compare_with_the_original_start_from_no_difference(
+    model, trainer_of, method, compared
+):
     trainer = trainer_of(model, method=method, max_steps=1)
     trainer.train()
-    first = next(e for e in trainer.state.log_history if "taken" in e)
-    assert first["retain_loss" if method == "kl" else "forget_loss"] == pytest.approx(0, abs=1e-6)
+    assert lines(trainer)[0][f"{compared}_loss"] == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("method", ["hamu-q", "scrub"])
-def test_a_resumed_run_ends_where_the_uninterrupted_one_does(saved_model, trainer_of, method):
-    from hamu.models import load_classifier
-
-    settings = {"method": method, "max_steps": 8, "save_strategy": "steps", "save_steps": 3, "optim": "adamw_torch",
-                "learning_rate": 1e-3, "stopping": "aggregate", "stopping_patience": 50}  # fmt: skip
-    whole = load_classifier(str(saved_model))
-    trainer = trainer_of(whole, **settings)
+def test_a_resumed_run_ends_where_the_uninterrupted_one_does(model, trainer_of, method):
+    settings = {"method": method, "max_steps": 8, "save_strategy": "steps", "save_steps": 3}
+    settings |= {"optim": "adamw_torch", "learning_rate": 1e-3}
+    settings |= {"stopping": "aggregate", "stopping_patience": 50}
+    resumed = copy.deepcopy(model)
+    trainer = trainer_of(model, **settings)
     trainer.train()
-    checkpoint = f"{trainer.args.output_dir}/checkpoint-3"
-    resumed = load_classifier(str(saved_model))
     again = trainer_of(resumed, **settings)
-    again.train(resume_from_checkpoint=checkpoint)
-    assert torch.equal(weights(whole), weights(resumed))
+    again.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-3")
+    assert torch.equal(weights(model), weights(resumed))
     assert again.pair.state_dict() == trainer.pair.state_dict()
     assert again.steps_taken == trainer.steps_taken == 8
 
 
 def test_a_run_by_goal_needs_no_settings_of_the_command_line(model, problem, tmp_path):
     args = UnlearnConfig(output_dir=str(tmp_path), auto=True, max_steps=3, disable_tqdm=True)
-    trainer = UnlearnTrainer(model, args, retain_dataset=problem.retain,
-                             forget_dataset=problem.forget, test_dataset=problem.test)  # fmt: skip
+    sets = {"retain_dataset": problem.retain, "forget_dataset": problem.forget}
+    trainer = UnlearnTrainer(model, args, **sets, test_dataset=problem.test)
     trainer.train()
-    assert trainer.steps_taken > 0
     assert trainer.stop.kind in ("all steps", "goal")
 
 
 def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, trainer_of):
     start = weights(model)
-    with pytest.raises(
-        HamuError,
-        match=r"no step can be taken: the constraint 50 cannot be met: the gradients allow at",
-    ):
+    with pytest.raises(HamuError, match="no step can be taken: the constraint 50 cannot be met"):
         trainer_of(model, constraint=50, constraint_mode="absolute").train()
     assert torch.equal(weights(model), start)
 
@@ -177,89 +174,75 @@ def test_a_constraint_that_cannot_be_met_at_a_later_step_ends_the_run(model, tra
             if state.global_step == 2:
                 trainer.pair.method = build_method("hamu-q", constraint=1e6, stopping="off")
 
-    trainer = trainer_of(
-        model, max_steps=5, per_device_train_batch_size=64, check_steps=0, callbacks=[Demands()]
-    )
+    trainer = trainer_of(model, max_steps=5, check_steps=0, callbacks=[Demands()])
     trainer.train()
     assert (trainer.steps_taken, trainer.state.global_step) == (2, 3)
     assert trainer.stop.kind == "infeasible"
-    assert trainer.stop_reason.startswith(
-        "the constraint 1e+06 cannot be met: the gradients allow at most"
-    )
+    assert trainer.stop_reason.startswith("the constraint 1e+06 cannot be met: the gradients allow")
 
 
-def test_the_stopping_criterion_ends_the_run_and_says_why(model, trainer_of, problem):
+def test_the_stopping_criterion_ends_the_run_and_names_itself(model, trainer_of, problem):
     """Forget and retain are the same records: the hardest case there is (paper, Sec. 4.3)."""
-    start = weights(model)
-    everything = len(problem.retain)
-    trainer = trainer_of(
-        model,
-        retain=problem.retain,
-        forget=problem.retain,
-        stopping="aggregate",
-        per_device_train_batch_size=everything,
-    )
+    start, same = weights(model), problem.retain
+    whole = {"per_device_train_batch_size": len(same), "stopping": "aggregate"}
+    trainer = trainer_of(model, retain=same, forget=same, **whole)
     trainer.train()
     assert trainer.stop_reason.startswith("the stopping criterion is met: the demand")
-    assert trainer.stop_reason.endswith("every further step must hurt"), "both sets are the same"
     assert trainer.stop.kind == "criterion"
-    assert trainer.state.global_step == 1
-    assert trainer.steps_taken == 0
-    assert torch.equal(weights(model), start), "the step that must hurt is not taken"
+    assert (trainer.state.global_step, trainer.steps_taken) == (1, 0)
+    assert torch.equal(weights(model), start)
 
 
 def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
-    model, trainer_of, problem, monkeypatch
+    model, trainer_of, monkeypatch
 ):
-    import hamu.unlearning.trainer.sides as module
-
-    real = module.predict_logits
+    real = sides.predict_logits
     poisoned = iter([False, False, True, True, False, False])
-
-    def sometimes_nan(model, batch):
-        return real(model, batch) * (torch.nan if next(poisoned, False) else 1.0)
-
-    monkeypatch.setattr(module, "predict_logits", sometimes_nan)
+    monkeypatch.setattr(
+        sides,
+        "predict_logits",
+        lambda m, b: real(m, b) * (torch.nan if next(poisoned, False) else 1.0),
+    )
     trainer = trainer_of(model, max_steps=3, check_steps=0)
     trainer.train()
     assert (trainer.steps_taken, trainer.steps_skipped) == (2, 1)
     assert torch.isfinite(weights(model)).all()
-    monkeypatch.setattr(module, "predict_logits", lambda m, b: real(m, b) * torch.nan)
+    monkeypatch.setattr(sides, "predict_logits", lambda m, b: real(m, b) * torch.nan)
     start = weights(model)
     trainer = trainer_of(model, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)
     trainer.train()
     assert trainer.state.global_step == 2
     assert trainer.stop.kind == "skips"
     assert trainer.stop_reason == (
-        "2 steps in a row could not be taken: a gradient is not finite. The weights are those of the last step that "
-        "was; lower the learning rate, or look for records with values that are not finite"
+        f"2 steps in a row could not be taken: a gradient is not finite. {WEIGHTS}; lower the "
+        f"learning rate, or look for records with values that are not finite"
     )
     assert torch.equal(weights(model), start)
 
 
 class _Masked(nn.Module):
-    """A classifier that rules one class out."""
+    """A classifier that rules out the last class."""
 
-    def __init__(self, ruled_out):
+    def __init__(self):
         super().__init__()
-        self.head, self._ruled_out = nn.Linear(4, 3), ruled_out
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x):
-        mask = torch.zeros(3).index_fill(0, torch.tensor(self._ruled_out), -torch.inf)
-        return self.head(x.flatten(1)) + mask
+        return self.head(x.flatten(1)) + torch.tensor([0.0, 0.0, -torch.inf])
 
 
 @pytest.mark.parametrize("method", ["hamu-q", "gdiff", "ga"])
 def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end_the_run(
     trainer_of, method
 ):
-    labels = [0, 0, 2, 0]  # of the batches' forget records; class 2 has no probability
+    torch.manual_seed(0)
+    net = _Masked()
     retain = [{"pixel_values": torch.randn(1, 2, 2), "labels": i % 2} for i in range(8)]
-    net = _Masked(2)
-    trainer = trainer_of(net, retain=retain, forget=[{"pixel_values": torch.ones(1, 2, 2), "labels": 0}] * 8,
-                         method=method, per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=4,
-                         learning_rate=0.1)  # fmt: skip
-    turns = iter(label for label in labels for _ in range(2))
+    settings = {"retain": retain, "method": method, "max_steps": 4, "learning_rate": 0.1}
+    halves = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    one = {"pixel_values": torch.ones(1, 2, 2)}
+    trainer = trainer_of(net, forget=[one | {"labels": 0}] * 8, **settings, **halves)
+    turns = iter(label for label in (0, 0, 2, 0) for _ in range(2))
     collate = trainer.data_collator
 
     def masked(items):
@@ -269,69 +252,54 @@ def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end
 
     trainer.data_collator = masked
     trainer.train()
-    lines = [e for e in trainer.state.log_history if "taken" in e]
-    assert [line["taken"] for line in lines] == [1.0, 1.0, 0.0, 1.0]
-    assert lines[2]["forget_loss"] == torch.inf
+    assert [line["taken"] for line in lines(trainer)] == [1.0, 1.0, 0.0, 1.0]
+    assert lines(trainer)[2]["forget_loss"] == torch.inf
     assert (trainer.steps_taken, trainer.steps_skipped) == (3, 1)
 
-    start = weights(net)
-    trainer = trainer_of(net, retain=retain, forget=[{"pixel_values": torch.ones(1, 2, 2), "labels": 2}] * 8,
-                         method=method, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)  # fmt: skip
+    start, adam = weights(net), {"optim": "adamw_torch", "weight_decay": 0.1}
+    trainer = trainer_of(net, forget=[one | {"labels": 2}] * 8, max_skips=2, **settings, **adam)
     trainer.train()
     assert trainer.stop.kind == "skips"
-    assert trainer.stop_reason == (
-        "2 steps in a row could not be taken: a loss is not finite. The weights are those of the last step that was; "
-        "lower the learning rate, or look for records with values that are not finite"
-    )
+    assert trainer.stop_reason.startswith("2 steps in a row could not be taken: a loss is not fin")
     assert torch.equal(weights(net), start)
 
 
-def test_an_optimizer_of_another_model_is_refused(model, trainer_of):
-    another = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
-    with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
-        trainer_of(model, optimizers=(another, None))
-
-
-def test_an_optimizer_of_whole_parameters_is_refused_where_they_are_cut(model):
-    before = dict(model.named_parameters())
-    given = torch.optim.SGD(model.parameters(), lr=0.1), None
-    with pytest.raises(
-        HamuError,
-        match="holds the whole parameters, which --shard replaces by parts; give its class",
-    ):
-        UnlearnTrainer(
-            model,
-            SimpleNamespace(shard=True),
-            retain_dataset=[],
-            forget_dataset=[],
-            optimizers=given,
-        )
-    assert all(parameter is before[name] for name, parameter in model.named_parameters())
-
-
 def test_a_run_whose_demand_is_never_met_blames_no_learning_rate(model, trainer_of):
-    trainer = trainer_of(model, max_steps=8, max_skips=2, constraint=1e6, constraint_mode="absolute",
-                         on_infeasible="skip", check_steps=0)  # fmt: skip
+    demand = {"constraint": 1e6, "constraint_mode": "absolute", "on_infeasible": "skip"}
+    trainer = trainer_of(model, max_steps=8, max_skips=2, check_steps=0, **demand)
     trainer.train()
     assert trainer.stop.kind == "skips"
-    assert trainer.stop_reason.startswith(
-        "2 steps in a row could not be taken: the constraint 1e+06 cannot be met: "
-    )
-    assert trainer.stop_reason.endswith("The weights are those of the last step that was")
+    assert "2 steps in a row could not be taken: the constraint 1e+06 cannot" in trainer.stop_reason
+    assert trainer.stop_reason.endswith(WEIGHTS)
+
+
+def test_what_unlearning_has_no_place_for_is_refused(model, problem, trainer_of, tmp_path):
+    another = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
+        trainer_of(model, optimizers=(another, None))
+    sets = {"retain_dataset": problem.retain, "forget_dataset": problem.forget}
+    for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
+        with pytest.raises(HamuError, match=f"^{name} is for a batch of one kind, and would never"):
+            UnlearnTrainer(model, UnlearnConfig(output_dir=str(tmp_path)), **sets, **{name: print})
+    before = dict(model.named_parameters())
+    given = torch.optim.SGD(model.parameters(), lr=0.1), None
+    with pytest.raises(HamuError, match="holds the whole parameters, which --shard replaces by"):
+        UnlearnTrainer(model, SimpleNamespace(shard=True), **sets, optimizers=given)
+    assert all(parameter is before[name] for name, parameter in model.named_parameters())
 
 
 def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of, monkeypatch):
     settings = {"method": "gdiff", "learning_rate": 0.02}
+    saved = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
     after_four = copy.deepcopy(model)
     trainer_of(after_four, **settings, max_steps=4).train()
-    trainer = trainer_of(model, **settings, max_steps=12, eval_strategy="steps", eval_steps=4, save_strategy="steps",
-                         save_steps=4, max_retain_loss=1e9)  # fmt: skip
+    trainer = trainer_of(model, **settings, **saved, max_steps=12, max_retain_loss=1e9)
     seen = iter([False] * 5 + [True])
     end = trainer._early_ends.end
 
     def diverging():
         if next(seen):
-            monkeypatch.setattr(trainer._early_ends, "_max_retain", 1e-9)
+            trainer._early_ends.max_retain_loss = 1e-9
         return end()
 
     monkeypatch.setattr(trainer._early_ends, "end", diverging)
@@ -343,98 +311,63 @@ def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of,
 
 
 def test_only_the_last_steps_stay_in_memory(model, trainer_of, monkeypatch):
-    import hamu.unlearning.trainer.trainer as module
-
-    monkeypatch.setattr(module, "_REMEMBERED", 3)
-    trainer = trainer_of(model, max_steps=6, eval_strategy="steps", eval_steps=2)
+    monkeypatch.setattr(trainer_module, "_REMEMBERED", 3)
+    trainer = trainer_of(model, max_steps=6, **EVERY_SECOND)
     trainer.train()
-    history = trainer.state.log_history
-    assert [entry["step"] for entry in history if "taken" in entry] == [4, 5, 6]
-    assert [entry["step"] for entry in history if "eval_joint_gain" in entry] == [2, 4, 6]
+    assert [entry["step"] for entry in lines(trainer)] == [4, 5, 6]
+    assert [entry["step"] for entry in lines(trainer, "eval_joint_gain")] == [2, 4, 6]
 
 
 def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(
     model, trainer_of, problem
 ):
-    trainer = trainer_of(model, test=problem.test, eval_strategy="steps", eval_steps=2, eval_on_start=True, max_steps=4,
-                         learning_rate=1e-2, per_device_eval_batch_size=100)  # fmt: skip
+    settings = {"eval_on_start": True, "learning_rate": 1e-2, "per_device_eval_batch_size": 100}
+    trainer = trainer_of(model, test=problem.test, max_steps=4, **EVERY_SECOND, **settings)
     trainer.train()
-    entries = [e for e in trainer.state.log_history if "eval_forget_gain" in e]
+    first, *_, last = entries = lines(trainer, "eval_forget_gain")
     assert [e["step"] for e in entries] == [0, 2, 4]
-    assert entries[0]["eval_joint_gain"] == 0
-    gain = entries[-1]["eval_forget_loss"] - entries[0]["eval_forget_loss"]
-    assert entries[-1]["eval_forget_gain"] == pytest.approx(gain)
+    assert first["eval_joint_gain"] == 0
+    gain = last["eval_forget_loss"] - first["eval_forget_loss"]
+    assert last["eval_forget_gain"] == pytest.approx(gain)
     batch = problem.forget.__getitems__(range(len(problem.forget)))
     with torch.no_grad():
-        loss = nn.functional.cross_entropy(
-            model.eval()(batch["pixel_values"]).logits, batch["labels"]
-        )
-    assert entries[-1]["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
+        loss = F.cross_entropy(model.eval()(batch["pixel_values"]), batch["labels"])
+    assert last["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, trainer_of):
-    trainer = trainer_of(model, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, max_steps=6,
-                         load_best_model_at_end=True, method="ga", learning_rate=0.05)  # fmt: skip
+    saved = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+    trainer = trainer_of(
+        model, max_steps=6, method="ga", learning_rate=0.05, **EVERY_SECOND, **saved
+    )
     trainer.train()
-    gains = {
-        e["step"]: e["eval_joint_gain"]
-        for e in trainer.state.log_history
-        if "eval_joint_gain" in e and e["step"]
-    }
-    best = max(gains, key=gains.get)
+    gains = {e["step"]: e["eval_joint_gain"] for e in lines(trainer, "eval_joint_gain")}
+    best = max((step for step in gains if step), key=gains.get)
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
-    saved = json.loads(Path(trainer.state.best_model_checkpoint, "trainer_state.json").read_text())
-    assert saved["best_metric"] == pytest.approx(gains[best])
-
-
-def test_ones_own_module_and_data_set_can_be_unlearned_from(trainer_of):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    items = [{"pixel_values": torch.randn(1, 2, 2), "labels": i % 3} for i in range(30)]
-    trainer = trainer_of(net, retain=items[:20], forget=items[20:], per_device_train_batch_size=10)
-    start = weights(net)
-    trainer.train()
-    assert trainer.steps_taken == 3
-    assert not torch.equal(weights(net), start)
+    state = json.loads(Path(trainer.state.best_model_checkpoint, "trainer_state.json").read_text())
+    assert state["best_metric"] == pytest.approx(gains[best])
 
 
 def test_every_log_line_has_the_figures_of_its_step(model, trainer_of):
     trainer = trainer_of(model, max_steps=2)
     trainer.train()
-    lines = [e for e in trainer.state.log_history if "taken" in e]
-    assert [e["step"] for e in lines] == [1, 2]
-    for line in lines:
+    assert [e["step"] for e in lines(trainer)] == [1, 2]
+    for line in lines(trainer):
         assert line["demand"] == pytest.approx(0.5 * line["max_demand"])
         assert line["promised_forget_change"] >= line["demand"] * (1 - 1e-9)
         assert -1 <= line["cos"] <= 1
         assert line["direct_threshold"] < 0 < line["stop_threshold"]
 
 
-def test_evaluations_in_full_precision_are_those_of_a_run_without_autocast(trainer_of, saved_model):
-    from hamu.models import load_classifier
-
+def test_evaluations_in_full_precision_are_those_of_a_run_without_autocast(model, trainer_of):
     def start_loss(**settings):
-        trainer = trainer_of(
-            load_classifier(str(saved_model)), eval_on_start=True, max_steps=1, **settings
-        )
+        trainer = trainer_of(copy.deepcopy(model), eval_on_start=True, max_steps=1, **settings)
         trainer.train()
-        return next(
-            e["eval_retain_loss"] for e in trainer.state.log_history if "eval_retain_loss" in e
-        )
+        return lines(trainer, "eval_retain_loss")[0]["eval_retain_loss"]
 
     exact = start_loss()
     assert start_loss(bf16=True, full_precision_eval=True) == exact
     assert start_loss(bf16=True) != exact
-
-
-def test_what_would_never_be_called_is_refused(model, problem, tmp_path):
-    for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
-        with pytest.raises(
-            HamuError,
-            match=f"^{name} is for a batch of one kind, and would never be called; leave it",
-        ):
-            UnlearnTrainer(model, UnlearnConfig(output_dir=str(tmp_path)), retain_dataset=problem.retain,
-                           forget_dataset=problem.forget, **{name: print})  # fmt: skip
 
 
 class _Turns(TrainerCallback):
@@ -451,22 +384,19 @@ class _Turns(TrainerCallback):
         self.scales.append(self.trainer.accelerator.scaler.get_scale())
 
 
-def test_a_step_that_the_method_skips_leaves_the_loss_scale(model, trainer_of):
-    trainer = trainer_of(model, method="hamu-q", max_steps=6)
+@pytest.mark.parametrize(
+    ("is_finite", "taken", "scales"),
+    [(True, 3, [256.0, 256.0, 512.0, 512.0, 512.0, 512.0]), (False, 0, [128.0, 64.0])],
+)
+def test_only_a_step_that_is_not_finite_lowers_the_loss_scale(
+    model, trainer_of, is_finite, taken, scales
+):
+    """A step that the method skips leaves it."""
+    trainer = trainer_of(model, method="hamu-q", max_steps=len(scales))
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
     turns = _Turns(trainer)
     trainer.add_callback(turns)
+    if not is_finite:
+        nn.init.constant_(model[1].weight, torch.nan)
     trainer.train()
-    assert (trainer.steps_taken, trainer.steps_skipped) == (3, 3)
-    assert turns.scales == [256.0, 256.0, 512.0, 512.0, 512.0, 512.0]
-
-
-def test_a_step_that_is_not_finite_lowers_the_loss_scale(model, trainer_of):
-    trainer = trainer_of(model, method="hamu-q", max_steps=2)
-    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    turns = _Turns(trainer)
-    trainer.add_callback(turns)
-    with torch.no_grad():
-        next(model.parameters()).fill_(float("nan"))
-    trainer.train()
-    assert (trainer.steps_taken, turns.scales) == (0, [128.0, 64.0])
+    assert (trainer.steps_taken, turns.scales) == (taken, scales)

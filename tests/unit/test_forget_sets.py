@@ -120,7 +120,7 @@ def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypa
 @pytest.mark.parametrize(
     ("choose", "message"),
     [
-        (lambda t: forget_class(t, None, "cow"), "class 'cow' .* in here; choose one of cat, dog"),
+        (lambda t: forget_class(t, None, "cow"), "class 'cow' .* in here; choose of cat, dog"),
         (lambda t: forget_class(t, None, 7), "class 7 does not exist"),
         (lambda t: forget_class(t, None, 0, 1.5), r"rho is a share in \[0, 1\]; got 1.5"),
         (lambda t: forget_class(t.select([1, 2]), None, 0), "class 'cat' has no records in here"),

@@ -191,7 +191,7 @@ def test_a_second_data_set_takes_the_form_of_the_first_or_does_not_match(folder)
     ):
         grey.matched(train)
     (folder / "dog").rename(folder / "owl")
-    with pytest.raises(HamuError, match=r"class owl of .* is not among the classes cat, dog; name"):
+    with pytest.raises(HamuError, match=r"class owl of .* is not among cat, dog"):
         train.matched(read_images(str(folder)))
 
 
@@ -236,8 +236,8 @@ NESTED = datasets.Array2D((1, 1), "int64")
         (damaged("cat/0.png"), {}, r"0\.png of .* is not a readable image: .*; remove or repair"),
         (with_picture("9.tiff", DEEP), {}, r"9\.tiff of .* has more than 8 bits a channel; save"),
         (with_picture("9.png", Image.new("L", (9, 9))), {}, "differ in size .*; give --image_size"),
-        (lambda f: str(f / "cat" / "0.png"), {}, "is not a data set that can be read; give images"),
-        (lambda f: str(f / "cat"), {}, "holds no images; expected one subfolder per class"),
+        (lambda f: str(f / "cat" / "0.png"), {}, "is not a data set that can be read; give texts"),
+        (lambda f: str(f / "cat"), {}, "holds no images; expected one subfolder of images"),
         (with_arrays(labels=LABELS[:3]), {}, "expected a whole number for each of 6 images"),
         (with_arrays(labels=PIXELS), {}, "expected a whole number for each of 6 images"),
         (with_arrays(labels=LABELS / 2), {}, "have type float64 .*; expected a whole number"),
@@ -245,7 +245,11 @@ NESTED = datasets.Array2D((1, 1), "int64")
         (with_arrays(classes=np.array(["cat"])), {}, "label 1 of .* out of range; expected 0 to 0"),
         (with_arrays(images=PIXELS / 255), {}, "have type float64"),
         (with_arrays(images=PIXELS[:0], labels=LABELS[:0]), {}, "is empty: it has no images"),
-        (with_arrays(), {"label_column": "kind"}, "no label column 'kind'; it has images, labels"),
+        (
+            with_arrays(),
+            {"label_column": "kind"},
+            "no label column .kind., but images, labels; give --label_c",
+        ),
         (damaged("a.npz"), {}, r"a\.npz cannot be read as npz"),
         (damaged("a.parquet"), {}, r"a\.parquet cannot be read as parquet"),
         (lambda f: to_parquet(f / "a.parquet", [1.5], [0]), {}, "column img of .* holds no images"),

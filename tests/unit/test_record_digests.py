@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from hamu import HamuError
 from hamu.data import ImageData, TextRecord, TextRecords
-from hamu.models.loading import folder_of
+from hamu.models.storage import folder_of
 from hamu.unlearning.record.inputs import row_digests, set_digest, weights_digest
 
 LINES = [{"question": f"number {i}?", "answer": f"It is {i}.", "tags": ["a"]} for i in range(6)]

@@ -1,19 +1,22 @@
-"""What surrounds one step: what it is held to, and what of it goes on record."""
+"""The outcome of one step against its promise, the record of them, and the trust region."""
 
+import itertools
+import math
 from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
-from hamu import HamuQ, PairedGradients, UnlearnConfig
-from hamu.unlearning.trainer.monitor import Monitor
+from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig
+from hamu.unlearning.trainer.monitor import Monitor, is_plain_descent
+from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, TrustRegion, describe
 
 RATE = 0.1
 
 
 class Slopes(nn.Module):
-    """The retain loss falls along one weight, the forget loss rises by 10 along the other, less a bend."""
+    """The retain loss falls along one weight, the forget loss rises by 10 along another, bent."""
 
     def __init__(self, forget_bend=0.0, retain_bend=0.0):
         super().__init__()
@@ -21,69 +24,78 @@ class Slopes(nn.Module):
         self.bends = {"forget": forget_bend, "retain": retain_bend}
 
     def total(self, side, batch):
-        one = self.w[int(side == "forget")]
-        return (
-            10.0 * one - self.bends[side] * one**2
-            if side == "forget"
-            else self.bends[side] * one**2 - one
-        )
+        if side == "forget":
+            return 10.0 * self.w[1] - self.bends[side] * self.w[1] ** 2
+        return self.bends[side] * self.w[0] ** 2 - self.w[0]
 
 
-def watch_of(model, method, max_grad_norm=1.0, **settings):
-    pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
-    args = UnlearnConfig(output_dir="unused", report_to="none", check_steps=1, **settings)
-    watch = Monitor(pair, args, model.total, model)
-    return watch, pair, torch.optim.SGD(model.parameters(), lr=RATE)
+class Valley(nn.Module):
+    """½ curvature·w² for the retain loss, and a slope for the forget loss."""
+
+    def __init__(self, curvature):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64))
+        self.curvature = curvature
+
+    def total(self, side, batch):
+        if side == "forget":
+            return 0.01 * self.w[1]
+        return 0.5 * self.curvature * self.w[0] ** 2
 
 
-def take_step(watch, pair, optimizer, model):
-    """Whether it was undone."""
-    losses = {}
-    for side in ("retain", "forget"):
-        watch.passes.remember(side, {}, 1.0, 1)
-        with getattr(pair, side)():
-            loss = model.total(side, {})
-            loss.backward()
-        losses[side] = loss.detach()
-    step = pair.combine(keep=watch.keep(optimizer))
-    watch.before(step, optimizer, losses)
-    optimizer.step()
-    return watch.after()
+class Watched:
+    """A model whose steps by plain descent are watched."""
+
+    def __init__(self, model, method, *, rate=RATE, max_grad_norm=1.0, **settings):
+        self.model = model
+        self.pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
+        args = UnlearnConfig(output_dir="unused", check_steps=1, **settings)
+        self.watch = Monitor(self.pair, args, model.total, model)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+    def step(self):
+        """Take a step; return its rate, and True if it was undone."""
+        assert self.watch.is_due(1, 1)
+        losses = {}
+        for side in ("retain", "forget"):
+            self.watch.passes.remember(side, {}, 1.0, 1)
+            with getattr(self.pair, side)():
+                loss = self.model.total(side, {})
+                loss.backward()
+            losses[side] = loss.detach()
+        step = self.pair.combine(keep=self.watch.keep(self.optimizer))
+        self.watch.before(step, self.optimizer, losses)
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.optimizer.step()
+        return rate, self.watch.after()
 
 
 @pytest.mark.parametrize(("share", "kept"), [(1.0, 1.0), (0.5, 0.0)])
 @pytest.mark.parametrize("correct_steps", [False, True])
 def test_a_step_is_held_to_the_demand_on_the_loss_as_it_is(correct_steps, share, kept):
-    """All that is possible is demanded: a step of length η along g_f, 10 η of loss, of which a bend leaves a share.
+    """All is demanded: a step of length η along g_f, 10 η of loss, of which a bend leaves a share.
 
     Of the clipped gradient, of norm 1, a tenth of that is demanded.
     """
     model = Slopes(forget_bend=10 * (1 - share) / RATE)
-    watched = watch_of(model, HamuQ(1.0, "relative", stopping="off"), correct_steps=correct_steps)
-    assert not take_step(*watched, model)
-    watch = watched[0]
-    assert watch.figures["realised_forget_change"] == pytest.approx(share * 10 * RATE, rel=1e-4)
-    assert watch.record.summary()["kept"] == kept
+    method = HamuQ(1.0, "relative", stopping="off")
+    watched = Watched(model, method, correct_steps=correct_steps)
+    assert watched.step() == (RATE, False)
+    realised = watched.watch.figures["realised_forget_change"]
+    assert realised == pytest.approx(share * 10 * RATE, rel=1e-4)
+    assert watched.watch.record.summary()["kept"] == kept
 
 
 def test_a_step_that_was_undone_is_not_on_record():
-    """-s + 100 s² is below zero for steps shorter than 0.01: a sixteenth of the first is the first to be one."""
-    model = Slopes(retain_bend=100.0)
-    watched = watch_of(model, HamuQ(0.1, "relative", stopping="off"), trust_region=True)
-    assert [take_step(*watched, model) for _ in range(5)] == [True] * 4 + [False]
-    assert watched[0].record.summary()["checked"] == 1
+    """-s + 100 s² is below zero from s = 0.01 down: first at a sixteenth of the first step."""
+    method = HamuQ(0.1, "relative", stopping="off")
+    watched = Watched(Slopes(retain_bend=100.0), method, trust_region=True)
+    assert [watched.step()[1] for _ in range(5)] == [True] * 4 + [False]
+    assert watched.watch.record.summary()["checked"] == 1
 
 
 def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(monkeypatch):
-    """What the passes of the step found is off by more than a step of this length does, as with TF32 on a GPU."""
-    monkeypatch.setattr("hamu.unlearning.trainer.monitor.rounds_to_tf32", lambda model: True)
-    monkeypatch.setattr("hamu.unlearning.trainer.monitor.without_tf32", lambda: exact(model))
-
-    @contextmanager
-    def exact(model):
-        model.error, error = 0.0, model.error
-        yield
-        model.error = error
+    """Its passes are off by more than what a step of this length does, as with TF32 on a GPU."""
 
     class Rounded(Slopes):
         error = 5.0
@@ -91,8 +103,150 @@ def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(m
         def total(self, side, batch):
             return super().total(side, batch) + self.error
 
+    @contextmanager
+    def exact():
+        model.error, error = 0.0, model.error
+        yield
+        model.error = error
+
+    monkeypatch.setattr("hamu.unlearning.trainer.monitor.rounds_to_tf32", lambda model: True)
+    monkeypatch.setattr("hamu.unlearning.trainer.monitor.without_tf32", exact)
     model = Rounded()
-    watched = watch_of(model, HamuQ(1.0, "relative", stopping="off"))
-    assert not take_step(*watched, model)
-    assert watched[0].figures["realised_forget_change"] == pytest.approx(10 * RATE, rel=1e-4)
-    assert watched[0].record.summary()["kept"] == 1.0
+    watched = Watched(model, HamuQ(1.0, "relative", stopping="off"))
+    assert not watched.step()[1]
+    assert watched.watch.figures["realised_forget_change"] == pytest.approx(10 * RATE, rel=1e-4)
+    assert watched.watch.record.summary()["kept"] == 1.0
+
+
+@pytest.mark.parametrize("curvature", [0.01, 1.0, 1000.0])
+def test_the_radius_settles_where_the_curvature_says(curvature):
+    """From w = 1 a step of length s against g_r realises 1 - s/2 of its promise: 0 from s = 2 on.
+
+    A step is η·0.01 long, of which at least 0.9 against g_r. So rates over 2/0.009 are undone,
+    those over (2 - 2/4)/0.01 shrink, and none below (2 - 2·3/4)/0.01 is ever shrunk at first.
+    """
+    model = Valley(curvature)
+    method = HamuU(0.9, constraint_mode="relative", stopping="off")
+    settings = {"trust_region": True, "trust_region_growth": 1e6, "max_grad_norm": None}
+    watched = Watched(model, method, rate=1000.0, **settings)
+    rates, losses = [], []
+    for _ in range(60):
+        before = model.w.detach().clone()
+        rate, undone = watched.step()
+        assert undone == torch.equal(before, model.w)
+        assert watched.optimizer.param_groups[0]["lr"] == 1000.0, "the schedule's is put back"
+        rates.append(rate)
+        losses.append(model.total("retain", {}).item())
+    assert rates[:4] == [1000.0, 500.0, 250.0, 125.0]
+    assert sum(loss == 0.5 * curvature for loss in losses) == 3, "undone steps"
+    assert losses[3] < 0.5 * curvature
+    assert all(b <= a + 2e-6 for a, b in itertools.pairwise(losses)), "no step raises the loss"
+    assert losses[-1] < 0.05 * curvature
+
+
+@pytest.mark.parametrize(
+    ("ratio", "scale"),
+    [(-1.0, 0.5), (0.0, 0.5), (math.nan, 0.5), (0.1, 0.5), (0.5, 1.0), (0.9, 2.0), (1.0, 4.0)],
+)
+def test_the_radius_shrinks_under_a_quarter_and_grows_over_three_quarters(ratio, scale):
+    region = TrustRegion(least=0.25)
+    assert region.update(ratio) is (ratio > 0)
+    assert region.scale == scale
+    assert not region.exhausted
+    region.update(ratio)
+    assert region.exhausted is (scale < 1), "it has an end"
+
+
+def outcome(promised, realised, demand=0.0, constrained="forget", noise=1e-9, reach=2.0):
+    promised, realised = (
+        {
+            side: value
+            for side, value in zip(("retain", "forget"), both, strict=True)
+            if value is not None
+        }
+        for both in (promised, realised)
+    )
+    both = dict.fromkeys(("retain", "forget"), reach)
+    return StepOutcome(promised, realised, both, constrained, demand, noise)
+
+
+def test_an_outcome_is_judged_by_its_worse_side():
+    good = outcome((-1.0, 1.0), (-1.0, 1.0), demand=1.0)
+    assert (good.kept, good.trust, good.ratio("retain")) == (True, 1.0, 1.0)
+    late = outcome((-1.0, 1.0), (0.5, 1.0), demand=1.0)
+    assert late.kept, "the demand was met"
+    assert late.trust == pytest.approx(1 - 1.5)
+    short = outcome((-0.1, 1.0), (-0.05, 5.0), demand=1.0)
+    assert short.trust == pytest.approx(1 - 0.05), "measured by the promise of the other side"
+    broken = outcome((-1.0, 1.0), (-1.0, 0.9), demand=1.0)
+    assert not broken.kept
+    assert broken.trust == pytest.approx(0.9)
+    rounding = outcome((None, 1e-12), (None, 0.0), demand=1e-12)
+    assert rounding.kept is None
+
+
+@pytest.mark.parametrize(("realised", "kept"), [(0.949, False), (0.951, True)])
+def test_a_promise_is_kept_from_95_percent_of_the_demand_on(realised, kept):
+    assert outcome((None, 1.0), (None, realised), demand=1.0).kept is kept
+    of_retain = outcome((-1.0, None), (-realised, None), demand=1.0, constrained="retain")
+    assert of_retain.kept is kept
+
+
+def test_a_change_above_rounding_is_judged_where_its_promise_is_below():
+    def rough(retain, forget):
+        return outcome((-1e-4, 1e-3), (retain, forget), 1e-3, noise=3e-3, reach=1.0)
+
+    rounding = rough(0.002, -0.001)
+    assert (rounding.is_told, rounding.trust, rounding.kept) == (False, 1.0, None)
+    for wrecked in (rough(5.0, -2.0), rough(5.0, 0.001), rough(-1e-4, -2.0)):
+        assert wrecked.is_told
+        assert wrecked.trust < -100
+    assert rough(-5.0, 2.0).trust == 1.0, "better than was promised"
+    assert rough(math.nan, 0.001).is_told
+    assert math.isnan(rough(math.nan, 0.001).trust)
+
+
+def test_the_record_sums_up():
+    record = PromiseRecord()
+    assert record.summary() is None
+    for realised in ((-0.5, 2.0), (-1.5, 0.0)):
+        record.add(outcome((-1.0, 1.0), realised, demand=1.0))
+    ratios = {"retain": 1.0, "forget": 1.0}
+    expected = {"checked": 2, "judged": 2, "kept": 0.5, "median_ratio": ratios}
+    assert record.summary() == expected
+    for wrecked in (math.inf, -math.inf, math.nan):
+        record.add(outcome((-1.0, 1.0), (wrecked, 1.0), demand=1.0))
+    assert record.summary()["checked"] == 5
+    assert record.summary()["median_ratio"] == ratios, "of those that are numbers"
+    again = PromiseRecord()
+    again.load_state_dict(record.state_dict())
+    assert again.summary() == record.summary()
+
+
+def test_plain_descent_is_recognised():
+    p = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))]
+    sgd = torch.optim.SGD
+    assert is_plain_descent(sgd(p, lr=1), p)
+    for other in (
+        sgd(p, lr=1, momentum=0.9),
+        sgd(p, lr=1, weight_decay=0.1),
+        sgd(p, lr=1, maximize=True),
+        sgd([{"params": p[:1], "lr": 2}, {"params": p[1:]}], lr=1),
+        sgd(p[:1], lr=1),
+        torch.optim.AdamW(p),
+    ):
+        assert not is_plain_descent(other, p)
+
+
+@pytest.mark.parametrize(
+    ("checked", "judged", "kept", "words"),
+    [
+        (40, 40, 0.925, "of 40 checked steps 92% realised at least 95% of what was demanded"),
+        (40, 12, 0.5, "of 40 checked steps 12 had a demand above rounding, of which 50% realised"),
+        (1, 0, None, "of 1 checked step none had a demand above rounding"),
+    ],
+)
+def test_a_summary_names_the_steps_whose_promise_could_be_told(checked, judged, kept, words):
+    summary = {"checked": checked, "judged": judged, "kept": kept, "median_ratio": {}}
+    assert describe(summary).startswith(words)
+    assert describe(summary).endswith("; what was promised is below rounding")

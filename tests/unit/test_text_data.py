@@ -159,7 +159,7 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         (
             "a.jsonl",
             '{"messages": [{"role": "user", "content": "hi"}]}',
-            "row 0 .* no.* conversation",
+            "row 0 of .* is no list of messages",
         ),
         ("a.json", "[1,\n 2", r"a\.json cannot be read: Expecting ',' delimiter: line 2"),
         ("a.jsonl", "[" * 100_000, r"a\.jsonl cannot be read"),
@@ -177,7 +177,11 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),
         ("a.csv", "question,answer\nWho?\n", "row 0 of .* has no text in answer, but nothing"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
-        ("a.txt", "Who? Ada.", r"a\.txt is not text that can be read; give texts as .*, images as"),
+        (
+            "a.txt",
+            "Who? Ada.",
+            r"a\.txt is not a data set that can be read; give texts as .*, images as",
+        ),
     ],
 )
 def test_a_damaged_file_is_named_with_its_row(name, content, message, tmp_path):
@@ -241,7 +245,9 @@ def test_a_split_in_parts_is_read_in_order_and_whole(inner, tmp_path):
     place = tmp_path / inner
     place.mkdir(exist_ok=True)
     saved(place / "train-00000-of-00002-ab1.parquet", RECORDS[:1])
-    with pytest.raises(HamuError, match="has 1 files of train, by their names there are 2; get"):
+    with pytest.raises(
+        HamuError, match="has 1 files of train, by their names there are 2; get all"
+    ):
         read_text(str(tmp_path))
     saved(place / "train-00001-of-00002-ab1.parquet", RECORDS[1:])
     assert is_text(str(tmp_path))
@@ -287,7 +293,7 @@ def test_a_conversation_is_written_by_the_chat_template_and_ends_once(
     ends, tokenizer, tmp_path, monkeypatch
 ):
     texts = read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]))
-    with pytest.raises(HamuError, match="no chat template"):
+    with pytest.raises(HamuError, match="has no chat template"):
         encode(texts, tokenizer)
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"

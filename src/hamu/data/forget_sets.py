@@ -95,10 +95,8 @@ def forget_class(
     """
     name = str(target)
     if name not in train.classes and not (name.isdigit() and int(name) < len(train.classes)):
-        raise HamuError(
-            f"class {target!r} does not exist in {train.source}; choose one of "
-            f"{', '.join(train.classes)}"
-        )
+        listed = ", ".join(train.classes)
+        raise HamuError(f"class {target!r} does not exist in {train.source}; choose of {listed}")
     number = train.classes.index(name) if name in train.classes else int(name)
     name = train.classes[number]
     if not 0 <= rho <= 1:
@@ -156,9 +154,8 @@ def forget_data(
     if missing and not allow_missing:
         raise HamuError(
             f"{missing if found else 'none'} of {len(forget)} records of {file} "
-            f"{'are not' if found else 'is'} in {train.source} as they are; where it holds them in "
-            f"another form they would be retained: correct them, or give --allow_missing to forget "
-            f"them all the same, as where {train.source} holds only what is to be retained"
+            f"{'are not' if found else 'is'} in {train.source} as they are; correct their form, or "
+            f"give --allow_missing if it holds only what is to be retained"
         )
     words = f"{len(forget)} records of {file}, {found or 'none'} of them found in the training data"
     rows = len(train) - len(kept)
@@ -178,10 +175,8 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     """
     parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
     if parsed is None:
-        raise HamuError(
-            f"the filter {expression!r} cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or "
-            f"COLUMN~REGEX"
-        )
+        ways = "COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX"
+        raise HamuError(f"the filter {expression!r} cannot be read; write {ways}")
     column, operator, value = parsed.groups()
     try:
         pattern = re.compile(value if operator == "~" else re.escape(value))

@@ -25,6 +25,7 @@ from hamu.data.sources import (
     load_from_hub,
     parquet_table,
     reading,
+    unreadable,
 )
 from hamu.errors import HamuError
 
@@ -115,10 +116,8 @@ class ImageData(Dataset[dict[str, Tensor]]):
         """Return the same images, their labels numbered as in these classes."""
         unknown = [name for name in self.classes if name not in classes]
         if unknown:
-            raise HamuError(
-                f"class {unknown[0]} of {self.source} is not among the classes "
-                f"{', '.join(classes[:8])}; name the classes of both alike"
-            )
+            listed = ", ".join(classes[:8])
+            raise HamuError(f"class {unknown[0]} of {self.source} is not among {listed}")
         numbers = torch.tensor([classes.index(name) for name in self.classes])
         return replace(self, labels=numbers[self.labels], classes=classes)
 
@@ -242,10 +241,7 @@ def _encoded(source: str, split: str, columns: Mapping[str, str | None]) -> _Enc
         return _of_npz(files[0], columns)
     if suffix == ".parquet":
         return _of_parquet(files, columns)
-    raise HamuError(
-        f"{path} is not a data set that can be read; give images as .parquet, .npz or a folder per "
-        f"class, texts as .jsonl, .json, .csv or .parquet"
-    )
+    raise unreadable(path)
 
 
 def _digits(split: str) -> _Encoded:
@@ -308,8 +304,7 @@ def _column(
     if found is None:
         looked = repr(own) if own else " or ".join(candidates)
         raise HamuError(
-            f"{source} has no {role} column {looked}; it has {', '.join(names)}; name it with "
-            f"--{role}_column"
+            f"{source} has no {role} column {looked}, but {', '.join(names)}; give --{role}_column"
         )
     return found
 
@@ -320,10 +315,7 @@ def _of_folder(path: Path) -> _Encoded:
         classes.sort(key=int)  # 2 before 10
     found = [sorted(filter(_is_image, _visible(path / name))) for name in classes]
     if not any(found):
-        raise HamuError(
-            f"{path} holds no images; expected one subfolder per class with image files in it, or "
-            f"for texts a train.jsonl, .json, .csv or .parquet"
-        )
+        raise HamuError(f"{path} holds no images; expected one subfolder of images per class")
     labels = np.repeat(np.arange(len(classes)), [len(files) for files in found])
     pictures = [file for files in found for file in files]
     others = {*path.rglob("*")} - {*pictures}

@@ -1,10 +1,8 @@
 """Pairs of one retain and one forget record, made in the data set, unseen by samplers and loaders.
 
 One epoch is one pass over the retain data. The forget data are drawn round and round, each round in
-a new order, and go on where the last epoch ended; shuffled once, later epochs reuse the orders of
-the rounds that begin in the first. The place of a record depends on the seed alone: not on the
-batch size, the number of processes, or a resume. A run by goal narrows the forget data down to the
-records that are not forgotten yet.
+a new order, and go on where the last epoch ended. The place of a record depends on the seed alone:
+not on the batch size, the number of processes, or a resume.
 """
 
 from __future__ import annotations
@@ -34,17 +32,13 @@ class PairedDataset(Dataset[dict[str, Any]]):
         forget: the data that must go.
         sides: the sides that a method needs, of "retain" and "forget".
         seed: seed of every order.
-        shuffle: "epoch" for a new order each epoch, "once" for the first epoch's orders in the
-            whole run (the paper): where the forget records fit into an epoch a whole number of
-            times, all epochs have the same pairs.
+        shuffle: "epoch" for a new order each epoch, "once" for the orders of the rounds that begin
+            in the first epoch (the paper).
         with_positions: True if batches name their forget records by position, each once.
 
     Attributes:
         focus: (start, positions), at most two: from this place of the run on, counted in pairs, the
             forget data are the records at these positions.
-
-    Raises:
-        HamuError: if either side is empty.
     """
 
     def __init__(
@@ -61,9 +55,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
         self._lengths = {side: len(data) for side, data in self._data.items()}  # type: ignore[arg-type]
         for side, length in self._lengths.items():
             if length == 0:
-                raise HamuError(
-                    f"the {side} set is empty; unlearning needs at least one record to {side}"
-                )
+                raise HamuError(f"the {side} set is empty; give at least one record to {side}")
         self._sides = tuple(sides)
         self._seed = seed
         self._shuffle = shuffle
@@ -75,8 +67,8 @@ class PairedDataset(Dataset[dict[str, Any]]):
     def focus_on(self, positions: Sequence[int], start: int) -> None:
         """Draw the forget data from these positions (all, if empty) from the place `start` on.
 
-        A loader may hold a batch already; the place has to lie beyond that, so that a resumed run
-        draws the same.
+        The place lies beyond any batch that a loader holds already, so that a resumed run draws
+        the same.
         """
         self.focus = [*self.focus[-1:], (start, list(positions))]
 
@@ -93,8 +85,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         """A batch: for each side a list of items, or the result of its own `__getitems__`.
 
-        Indices below 0, ~i for i, are records that are read for their shape alone: the batch then
-        has the "weight" 0.
+        Indices below 0, ~i for i, are read for their shape alone: the batch has the "weight" 0.
         """
         batch: dict[str, Any] = {WEIGHT: 0.0} if min(indices) < 0 else {}
         indices = [~i if i < 0 else i for i in indices]
@@ -127,9 +118,8 @@ class PairedDataset(Dataset[dict[str, Any]]):
         if key not in orders:
             if len(orders) == _KEPT:
                 del orders[next(iter(orders))]
-            generator = torch.Generator().manual_seed(
-                (self._seed * 1_000_003 + turn) * 2 + SIDES.index(side)
-            )
+            seed = (self._seed * 1_000_003 + turn) * 2 + SIDES.index(side)
+            generator = torch.Generator().manual_seed(seed)
             orders[key] = torch.randperm(length, generator=generator)
         return orders[key]
 

@@ -42,6 +42,14 @@ def existing(source: str) -> Path:
     return path
 
 
+def unreadable(path: Path) -> HamuError:
+    """Return the error for a file whose ending is not that of a data set."""
+    return HamuError(
+        f"{path} is not a data set that can be read; give texts as .jsonl, .json, .csv or .parquet"
+        f", images as .parquet, .npz or a folder per class"
+    )
+
+
 @contextmanager
 def reading(failure: str, remedy: str = "") -> Iterator[None]:
     """Turn any exception of a library into a HamuError: failure, its first line, remedy."""
@@ -85,7 +93,7 @@ def files_of_split(folder: Path, split: str, suffixes: Sequence[str]) -> list[Pa
     if f"{len(parts):05}" != most:
         raise HamuError(
             f"{parts[0].parent} has {len(parts)} files of {split}, by their names there are "
-            f"{most.lstrip('0')}; get those that are missing, or leave one set of them"
+            f"{most.lstrip('0')}; get all of one set of them"
         )
     return parts
 

@@ -24,6 +24,7 @@ from hamu.data.sources import (
     load_from_hub,
     parquet_table,
     reading,
+    unreadable,
 )
 from hamu.errors import HamuError
 
@@ -211,10 +212,7 @@ def _rows(source: str, split: str) -> list[Any]:
         raise HamuError(f"{path} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
     suffix = files[0].suffix.lower()
     if suffix not in _SUFFIXES:
-        raise HamuError(
-            f"{path} is not text that can be read; give texts as .jsonl, .json, .csv or .parquet, "
-            f"images as .parquet, .npz or a folder per class"
-        )
+        raise unreadable(path)
     with reading(f"{files[0]} cannot be read"):
         if suffix == ".parquet":
             return list(parquet_table(files).to_pylist())
@@ -318,7 +316,6 @@ def _conversation(messages: Any, where: str) -> tuple[dict[str, str], ...]:
     )
     if not good or not messages or messages[-1].get("role") != "assistant":
         raise HamuError(
-            f"{where} is not a conversation: a list of messages with role and content, the last "
-            f"one the assistant's"
+            f"{where} is no list of messages with role and content, the last of the assistant"
         )
     return tuple(messages)

@@ -19,6 +19,7 @@ from hamu.errors import HamuError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_INSTEAD = "give prompt and completion instead"
 LossOn = Literal["answer", "all"]
 # Chat templates that write the date all write this one: prompts must not change from day to day.
 _TODAY = datetime(2024, 7, 26)
@@ -173,8 +174,7 @@ def _as_text(
         return record.prompt, record.answer
     if not tokenizer.chat_template:
         raise HamuError(
-            f"{source} holds conversations, but the model's tokenizer has no chat template; give "
-            f"prompt and completion"
+            f"the tokenizer has no chat template for the conversations of {source}; {_INSTEAD}"
         )
     written: list[Any] = []
     with reading(f"a conversation of {source} does not fit the tokenizer's chat template"):
@@ -191,8 +191,7 @@ def _as_text(
     before, whole = written
     if not whole.startswith(before):
         raise HamuError(
-            "the tokenizer's chat template changes what comes before the last message; give prompt "
-            "and completion"
+            f"the tokenizer's chat template changes what comes before the answer; {_INSTEAD}"
         )
     return before, whole[len(before) :]
 

@@ -49,35 +49,26 @@ class AttackSettings:
         "relearn-unrelated, prefill, sample. By default `hamu attack` runs those that relearn, "
         "`hamu evaluate` none.",
     )
-    attack_steps: int | None = _option(
-        None, "Steps of fine-tuning; by default 80 for images, 40 for texts."
-    )
-    attack_seeds: int = _option(3, "Repeat each fine-tuning with this many seeds.")
+    attack_steps: int | None = _option(None, "Fine-tuning: steps; by default 80, for texts 40.")
+    attack_seeds: int = _option(3, "Fine-tuning: repeat with this many seeds.")
     attack_learning_rate: float | None = _option(
-        None,
-        "By default 1e-3 for images (Adam), 3e-4 for texts (AdamW), 1e-3 for an adapter (AdamW).",
+        None, "Fine-tuning: by default 1e-3 (Adam); for texts 3e-4, an adapter 1e-3 (AdamW)."
     )
     attack_batch_size: int | None = _option(
-        None, "Records a step of fine-tuning; by default 64 images or 16 texts."
+        None, "Fine-tuning: records a step; by default 64, for texts 16."
     )
     attack_records: int | None = _option(
-        None,
-        "Measure at most this many records of a set, drawn by seed; by default 300 images or "
-        "100 texts.",
+        None, "Measure this many records of a set at most; by default 300, for texts 100."
     )
     relearned_records: int | None = _option(
-        None, "Forgotten records that relearn-few trains on; by default 10 images or 40 texts."
+        None, "Forgotten records that relearn-few trains on; by default 10, for texts 40."
     )
     unrelated_data: str | None = _option(
         None, "Text: data of relearn-unrelated; by default the bundled miniature."
     )
     prefill_words: int = _option(3, "Text: words of the right answer that prefill gives.")
-    attack_samples: int = _option(
-        8, "Text: answers that sample draws for each record, the k of leak@k."
-    )
-    attack_answers: int = _option(
-        20, "Text: prefill and sample ask for this many forgotten records."
-    )
+    attack_samples: int = _option(8, "Text: answers of sample to each record, the k of leak@k.")
+    attack_answers: int = _option(20, "Text: forgotten records for prefill and sample.")
 
     def __post_init__(self) -> None:
         rate = self.attack_learning_rate
@@ -194,11 +185,8 @@ def lasts(result: AttackResult) -> bool | None:
 
     It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10
     percentage points more than to the retain model, or without a retain model at most 10% of what
-    was forgotten. See `given_back`. A text model whose loss stays at or above the retain model's
-    lasts.
-
-    Without an original, all images that the model does not recognise at the start count as
-    forgotten.
+    was forgotten (without an original: all that is not recognised at the start). A text model whose
+    loss stays at or above the retain model's lasts. See `given_back`.
     """
     return _judged(result)[0]
 
@@ -219,49 +207,44 @@ def given_back(result: AttackResult, role: str = UNLEARNED, steps: int = _STEPS)
     return (before - after) / rise if rise > 0 else 0.0
 
 
-def _judged(result: AttackResult) -> tuple[bool | None, str]:
-    """The verdict, or None and the reason."""
+def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
+    """The verdict, or None and the reason, and the steps with the most excess."""
     by_model = result.outcomes.get(RELEARN_RETAIN)
     if by_model is None:
-        return None, f"{RELEARN_RETAIN} was not run"
+        return None, f"{RELEARN_RETAIN} was not run", 0
     ours, is_text = by_model[UNLEARNED], result.kind == "text"
     if _STEPS not in ours.at:
-        return None, f"{RELEARN_RETAIN} was run for fewer than {_STEPS} steps"
+        return None, f"{RELEARN_RETAIN} was run for fewer than {_STEPS} steps", 0
     if is_text and ORIGINAL not in by_model:
-        return None, "the share of the loss that comes back needs --original_model"
+        return None, "the share of the loss that comes back needs --original_model", 0
     start = ours.mean(result.figure, 0)
     known = by_model[ORIGINAL].mean(result.figure, 0) if ORIGINAL in by_model else 1.0
     forgotten = start - known if is_text else known - start
     if forgotten <= 0:
-        return None, "the model remembers the forget set as well as the original does"
-    steps = _worst(result)
-    back = given_back(result, steps=steps)
-    if RETRAINED in by_model:
-        theirs = by_model[RETRAINED]
-        is_above = is_text and ours.mean("loss", steps) >= theirs.mean("loss", steps)
-        return is_above or back - given_back(result, RETRAINED, steps) <= _MARGIN, ""
-    return (back if is_text else (back - start) / forgotten) <= _MARGIN, ""
-
-
-def _worst(result: AttackResult) -> int:
-    """Number of steps, 20 or 40, that gives back most beyond the retain model."""
-    by_model = result.outcomes[RELEARN_RETAIN]
+        return None, "the model remembers the forget set as well as the original does", 0
 
     def excess(steps: int) -> float:
         theirs = given_back(result, RETRAINED, steps) if RETRAINED in by_model else 0.0
         return given_back(result, steps=steps) - theirs
 
-    run = [steps for steps in (_STEPS, _AGAIN) if steps in by_model[UNLEARNED].at]
-    return max(run, key=excess)
+    worst = max((steps for steps in (_STEPS, _AGAIN) if steps in ours.at), key=excess)
+    back = excess(worst)
+    if RETRAINED not in by_model and not is_text:
+        back = (back - start) / forgotten
+    is_above = (
+        is_text
+        and RETRAINED in by_model
+        and ours.mean("loss", worst) >= by_model[RETRAINED].mean("loss", worst)
+    )
+    return is_above or back <= _MARGIN, "", worst
 
 
 def sentence(result: AttackResult) -> str:
     """State the verdict in a plain sentence."""
-    verdict, reason = _judged(result)
+    verdict, reason, steps = _judged(result)
     if verdict is None:
         return f"Whether it lasts is open: {reason}."
-    by_model, steps = result.outcomes[RELEARN_RETAIN], _worst(result)
-    theirs = ""
+    by_model, theirs = result.outcomes[RELEARN_RETAIN], ""
     if RETRAINED in by_model:
         theirs = f" (a model retrained without them: {given_back(result, RETRAINED, steps):.0%})"
     back = f"{given_back(result, steps=steps):.0%}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from math import comb
 from typing import Any
 
@@ -49,7 +51,7 @@ class AttackData:
         retain, forget: `ImageData` or `TextData`.
         collate: makes a batch from a list of items.
         eval_batch_size: records per forward pass of a measurement.
-        unrelated: texts that neither set holds, for relearn-unrelated; None if there are none.
+        unrelated: texts that neither set holds, for relearn-unrelated.
         tokenizer: of a language model, for prefill and sample.
     """
 
@@ -71,11 +73,8 @@ class AttackData:
         return run(model, records, self.eval_batch_size, self.collate)
 
     def measure(self, model: nn.Module, records: Any) -> Figures:
-        """Knowledge of some records, as means over records.
-
-        Returns:
-            `loss`; of images `recognised`, the share whose most likely class is the label; of texts
-            `extraction_strength` and `exact_memorization`.
+        """Knowledge of some records, as means: `loss`, of images `recognised`, the share whose most
+        likely class is the label, of texts `extraction_strength` and `exact_memorization`.
 
         Raises:
             HamuError: if a loss is not finite.
@@ -163,8 +162,9 @@ def attack_model(
             if name in RELEARNING:
                 found[name] = _relearned(model, data, settings, name, seed, advance)
             else:
-                with _unchanged(model, seed):
-                    found[name] = _ASKED[name](model, data, settings, seed)
+                with _seeded(model, seed):
+                    at, rows = _ASKED[name](model, data, settings, seed)
+                found[name] = _outcome(at, [[one] for one in rows])
                 advance(1)
         except HamuError as error:
             raise HamuError(f"{name} on the {role} model: {error}") from error
@@ -224,19 +224,21 @@ def _relearned(
     usual = 3e-4 if is_text and not hasattr(model, "peft_config") else 1e-3
     rate = settings.attack_learning_rate or usual
     optimizer = torch.optim.AdamW if is_text else torch.optim.Adam
-    trained = [p for p in model.parameters() if p.requires_grad]
+    shared = {id(p): p for p in model.parameters() if not p.requires_grad}
     runs, accuracies = [], []
     for number in range(seed, seed + settings.attack_seeds):
         items, looked_at = _items(data, settings, name, number)
         records = _drawn(looked_at, most, number)
-        with _unchanged(model, number):
-            measured = []
-            for step in _fine_tune(model, items, points[-1], optimizer(trained, lr=rate)):
+        copied = deepcopy(model, dict(shared))
+        trained = [p for p in copied.parameters() if p.requires_grad]
+        measured = []
+        with _seeded(copied, number):
+            for step in _fine_tune(copied, items, points[-1], optimizer(trained, lr=rate)):
                 if step in points:
-                    measured.append(data.measure(model, records))
+                    measured.append(data.measure(copied, records))
                 advance(step > 0)
-            runs.append(measured)
-            accuracies.append(data.predict(model, retain).correct.double().mean().item())
+            accuracies.append(data.predict(copied, retain).correct.double().mean().item())
+        runs.append(measured)
     return _outcome(points, list(zip(*runs, strict=True)), tuple(accuracies))
 
 
@@ -294,51 +296,40 @@ def _fine_tune(
 
 
 @contextmanager
-def _unchanged(model: nn.Module, seed: int) -> Iterator[None]:
-    """Run with a seed; restore the model (weights, buffers, gradients, modes) and the random state."""
-    modes = [(module, module.training) for module in model.modules()]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    kept = [(tensor, tensor.detach().clone()) for tensor in (*trained, *model.buffers())]
-    grads = [(p, p.grad) for p in trained]
+def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """Run with a seed; restore the random state."""
     device = next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        for p in trained:
-            p.grad = None
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, was in kept:
-                    tensor.copy_(was)
-            for p, grad in grads:
-                p.grad = grad
-            for module, training in modes:
-                module.training = training
+        yield
 
 
-def _quantized(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+_Strengths = tuple[tuple[int, ...], list[Figures]]
+
+
+def _quantized(
+    model: nn.Module, data: AttackData, settings: AttackSettings, seed: int
+) -> _Strengths:
     records = _drawn(data.forget, settings.value("attack_records", data.kind), seed)
-    found = [data.measure(model, records)]
-    for bits in _BITS:
-        with quantized(model, bits):
-            found.append(data.measure(model, records))
-    return _outcome((0, *_BITS), [[one] for one in found])
+    rounded = (quantized(model, bits) for bits in _BITS)
+    return (0, *_BITS), [data.measure(one, records) for one in chain([model], rounded)]
 
 
-def _prefilled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+def _prefilled(
+    model: nn.Module, data: AttackData, settings: AttackSettings, seed: int
+) -> _Strengths:
     records = _drawn(data.forget, settings.attack_answers, seed)
     words = (0, settings.prefill_words) if _has_prompts(records) else (settings.prefill_words,)
-    scores = [prefilled(model, data, records, count) for count in words]
-    return _outcome(words, [[{k: v.mean().item() for k, v in one.items()}] for one in scores])
+    scores = (prefilled(model, data, records, count) for count in words)
+    return words, [{name: one.mean().item() for name, one in each.items()} for each in scores]
 
 
-def _sampled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> Outcome:
+def _sampled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> _Strengths:
     records, count = _drawn(data.forget, settings.attack_answers, seed), settings.attack_samples
     scores = sampled(model, data, records, count)
     ks = tuple(sorted({1, count}))
-    best = [{name: leak_at_k([s[name] for s in scores], k) for name in scores[0]} for k in ks]
-    return _outcome(ks, [[one] for one in best])
+    names = scores[0]
+    return ks, [{name: leak_at_k([s[name] for s in scores], k) for name in names} for k in ks]
 
 
 _ASKED = {QUANTIZE: _quantized, PREFILL: _prefilled, SAMPLE: _sampled}
@@ -477,9 +468,8 @@ def check_can_quantize() -> Any:
     return functional
 
 
-@contextmanager
-def quantized(model: nn.Module, bits: int) -> Iterator[None]:
-    """Round linear and convolutional weights temporarily, except a language model's head.
+def quantized(model: nn.Module, bits: int) -> nn.Module:
+    """Copy a model with rounded linear and convolutional weights, except a language model's head.
 
     8 bits: one scale for each output channel, as LLM.int8() has for weights (Dettmers et al. 2022).
     4 bits: NF4 in blocks of 64 (Dettmers et al. 2023), the setting of Dorna et al. 2025. The
@@ -493,19 +483,15 @@ def quantized(model: nn.Module, bits: int) -> Iterator[None]:
         HamuError: if bitsandbytes is not installed.
     """
     functional = check_can_quantize()
+    model = deepcopy(model)
     of_model: Any = getattr(model, "get_output_embeddings", lambda: None)
     head = getattr(of_model(), "weight", None)
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
     weights = {id(layer.weight): layer.weight for layer in layers if layer.weight is not head}
-    kept = [(weight, weight.detach().clone()) for weight in weights.values()]
     with torch.no_grad():
-        try:
-            for weight in weights.values():
-                weight.copy_(_rounded(functional, weight.flatten(1), bits).view_as(weight))
-            yield
-        finally:
-            for weight, was in kept:
-                weight.copy_(was)
+        for weight in weights.values():
+            weight.copy_(_rounded(functional, weight.flatten(1), bits).view_as(weight))
+    return model
 
 
 def _rounded(functional: Any, weight: Tensor, bits: int) -> Tensor:

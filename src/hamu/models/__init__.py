@@ -7,8 +7,8 @@ from hamu.models.classifiers import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.loading import first_not_finite
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
+from hamu.models.storage import first_not_finite
 
 __all__ = [
     "SmallResNet",

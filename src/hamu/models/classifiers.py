@@ -1,8 +1,4 @@
-"""Image classifiers, new or saved, their image processors, and checks that they fit the data.
-
-A classifier is a built-in name ("resnet20", "resnet8", ...), or a saved model; see
-`hamu.models.loading`.
-"""
+"""Image classifiers, new or saved, their image processors, and checks that they fit the data."""
 
 from __future__ import annotations
 
@@ -22,8 +18,8 @@ from hamu.core.gram import trainable_parameters
 from hamu.data import ImageData
 from hamu.data.sources import HUB, is_of_hub, reading
 from hamu.errors import HamuError, first_line
-from hamu.models.loading import CONFIG, check_is_saved, check_undamaged, config_of, from_pretrained
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
+from hamu.models.storage import CONFIG, check_is_saved, check_undamaged, config_of, from_pretrained
 
 NEW_CLASSIFIER = r"resnet(\d+)"
 CLASSIFIER_CONFIGS = (CONFIG,)  # an adapter is for language models
@@ -48,9 +44,6 @@ def new_classifier(
         data: the training data; its classes and channels shape the model.
         mean, std: per-channel normalisation, saved with the model.
         trust_remote_code: see `load_classifier`.
-
-    Raises:
-        HamuError: if the name is unknown.
     """
     match = re.fullmatch(NEW_CLASSIFIER, name)
     if match is None:
@@ -139,9 +132,8 @@ def _statistics(processor: Any, channels: int, source: str) -> tuple[list[float]
     fits = np.allclose(found, expected, rtol=0, atol=_CLOSE * np.abs(scale).max())
     if black.shape != (channels,) or not fits or not (scale > 0).all():
         raise HamuError(
-            f"the image processor of {source} does more than shift and scale each channel (it may "
-            f"swap them: do_flip_channel_order); build that into the model, and take it out of "
-            f"preprocessor_config.json"
+            f"the image processor of {source} does more than shift and scale each channel (or "
+            f"swaps them: do_flip_channel_order); build that into the model instead"
         )
     return (0.0 - black / scale).tolist(), (1 / scale).tolist()
 
@@ -164,10 +156,8 @@ def _saved_names(source: str, *, local: bool = False) -> dict[int, str]:
 def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
     """Name the first outputs of a model that is to be trained after the classes of its data.
 
-    Does nothing if the model names one of these classes, has fewer, or they are mere numbers.
-
     Returns:
-        True if it named them.
+        False if the model names one of these classes, has fewer, or they are mere numbers.
     """
     names = {int(n): str(name) for n, name in (model.config.id2label or {}).items()}
     if all(map(_NUMBER.fullmatch, classes)) or len(names) < len(classes):
@@ -184,10 +174,8 @@ def check_as_many_classes(source: str, other: str, role: str = "retain") -> None
     """Check that two saved classifiers have as many classes, if their configurations are here."""
     ours, theirs = (len(_saved_names(name, local=True)) for name in (source, other))
     if ours and theirs and ours != theirs:
-        raise HamuError(
-            f"the model {source} has {ours} classes, the {role} model {other} {theirs}; both need "
-            f"as many"
-        )
+        counts = f"{ours} classes, the {role} model {other} {theirs}"
+        raise HamuError(f"the model {source} has {counts}; both need as many")
 
 
 def check_fits(model: nn.Module, data: ImageData) -> None:
@@ -197,7 +185,7 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
     channels = getattr(config, "num_channels", None)
     if channels is not None and channels != data.pixels.shape[1]:
         raise HamuError(
-            f"the model takes images with {channels} channels, those of {data.source} have "
+            f"the model takes {channels} channels, those of {data.source} have "
             f"{data.pixels.shape[1]}; give --num_channels {channels} to convert them"
         )
     classes = getattr(config, "num_labels", None)
@@ -228,12 +216,11 @@ def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
     first, second = ", ".join(order[:4]), ", ".join(theirs[:4])
     if shared and order != list(theirs):
         raise HamuError(
-            f"the model numbers the classes {first}, ..., the data {second}, ...; both need the "
-            f"same classes in the same order"
+            f"the model numbers the classes {first}, ..., the data {second}, ...; order both alike"
         )
     unnamed = all(map(_NUMBER.fullmatch, ours)) or all(map(_NUMBER.fullmatch, theirs))
     if not shared and not unnamed:
         raise HamuError(
-            f"the model has the classes {first}, ..., the data {second}, ..., and no name is the "
-            f"same (upper and lower case count); name them alike"
+            f"no class of the model, {first}, ..., is one of the data, {second}, ... (upper and "
+            f"lower case count); name them alike"
         )

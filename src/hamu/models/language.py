@@ -1,8 +1,6 @@
 """Causal language models and their adapters: new, saved, or of the hub.
 
-A model is "tiny-llama" (new, with a tokenizer of its own), a folder written by `save_pretrained` (a
-whole model, or a PEFT adapter), or "hub:OWNER/NAME". Only the last may use the network. Code that
-comes with a model runs only where `trust_remote_code` is given.
+A model is "tiny-llama" (new, with its own tokenizer) or a saved one; see `hamu.models.storage`.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from hamu.core.forward import evaluating, predict_logits, without_autocast
 from hamu.core.gram import trainable_parameters
 from hamu.data.sources import HUB, is_of_hub, reading
 from hamu.errors import HamuError
-from hamu.models.loading import (
+from hamu.models.storage import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CONFIG,
@@ -36,8 +34,9 @@ from hamu.models.loading import (
     check_undamaged,
     from_pretrained,
     is_adapter,
+    no_safetensors,
+    set_saves_embeddings,
 )
-from hamu.models.saving import set_saves_embeddings
 
 if TYPE_CHECKING:
     from hamu.data import TextData
@@ -152,12 +151,8 @@ def load_language_model(
             float32 in any case.
         trust_remote_code: run the code that comes with the model; that can do anything.
 
-    Returns:
-        A PreTrainedModel, or with an adapter a PeftModel.
-
     Raises:
-        HamuError: if the dtype is unknown, or the model is not there, cannot be loaded, or has
-            weights that are not finite.
+        HamuError: if it is not there, cannot be loaded, or has weights that are not finite.
     """
     check_dtype(dtype)
     check_is_saved(source)
@@ -196,10 +191,7 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
     if not is_of_hub(source):
         # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
         if not (Path(source) / ADAPTER_WEIGHTS).is_file():
-            raise HamuError(
-                f"the adapter {source} has no {ADAPTER_WEIGHTS}, and a pickle, which can run code, "
-                f"is not read; save it again with save_pretrained"
-            )
+            raise no_safetensors(f"the adapter {source}")
         where = str(Path(source).resolve())
     with reading(f"the adapter {source} cannot be loaded"):
         model = PeftModel.from_pretrained(model, where, is_trainable=True)
@@ -290,14 +282,12 @@ def check_reads(model: Any, data: TextData) -> None:
     rows = len(model.get_input_embeddings().weight)  # an adapter around it has the weight too
     if highest >= rows:
         raise HamuError(
-            f"the tokenizer has token {highest}, the model only {rows} embeddings; use the "
-            f"model's own tokenizer"
+            f"the tokenizer has token {highest}, the model {rows} embeddings; use its own tokenizer"
         )
     longest, most = max(len(ids) for ids in data.tokens), longest_text(model)
     if most is not None and longest > most:
         raise HamuError(
-            f"a record of {data.texts.source} has {longest} tokens, the model reads {most}; give "
-            f"--max_length {most}"
+            f"{data.texts.source} has {longest} tokens, the model reads {most}; give --max_length"
         )
     shortest = min(data.tokens, key=len).long().to(next(model.parameters()).device)[None]
     with reading(f"the model cannot read the records of {data.texts.source}"):
@@ -316,10 +306,7 @@ def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
     if getattr(config, "is_encoder_decoder", False):
-        raise HamuError(
-            f"a model of type {kind} has an encoder, and its labels are not the next tokens of "
-            f"what it reads; give a causal language model"
-        )
+        raise HamuError(f"a model of type {kind} has an encoder; give a causal language model")
     real = batch.get("attention_mask")
     if real is None or real.shape != ids.shape:
         real = torch.ones_like(ids)
@@ -339,5 +326,5 @@ def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     if place and bool(((before[0] - before[1]).abs() > rounding * before.abs().max()).any()):
         raise HamuError(
             f"a model of type {kind} is not a causal language model: its predictions change with "
-            f"tokens that come later; give one that was trained to predict the next token"
+            f"later tokens; give one that was trained to predict the next token"
         )

@@ -1,9 +1,6 @@
-"""ResNets for small images (He et al. 2016, Sec. 4.2): depth 6n+2, three stages, identity
-shortcuts.
+"""ResNets for small images (He et al. 2016, Sec. 4.2): depth 6n+2, three stages.
 
-ResNet-20 is the paper's classifier for CIFAR-10. The model is a `PreTrainedModel`:
-`save_pretrained` writes safetensors, and `from_pretrained` (also
-`AutoModelForImageClassification.from_pretrained`) reads them back.
+ResNet-20 is the paper's classifier for CIFAR-10. `AutoModelForImageClassification` loads it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from hamu.models.language import (
     longest_text,
     with_adapter,
 )
-from hamu.models.loading import refuse_encoder
+from hamu.models.storage import refuse_encoder
 
 # Published shapes of models that recipes name: a plan needs no look at the hub.
 KNOWN = {

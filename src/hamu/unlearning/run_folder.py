@@ -22,7 +22,7 @@ from hamu import files
 from hamu.core.distributed import is_main
 from hamu.errors import HamuError, first_line
 from hamu.files import CHECKPOINT, CONFIG, EVALUATION, INPUTS, MODEL, RECORD
-from hamu.models.saving import save_model
+from hamu.models.storage import save_model
 
 # A run that can be resumed is identified by what it reads, and finished with its last file.
 READS = {"train": "training set", "unlearn": "forget set"}

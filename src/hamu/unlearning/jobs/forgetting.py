@@ -19,7 +19,7 @@ from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import EVALUATION, HARDNESS, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
-from hamu.models.saving import CannotMerge
+from hamu.models.storage import CannotMerge
 from hamu.unlearning.goal_report import standing_line
 from hamu.unlearning.jobs.kinds import choose_task
 from hamu.unlearning.jobs.options import ResumeOptions, RunOptions

@@ -65,8 +65,7 @@ from hamu.models.language import (
     new_tokenizer,
     saved_adapter,
 )
-from hamu.models.loading import check_is_saved
-from hamu.models.saving import check_can_merge, merged
+from hamu.models.storage import check_can_merge, check_is_saved, merged
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.jobs.task import Task

@@ -14,7 +14,7 @@ from hamu.data import UnlearningData
 from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError
 from hamu.files import CONFIG, MODEL, RECORD, file_digest
-from hamu.models.loading import NeedsCode, folder_of, is_adapter
+from hamu.models.storage import NeedsCode, folder_of, is_adapter
 from hamu.unlearning.goals import Goal, Standing
 from hamu.unlearning.jobs.kinds import choose_task
 from hamu.unlearning.jobs.options import RunOptions

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 import hamu
-from hamu.models.loading import is_adapter
+from hamu.models.storage import is_adapter
 from hamu.unlearning.goal_report import forgotten_words
 from hamu.unlearning.record.inputs import short_name
 

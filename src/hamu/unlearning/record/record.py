@@ -19,7 +19,7 @@ from hamu import files
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
-from hamu.models.loading import is_adapter
+from hamu.models.storage import is_adapter
 from hamu.unlearning.goal_report import forgotten_words, meaning
 from hamu.unlearning.record.figures import changes, figures, goal_figures
 from hamu.unlearning.record.inputs import Inputs, model_entry

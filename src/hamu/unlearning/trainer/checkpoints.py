@@ -3,7 +3,7 @@
     checkpoint-12/
         config.json model.safetensors ...   from `save_pretrained`, so that it opens as a model
         rest.safetensors                    tensors that those files lack, if any
-        run.json start.safetensors ...      state of the run beyond model and optimizer
+        run.json start.pt ...               state of the run beyond model and optimizer
         optimizer.pt scheduler.pt ...       tensors and plain values, read with weights_only
         trainer_state.json
         manifest.json                       size and SHA-256 of every file
@@ -36,11 +36,7 @@ from hamu.files import (
 
 
 class Checkpoints:
-    """Checkpoints of one run.
-
-    Args:
-        folder: of the run.
-    """
+    """Checkpoints in the folder of one run."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -52,11 +48,7 @@ class Checkpoints:
 
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
-        """Folder to write into, the checkpoint of this step once all processes have written.
-
-        Raises:
-            HamuError: if the disk is full.
-        """
+        """Folder to write into, the checkpoint of this step once all processes have written."""
         staged: Path | None = None
         try:
             staged = Path(from_main(self._stage))
@@ -88,12 +80,7 @@ class Checkpoints:
         return tempfile.mkdtemp(dir=self._folder, prefix=f".{CHECKPOINT}")
 
     def limit(self, most: int | None, best: str | None) -> None:
-        """Remove the oldest checkpoints beyond a number; the newest and the best stay, and count.
-
-        Args:
-            most: `save_total_limit`; None or less than 1 for no limit.
-            best: path of the best checkpoint, if any.
-        """
+        """Remove the oldest beyond `save_total_limit`; the newest and the best stay, and count."""
         if not most or most < 0 or not is_main():
             return
         ours = [(step, path) for step, path in self._found() if _is_ours(path)]
@@ -156,11 +143,7 @@ def damage_of(path: Path) -> str | None:
 
 @contextmanager
 def restoring(checkpoint: str | Path) -> Iterator[None]:
-    """Turn any error of reading a checkpoint into a HamuError.
-
-    Raises:
-        HamuError: a file can be whole, and yet not be of the run's model, optimizer or version.
-    """
+    """Turn errors of reading into a HamuError: a whole file may be of another model or version."""
     try:
         yield
     except HamuError:

@@ -31,31 +31,18 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 DEFAULT_BUDGET = 0.02  # nats that the retain loss may rise in a run by goal
 _UPLOADS = ("WANDB_LOG_MODEL", "WANDB_WATCH", "HF_MLFLOW_LOG_ARTIFACTS")
 # Settings that have no effect with some methods: for these a method needs a pass over the side,
-_OF_A_SIDE = {
-    "forget_objective": "forget",
-    "min_forget_loss": "forget",
-    "max_forget_loss": "forget",
-    "max_retain_loss": "retain",
-}
+_OF_A_SIDE = dict.fromkeys(("forget_objective", "min_forget_loss", "max_forget_loss"), "forget")
+_OF_A_SIDE["max_retain_loss"] = "retain"
 # for these a field of its own: a constraint and what belongs to it, or a stopping rule.
 _CONSTRAINT_FIELDS = ("constraint", "constraint_mode", "distribution", "radius", "on_infeasible")
 _STOPPING_FIELDS = ("stopping", "stopping_margin", "stopping_patience", "stopping_window")
 _LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
 # Settings of transformers that a step or an evaluation of unlearning has no place for.
 _WITHOUT_EFFECT = (
-    "label_smoothing_factor",
-    "dataloader_drop_last",
-    "dataloader_persistent_workers",  # it would repeat the first epoch's order
-    "train_sampling_strategy",
-    "average_tokens_across_devices",
-    "include_num_input_tokens_seen",
-    "bf16_full_eval",
-    "fp16_full_eval",
-    "prediction_loss_only",
-    "eval_accumulation_steps",
-    "eval_do_concat_batches",
-    "eval_use_gather_object",
-    "torch_empty_cache_steps",
+    *("label_smoothing_factor", "train_sampling_strategy", "average_tokens_across_devices"),
+    *("dataloader_drop_last", "dataloader_persistent_workers", "include_num_input_tokens_seen"),
+    *("bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "eval_accumulation_steps"),
+    *("eval_do_concat_batches", "eval_use_gather_object", "torch_empty_cache_steps"),
 )
 _CHOICES = {
     "shuffle": ("epoch", "once"),
@@ -107,22 +94,16 @@ class TrainConfig(TrainingArguments):
 
     learning_rate: float = _option(1e-3, "Learning rate.")
     num_train_epochs: float = _option(50, "Passes over the training data.")
-    lr_scheduler_type: str = _option(
-        "constant", "How the learning rate develops: constant, linear, cosine, ..."
-    )
+    lr_scheduler_type: str = _option("constant", "Its schedule: constant, linear, cosine, ...")
     per_device_train_batch_size: int = _option(128, "Samples per forward and backward pass.")
     per_device_eval_batch_size: int = _option(500, "Samples per forward pass of an evaluation.")
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
     logging_steps: float = _option(50, "Steps from one log entry to the next.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
     report_to: str = _option(
-        "none",
-        "Where to send settings and figures, nothing else: tensorboard, wandb, mlflow, trackio "
-        "(with commas).",
+        "none", "Trackers of settings and figures: tensorboard, wandb, mlflow, trackio (commas)."
     )
-    channels_last: bool = _option(
-        True, "Keep images and convolutions in channels-last order, faster on most devices."
-    )
+    channels_last: bool = _option(True, "Keep images and convolutions in channels-last order.")
     remove_unused_columns: bool = _option(False, "Not used: the collators choose the columns.")
     logging_nan_inf_filter: bool = _option(False, "Hide non-finite losses from the logs.")
 
@@ -200,41 +181,30 @@ class UnlearnConfig(TrainConfig):
         "Loss change demanded per step and unit of learning rate, Q/lr or U/lr; with "
         "--constraint_mode relative the share of what is possible, in (0, 1].",
     )
-    constraint_mode: str = _option(
-        "absolute", "absolute (the paper) or relative (feasible wherever anything is)."
-    )
+    constraint_mode: str = _option("absolute", "absolute (the paper) or relative (feasible).")
     distribution: str = _option(
         "norm_product", "How the constraint is divided over blocks: norm_product or uniform."
     )
-    radius: str = _option(
-        "gradient", "Step radius of each block over lr: gradient (the paper) or a number."
-    )
+    radius: str = _option("gradient", "Step radius of a block over lr: gradient or a number.")
     on_infeasible: str = _option(
         "stop", "If the constraint cannot be met: stop, clamp (do the most possible) or skip."
     )
-    stopping: str = _option(
-        "aggregate", "Stopping criterion: aggregate (the paper), any, global or off."
-    )
+    stopping: str = _option("aggregate", "Stopping criterion: aggregate, any, global or off.")
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
-    stopping_patience: int = _option(
-        1, "Stop only after this many steps in a row that meet the criterion."
-    )
+    stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
     stopping_window: int = _option(1, "Average the criterion over this many steps.")
     pairing: str = _option(
         "sequential",
-        "With several processes: sequential (each runs its retain and its forget records) or "
-        "split (half of them hold retain, half forget records; an even number of processes).",
+        "Of several processes each runs its retain and its forget records (sequential), or half of "
+        "them hold retain, half forget records (split, for an even number).",
     )
     shard: bool = _option(
-        False,
-        "With several processes: shard parameters, gradients and the optimizer's state over them "
-        "(FSDP2).",
+        False, "Shard parameters, gradients and optimizer state over several processes (FSDP2)."
     )
     offload_grads: str = _option(
         "none",
-        "Where one side's gradient waits for the other's: none (in full, where it is), cpu (in "
-        "the host's memory) or bf16 (in half the memory, each entry to 2^-8 of itself whenever it "
-        "is put away: once in each pass of a step).",
+        "Where one side's gradient waits for the other's: none (in full, where it is), cpu or bf16 "
+        "(half the memory, each entry to 2^-8 of itself, once in each pass of a step).",
     )
     correct_steps: bool = _option(
         False,
@@ -243,28 +213,20 @@ class UnlearnConfig(TrainConfig):
     )
     trust_region: bool = _option(
         False,
-        "Steer the learning rate by what steps realise of their promise: halve it under a "
-        "quarter, double it over three quarters, quadruple it over 95%, undo a step that realises "
-        "nothing.",
+        "Steer the learning rate by the share of its promise that a step realises: halve it under "
+        "1/4, double it over 3/4, quadruple it over 95%, undo a step that realises nothing.",
     )
-    trust_region_growth: float = _option(
-        8.0, "How far above --learning_rate --trust_region may go, as a factor."
-    )
+    trust_region_growth: float = _option(8.0, "Most by which --trust_region raises the rate.")
     check_steps: int | None = _option(
         None,
-        "Steps from one check to the next of what a step did to the losses of its batches; by "
+        "Steps from one check of what a step did to the losses of its batches to the next; by "
         "default whenever it is logged, 0 for never.",
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
-    shuffle: str = _option(
-        "epoch", "Order of the data: epoch (a new one each epoch) or once (the paper)."
-    )
-    freeze_batchnorm: bool = _option(
-        True, "Keep BatchNorm statistics as they are; its weights still train."
-    )
+    shuffle: str = _option("epoch", "Order of the data: epoch (each its own) or once (the paper).")
+    freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics; its weights still train.")
     full_precision_eval: bool = _option(
-        False,
-        "With --bf16 or --fp16: evaluate in the model's own precision, for changes that are small.",
+        False, "With --bf16 or --fp16: evaluate in the model's own precision, for small changes."
     )
     max_eval_samples: int | None = _option(
         None, "Evaluate on at most this many records of each set, drawn once."
@@ -275,23 +237,18 @@ class UnlearnConfig(TrainConfig):
         "npo, simnpo, bounded.",
     )
     min_forget_loss: float | None = _option(
-        None,
-        "End when the forget loss of a step is below this: it does not unlearn (the paper: 0.1).",
+        None, "End when a step's forget loss is below this: no unlearning (the paper: 0.1)."
     )
     max_retain_loss: float | None = _option(
-        None,
-        "End when the retain loss of a step is above this: it unlearns too much (the paper: 0.4).",
+        None, "End when a step's retain loss is above this: too much of it (the paper: 0.4)."
     )
     max_forget_loss: float | None = _option(
-        None,
-        "End when the forget loss of a step is above this, by the mean of its batch; --goal looks "
-        "at each record.",
+        None, "End when a step's forget loss, the mean of its batch, is above this; see --goal."
     )
     auto: bool = _option(
         False,
-        "Unlearn by goal: demand, learning rate and length of the run follow from what is "
-        "measured on the records. hamu unlearn does so unless --method, --learning_rate or "
-        "--constraint is given.",
+        "Unlearn by goal: demand, learning rate and length of the run follow from measurements. "
+        "hamu unlearn does so unless --method, --learning_rate or --constraint is given.",
     )
     goal: str | None = _option(
         None,
@@ -309,12 +266,10 @@ class UnlearnConfig(TrainConfig):
     lasting: bool = _option(
         False,
         "Forget for good: take the forget gradient where fine-tuning would lead, so that it does "
-        "not bring back what was forgotten. Twice the time a step, and more steps; four copies of "
-        "what is trained.",
+        "not bring back what was forgotten. Twice the time a step, more steps, four copies of what "
+        "is trained.",
     )
-    lookahead_steps: int = _option(
-        40, "With --lasting: steps of fine-tuning that are looked ahead."
-    )
+    lookahead_steps: int = _option(40, "With --lasting: steps of fine-tuning looked ahead.")
     lookahead_rate: float | None = _option(
         None, "With --lasting: their learning rate; by default 1e-3 for images, 3e-4 for texts."
     )
@@ -323,26 +278,19 @@ class UnlearnConfig(TrainConfig):
     learning_rate: float = _option(1e-4, "Learning rate.")
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
     optim: str = _option(
-        "sgd",
-        "Optimizer: sgd (the paper, without momentum; --auto replaces it by adamw_torch), "
-        "adafactor, ...",
+        "sgd", "Optimizer: sgd (the paper; --auto replaces it by adamw_torch), adafactor, ..."
     )
-    max_grad_norm: float = _option(
-        1.0, "Clip each side's gradient to this global norm; 0 for no clipping."
-    )
+    max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0: none.")
     logging_steps: float = _option(1, "Steps from one log entry to the next.")
     eval_strategy: str = _option("epoch", "When to evaluate: no, steps, epoch.")
-    eval_on_start: bool = _option(
-        True, "Evaluate before the first step; changes are relative to it."
-    )
+    eval_on_start: bool = _option(True, "Evaluate before the first step, as a reference.")
     metric_for_best_model: str | None = _option(
         "joint_gain",
-        "What --load_best_model_at_end goes by; joint_gain is the smaller of the forget gain and "
-        "the retain gain.",
+        "What --load_best_model_at_end goes by; joint_gain is the smaller of forget and retain "
+        "gain.",
     )
     greater_is_better: bool | None = _option(
-        None,
-        "Whether a larger value of that metric is better; by default what unlearning wants of it.",
+        None, "Whether a larger value of it is better; by default what unlearning wants."
     )
 
     def __post_init__(self) -> None:

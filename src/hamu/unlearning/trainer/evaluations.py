@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -21,18 +20,12 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions, predict_s
 from hamu.unlearning.trainer.config import UnlearnConfig
 
 AnyPredictions = Predictions | TokenPredictions
-_FILE = "start.safetensors"  # in a checkpoint
+_FILE = "start.pt"  # in a checkpoint
 _RETAIN_RECORDS = 500  # that a run by goal is measured on
 
 
 class Evaluations:
-    """Predict some records of each set.
-
-    Args:
-        model: as it will be when it is evaluated.
-        args: max_eval_samples, full_precision_eval, per_device_eval_batch_size.
-        collate: makes a batch of items.
-        data: the data sets by name, None for one that is not there.
+    """Predict some records of each set that there is.
 
     Attributes:
         sets: evaluated records by name.
@@ -96,12 +89,7 @@ def set_figures(predictions: Mapping[str, AnyPredictions]) -> dict[str, float]:
 def first_not_finite_loss(
     now: Mapping[str, float], start: Mapping[str, float] | None = None
 ) -> str | None:
-    """Name the first loss that is not finite, None if all are.
-
-    Args:
-        now: `set_figures` of a model.
-        start: those of its original; a loss that was not finite there does not count.
-    """
+    """First loss among `set_figures` that is not finite, and was at the start; None without."""
     for name, value in now.items():
         was_finite = start is None or math.isfinite(start[name])
         if name.endswith("_loss") and not math.isfinite(value) and was_finite:
@@ -122,27 +110,19 @@ def check_is_measured(metric: str, measured: Collection[str]) -> None:
 
 
 def save_start_predictions(folder: Path, start: Mapping[str, AnyPredictions]) -> None:
-    """Write predictions by set, as tensors "SET/CLASS/FIELD"; no file if there are none."""
+    """Write predictions by set; no file if there are none."""
     found = {
-        f"{name}/{type(one).__name__}/{field.name}": torch.as_tensor(getattr(one, field.name))
+        name: (type(one).__name__, {f.name: getattr(one, f.name) for f in fields(one)})
         for name, one in start.items()
-        for field in fields(one)
     }
     if found:
-        save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / _FILE)
+        torch.save(found, folder / _FILE)
 
 
 def load_start_predictions(folder: Path, order: Sequence[str]) -> dict[str, AnyPredictions]:
     """Read `save_start_predictions`, by set in this order; nothing if there is no file."""
     if not (folder / _FILE).is_file():
         return {}
-    parts: dict[str, dict[str, Any]] = {}
-    for name, tensor in load_file(folder / _FILE).items():
-        place, _, field = name.rpartition("/")
-        parts.setdefault(place, {})[field] = int(tensor) if field == "records" else tensor
+    found = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
     kinds = {cls.__name__: cls for cls in (Predictions, TokenPredictions)}
-    found: dict[str, AnyPredictions] = {}
-    for place in sorted(parts, key=lambda place: order.index(place.partition("/")[0])):
-        name, _, kind = place.partition("/")
-        found[name] = kinds[kind](**parts[place])
-    return found
+    return {name: kinds[found[name][0]](**found[name][1]) for name in order if name in found}

@@ -31,13 +31,6 @@ _KEPT_BACK = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABL
 class StepLog(TrainerCallback):
     """Write settings and inputs of a run, and a line per step in two logs, from its first step on.
 
-    Args:
-        folder: of the run.
-        settings: for config.yaml.
-        inputs: for inputs.json.
-        resume: whether it goes on with the run that is in the folder.
-        hardness: of an assessment before the run, for hardness.json; None if there was none.
-
     Attributes:
         trainer: the `UnlearnTrainer` of these steps; to be set before the run begins.
     """
@@ -101,9 +94,6 @@ class LayerLog:
     number of its line in steps.jsonl (from 0), cosθ and ‖Δw‖ of each block, null where unknown. It
     keeps every n-th line, n doubling whenever there would be too many, so that a resumed run keeps
     the same ones.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -149,20 +139,14 @@ def stride(lines: int, blocks: int) -> int:
 
 
 def _short(values: list[float] | None) -> list[float | None] | None:
-    """Values with four digits, enough for a picture."""
+    """Four digits, enough for a picture."""
     if values is None:
         return None
     return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values]
 
 
 def log_line(logs: Mapping[str, Any], step: int, steps: int) -> str:
-    """Losses of a step or an evaluation in a line, the change by a checked step in brackets.
-
-    Args:
-        logs: the figures; others than these stay as they are.
-        step: number of their step.
-        steps: of the run.
-    """
+    """Losses of a step or an evaluation in a line, the change by a checked step in brackets."""
     place = f"step {step:>{len(str(steps))}}/{steps}"
     if "train_runtime" in logs:
         return f"{place}  done in {logs['train_runtime']:.1f} s"
@@ -224,13 +208,8 @@ class Tracker(TrainerCallback):
     """Stand between the Trainer and one tracker, which gets only what docs/runs.md lists.
 
     The Trainer itself would pass paths, the model's config with the names of its classes, and the
-    data loaders. Nothing is sent or written before the first step was taken; earlier figures
-    follow.
-
-    Args:
-        tracker: the callback of transformers.
-        trainer: the `ResumableTrainer` whose run it is.
-        choices: settings that may be sent although they are texts.
+    data loaders. Nothing is sent before the first step was taken; earlier figures follow. Choices
+    are settings that may be sent although they are texts.
     """
 
     def __init__(self, tracker: Any, trainer: Any, choices: Collection[str]) -> None:

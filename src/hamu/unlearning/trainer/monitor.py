@@ -27,14 +27,8 @@ _Key = TypeVar("_Key", bound=Hashable)
 _FLOAT32 = torch.finfo(torch.float32).eps
 _LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
 _ROUGH = 3.0  # in units of which examples/rounding.py finds 0.3 to 3 as the deviation, mostly 0.7
-_OF_CONSTRAINT = (
-    "direct_threshold",
-    "stop_threshold",
-    "demand",
-    "clipped_demand",
-    "free_limit",
-    "max_demand",
-)
+_THRESHOLDS = ("direct_threshold", "stop_threshold")
+_DEMANDS = ("demand", "clipped_demand", "free_limit", "max_demand")
 
 
 @dataclass(frozen=True)
@@ -52,10 +46,8 @@ class _Pass:
 class RepeatedPasses:
     """Remember the passes of one step, and repeat them in the model's own precision.
 
-    Args:
-        model: repeated passes leave its buffers as they are.
-        total: sums the loss of a side's batch under the model as it is, as the backward pass does.
-        device: where the passes draw their random numbers.
+    `total` sums the loss of a side's batch under the model as it is, as the backward pass does; the
+    passes draw their random numbers on the device.
     """
 
     def __init__(
@@ -84,15 +76,7 @@ class RepeatedPasses:
         count: Tensor | int,
         **more: Tensor | None,
     ) -> None:
-        """Note a pass that is about to be made.
-
-        Args:
-            side: of the pass.
-            batch: its records.
-            weight: 0 for a batch that is there for its shape alone, else 1.
-            count: images or scored tokens of the whole step, by which the loss is divided.
-            more: further arguments of the total, as the limits of a bounded objective.
-        """
+        """Note a pass that is about to be made, of the images or scored tokens of its step."""
         self._passes.append(_Pass(side, batch, weight, count, _random_state(self._device), more))
 
     def forget_all(self) -> None:
@@ -128,8 +112,7 @@ class RepeatedPasses:
     def roughness(self) -> float:
         """Rounding of the difference of two losses of a model in half precision.
 
-        Each logit is off by up to half a last digit, independently, so that a mean over n scored
-        tokens or images is off by 1/√n of that.
+        Each logit is off by half a last digit, independently; a mean over n by 1/√n of that.
         """
         if not self._spreads:
             return 0.0
@@ -169,14 +152,7 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 class Monitor:
-    """Watch the steps of a run.
-
-    Args:
-        pair: whose gradients are stepped on.
-        args: check_steps, correct_steps, trust_region.
-        total: sums the loss of a side's batch under the model as it is, as the backward pass does.
-        model: what is unlearned from.
-        sides: of the method.
+    """Watch the steps of a run; for the arguments see `RepeatedPasses` and `UnlearnTrainer`.
 
     Attributes:
         passes: of the step at hand, where it will be measured.
@@ -392,13 +368,7 @@ def read_at_once(tensors: Mapping[_Key, Tensor]) -> dict[_Key, Any]:
 def step_figures(
     step: PairStep | None, losses: Mapping[str, Tensor], sides: Sequence[str]
 ) -> dict[str, float]:
-    """Figures of a step by name.
-
-    Args:
-        step: what was found and decided; None if the run ended before, which leaves the losses.
-        losses: by side, 0-dim.
-        sides: those that the method uses.
-    """
+    """Figures of a step by name; the losses alone, 0-dim by side, if the run ended before it."""
     tensors = {f"{side}_loss": losses[side] for side in sides}
     if step is not None:
         norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
@@ -409,7 +379,7 @@ def step_figures(
         tensors |= {name: getattr(step, name) for name in changes}
         constraint, direct_share = step.weights.constraint, step.direct_share
         if constraint is not None and direct_share is not None:
-            tensors |= {name: getattr(constraint, name) for name in _OF_CONSTRAINT}
+            tensors |= {name: getattr(constraint, name) for name in (*_THRESHOLDS, *_DEMANDS)}
             tensors |= {"direct_share": direct_share, "criterion_met": constraint.criterion_met}
     return read_at_once(tensors)
 
@@ -417,13 +387,7 @@ def step_figures(
 def layer_figures(
     step: PairStep | None, lengths: Tensor | None, sides: Sequence[str]
 ) -> dict[str, list[float] | None]:
-    """cosθ_i and ‖Δw_i‖ of a step by block; None for what is not known.
-
-    Args:
-        step: None if there was none.
-        lengths: ‖Δw_i‖, [L], if they are known.
-        sides: those that the method uses.
-    """
+    """cosθ_i and ‖Δw_i‖, [L], of a step by block; None for what is not known."""
     found: dict[str, list[float] | None] = {"cos": None, "change": None}
     if step is not None:
         cos = step.gram.cos if len(sides) == 2 else None

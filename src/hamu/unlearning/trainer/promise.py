@@ -86,16 +86,10 @@ class StepOutcome:
 
 @dataclass
 class PromiseRecord:
-    """Sum of the steps that were checked.
-
-    Attributes:
-        checked: their number.
-        kept: for each whose demand was above rounding, whether it was realised.
-        ratios: realised over promised, by side.
-    """
+    """Sum of the steps that were checked."""
 
     checked: int = 0
-    kept: list[bool] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)  # of each with a demand above rounding
     ratios: dict[str, list[float]] = field(default_factory=lambda: {"retain": [], "forget": []})
 
     def add(self, outcome: StepOutcome) -> None:
@@ -159,12 +153,8 @@ class TrustRegion:
     after one over three quarters, and quadrupled after one that realises all but 5%. A step that
     realises nothing (a ratio of 0 or less) is to be undone.
 
-    Args:
-        most: the factor never exceeds this.
-        least: nor falls below this; a run that gets there cannot go on.
-
     Attributes:
-        scale: the factor for the next step.
+        scale: the factor for the next step, from `least`, where a run cannot go on, to `most`.
     """
 
     def __init__(self, most: float = 8.0, least: float = 2.0**-20) -> None:

@@ -23,7 +23,7 @@ from hamu.data.images import collate
 from hamu.errors import HamuError, first_line
 from hamu.files import CHECKPOINT, TRAINER_STATE
 from hamu.models import first_not_finite
-from hamu.models.saving import load_tensors, save_model, save_rest
+from hamu.models.storage import load_tensors, save_model, save_rest
 from hamu.unlearning.trainer.checkpoints import Checkpoints, damage_of, restoring
 from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
 from hamu.unlearning.trainer.evaluations import check_is_measured
@@ -159,11 +159,7 @@ class ResumableTrainer(Trainer):
         return {"global_batch": self.global_batch}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Restore `run_state`.
-
-        Raises:
-            HamuError: if a step has another number of records than before.
-        """
+        """Restore `run_state`; refuse steps of another number of records."""
         was, now = state["global_batch"], self.global_batch
         if was != now:
             raise HamuError(
@@ -432,9 +428,8 @@ def train_original(
 
 
 def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    return {
-        "accuracy": float((np.argmax(prediction.predictions, -1) == prediction.label_ids).mean())
-    }
+    hits = np.argmax(prediction.predictions, -1) == prediction.label_ids
+    return {"accuracy": float(hits.mean())}
 
 
 def to_channels_last(model: Any) -> None:
@@ -444,11 +439,7 @@ def to_channels_last(model: Any) -> None:
 
 
 def let_gradients_through(model: Any) -> None:
-    """With an adapter, let gradients pass checkpointed layers: else they end at its embeddings.
-
-    Raises:
-        HamuError: if the model has no layers that can be checkpointed.
-    """
+    """With an adapter, let gradients pass checkpointed layers: else they end at its embeddings."""
     if not getattr(model, "supports_gradient_checkpointing", True):
         raise HamuError(
             f"{type(model).__name__} cannot recompute activations; leave out "

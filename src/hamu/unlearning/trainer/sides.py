@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,11 +23,6 @@ from hamu.unlearning.stop_reason import StopReason
 
 def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **data: Any) -> None:
     """Check the first item of each data set, or the batch that a user's own collator makes of it.
-
-    Args:
-        model: a Hugging Face model may have a main input of another name.
-        data_collator: makes a batch from a list of items.
-        data: the data sets by name; None and empty ones are passed over.
 
     Raises:
         HamuError: if it is not a mapping with labels and inputs.
@@ -58,11 +54,6 @@ class ShareSampler(Sampler[list[int]]):
 
     A last batch with fewer records than processes leaves some without a share. They get a record
     that is read for its shape alone, as ~index, so that all take part; see `PairedDataset`.
-
-    Args:
-        length: the number of records.
-        batch_size: of the global batch, over all processes.
-        rank, processes: this process, and their number.
     """
 
     def __init__(self, length: int, batch_size: int, rank: int, processes: int) -> None:
@@ -79,12 +70,7 @@ class ShareSampler(Sampler[list[int]]):
 
 
 class SideLosses:
-    """Objectives of both sides.
-
-    Args:
-        model: before its first step; where an objective compares with it, its trainable tensors
-            are kept.
-        objectives: by side, None for a side without a pass; see `UnlearnConfig.objectives`.
+    """Objectives of both sides, by name as `UnlearnConfig.objectives` has them.
 
     Attributes:
         original: the model before its first step, None where nothing compares with it.
@@ -101,12 +87,6 @@ class SideLosses:
         self, model: nn.Module, side: str, batch: Mapping[str, Tensor], limits: Tensor | None = None
     ) -> tuple[Tensor, Scored]:
         """Sum the objective of a side's batch; also returns the predictions behind it.
-
-        Args:
-            model: as it is.
-            side: "retain" or "forget".
-            batch: its records.
-            limits: of each record, for a bounded objective; see `Scored`.
 
         Raises:
             HamuError: if an objective gives one value for each record.
@@ -142,55 +122,49 @@ class SideLosses:
         return dict(zip(counts, all_reduced(both.to(device)), strict=True))
 
 
+@dataclass
 class EarlyEnds:
     """Ends of a run by the cross-entropy of a step's batches, judged before the step (App. F.3).
 
-    Args:
+    Attributes:
         min_forget_loss: end when the forget loss is below it: no unlearning (the paper: 0.1).
         max_retain_loss: end when the retain loss is above it: too much of it (the paper: 0.4).
         max_forget_loss: end when the forget loss has reached it. An infinite loss does not count:
             one record of a class that the model rules out is enough for it.
     """
 
-    def __init__(
-        self,
-        min_forget_loss: float | None = None,
-        max_retain_loss: float | None = None,
-        max_forget_loss: float | None = None,
-    ) -> None:
-        self._min_forget, self._max_retain = min_forget_loss, max_retain_loss
-        self._target = max_forget_loss
-        self._sums: dict[str, Any] = {}
-        self._counts: dict[str, float] = {}
+    min_forget_loss: float | None = None
+    max_retain_loss: float | None = None
+    max_forget_loss: float | None = None
+    _sums: dict[str, Tensor] = field(default_factory=dict)  # by side: summed loss, and records
 
     def __bool__(self) -> bool:
         """True if there is any limit."""
-        return any(one is not None for one in (self._min_forget, self._max_retain, self._target))
+        limits = (self.min_forget_loss, self.max_retain_loss, self.max_forget_loss)
+        return any(limit is not None for limit in limits)
 
     def add(self, side: str, scored: Scored, weight: float = 1.0) -> None:
         """Add one of a step's batches; weight 0 is for a batch that is there for its shape."""
         total = CrossEntropy().total(scored.detached(), None)
-        self._sums[side] = self._sums.get(side, 0.0) + weight * total
-        self._counts[side] = self._counts.get(side, 0.0) + weight * len(scored.labels)
+        both = torch.stack([total, total.new_tensor(float(len(scored.labels)))])
+        self._sums[side] = self._sums.get(side, torch.zeros_like(both)) + weight * both
 
     def end(self) -> StopReason | None:
         """Judge the step whose batches were added, None if it may be taken; starts anew."""
-        some = next(iter(self._sums.values()))
+        none = torch.zeros_like(next(iter(self._sums.values())))
         # both sides in every process, as with split pairing each has one
-        sums = [some.new_tensor(0.0) + self._sums.get(side, 0.0) for side in SIDES]
-        counts = [some.new_tensor(float(self._counts.get(side, 0.0))) for side in SIDES]
-        both = all_reduced(torch.stack([*sums, *counts])).tolist()
-        losses = {side: both[i] / both[i + 2] for i, side in enumerate(SIDES) if both[i + 2]}
+        found = all_reduced(torch.stack([self._sums.get(side, none) for side in SIDES])).tolist()
         self._sums.clear()
-        self._counts.clear()
-        forget, retain = losses.get("forget"), losses.get("retain")
-        if forget is not None:
-            text = f"the forget loss of a step, {forget:.4g}, "
-            if self._target is not None and self._target <= forget < math.inf:
-                return StopReason("target", f"{text}has reached {self._target:g}")
-            if self._min_forget is not None and forget < self._min_forget:
-                return StopReason("no forgetting", f"{text}is below {self._min_forget:g}")
-        if retain is not None and self._max_retain is not None and retain > self._max_retain:
-            text = f"the retain loss of a step, {retain:.4g}, is above {self._max_retain:g}"
+        losses = {side: loss / n for side, (loss, n) in zip(SIDES, found, strict=True) if n}
+        if "forget" in losses:
+            forget, text = losses["forget"], f"the forget loss of a step, {losses['forget']:.4g}, "
+            target, least = self.max_forget_loss, self.min_forget_loss
+            if target is not None and target <= forget < math.inf:
+                return StopReason("target", f"{text}has reached {target:g}")
+            if least is not None and forget < least:
+                return StopReason("no forgetting", f"{text}is below {least:g}")
+        most = self.max_retain_loss
+        if "retain" in losses and most is not None and losses["retain"] > most:
+            text = f"the retain loss of a step, {losses['retain']:.4g}, is above {most:g}"
             return StopReason("retain loss", text)
         return None

@@ -131,7 +131,8 @@ class UnlearnTrainer(ResumableTrainer):
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
-        own = [side_of_process(rank(), world_size())] if self._is_split else self.sides
+        mine = [side_of_process(rank(), world_size())] if self._is_split else []
+        own = mine or self.sides
         self._own_sides = own
         pairs = PairedDataset(
             retain_dataset,
@@ -165,8 +166,6 @@ class UnlearnTrainer(ResumableTrainer):
             lookahead=self.lookahead,
             retain_predictions=retain_predictions,
         )
-        if args.auto and args.max_steps <= 0:
-            args.max_steps = steps_of_a_run(args, len(pairs), self._records_of_a_step(args))
         kwargs |= {"train_dataset": pairs, "eval_dataset": self.evaluations.sets["retain"]}
         super().__init__(model, args, data_collator=PairCollator(data_collator), **kwargs)
         self._finish_set_up(kwargs)
@@ -198,10 +197,13 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _finish_set_up(self, given: Mapping[str, Any]) -> None:
         """Set up what the Trainer has made."""
+        args: UnlearnConfig = self.args
+        if args.auto and args.max_steps <= 0:
+            args.max_steps = steps_of_a_run(args, len(self.train_dataset), self.global_batch)
         print_lines(self, given.get("callbacks") or [])
         if self.optimizer is not None:  # one that was given
             check_steps_all(self.optimizer, self.pair)
-        if self._is_split or self.args.shard:
+        if self._is_split or args.shard:
             # accelerate is to prepare the model for its precision, but not to average its gradients
             self.accelerator.prepare_model = partial(
                 self.accelerator.prepare_model, evaluation_mode=True
@@ -211,23 +213,16 @@ class UnlearnTrainer(ResumableTrainer):
             self.add_callback(self.controller)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as `ResumableTrainer` does; a run that diverged goes back to its best checkpoint.
-
-        Unless the best weights, or those of the goal, are loaded already.
-        """
+        """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
         output = super().train(*args, **kwargs)
         diverged = self.stop.kind == "retain loss"
         chosen = self.args.load_best_model_at_end or self.controller is not None
         if diverged and not (chosen or self.was_interrupted):
-            if self.state.best_model_checkpoint is not None:
+            if self.state.best_model_checkpoint is None:
+                self._add_to_stop("there is no checkpoint to go back to, see --save_strategy")
+            else:
                 self._load_best_model()
                 self._add_to_stop(f"back to the weights of step {self.state.best_global_step}")
-            elif self.args.save_strategy == "no":
-                self._add_to_stop(
-                    "there is no checkpoint to go back to, --save_strategy would write some"
-                )
-            else:
-                self._add_to_stop("there is no checkpoint to go back to")
         return output
 
     @property
@@ -282,15 +277,13 @@ class UnlearnTrainer(ResumableTrainer):
 
     @property
     def is_over(self) -> bool:
-        """True if no step is to follow, as where a resumed run had ended when it was saved."""
+        """True if no step is to follow, as where the run had ended when it was saved."""
         return self._progress.stop is not None or super().is_over
 
     @property
     def global_batch(self) -> int:
         """Records of each side in a step, over all processes."""
-        return self._records_of_a_step(self.args)
-
-    def _records_of_a_step(self, args: UnlearnConfig) -> int:
+        args: UnlearnConfig = self.args
         return args.per_device_train_batch_size * args.gradient_accumulation_steps * self._sharing
 
     @property
@@ -403,12 +396,9 @@ class UnlearnTrainer(ResumableTrainer):
     ) -> Tensor:
         """Run both passes of a batch of pairs, and combine after the step's last; return the loss.
 
-        Args:
-            model: as accelerate has prepared it.
-            inputs: a batch of each side.
-            num_items_in_batch: by side, images or scored tokens of the whole step.
+        The number of items is that of the whole step, by side.
         """
-        self._begin_step_and_modes(model)
+        self._begin(model)
         inputs = self._prepare_inputs(inputs)
         weight = inputs.get(WEIGHT, 1.0)
         if self.lookahead is not None and not self._losses:  # once a step
@@ -436,7 +426,7 @@ class UnlearnTrainer(ResumableTrainer):
             self._end_step()
         return torch.stack(list(losses.values())).sum()
 
-    def _begin_step_and_modes(self, model: nn.Module) -> None:
+    def _begin(self, model: nn.Module) -> None:
         model.train()
         if self.args.freeze_batchnorm:
             for module in self._batchnorms:
@@ -510,11 +500,8 @@ class UnlearnTrainer(ResumableTrainer):
             self._end_run(StopReason("skips", "; ".join(parts)))
 
     def before_optimizer_step(self) -> None:
-        """Prepare for the optimizer to move the weights.
-
-        The loss scaler takes a step that was not taken for an overflow, and lowers its scale. Where
-        none is to blame, its state is put back.
-        """
+        """Prepare for the optimizer to move the weights."""
+        # the loss scaler would take a step that was not taken for an overflow, and lower its scale
         scaler, step = self.accelerator.scaler, self._step
         innocent = step is None or (step.decision != "step" and step.finite)
         is_scaled = scaler is not None and scaler.is_enabled()
@@ -608,11 +595,8 @@ class UnlearnTrainer(ResumableTrainer):
         start = self._progress.start = self._progress.start or found
         then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, found))
         gains = Gains.between(then, now)
-        found = found | {
-            "forget_gain": gains.forget,
-            "retain_gain": gains.retain,
-            "joint_gain": gains.joint,
-        }
+        found = found | {"forget_gain": gains.forget, "retain_gain": gains.retain}
+        found["joint_gain"] = gains.joint
         metrics = {f"{prefix}_{key}": value for key, value in found.items()}
         if not known:
             self.log(dict(metrics))
@@ -680,11 +664,7 @@ def _mean_loss(model: nn.Module, batch: Mapping[str, Tensor], rows: slice) -> Te
 
 
 def _prepared(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGradients:
-    """Bring a model to where it will be unlearned, and collect its two gradients there.
-
-    Raises:
-        HamuError: if activations are to be recomputed, and the model cannot.
-    """
+    """Bring a model to where it will be unlearned, and collect its two gradients there."""
     if args.shard:
         from hamu.core.distributed.sharded import shard  # loads what only sharded models need
 

@@ -1,0 +1,354 @@
+"""Saved models of any kind: finding, loading, checking and saving them, and merging adapters.
+
+A model is a folder written by `save_pretrained`, or "hub:OWNER/NAME". Only the latter may use the
+network. Code that comes with a model runs only where `trust_remote_code` is given.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils.hub import cached_file
+
+from hamu.core.distributed import is_main, is_sharded
+from hamu.data.sources import HUB, is_of_hub, reading
+from hamu.errors import HamuError, first_line
+from hamu.files import CHECKPOINT, MODEL
+
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
+_COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
+    r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq"
+    r"|(cos|sin)_cached|embed_positions\.weights)$"
+)
+_REST = "rest.safetensors"
+_RESUME = "resume with the model that the run was started with"
+_SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: True if its adapter's file had them
+
+
+def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
+    """Check that a folder has one of the configs of a model; those of the hub are not looked for.
+
+    For the folder of a run the error names its model or newest checkpoint.
+    """
+    folder = Path(source)
+    if is_of_hub(source) or any((folder / name).is_file() for name in configs):
+        return
+    if any((folder / MODEL / name).is_file() for name in CONFIGS):
+        raise HamuError(f"{source} is the folder of a run; its model is {folder / MODEL}")
+    steps = [path.name.removeprefix(CHECKPOINT) for path in folder.glob(f"{CHECKPOINT}*")]
+    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
+    if newest is not None:
+        raise HamuError(
+            f"{source} is the folder of a run that has no model yet: resume it, or give its "
+            f"newest checkpoint, {folder / CHECKPOINT}{newest}"
+        )
+    raise HamuError(
+        f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written "
+        f"by save_pretrained (or by `hamu train`), or hub:OWNER/NAME"
+    )
+
+
+def no_safetensors(model: str) -> HamuError:
+    """Return the error for a model, or an adapter, whose weights are not in safetensors."""
+    return HamuError(
+        f"{model} has no weights in safetensors, and no other file is read, for a pickle can run "
+        f"code; save it again with save_pretrained"
+    )
+
+
+class NeedsCode(HamuError):
+    """A model is defined by code that comes with it."""
+
+
+def from_pretrained(
+    kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False, all_of_it: bool = False
+) -> Any:
+    """Load a whole saved model of one of transformers' Auto classes, from safetensors alone.
+
+    `all_of_it` refuses weights for which this kind has no place, such as an encoder or the head of
+    another task. It is an error if a weight is missing, which would be drawn at random, or has
+    another shape than config.json says.
+    """
+    is_local, where = not is_of_hub(source), source.removeprefix(HUB)
+    settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
+    with reading(f"the model {source} cannot be loaded"):
+        if is_local and not weight_files(Path(source)):
+            raise no_safetensors(f"the model {source}")
+        config = _config(where, source, settings)
+        attention = str(getattr(config, "_attn_implementation", None))
+        if "/" in attention:  # kernels that transformers would fetch without being asked
+            raise HamuError(
+                f"the model {source} asks for code of the hub, {attention}, which is not run; "
+                f"take attn_implementation out of its config.json"
+            )
+        if all_of_it:
+            refuse_encoder(config, source)
+        model, found = kind.from_pretrained(
+            where,
+            config=config,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # else transformers names them in its log alone
+            **settings,
+        )
+    if found["mismatched_keys"]:
+        name, saved, wanted = min(found["mismatched_keys"])
+        raise HamuError(
+            f"the model {source} has {name} as {tuple(saved)}, by its config.json it is "
+            f"{tuple(wanted)}; put back the config.json that the weights were saved with"
+        )
+    if found["missing_keys"]:
+        raise HamuError(
+            f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy"
+        )
+    lost = [name for name in found["unexpected_keys"] if not _COMPUTED.search(name)]
+    if all_of_it and lost:
+        raise HamuError(
+            f"the model {source} has {min(lost)}, for which a {type(model).__name__} has no "
+            f"place, and which would be lost; it is of another kind than its config.json says"
+        )
+    return model
+
+
+def refuse_encoder(config: Any, source: str) -> None:
+    """Refuse the configuration of a decoder with an encoder, which would be lost."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise HamuError(
+            f"the model {source} is of type {config.model_type} and would lose its encoder; give a "
+            f"causal language model"
+        )
+
+
+def _config(where: str, source: str, settings: dict[str, bool]) -> Any:
+    try:
+        return AutoConfig.from_pretrained(where, **settings)
+    except ValueError as error:
+        raw = config_of(source)
+        if settings["trust_remote_code"] or "auto_map" not in raw:
+            raise
+        raise NeedsCode(
+            f"the model {source} is defined by code that comes with it, which is not run; if you "
+            f"trust it, give --trust_remote_code"
+        ) from error
+
+
+def config_of(source: str, *, local: bool = False) -> dict[str, Any]:
+    """Read config.json as it is, which runs no code; `local` keeps to the cache of the hub."""
+    raw, _ = PreTrainedConfig.get_config_dict(
+        source.removeprefix(HUB), local_files_only=local or not is_of_hub(source)
+    )
+    return raw
+
+
+def folder_of(source: str) -> Path:
+    """Return the folder of a saved model; one of the hub must be in the hub's cache."""
+    if not is_of_hub(source):
+        return Path(source)
+    settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
+    found = (cached_file(source.removeprefix(HUB), name, **settings) for name in CONFIGS)
+    path = next(filter(None, found), None)
+    if path is None:
+        raise HamuError(f"the model {source} is not in the hub's cache; load it once first")
+    return Path(path).parent
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Return True if a folder holds a saved adapter, not a whole model."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """List the safetensors of a saved model: of its adapter, one file, or an index's parts."""
+    for name in (ADAPTER_WEIGHTS, "model.safetensors"):
+        if (folder / name).is_file():
+            return [folder / name]
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return []
+    parts = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [folder / name for name in sorted(set(parts))]
+
+
+def first_not_finite(model: nn.Module) -> str | None:
+    """Name the first parameter or BatchNorm statistic that is not finite; None if all are."""
+    statistics = (item for item in model.named_buffers() if "running_" in item[0])
+    values = chain(model.named_parameters(), statistics)
+    return next((name for name, value in values if not torch.isfinite(value).all()), None)
+
+
+def check_undamaged(model: nn.Module, source: str) -> None:
+    """Check that every weight of a saved model is finite."""
+    name = first_not_finite(model)
+    if name is not None:
+        raise HamuError(
+            f"the model {source} has weights that are not finite, first in {name}; it is damaged"
+        )
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Write a model so that `from_pretrained` reads it; of a module of the user's own, the tensors.
+
+    All processes must call it; the main one writes.
+    """
+    is_adapter, embeddings = hasattr(model, "peft_config"), getattr(model, _SAVES_EMBEDDINGS, False)
+    state = _whole_state(model, _names_of_adapter(model, embeddings) if is_adapter else None)
+    if not is_main():
+        return
+    if not hasattr(model, "save_pretrained"):
+        whole = model.state_dict() if state is None else state
+        save_file(_apart(whole), folder / "model.safetensors")
+        return
+    # not "auto": PEFT would ask the hub whether the base model's embeddings have changed
+    more = {"save_embedding_layers": embeddings} if is_adapter else {}
+    model.save_pretrained(folder, safe_serialization=True, state_dict=state, **more)
+
+
+def set_saves_embeddings(model: nn.Module, does: bool) -> None:
+    """Make `save_model` write an adapter with its base's embeddings, or without them."""
+    setattr(model, _SAVES_EMBEDDINGS, does)
+
+
+def save_rest(model: Any, folder: Path) -> None:
+    """Write the trainable tensors and buffers that `save_model` left out or wrote by other names.
+
+    All processes must call it.
+    """
+    own = _own(model)
+    state = _whole_state(model, own) or own
+    if not is_main():
+        return
+    written: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            written |= {*file.keys()}
+    rest = {name: state[name] for name in own if name not in written}
+    if rest:
+        save_file(_apart(rest), folder / _REST)
+
+
+@torch.no_grad()
+def load_tensors(model: Any, folder: Path) -> None:
+    """Put what `save_model` and `save_rest` wrote into a model, whole or sharded, bit by bit."""
+    own = _own(model)
+    left = set(own)
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in sorted(left & {*file.keys()}):
+                value = file.get_tensor(name)
+                if value.shape != own[name].shape:
+                    raise HamuError(
+                        f"{folder} has {name} as {tuple(value.shape)}, the model as "
+                        f"{tuple(own[name].shape)}; {_RESUME}"
+                    )
+                if hasattr(own[name], "device_mesh"):
+                    from hamu.core.distributed.sharded import shard_like
+
+                    value = shard_like(value, own[name])
+                own[name].copy_(value)
+                left.discard(name)
+    if left:
+        raise HamuError(f"{folder} lacks {min(left)}; {_RESUME}")
+
+
+def _own(model: nn.Module) -> dict[str, Tensor]:
+    """Return what a run changes: trainable parameters, and the buffers that a model saves."""
+    saved = model.state_dict(keep_vars=True)  # of a sharded model: its shards
+    trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+    buffers = {name for name, _ in model.named_buffers()}
+    return {name: value for name, value in saved.items() if name in trainable | buffers}
+
+
+def _names_of_adapter(model: Any, embeddings: bool) -> set[str]:
+    """Return the names that an adapter's file may hold."""
+    names = {*_own(model)}
+    if embeddings:
+        ends = [id(module) for module in _ends(model)]
+        inside = tuple(f"{name}." for name, one in model.named_modules() if id(one) in ends)
+        names |= {name for name in model.state_dict() if name.startswith(inside)}
+    return names
+
+
+def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, Tensor] | None:
+    """Gather a sharded model's tensors, for `save_pretrained` cannot; None for other models."""
+    if not is_sharded(model):
+        return None
+    from hamu.core.distributed.sharded import whole_state  # loads what only sharded models need
+
+    return whole_state(model, names)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors out of shared memory, which safetensors refuses, in the usual order."""
+    return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+
+
+class CannotMerge(HamuError):
+    """An adapter that PEFT, or the memory, refuses to put into its model."""
+
+
+def check_can_merge(model: Any) -> None:
+    """Check, before a PeftModel is trained, that its adapter is of a kind that can be merged."""
+    if not hasattr(model.base_model, "merge_and_unload"):
+        kind = next(iter(model.peft_config.values())).peft_type.value
+        raise HamuError(
+            f"an adapter of type {kind} cannot be merged into its model; leave --merge out"
+        )
+    for name, module in model.named_modules():
+        has_bias = any(getattr(module, "lora_bias", {}).values())
+        if has_bias and getattr(_inner(module), "bias", None) is None:
+            raise HamuError(
+                f"the adapter has a bias at {name}, where its model has none to merge it into; "
+                f"leave --merge out"
+            )
+
+
+def merged(model: Any) -> Any:
+    """Merge a PeftModel's adapter into its model, in float32; the PeftModel is used up.
+
+    Half precision would round small updates away. CannotMerge is raised if PEFT or the memory fail.
+    """
+    try:
+        model = model.float()
+        first, last = map(_inner, _ends(model))
+        shared = None not in (first, last) and first.weight is last.weight
+        is_adapted = any(_inner(end) is not end for end in _ends(model))
+        if shared and is_adapted:  # what is put into the one would be in the other too
+            last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
+        whole = model.merge_and_unload()
+    except (ValueError, RuntimeError) as error:  # among the latter: not implemented, out of memory
+        raise CannotMerge(
+            f"the adapter cannot be merged into its model: {first_line(error)}; what else the run "
+            f"leaves is complete"
+        ) from error
+    if shared:
+        first, last = _ends(whole)
+        whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
+    return whole
+
+
+def _ends(model: Any) -> tuple[Any, Any]:
+    """Return the modules of the input and of the output embeddings."""
+    return model.get_input_embeddings(), model.get_output_embeddings()
+
+
+def _inner(module: Any) -> Any:
+    """Return the module that an adapter is put around."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    if isinstance(module, BaseTunerLayer):
+        return module.get_base_layer()
+    return module.original_module if isinstance(module, ModulesToSaveWrapper) else module
