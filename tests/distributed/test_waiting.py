@@ -1,15 +1,18 @@
-"""What one process writes or finds, the others wait for: two processes, forked for some lines of code."""
+"""What one process writes or finds, the others wait for; differing tensors are found on all."""
 
 import datetime
 import json
+import math
 import multiprocessing
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
 
+import hamu.core.distributed as processes
 from hamu import HamuError
-from hamu.core.distributed import from_main
+from hamu.core.distributed import check_equal, from_main
 from hamu.unlearning.trainer import checkpoints
 from hamu.unlearning.trainer.checkpoints import Checkpoints
 
@@ -17,13 +20,14 @@ LATE = 0.3  # seconds
 
 
 def in_two_processes(job, folder):
-    """What `job(rank)` returns in each of two processes, in the order of their ranks."""
+    """What `job(rank)` returns in each of two forked processes, in the order of their ranks."""
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
+    meeting = {"init_method": f"file://{folder}/meeting", "world_size": 2}
 
     def main(rank):
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2,
-                                timeout=datetime.timedelta(seconds=60))  # fmt: skip
+        limit = datetime.timedelta(seconds=60)
+        dist.init_process_group("gloo", rank=rank, timeout=limit, **meeting)
         try:
             answer = job(rank)
         except Exception as error:
@@ -70,17 +74,68 @@ def test_no_process_goes_on_before_the_checkpoint_is_in_its_place(tmp_path, monk
     assert in_two_processes(save, tmp_path) == [True, True]
 
 
-@pytest.mark.parametrize("error", [HamuError("not here"), KeyError("a")])
-def test_an_error_of_the_main_process_is_raised_on_every_process(tmp_path, error):
+@pytest.mark.parametrize("error", [None, HamuError("not here"), KeyError("a")])
+def test_every_process_gets_what_the_main_process_finds_or_its_error(tmp_path, error):
     def find():
-        raise error
+        if error is not None:
+            raise error
+        return f"found by {dist.get_rank()}"
 
     answers = in_two_processes(lambda rank: from_main(find), tmp_path)
-    assert answers == [f"{type(error).__name__}: {error}"] * 2
+    expected = "found by 0" if error is None else f"{type(error).__name__}: {error}"
+    assert answers == [expected] * 2
 
 
-def test_what_the_main_process_finds_is_known_to_every_process(tmp_path):
-    assert (
-        in_two_processes(lambda rank: from_main(lambda: f"found by {rank}"), tmp_path)
-        == ["found by 0"] * 2
-    )
+def move(tensor, place, ulps):
+    """Move an entry of a float tensor by so many of its last digits."""
+    bits = tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    bits[place] += ulps
+
+
+def swap(tensor, one, other):
+    tensor[[one, other]] = tensor[[other, one]]
+
+
+CHANGES = {
+    "nothing": lambda t: None,
+    "opposite digits": lambda t: (move(t, 2, 1), move(t, 7, -1)),
+    "three digits": lambda t: (move(t, 2, 1), move(t, 3, -2), move(t, 4, 1)),
+    "swapped": lambda t: swap(t, 0, 11),
+    "swapped pieces": lambda t: swap(t, 1, 9),
+    "two signs": lambda t: t[3:5].neg_(),
+    "one": lambda t: move(t, 0, 1),
+}
+
+
+def test_tensors_that_differ_in_any_bits_are_found_and_strides_do_not_count(tmp_path, monkeypatch):
+    def differs(names, *tensors):
+        try:
+            check_equal(names, tensors)
+        except HamuError as error:
+            return str(error).split(" ")[0]
+        return ""
+
+    def compare(rank):
+        found = {}
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            start = torch.randn(12, generator=torch.Generator().manual_seed(0)).to(dtype)
+            for piece in (1 << 20, 8):
+                monkeypatch.setattr(processes, "_PIECE", piece)
+                for name, change in CHANGES.items():
+                    tensor = start.clone()
+                    if rank:
+                        change(tensor)
+                    key = f"{name}, {dtype}, {piece}"
+                    found[key] = differs(["same", "other"], start, tensor)
+        turned = torch.arange(12.0).reshape(4, 3)
+        if rank:  # the same values in another order of memory
+            turned = turned.t().contiguous().t()
+        empty, nan = torch.empty(0, 3), torch.tensor(math.nan)
+        found["nothing, other strides"] = differs(list("abc"), turned, empty, nan)
+        return found
+
+    one, two = in_two_processes(compare, tmp_path)
+    assert one == two
+    assert len(one) == 4 * 2 * len(CHANGES) + 1
+    for case, answer in one.items():
+        assert answer == ("" if case.startswith("nothing") else "other"), case

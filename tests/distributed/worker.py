@@ -1,7 +1,7 @@
-"""Runs cases in one or several processes and saves the weights that they end with: worker.py FOLDER PROCESSES CASES
+"""Cases in one or several processes, with the weights they end with: worker.py FOLDER PROCESSES CASES
 
-CASES are JSON, settings by name; see `run`. The processes are forked when the libraries are loaded, which takes far
-longer than the steps of a case; otherwise they are as torchrun starts them.
+CASES are JSON, settings by name; see `run`. The processes are forked once the libraries are loaded,
+which takes far longer than the steps of a case; otherwise they are as torchrun starts them.
 """
 
 import faulthandler
@@ -22,8 +22,9 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback
 import hamu.core.distributed.layout
 import hamu.core.guard
 import hamu.unlearning.trainer.trainer
-from hamu import HamuError, UnlearnConfig, UnlearnTrainer
+from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.core.distributed import leave, rank, world_size
+from hamu.core.distributed.sharded import shard
 from hamu.core.gram_meter import GramMeter
 from hamu.data import TextCollator
 from hamu.evaluation import predict
@@ -47,11 +48,9 @@ class ConvNet(nn.Module):
 
     def forward(self, x):
         logits = self.head(torch.tanh(self.norm(self.conv(x.double()))).flatten(1))
-        return (
-            torch.cat([logits, logits.new_full((len(x), 1), -torch.inf)], 1)
-            if self.rules_out_one_more
-            else logits
-        )
+        if self.rules_out_one_more:
+            logits = torch.cat([logits, logits.new_full((len(x), 1), -torch.inf)], 1)
+        return logits
 
 
 def images(count, seed):
@@ -70,7 +69,7 @@ def texts(count, seed):
 
 
 class Spoiling:
-    """The second batch of the last process has a value that is not finite, or a label that makes its loss infinite."""
+    """The last process's second batch has a value, or by its label a loss, that is not finite."""
 
     def __init__(self, collate, sides, of_loss):
         self._collate, self._sides, self._batches, self._of_loss = collate, sides, 0, of_loss
@@ -104,24 +103,18 @@ def stacked(items):
 
 def problem(kind):
     torch.manual_seed(0)
-    if kind == "conv":
-        return ConvNet().double(), images(31, 1), images(10, 2), stacked
-    if (
-        kind == "alike"
-    ):  # nearly collinear gradients of tensors that are measured in float32 at first
+    if kind in ("conv", "batchnorm"):
+        norm = nn.BatchNorm2d(4) if kind == "batchnorm" else None
+        return ConvNet(norm).double(), images(31, 1), images(10, 2), stacked
+    if kind == "alike":  # near-collinear gradients of tensors that float32 sums measure at first
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, 300), nn.Tanh(), nn.Linear(300, 3))
-        retain = images(12, 1)
-        noise = torch.Generator().manual_seed(2)
-        moved = [
-            x | {"pixel_values": x["pixel_values"] + 0.02 * torch.randn(1, 4, 4, generator=noise)}
-            for x in retain
-        ]
+        retain, noise = images(12, 1), 0.02 * torch.randn(12, 1, 4, 4)
+        pairs = zip(retain, noise, strict=True)
+        moved = [x | {"pixel_values": x["pixel_values"] + more} for x, more in pairs]
         return model, retain, moved, stacked
-    if kind == "batchnorm":
-        return ConvNet(nn.BatchNorm2d(4)).double(), images(31, 1), images(10, 2), stacked
-    config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-                         num_attention_heads=2, max_position_embeddings=32)  # fmt: skip
-    model = LlamaForCausalLM(config)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "max_position_embeddings": 32}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **heads))
     if kind in ("lora", "rough"):
         model = with_adapter(
             model.bfloat16() if kind == "rough" else model, AdapterSettings(rank=2)
@@ -152,33 +145,73 @@ def altered(how):
         yield
 
 
+def loop(method, accumulation):
+    """Steps of a loop of one's own, on a model that fully_shard shards where there are several."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 3)).double()
+    if world_size() > 1:
+        shard(model, "cpu")
+    pair = PairedGradients(model, method)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(24, 7, generator=generator, dtype=torch.float64), torch.arange(24) % 3
+    for _ in range(6):
+        for side, part in (("retain", slice(0, 16)), ("forget", slice(16, 24))):
+            chunks = (each[part].chunk(accumulation) for each in (x, y))
+            for chunk_x, chunk_y in zip(*chunks, strict=True):
+                mine = slice(rank(), None, world_size())
+                loss = nn.functional.cross_entropy(model(chunk_x[mine]), chunk_y[mine])
+                with getattr(pair, side)():
+                    (loss / accumulation).backward()
+        pair.combine()
+        optimizer.step()
+    return {"weights": {name: _whole(p) for name, p in model.named_parameters()}}
+
+
 def run(case, folder, steps, saves=False, resumes=None, target=None):
     """One case.
 
     Args:
-        case: "kind/method/accumulation/optimizer", and after another slash what is special, words with hyphens between.
+        case: "kind/method/accumulation/optimizer", and after another slash what is special, words
+            with hyphens between.
         folder: of what is saved.
         steps: how many, with those before a checkpoint.
         saves: whether to leave a checkpoint at the last step.
-        resumes: the folder where the same case, in any number of processes and any layout, left one half way.
+        resumes: the folder where the same case, in any number of processes and any layout, left one
+            half way.
         target: the forget loss at which to end.
     """
     kind, method, accumulation, optimizer, *how = case.split("/")
+    if kind == "loop":
+        settings = {"constraint": 0.5, "constraint_mode": "relative", "stopping": "off"}
+        return loop(build_method(method, **settings), int(accumulation))
     how = set("".join(how).split("-"))
     model, retain, forget, collate = problem(kind)
     is_split = bool(how & {"split", "small", "unequal"})
     each = GLOBAL_BATCH // (world_size() // 2 if is_split else world_size()) // int(accumulation)
     start = "-".join((kind, method, accumulation, optimizer))
+    quiet = {"eval_strategy": "no", "eval_on_start": False, "disable_tqdm": True}
     args = UnlearnConfig(
-        output_dir=str(folder / start), method=method, max_steps=steps, per_device_train_batch_size=each,
-        save_strategy="steps" if saves else "no", save_steps=steps,
-        gradient_accumulation_steps=int(accumulation), learning_rate=0.05 if optimizer == "sgd" else 0.005,
-        optim=optimizer, constraint_mode="relative", stopping="off", eval_strategy="no", eval_on_start=False,
-        disable_tqdm=True, min_forget_loss=1e-9,
-        max_forget_loss=target, pairing="split" if is_split else "sequential", shard="shard" in how,
-        trust_region=kind == "rough", correct_steps=optimizer == "adamw_torch" and "rounded" in how,
+        output_dir=str(folder / start),
+        method=method,
+        max_steps=steps,
+        per_device_train_batch_size=each,
+        save_strategy="steps" if saves else "no",
+        save_steps=steps,
+        gradient_accumulation_steps=int(accumulation),
+        learning_rate=0.05 if optimizer == "sgd" else 0.005,
+        optim=optimizer,
+        constraint_mode="relative",
+        stopping="off",
+        min_forget_loss=1e-9,
+        max_forget_loss=target,
+        pairing="split" if is_split else "sequential",
+        shard="shard" in how,
+        trust_region=kind == "rough",
+        correct_steps=optimizer == "adamw_torch" and "rounded" in how,
         freeze_batchnorm=kind != "batchnorm",
-    )  # fmt: skip
+        **quiet,
+    )
     if "unequal" in how:
         with torch.no_grad():
             model.get_parameter("conv.bias")[0] += 1e-7 * rank()
@@ -186,25 +219,18 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         model.rules_out_one_more = "infinite" in how
         collate = Spoiling(collate, 1 if is_split else 2, of_loss="infinite" in how)
     with altered(how):
-        trainer = UnlearnTrainer(
-            model, args, retain_dataset=retain, forget_dataset=forget, data_collator=collate
-        )
+        data = {"retain_dataset": retain, "forget_dataset": forget, "data_collator": collate}
+        trainer = UnlearnTrainer(model, args, **data)
         trainer.remove_callback(PrinterCallback)
         if "parted" in how:
             trainer.add_callback(Parting())
-        trainer.train(
-            resume_from_checkpoint=f"{resumes}/{start}/checkpoint-{steps // 2}" if resumes else None
-        )
+        checkpoint = f"{resumes}/{start}/checkpoint-{steps // 2}" if resumes else None
+        trainer.train(resume_from_checkpoint=checkpoint)
         trainer.evaluate()
-    found = {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad}
-    log = [
-        {k: v for k, v in e.items() if isinstance(v, float)}
-        for e in trainer.state.log_history
-        if "taken" in e
-    ]
+    log = [entry for entry in trainer.state.log_history if "taken" in entry]
     return {
-        "weights": found,
-        "log": log,
+        "weights": {name: _whole(p) for name, p in model.named_parameters() if p.requires_grad},
+        "log": [{k: v for k, v in entry.items() if isinstance(v, float)} for entry in log],
         "promise": trainer.promise,
         "ended": trainer.stop_reason,
         "losses": {name: one.losses for name, one in trainer.predictions.items()},
@@ -213,15 +239,12 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
 
 
 def _whole(parameter):
-    return (
-        (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter)
-        .detach()
-        .clone()
-    )
+    whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return whole.detach().clone()
 
 
 def fork(number):
-    """Go on as each of so many processes, in the environment that torchrun makes; one that fails ends the others."""
+    """Go on as each of so many processes, as torchrun starts them; one that fails ends the others."""
     port = 10_000 + os.getpid() % 20_000  # of those that the system gives to nobody by itself
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(number))

@@ -65,7 +65,7 @@ def test_rows_end_as_records_that_were_never_trained_on(model, trainer_of, rows)
     goal = trainer.goal_run.goal
     assert (goal.kind, trainer.stop.kind) == ("unseen", "goal")
     assert len(goal.reference.losses) == len(rows.test)
-    assert goal.standing({"forget": predicted(model, rows.forget)}).share >= 0.95
+    assert goal.standing(predicted(model, rows.forget)).share >= 0.95
 
 
 def test_each_record_reaches_the_loss_that_was_asked_for_and_none_pays_for_another(
@@ -86,7 +86,7 @@ def test_records_end_with_the_losses_that_they_have_under_a_retain_model(model, 
     trainer = by_goal(trainer_of, model, rows, retain_predictions=aim, **asked)
     assert trainer.stop.kind == "goal"
     goal = Goal("retrained", 0.5, reference=Reference(aim.losses))
-    assert goal.standing({"forget": predicted(model, rows.forget)}).share >= 0.5
+    assert goal.standing(predicted(model, rows.forget)).share >= 0.5
 
 
 def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(

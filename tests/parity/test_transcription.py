@@ -1,4 +1,4 @@
-"""Alg. 1 and Alg. 2 as the paper prints them, slow and plain, beside PairedGradients for 100 steps of SGD."""
+"""Alg. 1 and 2 as the paper prints them, slow and plain, beside PairedGradients for 100 steps."""
 
 import copy
 
@@ -18,16 +18,11 @@ def tiny_model():
 
 
 def batches():
-    """Per step a retain and a forget batch of fresh random data; in every fifth step almost the same."""
+    """Per step a retain and a forget batch of random data; in every fifth step almost the same."""
     g = torch.Generator().manual_seed(1)
     for t in range(STEPS):
-        (x_r, y_r), (x_f, y_f) = (
-            (
-                torch.randn(6, 5, dtype=torch.float64, generator=g),
-                torch.randint(3, (6,), generator=g),
-            )
-            for _ in range(2)
-        )
+        x_r, x_f = (torch.randn(6, 5, dtype=torch.float64, generator=g) for _ in range(2))
+        y_r, y_f = (torch.randint(3, (6,), generator=g) for _ in range(2))
         yield (x_r, y_r), (x_r + 0.25 * x_f, y_r) if t % 5 == 0 else (x_f, y_f)
 
 
@@ -36,7 +31,7 @@ def loss(model, batch):
 
 
 def transcribed_step(weights, retain_loss, forget_loss, demand, variant, layerwise):
-    """One iteration of Alg. 1 or 2 on a list of layers: (feasible, stop, direct), Δw added to the weights."""
+    """One iteration of Alg. 1 or 2, Δw added to the weights: (feasible, stop, direct)."""
     g_r, g_f = torch.autograd.grad(retain_loss, weights), torch.autograd.grad(forget_loss, weights)
     layers = [[i] for i in range(len(weights))] if layerwise else [list(range(len(weights)))]
     g_r = [flat([g_r[i] for i in layer]) for layer in layers]
@@ -45,16 +40,12 @@ def transcribed_step(weights, retain_loss, forget_loss, demand, variant, layerwi
     feasible, direct, free_limit = True, [], 0.0
     for i, layer in enumerate(layers):
         Q_i = demand * products[i] / sum(products)
-        if variant == "q":
-            R_i = LR * g_r[i].norm()
-            feasible &= bool(Q_i <= R_i * g_f[i].norm())
-            free_limit += R_i / g_r[i].norm() * (products[i] ** 2 - g_r[i].dot(g_f[i]) ** 2).sqrt()
-            dw, is_direct = hamu_q_update(g_r[i], g_f[i], Q_i, R_i)
-        else:
-            R_i = LR * g_f[i].norm()
-            feasible &= bool(Q_i <= R_i * g_r[i].norm())
-            free_limit += R_i / g_f[i].norm() * (products[i] ** 2 - g_r[i].dot(g_f[i]) ** 2).sqrt()
-            dw, is_direct = hamu_u_update(g_r[i], g_f[i], Q_i, R_i)
+        g_o, g_c = (g_r[i], g_f[i]) if variant == "q" else (g_f[i], g_r[i])
+        R_i = LR * g_o.norm()
+        feasible &= bool(Q_i <= R_i * g_c.norm())
+        free_limit += R_i / g_o.norm() * (products[i] ** 2 - g_o.dot(g_c) ** 2).sqrt()
+        update = hamu_q_update if variant == "q" else hamu_u_update
+        dw, is_direct = update(g_r[i], g_f[i], Q_i, R_i)
         direct.append(is_direct)
         for index, part in zip(layer, dw.split([weights[j].numel() for j in layer]), strict=True):
             with torch.no_grad():
@@ -63,10 +54,7 @@ def transcribed_step(weights, retain_loss, forget_loss, demand, variant, layerwi
     if layerwise:
         stop = bool(kappa > 0 and demand > free_limit)  # App. C, derived from κ > κ2 >= 0
     else:
-        R, objective = (
-            (LR * g_r[0].norm(), g_r[0]) if variant == "q" else (LR * g_f[0].norm(), g_f[0])
-        )
-        kappa_stop = (products[0] ** 2 - demand**2 * objective.norm() ** 2 / R**2).sqrt()
+        kappa_stop = (products[0] ** 2 - demand**2 * g_o.norm() ** 2 / R_i**2).sqrt()
         stop = bool(kappa > kappa_stop)
     return feasible, stop, direct
 
@@ -92,14 +80,8 @@ def test_a_hundred_steps_follow_the_transcription(variant, layerwise):
             loss(ours, forget).backward()
         step = pair.combine()
         optimizer.step()
-        feasible, stop, direct = transcribed_step(
-            list(theirs.parameters()),
-            loss(theirs, retain),
-            loss(theirs, forget),
-            demand,
-            variant,
-            layerwise,
-        )
+        losses, weights = (loss(theirs, retain), loss(theirs, forget)), list(theirs.parameters())
+        feasible, stop, direct = transcribed_step(weights, *losses, demand, variant, layerwise)
         status = step.weights.constraint
         assert feasible
         assert step.decision == "step"

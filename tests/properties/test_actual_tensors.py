@@ -1,4 +1,4 @@
-"""The promise holds on the tensors themselves: g_c·Δw >= Q_i and ‖Δw‖ <= R_i for what `.grad` really contains."""
+"""The promise on the tensors themselves: g_c·Δw >= Q_i and ‖Δw‖ <= R_i for what `.grad` holds."""
 
 import itertools
 import math
@@ -12,24 +12,15 @@ from torch import nn
 from hamu import HamuQ, HamuU, PairedGradients
 
 NEAR = [10.0**-k for k in range(1, 8)]
-ANGLES = [
-    0.0,
-    *reversed(NEAR),
-    2e-3,
-    1e-3 * 0.98,
-    0.5,
-    math.pi / 2,
-    2.5,
-    *(math.pi - a for a in NEAR),
-    math.pi,
-]
+SOME = [0.0, 2e-3, 1e-3 * 0.98, 0.5, math.pi / 2, 2.5, math.pi]
+ANGLES = [*NEAR, *SOME, *(math.pi - a for a in NEAR)]
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-4}
 LARGEST_SCALE = {torch.float32: 12, torch.bfloat16: 6, torch.float64: 12}
 SHARES = (0.01, 0.3, 0.9, 1.0)
 
 
 def check(retain, forget, method, max_grad_norm, blocks, dtype):
-    """Combine, then verify every block in float64 from the stored gradients; return how many blocks were checked."""
+    """Combine, verify every block in float64 from the stored gradients, return their number."""
     step, grads = combine(method, retain, forget, blocks=blocks, max_grad_norm=max_grad_norm)
 
     groups = [range(len(retain))] if blocks == "model" else [[i] for i in range(len(retain))]
@@ -57,7 +48,7 @@ def check(retain, forget, method, max_grad_norm, blocks, dtype):
             f"short by {(demand - g_c.dot(dw)) / most:.2g} of the reach"
         )
         assert dw.norm() <= R * (1 + tolerance), f"too long by {dw.norm() / R - 1:.2g}"
-        # Near collinearity the perpendicular gain is given up; it is smaller than the tolerance on the angle.
+        # Near collinearity the perpendicular gain is given up; it is below the angle's tolerance.
         cos = (g_o.dot(g_c) / most).clamp(-1, 1) if most > 0 else torch.zeros(())
         share = min(demand / most, 1.0) if most > 0 else 0.0
         best = -1.0 if cos <= -share else share * cos - ((1 - cos**2) * (1 - share**2)).sqrt()
@@ -69,10 +60,8 @@ def scaled_pair(size, angle, dtype, draw, generator):
     exponents = [draw.uniform(-1, 1) * LARGEST_SCALE[dtype] for _ in range(2)]
     if draw.random() < 0.3:
         exponents = [draw.choice([-1, 1]) * LARGEST_SCALE[dtype]] * 2
-    return [
-        side.to(dtype)
-        for side in pair_at_angle(size, angle, generator, *(10**e for e in exponents))
-    ]
+    sides = pair_at_angle(size, angle, generator, *(10**e for e in exponents))
+    return [side.to(dtype) for side in sides]
 
 
 def random_method(retain, forget, max_grad_norm, draw):
@@ -84,29 +73,17 @@ def random_method(retain, forget, max_grad_norm, draw):
     return variant(draw.choice([0.05, 0.5, 0.95, 2.0]) * norms[0] * norms[1], stopping="off")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 10, 1000, 10**6])
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 1000, 3 * 10**5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_promise_holds_at_every_angle_scale_and_size(dtype, size):
     draw, generator = random.Random(size), torch.Generator().manual_seed(size)
-    repeats = 1 if size == 10**6 else 12
+    angles = [*ANGLES, *(draw.uniform(0, math.pi) for _ in range(4))] * (1 if size > 10**5 else 8)
     checked = 0
-    for angle in (
-        [0.0, math.pi] * 5
-        if size == 1
-        else [*ANGLES, *(draw.uniform(0, math.pi) for _ in range(4))]
-    ):
-        for _ in range(repeats):
-            r, f = scaled_pair(size, angle, dtype, draw, generator)
-            clip = draw.choice([None, 1.0])
-            checked += check(
-                [r],
-                [f],
-                random_method([r], [f], clip, draw),
-                clip,
-                draw.choice(["tensor", "model"]),
-                dtype,
-            )
-    assert checked >= (10 if size in (1, 10**6) else 100)
+    for angle in [0.0, math.pi] * 20 if size == 1 else angles:
+        r, f = scaled_pair(size, angle, dtype, draw, generator)
+        clip, blocks = draw.choice([None, 1.0]), draw.choice(["tensor", "model"])
+        checked += check([r], [f], random_method([r], [f], clip, draw), clip, blocks, dtype)
+    assert checked >= (10 if size in (1, 3 * 10**5) else 100)
 
 
 @pytest.mark.parametrize("blocks", ["tensor", "model"])
@@ -121,9 +98,8 @@ def test_the_promise_holds_for_several_tensors_at_once(dtype, blocks):
         ]
         retain, forget = [list(side) for side in zip(*pairs, strict=True)]
         clip = draw.choice([None, 1.0])
-        checked += check(
-            retain, forget, random_method(retain, forget, clip, draw), clip, blocks, dtype
-        )
+        method = random_method(retain, forget, clip, draw)
+        checked += check(retain, forget, method, clip, blocks, dtype)
     assert checked > 100
 
 
@@ -141,23 +117,16 @@ def test_the_promise_holds_for_exactly_collinear_tensors(dtype, variant):
     assert checked == 96
 
 
-@pytest.mark.parametrize("size", [2, 1000, 60_000, 10**6])
+@pytest.mark.parametrize("size", [2, 1000, 60_000])
 def test_the_promise_holds_near_collinearity_in_double_precision(size):
     draw, generator = random.Random(size), torch.Generator().manual_seed(size)
     for exponent in (-4, -5, -6, -6.5, -7, -7.3, -8):
         for angle in (10**exponent, math.pi - 10**exponent):
-            r, f = pair_at_angle(
-                size, angle, generator, 10 ** draw.uniform(-3, 3), 10 ** draw.uniform(-3, 3)
-            )
+            norms = [10 ** draw.uniform(-3, 3) for _ in range(2)]
+            r, f = pair_at_angle(size, angle, generator, *norms)
             for share in (0.3, 0.999):
-                check(
-                    [r],
-                    [f],
-                    HamuQ(share, constraint_mode="relative", stopping="off"),
-                    None,
-                    "tensor",
-                    torch.float64,
-                )
+                method = HamuQ(share, constraint_mode="relative", stopping="off")
+                check([r], [f], method, None, "tensor", torch.float64)
 
 
 def test_the_promise_holds_for_gradients_of_a_backward_pass():

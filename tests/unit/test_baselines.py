@@ -1,4 +1,4 @@
-"""The baselines against explicit vectors: who is projected, onto what, and on which sign of the conflict."""
+"""The baselines against explicit vectors: which is projected, off what, on which sign of conflict."""
 
 import pytest
 import torch
@@ -40,14 +40,11 @@ def test_pcgrad_is_the_mean_of_both_descents_each_projected_off_the_other_on_con
     g_r, g_f = vectors(angle, seed)
     ascent = -g_f
     retain, forget = (off(g_r, ascent), off(ascent, g_r)) if ascent.dot(g_r) < 0 else (g_r, ascent)
-    torch.testing.assert_close(
-        combined("pcgrad", g_r, g_f), (retain + forget) / 2, rtol=0, atol=1e-12
-    )
+    mean = (retain + forget) / 2
+    torch.testing.assert_close(combined("pcgrad", g_r, g_f), mean, rtol=0, atol=1e-12)
 
 
-@given(
-    angle=st.floats(0.05, 3.1), seed=st.integers(0, 1000), scale=st.sampled_from([1e-12, 1.0, 1e12])
-)
+@given(st.floats(0.05, 3.1), st.integers(0, 1000), st.sampled_from([1e-12, 1.0, 1e12]))
 def test_cagrad_improves_the_worse_objective_as_much_as_its_ball_allows(angle, seed, scale):
     g_r, g_f = (scale * g for g in vectors(angle, seed))
     mean = (g_r - g_f) / 2
@@ -55,9 +52,8 @@ def test_cagrad_improves_the_worse_objective_as_much_as_its_ball_allows(angle, s
     radius = 0.4 * mean.norm()
     assert (update - mean).norm() <= radius * (1 + 1e-9)
 
-    def dual(
-        w,
-    ):  # the worse improvement of the best update is the smallest value of this (Liu et al. 2021, Sec. 3.1)
+    def dual(w):
+        """Its smallest value is the worse improvement of the best update (Liu et al., Sec. 3.1)."""
         g_w = w * g_r - (1 - w) * g_f
         return float((g_w.dot(mean) + radius * g_w.norm()) / scale**2)
 
@@ -91,21 +87,15 @@ def test_the_conflict_is_the_whole_models_not_a_blocks(name):
 @pytest.mark.parametrize("name", ["gru", "pcgrad"])
 def test_a_zero_gradient_projects_nothing(name):
     g_r, g_f = vectors(0.5)
-    mean = 0.5 if name == "pcgrad" else 1.0
-    torch.testing.assert_close(combined(name, 0 * g_r, g_f), -mean * g_f)
-    torch.testing.assert_close(
-        combined(name, g_r, 0 * g_f), 0.5 * g_r if name == "pcgrad" else 0 * g_r
-    )
+    forget, retain = (0.5, 0.5) if name == "pcgrad" else (1.0, 0.0)
+    torch.testing.assert_close(combined(name, 0 * g_r, g_f), -forget * g_f)
+    torch.testing.assert_close(combined(name, g_r, 0 * g_f), retain * g_r)
 
 
-@pytest.mark.parametrize(
-    ("name", "retain", "forget"),
-    [
-        ("ft", 1, 0),
-        ("ga", 0, -1),
-        *[(name, 0.5, -0.5) for name in ("gdiff", "kl", "scrub", "npo", "simnpo")],
-    ],
-)
+MEANS = [(name, 0.5, -0.5) for name in ("gdiff", "kl", "scrub", "npo", "simnpo")]
+
+
+@pytest.mark.parametrize(("name", "retain", "forget"), [("ft", 1, 0), ("ga", 0, -1), *MEANS])
 def test_constant_weights(name, retain, forget):
     g_r, g_f = vectors(1.0)
     torch.testing.assert_close(combined(name, g_r, g_f), retain * g_r + forget * g_f)

@@ -23,9 +23,8 @@ def gradient(logits, labels, limits):
 
 def two_classes(odds):
     """Logits of records with these log-odds against their label, 0."""
-    return torch.stack([torch.zeros(len(odds)), torch.tensor(odds)], 1), torch.zeros(
-        len(odds), dtype=torch.int64
-    )
+    labels = torch.zeros(len(odds), dtype=torch.int64)
+    return torch.stack([torch.zeros(len(odds)), torch.tensor(odds)], 1), labels
 
 
 def test_log_odds_and_loss_are_inverse_to_each_other():
@@ -59,19 +58,11 @@ def test_a_record_that_the_model_is_sure_of_weighs_as_much_as_another():
 def test_a_record_above_what_is_enough_is_lowered_again():
     logits, labels = two_classes([5.0, 2.0])
     found = gradient(logits, labels, [[1.0, 3.0], [1.0, 3.0]])
-    assert torch.allclose(found[0], torch.tensor([1.0, -1.0])), (
-        "raising the total lowers this record"
-    )
+    assert torch.allclose(found[0], torch.tensor([1.0, -1.0])), "raising the total lowers it"
     assert not found[1].any(), "between aim and most a record is left alone"
-
-
-def test_the_total_is_the_sum_over_records_of_what_counts():
-    logits, labels = two_classes([5.0, -2.0])
     aim, most = log_odds(torch.tensor([1.0, 3.0]))
-    expected = aim - (5.0 - most) - 2.0
-    assert total(logits, labels, [[1.0, 3.0], [1.0, 3.0]]).item() == pytest.approx(
-        expected.item(), rel=1e-5
-    )
+    found = total(*two_classes([5.0, -2.0]), [[1.0, 3.0], [1.0, 3.0]])
+    torch.testing.assert_close(found, aim - (5.0 - most) - 2.0)
 
 
 def test_a_text_counts_by_the_mean_over_its_scored_tokens():
@@ -79,12 +70,8 @@ def test_a_text_counts_by_the_mean_over_its_scored_tokens():
     logits = torch.randn(3, 6, 8, generator=generator)
     labels = torch.randint(8, (3, 6), generator=generator)
     labels[1, 3:] = -100
-    losses = torch.stack(
-        [
-            F.cross_entropy(one[:-1], y[1:], ignore_index=-100)
-            for one, y in zip(logits, labels, strict=True)
-        ]
-    )
+    texts = zip(logits, labels, strict=True)
+    losses = torch.stack([F.cross_entropy(one[:-1], y[1:], ignore_index=-100) for one, y in texts])
     found = total(logits, labels, [[100.0, FREE]] * 3)
     assert found.item() == pytest.approx(log_odds(losses).sum().item(), rel=1e-5)
     middle = losses.sort().values[1].item()

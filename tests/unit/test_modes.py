@@ -1,4 +1,4 @@
-"""A model that was put into another mode for a while is as it was."""
+"""Evaluation mode and precision: a model and torch's settings are as before afterwards."""
 
 from types import SimpleNamespace
 
@@ -35,20 +35,24 @@ def modes(model):
 def test_all_modules_evaluate_inside_and_each_has_its_own_mode_again_after():
     model = model_with_a_frozen_part()
     before = modes(model)
+    assert {True, False} == set(before)
     with evaluating(model):
         assert not any(modes(model))
     assert modes(model) == before
-    assert True in before
-    assert False in before
 
 
-def test_predictions_and_the_original_model_leave_a_part_in_evaluation_mode():
+def test_predictions_and_the_original_model_leave_modes_and_the_random_state():
+    """Else training after them would depend on them: dropout draws from that state."""
     model = model_with_a_frozen_part()
     before = modes(model)
     images = [{"pixel_values": torch.ones(4), "labels": torch.tensor(1)} for _ in range(3)]
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
     predict(model, images, 2, torch.utils.data.default_collate)
     OriginalModel(model).logits({"pixel_values": torch.ones(2, 4)})
     assert modes(model) == before
+    assert torch.equal(torch.rand(2), expected)
 
 
 def test_the_forward_that_has_autocast_is_back_afterwards():
@@ -59,17 +63,6 @@ def test_the_forward_that_has_autocast_is_back_afterwards():
         assert model(torch.ones(())) == 2
     assert model.forward is wrapped
     assert model(torch.ones(())) == -2
-
-
-def test_an_evaluation_draws_nothing_from_the_random_state():
-    """Else what is trained after it would depend on whether there was one: dropout draws from it."""
-    model = model_with_a_frozen_part()
-    images = [{"pixel_values": torch.ones(4), "labels": torch.tensor(1)} for _ in range(3)]
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    predict(model, images, 2, torch.utils.data.default_collate)
-    assert torch.equal(torch.rand(2), expected)
 
 
 class OnGPU(nn.Module):
@@ -85,18 +78,14 @@ class OnGPU(nn.Module):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine with a GPU, as far as it is asked, with torch's settings as they are at the start and afterwards."""
-    matmul, conv, rnn = (
-        torch.backends.cuda.matmul,
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn.rnn,
-    )
+    """A machine with a GPU, as far as these functions ask; torch's settings are restored."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     yield
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
     torch.backends.fp32_precision = matmul.fp32_precision = "none"
-    conv.fp32_precision = rnn.fp32_precision = "tf32"
+    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32"
 
 
 def all_products(precision="tf32"):
@@ -148,15 +137,18 @@ def test_without_tf32_an_older_torch_has_one_interface(gpu, monkeypatch):
         assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, True)
 
 
-@pytest.mark.parametrize(("change", "layer", "dtype", "rounds"), [
-    (None, nn.Conv2d(1, 1, 1), torch.float32, True),  # torch's default
-    (None, nn.LSTM(1, 1), torch.float32, True),
-    (None, nn.Linear(1, 1), torch.float32, False),
-    (None, nn.Conv2d(1, 1, 1), torch.bfloat16, False),
-    (all_products, nn.Linear(1, 1), torch.float32, True),
-    (all_products, nn.Linear(1, 1), torch.float64, False),
-    (matrix_products, nn.Linear(1, 1), torch.float32, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "layer", "dtype", "rounds"),
+    [
+        (None, nn.Conv2d(1, 1, 1), torch.float32, True),  # torch's default
+        (None, nn.LSTM(1, 1), torch.float32, True),
+        (None, nn.Linear(1, 1), torch.float32, False),
+        (None, nn.Conv2d(1, 1, 1), torch.bfloat16, False),
+        (all_products, nn.Linear(1, 1), torch.float32, True),
+        (all_products, nn.Linear(1, 1), torch.float64, False),
+        (matrix_products, nn.Linear(1, 1), torch.float32, True),
+    ],
+)
 def test_which_models_are_rounded_to_tf32(gpu, change, layer, dtype, rounds):
     if change is not None:
         change()

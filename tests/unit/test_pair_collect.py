@@ -1,4 +1,4 @@
-"""Collecting the two gradients: accumulation, parameters that a side does not use, and every misuse."""
+"""Collecting the two gradients: accumulation, unused parameters, and every misuse."""
 
 import pytest
 import torch
@@ -27,61 +27,42 @@ def loss(model, seed):
     return nn.functional.cross_entropy(model(x), torch.randint(2, (5,), generator=g))
 
 
-def grads_of(pair):
-    return [p.grad.clone() for p in pair.parameters]
+def passed(pair, model, *passes):
+    """Collect (side, seed) passes, and combine."""
+    for side, seed in passes:
+        with getattr(pair, side)():
+            loss(model, seed).backward()
+    return pair.combine(), [p.grad.clone() for p in pair.parameters]
 
 
 def assert_clean(pair, model):
     """Nothing is left over: the pair starts anew and gives what a fresh pair gives."""
     assert all(p.grad is None for p in pair.parameters)
-    fresh = PairedGradients(model, pair.method)
     results = []
-    for each in (pair, fresh):
-        with each.retain():
-            loss(model, 8).backward()
-        with each.forget():
-            loss(model, 9).backward()
-        each.combine()
-        results.append(grads_of(each))
+    for each in (pair, PairedGradients(model, pair.method)):
+        results.append(passed(each, model, ("retain", 8), ("forget", 9))[1])
         each.discard()
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_a_model_whose_weights_are_elsewhere_is_refused():
+def test_a_model_on_the_meta_device_is_refused():
     with torch.device("meta"):
         model = nn.Linear(3, 2)
-    with pytest.raises(
-        HamuError, match=r"weight is complex or on the meta device \(offloaded or never loaded\)"
-    ):
+    with pytest.raises(HamuError, match="weight is complex or on the meta device"):
         PairedGradients(model, HamuQ())
 
 
 def test_several_passes_of_a_side_equal_one_pass_on_the_sum(model, pair):
     with pair.retain():
         (loss(model, 1) + loss(model, 2) + loss(model, 3)).backward()
+    assert all(p.grad is None for p in pair.parameters), "no optimizer can step on one side alone"
     with pair.forget():
         (loss(model, 4) + loss(model, 5)).backward()
     pair.combine()
-    expected = grads_of(pair)
-
-    with pair.retain():
-        loss(model, 1).backward()
-        loss(model, 2).backward()
-    with pair.forget():
-        loss(model, 4).backward()
-    with pair.retain():
-        loss(model, 3).backward()
-    with pair.forget():
-        loss(model, 5).backward()
-    pair.combine()
-    for ours, theirs in zip(grads_of(pair), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-15)
-
-
-def test_between_the_contexts_no_optimizer_can_step_on_one_side_alone(model, pair):
-    with pair.retain():
-        loss(model, 1).backward()
-    assert all(p.grad is None for p in pair.parameters)
+    expected = [p.grad.clone() for p in pair.parameters]
+    turns = [("retain", 1), ("retain", 2), ("forget", 4), ("retain", 3), ("forget", 5)]
+    _, found = passed(pair, model, *turns)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("method", [HamuQ(), HamuU(), build_method("gdiff")])
@@ -89,72 +70,37 @@ def test_a_missing_side_is_named(model, method):
     pair = PairedGradients(model, method)
     with pytest.raises(HamuError, match=f"{method.name} needs a retain and a forget gradient"):
         pair.combine()
-    with pair.retain():
-        loss(model, 1).backward()
-    with pytest.raises(
-        HamuError,
-        match=r"needs a forget gradient for this step; run backward inside pair.forget\(\)",
-    ):
-        pair.combine()
-    pair.discard()
-    with pair.forget():
-        loss(model, 1).backward()
-    with pytest.raises(
-        HamuError,
-        match=r"needs a retain gradient for this step; run backward inside pair.retain\(\)",
-    ):
+    for side, other in (("retain", "forget"), ("forget", "retain")):
+        message = rf"needs a {other} gradient for this step; run backward inside pair.{other}\(\)"
+        with pytest.raises(HamuError, match=message):
+            passed(pair, model, (side, 1))
+        pair.discard()
+    loss(model, 1).backward()  # outside of both contexts
+    with pytest.raises(HamuError, match="needs a retain and a forget gradient"):
         pair.combine()
 
 
-@pytest.mark.parametrize(("name", "side"), [("ft", "retain"), ("ga", "forget")])
-def test_a_method_of_one_side_needs_only_that_one(model, name, side):
+@pytest.mark.parametrize(("name", "side", "sign"), [("ft", "retain", 1), ("ga", "forget", -1)])
+def test_a_method_of_one_side_needs_only_that_one(model, name, side, sign):
     pair = PairedGradients(model, build_method(name), max_grad_norm=None)
-    with getattr(pair, side)():
-        loss(model, 1).backward()
-    pair.combine()
-    sign = 1 if side == "retain" else -1
-    for ours, theirs in zip(
-        grads_of(pair), torch.autograd.grad(loss(model, 1), list(model.parameters())), strict=True
-    ):
-        torch.testing.assert_close(ours, sign * theirs)
+    _, found = passed(pair, model, (side, 1))
+    expected = torch.autograd.grad(loss(model, 1), list(model.parameters()))
+    torch.testing.assert_close(found, [sign * g for g in expected])
 
 
-def test_weights_changed_between_the_passes_make_the_first_stale(model, pair):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pair.retain():
-        loss(model, 1).backward()
-        optimizer.step()
-    with (
-        pytest.raises(
-            HamuError, match=r"weights changed after the retain gradient was collected, .* stale"
-        ),
-        pair.forget(),
-    ):
-        pytest.fail("the context must not open")
-    assert_clean(pair, model)
-
-
+@pytest.mark.parametrize("sides", [("retain",), ("retain", "forget")])
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
-def test_weights_changed_before_combine_make_both_stale(model, pair, make):
+def test_weights_changed_after_a_pass_make_its_gradient_stale(model, pair, make, sides):
     optimizer = make(model.parameters(), lr=0.1)
-    with pair.retain():
-        loss(model, 1).backward()
-    with pair.forget():
-        loss(model, 2).backward()
-        optimizer.step()
-    with pytest.raises(
-        HamuError, match="weights changed after the retain and forget gradient was collected"
-    ):
-        pair.combine()
+    for seed, side in enumerate(sides):
+        with getattr(pair, side)():
+            loss(model, seed).backward()
+            if side == sides[-1]:
+                optimizer.step()
+    message = f"weights changed after the {' and '.join(sides)} gradient was collected, .* stale"
+    with pytest.raises(HamuError, match=message):
+        passed(pair, model, *((side, 1) for side in ("forget",) if side not in sides))
     assert_clean(pair, model)
-
-
-def test_backward_outside_the_contexts_is_an_error_that_names_the_side(model, pair):
-    with pair.retain():
-        loss(model, 1).backward()
-    loss(model, 2).backward()
-    with pytest.raises(HamuError, match=r"run backward inside pair.forget\(\)"):
-        pair.combine()
 
 
 def test_a_context_without_backward_is_an_error(model, pair):
@@ -177,22 +123,13 @@ def test_an_exception_inside_a_context_leaves_a_clean_state(model, pair, side):
     with pytest.raises(KeyError, match="mine"):
         interrupted()
     assert_clean(pair, model)
-    with pytest.raises(HamuError, match="needs a retain and a forget gradient"):
-        pair.combine()
 
 
-def test_contexts_do_not_nest(model, pair):
-    message = r"forget\(\) was entered inside retain\(\); close the one"
+def test_contexts_and_combine_do_not_nest(model, pair):
+    message = r"forget\(\) was entered inside retain\(\); close that one"
     with pytest.raises(HamuError, match=message), pair.retain(), pair.forget():
         pytest.fail("the inner context must not open")
     assert_clean(pair, model)
-
-
-def test_combine_inside_a_context_is_an_error(model, pair):
-    with pair.retain():
-        loss(model, 1).backward()
-    with pair.forget():
-        loss(model, 2).backward()
     with pytest.raises(HamuError, match=r"inside forget\(\)"), pair.forget():
         pair.combine()
 
@@ -203,15 +140,12 @@ def test_sparse_gradients_are_refused():
     for side in ("retain", "forget"):
         with getattr(pair, side)():
             embedding(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(
-        HamuError,
-        match="sparse gradients cannot be combined; build the embedding with sparse=False",
-    ):
+    with pytest.raises(HamuError, match="build the embedding with sparse=False"):
         pair.combine()
 
 
 def test_a_side_that_overwrote_the_other_is_refused(model, pair):
-    """As DistributedDataParallel does with gradient_as_bucket_view: each pass writes into the same buckets."""
+    """As DistributedDataParallel does with gradient_as_bucket_view: same buckets in each pass."""
     buckets = [torch.zeros_like(p) for p in model.parameters()]
     for context in (pair.retain, pair.forget):
         with context():
@@ -222,58 +156,37 @@ def test_a_side_that_overwrote_the_other_is_refused(model, pair):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_frozen_parameter_takes_no_part(model):
-    model[0].weight.requires_grad_(False)
+def test_a_frozen_parameter_takes_no_part_and_is_refused_once_it_is_unfrozen(model):
+    frozen, both = model[0].weight, (("retain", 1), ("forget", 2))
+    frozen.requires_grad_(False)
     pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
     assert pair.block_names == ["0.bias", "2.weight", "2.bias"]
-    with pair.retain():
-        loss(model, 1).backward()
-    with pair.forget():
-        loss(model, 2).backward()
-    pair.combine()
-    assert model[0].weight.grad is None
+    frozen.grad = torch.ones_like(frozen)  # of before, while it is frozen
+    assert passed(pair, model, *both)[0].decision == "step"
     assert all(p.grad.norm() > 0 for p in pair.parameters)
-
-
-def test_a_parameter_that_was_unfrozen_later_is_refused(model):
-    model[0].weight.requires_grad_(False)
-    pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
-    model[0].weight.grad = torch.ones_like(model[0].weight)  # of before, while it is frozen
-
-    def both():
-        with pair.retain():
-            loss(model, 1).backward()
-        with pair.forget():
-            loss(model, 2).backward()
-        return pair.combine()
-
-    assert both().decision == "step"
-    model[0].weight.grad = None
-    model[0].weight.requires_grad_(True)
-    with pytest.raises(
-        HamuError,
-        match=r"0\.weight was frozen when PairedGradients was made, but has a gradient now",
-    ):
-        both()
-    model[0].weight.grad = None
+    frozen.grad = None
+    frozen.requires_grad_(True)
+    with pytest.raises(HamuError, match=r"0\.weight was frozen when PairedGradients was made"):
+        passed(pair, model, *both)
+    frozen.grad = None
     assert pair.combine().decision == "step"
 
 
-def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path):
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path, use_orig_params):
     import torch.distributed as dist
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
+    store = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    device = torch.device("cpu")
     try:
-        wrapped = FullyShardedDataParallel(nn.Linear(3, 2), device_id=torch.device("cpu"))
-        with pytest.raises(
-            HamuError, match=r"wrapped in FullyShardedDataParallel, .* shard it with fully_shard"
-        ):
-            PairedGradients(wrapped, HamuQ())
-        with pytest.raises(HamuError, match="wrapped in FullyShardedDataParallel"):
-            PairedGradients(wrapped.module, HamuQ())
+        wrapped = FullyShardedDataParallel(
+            nn.Linear(3, 2), device_id=device, use_orig_params=use_orig_params
+        )
+        for model in (wrapped, wrapped.module):
+            with pytest.raises(HamuError, match=r"FullyShardedDataParallel; .* fully_shard"):
+                PairedGradients(model, HamuQ())
     finally:
         dist.destroy_process_group()
 
@@ -286,10 +199,7 @@ def vector(*values):
 @pytest.mark.parametrize("blocks", ["tensor", "model"])
 def test_a_parameter_that_no_side_uses_keeps_no_gradient(method, blocks):
     pair = PairedGradients(
-        Holder([vector(0, 0), vector(0)]),
-        method(0.3, **RELATIVE),
-        blocks=blocks,
-        max_grad_norm=None,
+        Holder([vector(0, 0), vector(0)]), method(0.3, **RELATIVE), blocks=blocks
     )
     collect(pair, "retain", [vector(1, 0), None])
     collect(pair, "forget", [vector(0, 1), None])
@@ -297,22 +207,17 @@ def test_a_parameter_that_no_side_uses_keeps_no_gradient(method, blocks):
     assert pair.parameters[1].grad is None
     assert torch.isfinite(step.weights.retain).all()
     expected = vector(0.91**0.5, -0.3) if method is HamuQ else vector(0.3, -(0.91**0.5))
-    torch.testing.assert_close(pair.parameters[0].grad, expected)
+    torch.testing.assert_close(pair.parameters[0].grad, expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 def test_a_block_that_only_one_side_uses_follows_the_objective_alone(method):
+    """With R = η‖g_o‖ = 0 the constrained side alone cannot move a block."""
     retain, forget = [vector(3, 4), None, vector(1, 0)], [None, vector(5, 12), vector(0, 1)]
     step, grads = combine(method(0.3, **RELATIVE), retain, forget, max_grad_norm=None)
     assert step.decision == "step"
-    if (
-        method is HamuQ
-    ):  # the retain side descends freely; with R = η‖g_r‖ = 0 the forget side cannot move
-        assert torch.equal(grads[0], retain[0])
-        assert torch.equal(grads[1], vector(0, 0))
-    else:
-        assert torch.equal(grads[0], vector(0, 0))
-        assert torch.equal(grads[1], -forget[1])
+    expected = [retain[0], 0 * forget[1]] if method is HamuQ else [0 * retain[0], -forget[1]]
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=False))
     assert grads[2].norm() == pytest.approx(1.0)
 
 
@@ -332,18 +237,13 @@ def test_with_a_fixed_radius_a_block_of_the_constrained_side_alone_meets_its_par
         (HamuQ, [vector(0, 0)], [vector(3, 4)]),  # its radius is 0
         (HamuQ, [vector(3, 4), None], [None, vector(3, 4)]),
         (HamuQ, [vector(0, 0)], [vector(0, 0)]),
-        (HamuU, [vector(0, 0)], [vector(0, 0)]),
     ],
 )
 def test_a_share_of_nothing_is_infeasible(method, retain, forget, on_infeasible):
-    step, grads = combine(
-        method(0.5, on_infeasible=on_infeasible, **RELATIVE), retain, forget, max_grad_norm=None
-    )
+    build = method(0.5, on_infeasible=on_infeasible, **RELATIVE)
+    step, grads = combine(build, retain, forget, max_grad_norm=None)
     assert step.decision == on_infeasible
-    assert step.reason == (
-        "the constraint cannot be met: the gradients allow no change at all of the constrained loss; one of "
-        "them is zero where something is demanded"
-    )
+    assert "one of the gradients is zero where it demands a change" in step.reason
     assert grads == [None] * len(grads)
 
 

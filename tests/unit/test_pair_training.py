@@ -1,16 +1,19 @@
-"""In a training loop: any optimizer sees g* and nothing else; autocast, loss scaling and half precision."""
+"""In a training loop: optimizers see g* and nothing else; autocast, loss scaling, half precision."""
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import flat
+from helpers import collect, flat
 from torch import nn
 
-from hamu import HamuQ, PairedGradients
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
+from hamu.core.combine import GradOffload
 
 METHOD = HamuQ(0.3, constraint_mode="relative", stopping="off")
+SIDES = ("retain", "forget")
 
 
 def make_model(dtype=torch.float64):
@@ -18,32 +21,27 @@ def make_model(dtype=torch.float64):
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype)
 
 
-def batch(seed, dtype=torch.float64):
+def loss(model, seed):
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(8, 6, dtype=torch.float64, generator=g).to(dtype), torch.randint(
-        4, (8,), generator=g
-    )
+    x = torch.randn(8, 6, dtype=torch.float64, generator=g).to(model[0].weight.dtype)
+    return nn.functional.cross_entropy(model(x), torch.randint(4, (8,), generator=g))
 
 
-def loss(model, seed, dtype=torch.float64):
-    x, y = batch(seed, dtype)
-    return nn.functional.cross_entropy(model(x), y)
+def collect_both(pair, model, t=0, scale=lambda x: x):
+    for seed, side in enumerate(SIDES):
+        with getattr(pair, side)():
+            scale(loss(model, 2 * t + seed)).backward()
 
 
-def collect_both(pair, model, t, dtype=torch.float64, scale=lambda x: x):
-    with pair.retain():
-        scale(loss(model, 2 * t, dtype)).backward()
-    with pair.forget():
-        scale(loss(model, 2 * t + 1, dtype)).backward()
+def gradients(model, t=0):
+    parameters = list(model.parameters())
+    return [torch.autograd.grad(loss(model, 2 * t + seed), parameters) for seed in (0, 1)]
 
 
-def clipped_gradients(model, t):
-    sides = []
-    for seed in (2 * t, 2 * t + 1):
-        grads = torch.autograd.grad(loss(model, seed), list(model.parameters()))
-        factor = (1.0 / (flat(grads).norm() + 1e-6)).clamp(max=1.0)
-        sides.append([factor * g for g in grads])
-    return sides
+def exact_sum(step, sides):
+    """a·g_r + b·g_f of each tensor in float64."""
+    weights = (step.weights.retain, step.weights.forget)
+    return [a * r.double() + b * f.double() for a, b, r, f in zip(*weights, *sides, strict=True)]
 
 
 OPTIMIZERS = {
@@ -61,61 +59,50 @@ def test_optimizer_and_scheduler_see_the_equivalent_gradient_and_nothing_else(ma
     theirs = copy.deepcopy(ours)
     pair = PairedGradients(ours, METHOD)
     optimizers = [make(model.parameters()) for model in (ours, theirs)]
-    schedulers = [
-        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8) for optimizer in optimizers
-    ]
+    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 8) for one in optimizers]
     for t in range(6):
         collect_both(pair, ours, t)
         step = pair.combine()
-        weights = zip(step.weights.retain, step.weights.forget, strict=True)
-        for p, (a, b), r, f in zip(
-            theirs.parameters(), weights, *clipped_gradients(theirs, t), strict=True
-        ):
-            p.grad = a * r + b * f
+        clipped = []
+        for grads in gradients(theirs, t):
+            factor = (1.0 / (flat(grads).norm() + 1e-6)).clamp(max=1.0)
+            clipped.append([factor * g for g in grads])
+        for p, grad in zip(theirs.parameters(), exact_sum(step, clipped), strict=True):
+            p.grad = grad
         for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
             optimizer.step()
             optimizer.zero_grad(set_to_none=t % 2 == 0)
             scheduler.step()
-        torch.testing.assert_close(
-            flat(ours.parameters()), flat(theirs.parameters()), rtol=0, atol=1e-10
-        )
+        after = [flat(model.parameters()) for model in (ours, theirs)]
+        torch.testing.assert_close(*after, rtol=0, atol=1e-10)
     assert (flat(ours.parameters()) - start).norm() > 0.02
 
 
 def test_a_step_of_sgd_keeps_the_promise_to_first_order():
     model, lr = make_model(), 1e-5
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
-    collect_both(pair, model, 0)
+    collect_both(pair, model)
     step = pair.combine()
     before = [loss(model, seed).item() for seed in (0, 1)]
     torch.optim.SGD(model.parameters(), lr=lr).step()
-    retain, forget = (
-        loss(model, seed).item() - old for seed, old in zip((0, 1), before, strict=True)
-    )
-    assert forget / lr == pytest.approx(step.promised_forget_change.item(), rel=1e-3)
-    assert forget / lr >= step.weights.constraint.demand * 0.999
-    assert retain / lr == pytest.approx(step.promised_retain_change.item(), rel=1e-3)
+    retain, forget = ((loss(model, seed).item() - before[seed]) / lr for seed in (0, 1))
+    assert forget == pytest.approx(step.promised_forget_change.item(), rel=1e-3)
+    assert forget >= step.weights.constraint.demand * 0.999
+    assert retain == pytest.approx(step.promised_retain_change.item(), rel=1e-3)
 
 
 def test_autocast_changes_the_losses_not_the_combine():
     model = make_model(torch.float32)
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = [loss(model, seed, torch.float32) for seed in (0, 1)]
-    sides = [
-        torch.autograd.grad(value, list(model.parameters()), retain_graph=True) for value in losses
-    ]
+        losses = [loss(model, seed) for seed in (0, 1)]
+    parameters = list(model.parameters())
+    sides = [torch.autograd.grad(value, parameters, retain_graph=True) for value in losses]
     for context, value in zip((pair.retain, pair.forget), losses, strict=True):
         with context():
             value.backward()
-    step = pair.combine()
-    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
-    for p, a, b, r, f in zip(
-        model.parameters(), step.weights.retain, step.weights.forget, *sides, strict=True
-    ):
-        torch.testing.assert_close(
-            p.grad.double(), a * r.double() + b * f.double(), rtol=1e-5, atol=1e-6
-        )
+    expected = [g.float() for g in exact_sum(pair.combine(), sides)]
+    torch.testing.assert_close([p.grad for p in parameters], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
@@ -136,25 +123,23 @@ def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):
         scaler.step(optimizers[1])
         scaler.update()
         torch.testing.assert_close(ours.gram.dot, theirs.gram.dot, rtol=1e-6, atol=1e-12)
-        torch.testing.assert_close(
-            flat(plain.parameters()), flat(scaled.parameters()), rtol=0, atol=1e-6
-        )
+        after = [flat(model.parameters()) for model in (plain, scaled)]
+        torch.testing.assert_close(*after, rtol=0, atol=1e-6)
     assert scaler.get_scale() == 4 * loss_scale
 
 
+@pytest.mark.parametrize("offload", ["none", "bf16"])
 @pytest.mark.parametrize("side", [0, 1])
-def test_an_overflow_makes_the_scaler_skip_and_lower_its_scale(side):
+def test_an_overflow_makes_the_scaler_skip_and_lower_its_scale(side, offload):
     model = make_model()
-    pair = PairedGradients(model, METHOD)
+    pair = PairedGradients(model, METHOD, offload_grads=offload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     before = flat(model.parameters())
     for i, context in enumerate((pair.retain, pair.forget)):
         with context():
-            factor = math.inf if i == side else 1.0
-            (scaler.scale(loss(model, i)) * factor).backward()
-    step = pair.combine(scaler)
-    assert step.decision == "skip"
+            (scaler.scale(loss(model, i)) * (math.inf if i == side else 1.0)).backward()
+    assert pair.combine(scaler).decision == "skip"
     scaler.step(optimizer)
     scaler.update()
     assert scaler.get_scale() == 512.0
@@ -162,7 +147,7 @@ def test_an_overflow_makes_the_scaler_skip_and_lower_its_scale(side):
     assert not optimizer.state
 
 
-def test_a_scaler_that_sees_only_its_own_steps_goes_through_a_row_of_infeasible_ones():
+def test_a_scaler_that_gets_only_its_own_steps_goes_through_a_row_of_infeasible_ones():
     """The loop of docs/loop.md."""
     model = make_model()
     pair = PairedGradients(model, METHOD)
@@ -179,10 +164,10 @@ def test_a_scaler_that_sees_only_its_own_steps_goes_through_a_row_of_infeasible_
             scaler.update()
         decisions.append((step.decision, step.finite, scaler.get_scale()))
         assert torch.equal(flat(model.parameters()), before) == (step.decision == "skip")
+    skipped = ("skip", True, 1024.0)
     assert decisions == [
         ("step", True, 1024.0),
-        ("skip", True, 1024.0),
-        ("skip", True, 1024.0),
+        *(skipped, skipped),
         ("step", True, 2048.0),
         ("skip", False, 1024.0),
         ("step", True, 1024.0),
@@ -196,7 +181,7 @@ def test_another_loss_counts_where_docs_say_so(kind):
 
     model = make_model()
     plain, pair = (PairedGradients(model, METHOD, max_grad_norm=None) for _ in range(2))
-    collect_both(plain, model, 0)
+    collect_both(plain, model)
     plain.combine()
     expected = [p.grad.clone() for p in model.parameters()]
     if kind == "dropped":
@@ -208,15 +193,14 @@ def test_another_loss_counts_where_docs_say_so(kind):
         if kind == "as retain loss":
             penalty(model).backward()
     step = pair.combine()
-    if kind == "on top":
-        penalty(model).backward()
-        expected = [e + 2 * p.detach() for e, p in zip(expected, model.parameters(), strict=True)]
     if kind == "as retain loss":
         direct = torch.autograd.grad(loss(model, 0) + penalty(model), list(model.parameters()))
         assert step.gram.retain_sq.sum().item() == pytest.approx(flat(direct).square().sum().item())
         return
-    for p, e in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(p.grad, e)
+    if kind == "on top":
+        penalty(model).backward()
+        expected = [e + 2 * p.detach() for e, p in zip(expected, model.parameters(), strict=True)]
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
 
 
 @pytest.mark.parametrize("piece", [7, 1 << 18])
@@ -224,33 +208,24 @@ def test_half_precision_parameters_get_half_precision_gradients_rounded_once(mon
     monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda device: piece)
     model = make_model(torch.bfloat16)
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
-    sides = [
-        torch.autograd.grad(loss(model, s, torch.bfloat16), list(model.parameters()))
-        for s in (0, 1)
-    ]
-    collect_both(pair, model, 0, torch.bfloat16)
-    step = pair.combine()
-    for p, a, b, r, f in zip(
-        model.parameters(), step.weights.retain, step.weights.forget, *sides, strict=True
-    ):
+    sides = gradients(model)
+    collect_both(pair, model)
+    for p, exact in zip(model.parameters(), exact_sum(pair.combine(), sides), strict=True):
         assert p.grad.dtype == torch.bfloat16
-        exact = a * r.double() + b * f.double()
-        # Half a unit in bfloat16's last place, and a little for the float32 sum.
-        assert (
-            (p.grad.double() - exact).abs() <= 2.0**-8 * exact.abs() + 1e-5 * exact.abs().max()
-        ).all()
+        # half a unit in bfloat16's last place, and a little for the float32 sum
+        most = 2.0**-8 * exact.abs() + 1e-5 * exact.abs().max()
+        assert ((p.grad.double() - exact).abs() <= most).all()
 
 
 def test_a_model_of_mixed_precisions_is_combined_in_each_ones_own():
     model = make_model(torch.float32)
     model[2].to(torch.bfloat16)
     pair = PairedGradients(model, METHOD)
-    for seed, context in enumerate((pair.retain, pair.forget)):
+    for context in (pair.retain, pair.forget):
         with context():
-            x, y = batch(seed, torch.float32)
-            nn.functional.cross_entropy(
-                model[2](model[1](model[0](x)).bfloat16()).float(), y
-            ).backward()
+            model[2](
+                model[1](model[0](torch.randn(8, 6))).bfloat16()
+            ).float().exp().sum().backward()
     assert pair.combine().decision == "step"
     assert [p.grad.dtype for p in model.parameters()] == [torch.float32] * 2 + [torch.bfloat16] * 2
     assert all(p.grad.abs().sum() > 0 for p in model.parameters())
@@ -260,9 +235,118 @@ def test_gradients_are_combined_in_place_without_a_third_copy():
     model = make_model(torch.float32)
     pair = PairedGradients(model, METHOD)
     with pair.retain():
-        loss(model, 0, torch.float32).backward()
+        loss(model, 0).backward()
         kept = [p.grad for p in model.parameters()]
     with pair.forget():
-        loss(model, 1, torch.float32).backward()
+        loss(model, 1).backward()
     pair.combine()
     assert all(p.grad is k for p, k in zip(model.parameters(), kept, strict=True))
+
+
+METHODS = (METHOD, HamuU(0.5, "relative", stopping="off"), build_method("gdiff"))
+
+
+class Net(nn.Module):
+    """Tensors of every kind: tiny, small, large, a scalar, unused by one side, not contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        shapes = [(3,), (60, 70), (300, 400), (), (7, 5)]
+        self.tensors = nn.ParameterList([torch.randn(shape).double() for shape in shapes])
+        self.tensors.append(torch.randn(9, 8).double().t())
+
+    def loss(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        used = [p for n, p in enumerate(self.tensors) if seed % 2 or n != 4]
+        factors = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in used]
+        terms = zip(used, factors, strict=True)
+        return sum((p * factor + p**2 / (1 + p.numel())).sum() for p, factor in terms)
+
+
+def offloaded(method, place, order=SIDES, passes=1, clip=1.0):
+    model = Net()
+    pair = PairedGradients(model, method, max_grad_norm=clip, offload_grads=place)
+    for turn in range(passes):
+        for side in order:
+            with getattr(pair, side)():
+                (model.loss(2 * turn + (side == "forget")) / passes).backward()
+    step = pair.combine()
+    return [p.grad for p in pair.parameters], step
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+@pytest.mark.parametrize("order", [SIDES, SIDES[::-1]])
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("piece", [50, 1 << 18])
+def test_with_offload_to_host_memory_the_step_is_the_same(
+    monkeypatch, method, order, passes, piece
+):
+    expected, whole = offloaded(method, "none", order, passes)
+    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda device: piece)
+    found, put = offloaded(method, "cpu", order, passes)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(put.gram.dot, whole.gram.dot, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+@pytest.mark.parametrize("order", [SIDES, SIDES[::-1]])
+def test_with_offload_to_half_precision_the_error_is_as_stated(monkeypatch, method, order):
+    expected, whole = offloaded(method, "none", order, clip=None)
+    found, put = offloaded(method, "bf16", order, clip=None)
+    assert not torch.equal(put.gram.dot, whole.gram.dot), "something must have been rounded"
+    # every entry is off by 2^-8 at most, so a product by the product of their sizes times that
+    bound = 2**-8 * (whole.gram.retain_sq * whole.gram.forget_sq).sqrt()
+    assert ((put.gram.dot - whole.gram.dot).abs() <= bound).all()
+    assert (flat(found) - flat(expected)).norm() <= 0.05 * flat(expected).norm()
+    assert [(g.dtype, g.shape) for g in found] == [(g.dtype, g.shape) for g in expected]
+    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda device: 50)
+    in_pieces, _ = offloaded(method, "bf16", order, clip=None)
+    assert all(torch.equal(a, b) for a, b in zip(in_pieces, found, strict=True))
+
+
+def test_only_the_side_that_waits_is_rounded():
+    model = make_model(torch.float32)
+    pair = PairedGradients(model, METHOD, offload_grads="bf16")
+    collect_both(pair, model)
+    dtypes = {side: {g.dtype for g in grads} for side, grads in pair._grads.items()}
+    assert dtypes == {"retain": {torch.bfloat16}, "forget": {torch.float32}}
+
+
+def test_settings_that_exclude_each_other_are_refused():
+    with pytest.raises(
+        HamuError, match="offload_grads 'disk' is unknown; choose none, bf16 or cpu"
+    ):
+        PairedGradients(Net(), METHOD, offload_grads="disk")
+    pair = PairedGradients(Net(), METHOD, offload_grads="bf16")
+    for side in SIDES:
+        collect(pair, side, [torch.ones_like(p) for p in pair.parameters])
+    with pytest.raises(HamuError, match=r"keep 'retain' must be a collection of sides"):
+        pair.combine(keep="retain")
+    with pytest.raises(HamuError, match="offload_grads needs both whole gradients in each process"):
+        pair.use(SimpleNamespace(is_whole=False))
+    with pytest.raises(HamuError, match="keep needs both whole gradients in each process"):
+        pair.combine(keep=("retain",))
+    with pytest.raises(HamuError, match="trust_region needs both whole gradients in each process"):
+        UnlearnConfig(output_dir="unused", offload_grads="cpu", trust_region=True)
+
+
+def test_the_host_waits_for_every_device_that_a_gradient_comes_from(monkeypatch):
+    """Gradients of a model that lies on two GPUs, as far as an offload asks them."""
+    recorded, waited = [], []
+
+    def stream(device):
+        event = SimpleNamespace(synchronize=lambda: waited.append(device))
+        return SimpleNamespace(record_event=lambda: recorded.append(device) or event)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(GradOffload, "_put", lambda self, grad: grad)
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    grads = [SimpleNamespace(device=one) for one in (first, second, first, torch.device("cpu"))]
+    offload = GradOffload("cpu")
+    offload.put([*grads, None])
+    assert (set(recorded), len(recorded), waited) == ({first, second}, 2, [])
+    offload.wait()
+    assert set(waited) == {first, second}
+    offload.wait()
+    assert len(waited) == 2, "nothing is under way any more"

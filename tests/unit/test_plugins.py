@@ -1,4 +1,4 @@
-"""What installed packages add: a broken one is named, and stops only what asks for it."""
+"""Installed packages add classes; a broken one is named, and stops only what asks for it."""
 
 import importlib
 import json
@@ -16,12 +16,6 @@ from hamu.evaluation import build_metrics, further_figures
 
 METRICS = """
 import torch
-from hamu import Method
-
-class Bare(Method):
-    name = "bare"
-    def weigh(self, gram):
-        return None
 
 class Good:
     name = "good"
@@ -53,6 +47,8 @@ class Demanding(Good):
 
 nameless = 3
 """
+FLAGS = ["--data", "digits", "--forget_class", "3", "--model", "nowhere"]
+BROKEN, GONE, NAMELESS = "their_broken:Method", "their_metrics:Gone", "their_metrics:nameless"
 
 
 @pytest.fixture
@@ -67,8 +63,9 @@ def package(tmp_path, monkeypatch):
         info = tmp_path / "their_package-1.2.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.2\n")
-        lines = [f"[hamu.{group}]\n" + "\n".join(f"{key} = {value}" for key, value in points.items())
-                 for group, points in groups.items()]  # fmt: skip
+        lines = []
+        for group, points in groups.items():
+            lines += [f"[hamu.{group}]", *(f"{key} = {value}" for key, value in points.items())]
         (info / "entry_points.txt").write_text("\n".join(lines))
         importlib.invalidate_caches()
         plugins.points_of.cache_clear()
@@ -79,107 +76,77 @@ def package(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-BROKEN = "their_broken:Method"
-GONE = "their_metrics:Gone"
-
-
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (
-            BROKEN,
-            "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is_not_there'; repair",
-        ),
-        (
-            GONE,
-            "cannot be loaded: AttributeError: module 'their_metrics' has no attribute 'Gone'; repair",
-        ),
-        (
-            "their_metrics:nameless",
-            "is not a class with a name; repair the package, or uninstall it",
-        ),
+        (BROKEN, "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is"),
+        (GONE, "cannot be loaded: AttributeError: module 'their_metrics' has no attribute 'Gone'"),
+        (NAMELESS, "is not a class with a name; repair the package, or uninstall it"),
     ],
 )
-def test_what_is_broken_is_an_error_that_names_its_package_if_it_is_asked_for(package, value, why):
+def test_a_broken_class_that_is_asked_for_is_an_error_that_names_its_package(package, value, why):
     package(methods={"theirs": value}, objectives={"theirs": value}, metrics={"theirs": value})
-    for kind, ask in (
-        ("method", lambda: build_method("theirs")),
-        ("objective", lambda: build_objective("theirs")),
-        ("metric", build_metrics),
-    ):
+    asks = {
+        "method": lambda: build_method("theirs"),
+        "objective": lambda: build_objective("theirs"),
+        "metric": build_metrics,
+    }
+    for kind, ask in asks.items():
         message = f"the {kind} theirs ({value}) of their-package 1.2 {why}"
         with pytest.raises(HamuError, match=re.escape(message)):
             ask()
 
 
-def test_what_is_broken_and_not_asked_for_is_passed_over_with_one_warning(package, caplog):
+def test_a_broken_class_that_is_not_asked_for_is_passed_over_with_one_warning(package, caplog):
     package(methods={"theirs": BROKEN})
     for _ in range(2):
         assert build_method("hamu-q").name == "hamu-q"
         with pytest.raises(HamuError, match="method 'other' is unknown; choose one of hamu-q, "):
             build_method("other")
-    assert [record.getMessage().partition(" cannot")[0] for record in caplog.records] == [
-        f"warning: the method theirs ({BROKEN}) of their-package 1.2"
-    ]
-    assert caplog.text.rstrip().endswith("; it is skipped")
+    [record] = caplog.records
+    start = f"warning: the method theirs ({BROKEN}) of their-package 1.2 cannot"
+    assert record.getMessage().startswith(start)
+    assert record.getMessage().endswith("; it is skipped")
 
 
-def test_the_command_line_names_what_is_broken_or_goes_on(package, capsys):
+def test_the_command_line_names_a_broken_method_or_goes_on(package, capsys):
     package(methods={"theirs": GONE})
     assert main(["methods"]) == 0
     assert " hamu-q " in capsys.readouterr().out
-    flags = ["--data", "digits", "--forget_class", "3", "--model", "nowhere"]
-    assert main(["unlearn", "--method", "theirs", *flags]) == 2
-    assert capsys.readouterr().err.startswith(
-        f"hamu unlearn: the method theirs ({GONE}) of their-package 1.2 cannot"
-    )
+    assert main(["unlearn", "--method", "theirs", *FLAGS]) == 2
+    message = f"hamu unlearn: the method theirs ({GONE}) of their-package 1.2 cannot"
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_a_broken_metric_stops_a_run_before_it_begins(package, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     package(metrics={"demanding": "their_metrics:Demanding"})
-    flags = ["--data", "digits", "--forget_class", "3", "--model", "nowhere"]
     for command in ("unlearn", "evaluate", "compare"):
-        assert main([command, *flags]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(
-            f"hamu {command}: the metric demanding of their_metrics cannot be made: TypeError: "
-        )
-        assert said.endswith("; repair its package, or uninstall it\n")
+        assert main([command, *FLAGS]) == 2
+        message = "the metric demanding of their_metrics cannot be made: TypeError: "
+        assert capsys.readouterr().err.startswith(f"hamu {command}: {message}")
 
 
-def test_a_method_and_an_objective_that_need_more_than_settings_are_named(package):
-    package(
-        methods={"demanding": "their_metrics:Demanding"},
-        objectives={"demanding": "their_metrics:Demanding"},
-    )
-    for kind, build in (("method", build_method), ("objective", build_objective)):
-        with pytest.raises(
-            HamuError,
-            match=rf"the {kind} demanding of their_metrics cannot be made: TypeError: .*missing 1",
-        ):
-            build("demanding")
+@pytest.mark.parametrize("kind", ["method", "objective"])
+def test_a_class_that_needs_more_than_settings_is_named(package, kind):
+    package(**{f"{kind}s": {"demanding": "their_metrics:Demanding"}})
+    message = rf"the {kind} demanding of their_metrics cannot be made: TypeError: .*missing 1"
+    with pytest.raises(HamuError, match=message):
+        {"method": build_method, "objective": build_objective}[kind]("demanding")
 
 
 def test_a_methods_name_is_that_of_folders(package):
-    package(
-        methods={"slashed": "their_metrics:Slashed"}, metrics={"slashed": "their_metrics:Slashed"}
-    )
-    with pytest.raises(
-        HamuError, match=r"1\.2 has the name 'my/2', which a folder cannot have; rename it"
-    ):
+    slashed = {"slashed": "their_metrics:Slashed"}
+    package(methods=slashed, metrics=slashed)
+    with pytest.raises(HamuError, match="has the name 'my/2', which a folder cannot have; rename"):
         build_method("slashed")
     assert list(build_metrics()) == ["my/2"]
-
-
-def test_the_packages_that_add_something_are_told_with_their_versions(package):
-    package(metrics={"good": "their_metrics:Good"})
-    assert plugins.providers() == {"their-package": "1.2"}
 
 
 def test_a_metric_that_fails_is_not_measured_and_the_others_are_numbers(package, caplog):
     names = ("Good", "Nothing", "Failing", "Text")
     package(metrics={name.lower(): f"their_metrics:{name}" for name in names})
+    assert plugins.providers() == {"their-package": "1.2"}
     found = further_figures({}, None)
     assert found == {"metrics": {"good": 0.5, "nothing": None, "failing": None, "text": None}}
     assert not isinstance(found["metrics"]["good"], torch.Tensor)
@@ -190,7 +157,7 @@ def test_a_metric_that_fails_is_not_measured_and_the_others_are_numbers(package,
     ]
 
 
-def test_a_broken_metric_costs_the_figures_of_no_run_that_is_looked_at(package, caplog):
+def test_a_broken_metric_costs_no_other_figures(package, caplog):
     package(metrics={"theirs": BROKEN})
     assert further_figures({}, None) == {}
     assert caplog.text.rstrip().endswith("; nothing further is measured")

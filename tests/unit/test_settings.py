@@ -45,7 +45,7 @@ def test_shares_must_match_the_blocks():
 
 
 LINEAR, COMPLEX = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
-MADE = r"is not a Method; pass an instance, such as HamuQ\(\) or build_method"
+MADE = r"is not a Method; pass an instance, such as HamuQ\(\)"
 
 
 @pytest.mark.parametrize(("model", "method", "settings", "message"), [

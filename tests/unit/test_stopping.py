@@ -18,30 +18,25 @@ def stops(rule, headrooms):
     return [memory.update(h) for h in headrooms]
 
 
-def test_it_stops_below_one_and_not_at_one():
-    assert stops(StoppingRule(), [1.5, 1.0, 0.999, 1.2]) == [False, False, True, False]
-
-
-def test_margin_stops_earlier():
-    assert stops(StoppingRule(margin=0.5), [1.6, 1.5, 1.49]) == [False, False, True]
-
-
-def test_patience_counts_only_steps_in_a_row():
-    headrooms = [0.5, 0.5, 2.0, 0.5, 0.5, 0.5]
-    assert stops(StoppingRule(patience=3), headrooms) == [False] * 5 + [True]
-
-
-def test_window_averages_and_waits_until_it_is_full():
-    headrooms = [0.1, 0.1, 2.5, 0.3, 0.3]  # means over three: 0.9, 0.97, 1.03
-    assert stops(StoppingRule(window=3), headrooms) == [False, False, True, True, False]
+@pytest.mark.parametrize(
+    ("rule", "headrooms", "stopped"),
+    [
+        (StoppingRule(), [1.5, 1.0, 0.999, 1.2], [0, 0, 1, 0]),  # below one, not at one
+        (StoppingRule(margin=0.5), [1.6, 1.5, 1.49], [0, 0, 1]),
+        (StoppingRule(patience=3), [0.5, 0.5, 2.0, 0.5, 0.5, 0.5], [0, 0, 0, 0, 0, 1]),
+        # means over three: 0.9, 0.97, 1.03
+        (StoppingRule(window=3), [0.1, 0.1, 2.5, 0.3, 0.3], [0, 0, 1, 1, 0]),
+    ],
+)
+def test_margin_patience_and_window_decide_when_it_stops(rule, headrooms, stopped):
+    assert stops(rule, headrooms) == stopped
 
 
 def test_a_window_counts_a_step_that_need_not_hurt_as_one_with_room():
     memory = StoppingMemory(StoppingRule(window=3))
     steps = [(0.68, False), (0.68, False), (1.4, True), (0.9, True), (0.7, True)]
-    assert [memory.update(*step) for step in steps] == [
-        False
-    ] * 5  # means over three: 1.13, 1.1, 1.0
+    # means over three: 1.13, 1.1, 1.0
+    assert not any(memory.update(*step) for step in steps)
     assert memory.update(0.7)
 
 
@@ -57,22 +52,19 @@ def test_saved_and_restored_memory_decides_as_the_uninterrupted_one(headrooms, c
 def headroom(cosines, criterion, share=0.5, norms=None, method=HamuQ, **settings):
     norms = norms or [1.0] * len(cosines)
     gram = gram_at(norms, [1.0] * len(cosines), cosines)
-    status = (
-        method(share, constraint_mode="relative", stopping=criterion, **settings)
-        .weigh(gram)
-        .constraint
-    )
+    build = method(share, constraint_mode="relative", stopping=criterion, **settings)
+    status = build.weigh(gram).constraint
     return (status.free_limit / status.demand).item()
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 def test_aggregate_is_the_sum_over_blocks_any_the_worst_and_global_the_whole_model(method):
-    cosines, sines = [0.95, 0.6], [math.sqrt(1 - 0.95**2), 0.8]
-    assert headroom(cosines, "aggregate", method=method) == pytest.approx(sum(sines) / 2 / 0.5)
-    assert headroom(cosines, "any", method=method) == pytest.approx(min(sines) / 0.5)
-    assert headroom(cosines, "global", method=method) == pytest.approx(
-        math.sqrt(1 - (1.55 / 2) ** 2) / 0.5
-    )
+    sines = [math.sqrt(1 - 0.95**2), 0.8]
+    whole = math.sqrt(1 - (1.55 / 2) ** 2)
+    expected = {"aggregate": sum(sines) / 2, "any": min(sines), "global": whole}
+    for criterion, sine in expected.items():
+        found = headroom([0.95, 0.6], criterion, method=method)
+        assert found == pytest.approx(sine / 0.5), criterion
 
 
 def test_aggregate_weighs_blocks_by_what_they_can_reach():
@@ -105,12 +97,9 @@ def test_the_criterion_decides_whether_the_step_is_taken(criterion, decision):
 
 def test_the_reason_names_the_criterion_and_both_figures():
     [step] = run(HamuQ(0.5, constraint_mode="absolute"), [0.95])
-    assert step.should_stop
-    assert step.cause == "criterion"
-    assert step.reason == (
-        "the stopping criterion is met: the demand 0.5 exceeds 0.3122, the most that the gradients sustain for free "
-        "(aggregate); a demand small enough still gains on both sides: lower the constraint to at most 62% of its value"
-    )
+    assert (step.should_stop, step.cause) == (True, "criterion")
+    for part in ("the demand 0.5 exceeds 0.3122, the most", "(aggregate)", "to at most 62% of its"):
+        assert part in step.reason
 
 
 ANGLES = st.one_of(st.floats(-1, 1), st.sampled_from([1.0, 1.0, -1.0]))
@@ -118,7 +107,7 @@ BLOCKS = st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), ANGLES), min
 
 
 def price(method, gram):
-    """The first-order change for the worse of the side of which nothing is demanded, and the change demanded."""
+    """First-order change for the worse of the objective, gain of the other side, and the status."""
     weights = method.weigh(gram)
     retain, forget = gram.changes(weights.retain, weights.forget)
     price, gain = (retain, forget) if method.constrained == "forget" else (-forget, -retain)
@@ -171,13 +160,8 @@ def test_while_kappa_is_not_positive_it_never_stops(method, criterion, margin, c
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 def test_a_step_that_gains_on_both_sides_is_taken_whatever_the_sum_of_sines(method):
     """One block in full conflict, one opposed: the sines of both are small, but the step still gains."""
-    norms = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0])
-    weights = method(0.5).weigh(gram_at(*norms, [0.99, -0.98]))
-    gain = weights.retain + weights.forget * torch.tensor([0.99, -0.98])
-    if method is HamuU:
-        gain = -(weights.retain * torch.tensor([0.99, -0.98]) + weights.forget)
-    status = weights.constraint
-    assert gain.sum() > 0
+    cost, _, status = price(method(0.5), gram_at([1.0, 1.0], [1.0, 1.0], [0.99, -0.98]))
+    assert cost < 0
     assert status.kappa > 0
     assert status.clipped_demand > status.free_limit, "by the sum alone it would be over"
     assert not status.conflict
@@ -194,11 +178,8 @@ def test_the_aggregate_criterion_or_none_asks_whether_the_demand_with_its_margin
     gram = random_gram(seed)
     rule = StoppingRule(criterion, margin=margin)
     status = method(share, "relative", radius=radius, stopping=rule).weigh(gram).constraint
-    asked = method(min(1.0, share * (1 + margin)), "relative", radius=radius).weigh(gram)
-    price = -(asked.retain * gram.retain_sq + asked.forget * gram.dot).sum()
-    if method is HamuU:
-        price = (asked.retain * gram.dot + asked.forget * gram.forget_sq).sum()
-    assert bool(status.conflict) == bool(status.kappa > 0 and price > 0)
+    cost, _, _ = price(method(min(1.0, share * (1 + margin)), "relative", radius=radius), gram)
+    assert bool(status.conflict) == bool(status.kappa > 0 and cost > 0)
 
 
 def test_a_margin_ends_a_run_before_its_step_has_a_price():
@@ -214,7 +195,7 @@ def test_a_margin_ends_a_run_before_its_step_has_a_price():
     [
         (
             {"criterion": "sometimes"},
-            "stopping criterion 'sometimes' is unknown; choose aggregate, any, global or off",
+            "criterion 'sometimes' is unknown; choose aggregate, any, glob",
         ),
         ({"margin": -0.1}, "stopping margin -0.1 is negative; use 0 or more"),
         ({"margin": math.nan}, "stopping margin nan"),

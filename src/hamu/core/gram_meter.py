@@ -138,7 +138,7 @@ class GramMeter:
         return blocks.to(self.device)
 
     def _packed(self, exact: bool) -> list[_Pack]:
-        """Small parameters by device and precision, in as few packs as the scratch memory allows."""
+        """Small parameters by device and precision, in as few packs as scratch memory allows."""
         packs = []
         for device, scratch in self._scratch.items():
             for dtype in (torch.float64, torch.float32):

@@ -31,8 +31,7 @@ class Scored:
         labels: [N], int64.
         record: [N], the batch row of each.
         records: the number of batch rows.
-        limits: [records, 2], lower and upper limit of each record's loss, for the objective
-            "bounded".
+        limits: [records, 2], limits of each record's loss, for the objective "bounded".
     """
 
     logits: Tensor
@@ -59,8 +58,7 @@ class Scored:
         if logits.shape[:2] != labels.shape:
             raise HamuError(
                 f"the model predicts at {logits.shape[1]} places of a text of {labels.shape[1]} "
-                f"tokens; one that puts tokens of its own before the text, as prompt tuning does, "
-                f"cannot be scored"
+                f"tokens; one that adds tokens of its own, as prompt tuning does, cannot be scored"
             )
         scored = labels[:, 1:] != IGNORED
         record, position = scored.nonzero(as_tuple=True)  # the one wait for the device
@@ -95,14 +93,11 @@ class Objective(ABC):
 
     @abstractmethod
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        """The loss, summed.
+        """The loss, summed: 0-dim, float32 or wider.
 
         Args:
             scored: the model's predictions.
             original: [N, K] logits of the model before unlearning, if `needs_original`.
-
-        Returns:
-            0-dim, float32 or wider.
         """
 
     def count(self, labels: Tensor) -> Tensor | int:
@@ -116,7 +111,6 @@ class CrossEntropy(Objective):
     name = "cross_entropy"
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        """Sum of -log p_y over predictions."""
         return F.cross_entropy(_wide(scored.logits), scored.labels, reduction="sum")
 
 
@@ -127,7 +121,6 @@ class KLToOriginal(Objective):
     needs_original = True
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        """Sum of KL(p_original ‖ p_model) over predictions."""
         return _kl(original, scored.logits)
 
 
@@ -144,7 +137,6 @@ class ScrubRetain(Objective):
     gamma: ClassVar[float] = 0.99
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        """Sum of γ·CE + α·KL over predictions."""
         cross_entropy = CrossEntropy().total(scored, None)
         return self.gamma * cross_entropy + self.alpha * _kl(original, scored.logits)
 
@@ -162,7 +154,6 @@ class NegativePreference(Objective):
     beta: ClassVar[float] = 0.1
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        """Sum over records."""
         assert original is not None
         before = _log_likelihood(original, scored.labels)
         ratio = before - _log_likelihood(scored.logits, scored.labels)
@@ -181,7 +172,6 @@ class SimpleNegativePreference(Objective):
     gamma: ClassVar[float] = 0.0
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        """Sum over records."""
         likelihood = _log_likelihood(scored.logits, scored.labels)
         tokens = scored.per_record(torch.ones_like(likelihood)).clamp(min=1)
         mean = scored.per_record(likelihood) / tokens
@@ -202,12 +192,8 @@ class Bounded(Objective):
     per_record = True
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        """Sum over records."""
         if scored.limits is None:
-            raise HamuError(
-                "the objective bounded needs a limit for each record: a goal sets them (--goal, "
-                "--target_forget_loss)"
-            )
+            raise HamuError("the objective bounded needs a goal, which sets a limit per record")
         aim, most = log_odds(scored.limits.to(scored.logits.device, torch.float32)).unbind(1)
         odds = _record_log_odds(scored)
         return (torch.minimum(odds, aim) - (odds - most).clamp(min=0)).sum()

@@ -2,9 +2,8 @@
 
 After `combine`, `.grad` holds the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i for any optimizer.
 Gradients are kept by pointer, and the combine writes into the retain side's memory, unless offload,
-`keep` or split pairing asks otherwise. `combine` reads from the device once: decision, 2·L weights,
-the Gram and the loss scale. (Twice if sums of large tensors need float64: near-collinear or extreme
-gradients.)
+`keep` or split pairing asks otherwise. `combine` reads from the device once (twice if
+near-collinear or extreme gradients of large tensors need sums in float64).
 """
 
 from __future__ import annotations
@@ -160,10 +159,9 @@ class PairedGradients:
         blocks: "tensor" (one block per parameter), "module" (per module), "model" (one), or a
             function from a parameter's name to a key; parameters with equal keys form one block.
         offload_grads: place of one side's gradient during the other's pass: "none", unchanged;
-            "cpu", in host memory; "bf16", on the device in half the memory. Each offload to bf16
-            rounds every entry by at most 2⁻⁸ of itself: once if each side is collected in one
-            stretch, and g_r·g_f is off by at most 2⁻⁸ Σ|g_r,i g_f,i|; once a turn if the sides
-            alternate. The step keeps its promise for the rounded gradients.
+            "cpu", in host memory; "bf16", on the device in half the memory. Each turn of a side
+            then rounds the other's entries by at most 2⁻⁸ of themselves; the step keeps its promise
+            for the rounded gradients.
         max_grad_norm: global norm to which each side is clipped before weighing (the paper: 1);
             None for no clipping. Leave other clipping off.
 
@@ -184,22 +182,18 @@ class PairedGradients:
         offload_grads: str = "none",
     ) -> None:
         if not isinstance(method, Method):
-            raise HamuError(
-                f"{method!r} is not a Method; pass an instance, such as HamuQ() or "
-                f"build_method(name)"
-            )
+            raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
         if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
             raise HamuError(
-                "the model is wrapped in FullyShardedDataParallel, where each process sees its own "
-                "piece alone; shard it with fully_shard (FSDP2)"
+                "the model is wrapped in FullyShardedDataParallel; use fully_shard (FSDP2) instead"
             )
         sharded = is_sharded(model)  # gathers nothing; must precede named_parameters
         named = trainable_parameters(model)
         for name, parameter in named:
             if parameter.is_meta or parameter.is_complex():
                 raise HamuError(
-                    f"{name} is complex or on the meta device (offloaded or never loaded); "
-                    f"trainable parameters must be real numbers on a real device"
+                    f"{name} is complex or on the meta device (offloaded or never loaded); freeze "
+                    f"it, or make it real numbers on a real device"
                 )
         check_max_norm(max_grad_norm)
         self.method = method
@@ -222,8 +216,7 @@ class PairedGradients:
         """Choose the layout of both gradients, before the first step."""
         if self.offload_grads.is_used and not layout.is_whole:
             raise HamuError(
-                f"offload_grads {self.offload_grads.name!r} needs both whole gradients in each "
-                f"process; leave it at none"
+                "offload_grads needs both whole gradients in each process; leave it out"
             )
         self.layout = layout
         self._meter = GramMeter(layout.parts, layout.block_of, len(self.block_names))
@@ -231,7 +224,7 @@ class PairedGradients:
 
     @property
     def can_keep(self) -> bool:
-        """True if `combine` can keep gradients: both are here, as collected."""
+        """True if `combine` can keep gradients: both are here, whole."""
         return self.layout.is_whole and not self.offload_grads.is_used
 
     def retain(self) -> AbstractContextManager[None]:
@@ -245,10 +238,7 @@ class PairedGradients:
     @contextmanager
     def _collect(self, side: str) -> Iterator[None]:
         if self._inside:
-            raise HamuError(
-                f"{side}() was entered inside {self._inside}(); close the one before opening the "
-                f"other"
-            )
+            raise HamuError(f"{side}() was entered inside {self._inside}(); close that one first")
         if not self._grads:
             self._versions = [p._version for p in self.parameters]
         self._check_stale()
@@ -281,11 +271,7 @@ class PairedGradients:
 
     @torch.no_grad()
     def abandon(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Give up the collected step: the optimizer's step will change nothing.
-
-        Args:
-            scaler: the `GradScaler` of both losses; see `combine`.
-        """
+        """Give up the collected step: the optimizer's step will change nothing, as after a skip."""
         retain, forget = (self._grads.get(side, self._no_grads()) for side in SIDES)
         self.discard()
         if scaler is not None and scaler.is_enabled():
@@ -340,7 +326,15 @@ class PairedGradients:
         elif unscale is not None:
             self._spoil(self.layout.give(_either(retain, forget)))
         return PairStep(
-            gram, weights, clip, decision, reason, kept, read["unscale"], read["finite"], cause
+            gram,
+            weights,
+            clip,
+            decision,
+            reason,
+            kept,
+            read["unscale"],
+            bool(read["finite"]),
+            cause,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -348,11 +342,7 @@ class PairedGradients:
         return {"settings": self._settings(), "stopping": self._memory.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`.
-
-        Raises:
-            HamuError: if it has other settings; the message names them.
-        """
+        """Restore a `state_dict`; a HamuError names settings in which it differs."""
         ours, theirs = self._settings(), state["settings"]
         changes = [
             f"{key} {theirs.get(key)} (now {ours.get(key)})"
@@ -360,10 +350,7 @@ class PairedGradients:
             if ours.get(key) != theirs.get(key)
         ]
         if changes:
-            raise HamuError(
-                f"the state was saved with other settings: {', '.join(changes)}; resume with the "
-                f"same"
-            )
+            raise HamuError(f"the state was saved with other settings: {', '.join(changes)}")
         self._memory.load_state_dict(state["stopping"])
 
     def _settings(self) -> dict[str, str]:
@@ -394,9 +381,8 @@ class PairedGradients:
         for name, parameter in self._frozen:  # would be stepped on the sum of both sides
             if parameter.grad is not None and parameter.requires_grad:
                 raise HamuError(
-                    f"{name} was frozen when PairedGradients was made, but has a gradient now: the "
-                    f"sum of both sides; make the pair anew, or freeze it again and set its "
-                    f"grad to None"
+                    f"{name} was frozen when PairedGradients was made, but has a gradient now; "
+                    f"make the pair anew, or freeze it again and set its grad to None"
                 )
         uses = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
         missing = [s for s in self.layout.sides if uses[s] and s not in self._grads]
@@ -410,23 +396,16 @@ class PairedGradients:
         grads: dict[str, Grads] = {s: self._grads.get(s, self._no_grads()) for s in SIDES}
         self.discard()
         if any(g is not None and g.is_sparse for side in SIDES for g in grads[side]):
-            raise HamuError(
-                "sparse gradients cannot be combined; build the embedding with sparse=False"
-            )
+            raise HamuError("a gradient is sparse; build the embedding with sparse=False")
         return grads
 
     def _check_keep(self, keep: Collection[str]) -> None:
         if self._inside:
-            raise HamuError(
-                f"combine() was called inside {self._inside}(); close the context first"
-            )
+            raise HamuError(f"combine() was called inside {self._inside}(); close it first")
         if isinstance(keep, str) or not set(keep) <= set(SIDES):
             raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
         if keep and not self.can_keep:
-            raise HamuError(
-                "gradients can only be kept where each process has both of them whole; leave "
-                "keep out"
-            )
+            raise HamuError("keep needs both whole gradients in each process; leave it out")
 
     def _check_stale(self) -> None:
         if [p._version for p in self.parameters] == self._versions:
@@ -445,66 +424,40 @@ class PairedGradients:
         unscale: Tensor | None,
         losses_finite: Tensor | bool | None,
     ) -> tuple[PairGram, Weights, tuple[Tensor, Tensor], dict[str, Any]]:
-        """Clipped Gram, weights and clipping factors, and what `_read` reads of them."""
-        is_whole = self.layout.is_whole  # else all processes sum exactly, to decide alike
-        raw = self.layout.total(self._meter.measure(retain, forget, exact=not is_whole))
+        """Clipped Gram, weights and clipping factors, and what the host must know of them."""
+        exact = not self.layout.is_whole  # all processes must decide alike
+        raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
+        one = raw.dot.new_ones(())
         while True:
             gram = raw if unscale is None else raw.scaled(unscale, unscale)
             clip = gram.clip_factors(self.max_grad_norm)
             gram = gram.scaled(*clip)
             weights = self.method.weigh(gram)
-            self._check_shapes(weights, gram)
-            read = self._read(raw, gram, weights, clip, unscale, losses_finite)
+            shapes = {getattr(side, "shape", None) for side in (weights.retain, weights.forget)}
+            if shapes != {gram.dot.shape}:
+                raise HamuError(
+                    f"{self.method.name} gave not one weight for each of {len(gram.dot)} blocks; "
+                    f"a weight of the whole model is weight.expand_as(gram.dot)"
+                )
+            figures = {
+                "finite": gram.is_finite(),
+                "unscale": one if unscale is None else unscale,
+                "losses_finite": one if losses_finite is None else torch.as_tensor(losses_finite),
+                "retain": weights.retain * clip[0],  # of the gradients before clipping
+                "forget": weights.forget * clip[1],
+                "retain_sq": raw.retain_sq,
+                "forget_sq": raw.forget_sq,
+                "dot": raw.dot,
+            }
+            if weights.constraint is not None:
+                figures |= {name: getattr(weights.constraint, name) for name in _FIGURES}
+            read = _on_host(figures)
             sums = (read["retain_sq"], read["forget_sq"], read["dot"])
-            doubtful = self._meter.doubtful(*sums, retain, forget) if is_whole else []
+            doubtful = [] if exact else self._meter.doubtful(*sums, retain, forget)
             if not doubtful:
                 return gram, weights, clip, read
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
-            is_whole = False  # no second time
-
-    def _check_shapes(self, weights: Weights, gram: PairGram) -> None:
-        shapes = [tuple(getattr(side, "shape", ())) for side in (weights.retain, weights.forget)]
-        if any(shape != tuple(gram.dot.shape) for shape in shapes):
-            raise HamuError(
-                f"{self.method.name} gave weights of shape {shapes[0]} and {shapes[1]}, not one "
-                f"for each of {len(gram.dot)} blocks; a weight of the whole model is "
-                f"weight.expand_as(gram.dot)"
-            )
-
-    @staticmethod
-    def _read(
-        raw: PairGram,
-        gram: PairGram,
-        weights: Weights,
-        clip: tuple[Tensor, Tensor],
-        unscale: Tensor | None,
-        losses_finite: Tensor | bool | None,
-    ) -> dict[str, Any]:
-        """Everything that the host must know of a step, by name, in its one transfer."""
-        one, constraint = gram.dot.new_ones(()), weights.constraint
-        figures = {
-            "finite": gram.is_finite(),
-            "unscale": one if unscale is None else unscale,
-            "losses_finite": one if losses_finite is None else torch.as_tensor(losses_finite),
-        }
-        if constraint is not None:
-            figures |= {name: getattr(constraint, name) for name in _FIGURES}
-        of_blocks = {
-            "retain": weights.retain * clip[0],  # of the gradients before clipping
-            "forget": weights.forget * clip[1],
-            "retain_sq": raw.retain_sq,
-            "forget_sq": raw.forget_sq,
-            "dot": raw.dot,
-        }
-        stacked = torch.stack([value.to(one) for value in figures.values()])
-        values = torch.cat([stacked, *of_blocks.values()]).tolist()
-        read = dict(zip(figures, values, strict=False))
-        read |= {name: bool(read[name]) for name in ("finite", "losses_finite")}
-        starts = range(len(figures), len(values), len(gram.dot))
-        return read | {
-            name: values[start : start + len(gram.dot)]
-            for name, start in zip(of_blocks, starts, strict=True)
-        }
+            exact = True
 
     def _decide(self, read: dict[str, Any]) -> tuple[Decision, Cause, str]:
         if not read["finite"]:
@@ -513,10 +466,7 @@ class PairedGradients:
             return "skip", "not finite", "a loss is not finite"
         multiples = [*read["retain"], *read["forget"]]
         if not all(map(math.isfinite, multiples)):
-            raise HamuError(
-                f"{self.method.name} gave a weight that is not finite, for gradients that are; "
-                f"mend its weigh"
-            )
+            raise HamuError(f"{self.method.name} gave a weight that is not finite; mend its weigh")
         has_constraint = "feasible" in read
         if has_constraint and not read["feasible"] and self.method.on_infeasible != "clamp":
             why = _why_infeasible(read["demand"], read["max_demand"])
@@ -552,11 +502,20 @@ class PairedGradients:
         self._set_grads(self.layout.give(written))
 
 
+def _on_host(figures: dict[str, Tensor]) -> dict[str, Any]:
+    """Values of 0-dim and [L] tensors by name, in the one transfer of a step."""
+    like = figures["dot"]
+    values = iter(torch.cat([t.to(like).reshape(-1) for t in figures.values()]).tolist())
+    return {
+        name: [next(values) for _ in range(len(t))] if t.dim() else next(values)
+        for name, t in figures.items()
+    }
+
+
 def _why_infeasible(demand: float, max_demand: float) -> str:
     if not max_demand > 0:
         return (
-            "the constraint cannot be met: the gradients allow no change at all of the constrained "
-            "loss; one of them is zero where something is demanded"
+            "the constraint cannot be met: one of the gradients is zero where it demands a change"
         )
     return (
         f"the constraint {demand:.4g} cannot be met: the gradients allow at most {max_demand:.4g}; "

@@ -1,4 +1,4 @@
-"""The controller of a run by goal: sets demand and rate, measures the records, keeps the best state.
+"""The controller of a run by goal: sets demand and rate, measures records, keeps the best state.
 
 It minimises the retain loss under the constraint that a share of the forget records reach their
 targets, with HAMU-Q on the bounded objective as the engine:

@@ -16,8 +16,7 @@ _MEANINGS = {
     "chance (5 %) lets that be told",
     "retrained": "each has at least the loss that it has under the retain model, to 0.1 in "
     "log-odds",
-    "erased": "each is taken for another class than its own, and their losses do not stand out "
-    "from those of unseen records of the class, where there are any",
+    "erased": "each is taken for another class than its own",
     "loss": "each has at least this loss",
 }
 _COMPARED = {
@@ -25,7 +24,6 @@ _COMPARED = {
     "unseen by this model": ", compared with its own losses on the test data (--original_model: "
     "with the original's)",
     "retrained by retain model": ", compared with the retain model's losses on them",
-    "erased by this model": ", compared with its own losses on unseen records of the class",
 }
 
 
@@ -40,11 +38,10 @@ def goal_report(
         original: of the original model, "test" at least; None to compare with the model's own.
         retain_model: of the retain model; None without one.
     """
-    standing = goal.against(original or predictions, retain_model).standing(predictions)
+    standing = goal.against(original or predictions, retain_model).standing(predictions["forget"])
     by = {
         "unseen": "this model" if original is None else "original model",
         "retrained": "retain model",
-        "erased": "this model" if "test" in predictions else None,
     }
     return {
         "kind": goal.kind,

@@ -30,7 +30,6 @@ from hamu.unlearning.goals import (
     Reference,
     Standing,
     choose_goal,
-    unseen_of_classes,
 )
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.stop_reason import StopReason
@@ -109,11 +108,8 @@ class GoalRun:
         )
         if self.goal is None and (args.auto or args.forget_objective == "bounded"):
             raise HamuError(NOTHING_TELLS)
-        self._unseen: Dataset[Any] | None = None
         if self.goal is not None and retain_predictions is not None:
             self.goal = self.goal.against(None, {"forget": retain_predictions})
-        if self.goal is not None and self.goal.kind == "erased":
-            self._unseen = unseen_of_classes(looks.sets.get("test"), looks.sets["forget"])
         self._step = 0
         self.limits: Tensor | None = None
         self.controller: Controller | None = None
@@ -123,10 +119,8 @@ class GoalRun:
 
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
-        found = {"forget": self._looks.predict(self._looks.sets["forget"])}
-        if self._unseen is not None:
-            found["test"] = self._looks.predict(self._unseen)
-        return self._complete(None).standing(found, self._looks.retain_loss())
+        forget = self._looks.predict(self._looks.sets["forget"])
+        return self._complete(None).standing(forget, self._looks.retain_loss())
 
     def rehearse(self) -> list[Standing]:
         """Fine-tune a copy of the model on retain records, and measure the forget records half-way
@@ -138,7 +132,7 @@ class GoalRun:
             batches = islice(self._retain_batches(self._step, 2 * half), steps)
             with self.lookahead.rehearsed(batches):
                 forget = self._looks.predict(self._looks.sets["forget"])
-                found.append(self._complete(None).standing({"forget": forget}))
+                found.append(self._complete(None).standing(forget))
         return found
 
     def standing_of(self, found: Found, start: Found) -> Standing | None:
@@ -158,7 +152,7 @@ class GoalRun:
             and len(reference.losses) != len(found["forget"].losses)
         ):
             return None
-        return goal.standing(found)
+        return goal.standing(found["forget"])
 
     def _complete(self, start: Found | None) -> Goal:
         """The goal with its reference: the start model's losses on unseen records, measured now
@@ -179,8 +173,7 @@ class GoalRun:
         targets, is_lasting = standing.targets, self.lookahead is not None
         limits = targets.limits
         if is_lasting and self.goal is not None and self.goal.kind == "erased":
-            aim = loss_at(log_odds(targets.aim) + _FURTHER)
-            limits = torch.stack([aim, torch.full_like(aim, math.inf)], dim=1)
+            limits = replace(targets, aim=loss_at(log_odds(targets.aim) + _FURTHER)).limits
         self.limits = limits.to(self.pair.parameters[0].device, torch.float32)
         away = ~standing.forgotten | standing.too_high
         open_ = [] if is_lasting else away.nonzero().flatten().tolist()
@@ -202,7 +195,6 @@ class GoalRun:
         """Steps between two measurements, such that these take at most a quarter of the time."""
         args, sets = self._args, self._looks.sets
         measured = len(sets["forget"]) + self._looks.records_of_a_standing  # type: ignore[arg-type]
-        measured += len(self._unseen) if self._unseen is not None else 0  # type: ignore[arg-type]
         batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
         trained = batch + min(batch, len(sets["forget"]))  # type: ignore[arg-type]
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))

@@ -32,7 +32,6 @@ NOTHING_TELLS = (
 )
 _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
-_LEAST_DISTANCE = 0.05  # between two distributions; the AUC of a loss attack is then 0.45 to 0.55
 
 
 @dataclass(frozen=True)
@@ -146,11 +145,8 @@ class Goal:
         kind: "unseen": the losses of the forget records are distributed as those of records never
             trained on, class by class for images: the i-th smallest of n reaches the i-th smallest
             of n such records, as far as chance (5 %) lets that be told. "retrained": each record
-            has the loss that it has under a retain model, to 0.1 in log-odds. "erased", for
-            classifiers: no record is recognised, and where unseen records of its class are known,
-            its place among the losses is at most 0.05 (or what chance explains, by the test of
-            Kolmogorov and Smirnov at 5 %) below the same place among theirs under the same model.
-            "loss": each record has at least this loss.
+            has the loss that it has under a retain model, to 0.1 in log-odds. "erased": no record
+            is recognised, for classifiers. "loss": each record has at least this loss.
         share: of the records that must be forgotten.
         loss: of kind "loss".
         reference: of "unseen" the original model's losses on unseen records, of "retrained" the
@@ -172,27 +168,33 @@ class Goal:
             return replace(self, reference=Reference.of(retain_model["forget"]))
         return self
 
-    def standing(self, found: Found, retain_loss: float = math.nan) -> Standing:
-        """Standing of a model by its predictions of "forget"; "erased" also takes "test".
+    def standing(
+        self, forget: Predictions | TokenPredictions, retain_loss: float = math.nan
+    ) -> Standing:
+        """Standing of a model by its predictions of the forget set.
 
         Raises:
             HamuError: if "erased" is asked of a language model, or the retain model predicts other
                 records.
         """
-        forget = found["forget"]
         losses = record_losses(forget)
+        targets = self._targets(forget, losses)
+        forgotten = losses >= targets.least
+        if self.kind == "erased" and isinstance(forget, Predictions):
+            forgotten = ~forget.correct
+        return Standing(losses, targets, forgotten, retain_loss)
+
+    def _targets(self, forget: Predictions | TokenPredictions, losses: Tensor) -> Targets:
+        never = torch.full_like(losses, math.inf)
+        if self.kind == "loss":
+            least = torch.full_like(losses, float(self.loss or 0.0))
+            return Targets(least, _moved(least, _MARGIN), never)
         if self.kind == "erased":
             if not isinstance(forget, Predictions):
                 raise HamuError(_ERASED_OF_TEXTS)
-            targets, as_unseen = _erased(forget, found.get("test"))
-            return Standing(losses, targets, as_unseen & ~forget.correct, retain_loss)
-        targets = self._targets(forget, losses)
-        return Standing(losses, targets, losses >= targets.least, retain_loss)
-
-    def _targets(self, forget: Predictions | TokenPredictions, losses: Tensor) -> Targets:
-        if self.kind == "loss":
-            least = torch.full_like(losses, float(self.loss or 0.0))
-            return Targets(least, _moved(least, _MARGIN), torch.full_like(losses, math.inf))
+            # with p at most 1/(eK) another class is more likely, whatever the others are
+            least = torch.full_like(losses, 1.0 + math.log(forget.logits.shape[1]))
+            return Targets(least, least, never)
         assert self.reference is not None
         if self.kind == "unseen":
             return _unseen(Reference.of(forget), self.reference)
@@ -207,62 +209,22 @@ class Goal:
 
 def _unseen(forget: Reference, unseen: Reference) -> Targets:
     """Targets in the present order of the records: the level of the i-th smallest of n draws is
-    distributed as Beta(i, n + 1 - i). Images of a class without unseen images take all of them.
+    distributed as Beta(i, n + 1 - i). Images are compared within their class, or with all unseen
+    images where it has none.
     """
+    ours, theirs = forget.labels, unseen.labels
+    if ours is None or theirs is None:
+        ours, theirs = torch.zeros(len(forget.losses)), torch.zeros(len(unseen.losses))
     columns = [torch.empty_like(forget.losses) for _ in range(3)]
-    for members, theirs in _by_class(forget, unseen):
-        among = unseen.losses if theirs is None else theirs
-        n, rank = len(members), _ranks(forget.losses[members])
+    for label in sorted(set(ours.tolist())):
+        members, among = (ours == label).nonzero().flatten(), unseen.losses[theirs == label]
+        among = among if len(among) else unseen.losses
+        n = len(members)
+        rank = forget.losses[members].argsort(stable=True).argsort().double().numpy() + 1
         for column, q in zip(columns, (LEVEL, 0.5, 1 - LEVEL), strict=True):
-            level = torch.from_numpy(beta.ppf(q, rank.numpy(), (n + 1 - rank).numpy()))
+            level = torch.from_numpy(beta.ppf(q, rank, n + 1 - rank))
             column[members] = torch.quantile(among, level.clamp(0, 1))
     return Targets(*columns)
-
-
-def _erased(
-    forget: Predictions, test: Predictions | TokenPredictions | None
-) -> tuple[Targets, Tensor]:
-    """Targets of "erased", and whether each loss is where those of unseen records are, [n] bool."""
-    losses = forget.losses
-    # with p at most 1/(eK) another class is more likely, whatever the others are
-    least = torch.full_like(losses, 1.0 + math.log(forget.logits.shape[1]))
-    aim, most = least.clone(), torch.full_like(losses, math.inf)
-    as_unseen = torch.ones_like(losses, dtype=torch.bool)
-    for members, theirs in _by_class(Reference.of(forget), Reference.of(test)) if test else ():
-        if theirs is None:
-            continue
-        n, m, own = len(members), len(theirs), losses[members]
-        chance = math.sqrt(-math.log(LEVEL) / 2 * (n + m) / (n * m))  # of Kolmogorov and Smirnov
-        distance = max(_LEAST_DISTANCE, chance)
-        place = _ranks(own) / (n + 1)
-        low, middle, high = (
-            torch.quantile(theirs, (place + by).clamp(0, 1)) for by in (-distance, 0.0, distance)
-        )
-        as_unseen[members] = (own >= low) | (place <= distance)
-        least[members] = torch.where(place <= distance, least[members], low.maximum(least[members]))
-        aim[members] = middle.maximum(least[members])
-        most[members] = torch.where(place + distance >= 1, math.inf, high.maximum(aim[members]))
-    return Targets(least, aim, most), as_unseen
-
-
-def _ranks(losses: Tensor) -> Tensor:
-    """Rank of each loss from 1 for the smallest, float64."""
-    return losses.argsort(stable=True).argsort().double() + 1
-
-
-def _by_class(ours: Reference, theirs: Reference) -> list[tuple[Tensor, Tensor | None]]:
-    """Positions of our records by class, with the losses of theirs in it; None if it has none.
-
-    Texts are of one class.
-    """
-    if ours.labels is None or theirs.labels is None:
-        return [(torch.arange(len(ours.losses)), theirs.losses)]
-    found: list[tuple[Tensor, Tensor | None]] = []
-    for label in sorted(set(ours.labels.tolist())):
-        among = theirs.losses[theirs.labels == label]
-        members = (ours.labels == label).nonzero().flatten()
-        found.append((members, among if len(among) else None))
-    return found
 
 
 def record_losses(predictions: Predictions | TokenPredictions) -> Tensor:
@@ -349,12 +311,3 @@ def whole_classes(retain: Any, forget: Any) -> bool:
     if not isinstance(kept, Tensor) or not isinstance(gone, Tensor):
         return False
     return not bool(torch.isin(gone, kept).any())
-
-
-def unseen_of_classes(test: Any, forget: Any) -> Any:
-    """Records of the test set that are of a class to forget; None if there are none."""
-    labels, gone = (getattr(data, "labels", None) for data in (test, forget))
-    if not isinstance(labels, Tensor) or not isinstance(gone, Tensor):
-        return None
-    positions = torch.isin(labels, gone).nonzero().flatten().tolist()
-    return test.select(positions) if positions else None

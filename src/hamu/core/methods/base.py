@@ -52,10 +52,8 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         if self.criterion not in get_args(Criterion):
-            raise HamuError(
-                f"stopping criterion {self.criterion!r} is unknown; choose aggregate, any, "
-                f"global or off"
-            )
+            known = "aggregate, any, global or off"
+            raise HamuError(f"stopping criterion {self.criterion!r} is unknown; choose {known}")
         if not self.margin >= 0:
             raise HamuError(f"stopping margin {self.margin} is negative; use 0 or more")
         if self.patience < 1 or self.window < 1:
@@ -93,12 +91,10 @@ class StoppingMemory:
         self, demand: float, clipped_demand: float, free_limit: float, some_demand_is_free: bool
     ) -> str:
         """Name the rule met and its figures; for the arguments see `ConstraintStatus`."""
-        rule = self.rule
-        how: list[str] = [rule.criterion]
-        how += [f"margin {rule.margin:g}"] if rule.margin else []
-        how += [f"mean of {rule.window} steps"] if rule.window > 1 else []
-        how += [f"{rule.patience} steps in a row"] if rule.patience > 1 else []
-        criterion = ", ".join(how)
+        rule, criterion = self.rule, str(self.rule.criterion)
+        criterion += f", margin {rule.margin:g}" if rule.margin else ""
+        criterion += f", mean of {rule.window} steps" if rule.window > 1 else ""
+        criterion += f", {rule.patience} steps in a row" if rule.patience > 1 else ""
         if not some_demand_is_free:
             return (
                 f"the demand {clipped_demand:.4g} has a price ({criterion}), and so has every "
@@ -252,14 +248,7 @@ class Method(ABC):
 
     @abstractmethod
     def weigh(self, gram: PairGram) -> Weights:
-        """Weigh the two sides of every block.
-
-        Args:
-            gram: the Gram of the gradients as they will be combined (clipped), L blocks.
-
-        Returns:
-            The weights, on the device of the Gram, float64.
-        """
+        """Weigh the two sides of every block of the Gram of clipped gradients."""
 
     @property
     def stopping_rule(self) -> StoppingRule:
@@ -268,10 +257,10 @@ class Method(ABC):
 
     @property
     def uses_retain(self) -> bool:
-        """True if a backward pass over retain data is needed."""
+        """True if the method needs a backward pass over retain data."""
         return self.retain_objective is not None
 
     @property
     def uses_forget(self) -> bool:
-        """True if a backward pass over forget data is needed."""
+        """True if the method needs a backward pass over forget data."""
         return self.forget_objective is not None

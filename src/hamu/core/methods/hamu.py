@@ -56,8 +56,7 @@ class _Hamu(Method):
     def __post_init__(self) -> None:
         _require(
             isinstance(self.stopping, str | StoppingRule),
-            f"stopping {self.stopping!r} must be aggregate, any, global or off, or a StoppingRule "
-            f"that has one",
+            f"stopping {self.stopping!r} must be aggregate, any, global or off, or a StoppingRule",
         )
         _ = self.stopping_rule  # checks the criterion's name now, not at the first step
         _require(
@@ -65,18 +64,19 @@ class _Hamu(Method):
             f"constraint {self.constraint!r} must be a positive number: the loss change to demand "
             f"per unit of learning rate (the paper uses 0.5)",
         )
+        mode, action = self.constraint_mode, self.on_infeasible
         _require(
-            self.constraint_mode != "relative" or self.constraint <= 1,
+            mode != "relative" or self.constraint <= 1,
             f"a relative constraint is a share of what is possible, in (0, 1]; got "
             f"{self.constraint}",
         )
         _require(
-            self.constraint_mode in get_args(ConstraintMode),
-            f"constraint_mode {self.constraint_mode!r} is unknown; choose absolute or relative",
+            mode in get_args(ConstraintMode),
+            f"constraint_mode {mode!r} is unknown; choose absolute or relative",
         )
         _require(
-            self.on_infeasible in get_args(OnInfeasible),
-            f"on_infeasible {self.on_infeasible!r} is unknown; choose stop, clamp or skip",
+            action in get_args(OnInfeasible),
+            f"on_infeasible {action!r} is unknown; choose stop, clamp or skip",
         )
         _require(
             self.radius == "gradient" or 0 < _number(self.radius) < math.inf,
@@ -233,9 +233,8 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _number(value: object) -> float:
-    """Value of a number or one-element tensor; NaN for anything else."""
-    is_one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
-    return float(value) if is_one else math.nan  # type: ignore[arg-type]
+    """Value of a number; NaN for anything else."""
+    return float(value) if isinstance(value, Real) else math.nan
 
 
 @lru_cache(maxsize=8)

@@ -185,7 +185,7 @@ class NamedSources:
         if settings.kind == "retrained" and self._reference is None:
             raise Unavailable("the retain model is not here")
         reference = self._reference if settings.kind == "retrained" else None
-        return settings.against(original, reference).standing(self._predicted(role))
+        return settings.against(original, reference).standing(self._predicted(role)["forget"])
 
     def precision(self) -> str:
         """The precision of the run's evaluations: a key of `verify.TOLERANCE`."""
