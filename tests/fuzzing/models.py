@@ -121,7 +121,7 @@ def with_checkpoint(draw):
     if draw(st.integers(0, 3)):
         name = draw(_CHECKPOINT)
         changes = draw(_spoiled(folder, name, _STATE))
-        if name != "manifest.json" and draw(st.integers(0, 2)):
+        if name not in ("manifest.json", "trainer_state.json") and draw(st.integers(0, 2)):
             changes.append((folder, Sealed))
     else:
         name = draw(words("config.yaml inputs.json steps.jsonl"))

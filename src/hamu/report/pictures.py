@@ -44,8 +44,11 @@ STYLES: dict[str, tuple[str, str]] = {
 }
 COLOR_OF_MODEL = {UNLEARNED: "#D55E00", ORIGINAL: "#7F7F7F", RETRAINED: "#009E73"}
 _RING: dict[str, Any] = {
-    "marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none"
-}  # fmt: skip
+    "marker": "o",
+    "markersize": 13,
+    "markerfacecolor": "none",
+    "linestyle": "none",
+}
 Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
 
@@ -171,12 +174,8 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
         demand = method.constraint * scale
         if name == method.name and demand <= found.feasible_limit * (1 + 1e-9):
             cost = found.at(demand)[0] if name == "hamu-q" else -found.at(demand)[1]
-            style = {
-                "color": STYLES[name][0],
-                "markersize": 8,
-                "label": f"the demand, {demand:.3g}",
-            }
-            axes.plot([demand], [cost], "o", **style)
+            label = f"the demand, {demand:.3g}"
+            axes.plot([demand], [cost], "o", color=STYLES[name][0], markersize=8, label=label)
             axes.legend(frameon=False, loc="upper left")
     save_figure(figure, path)
 
@@ -191,10 +190,9 @@ def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
     axes.plot(found.demand, change, color=STYLES[name][0], linewidth=2.4)
     for at, text in ((free, "free"), (limit, "feasible")):
         axes.axvline(at, color="0.4", linewidth=1, linestyle=":")
-        axes.annotate(
-            f"{text} {at:.3g}", (at, low), xytext=(-4, 4), textcoords="offset points", rotation=90,
-            ha="right", va="bottom", color="0.35", fontsize=9,
-        )  # fmt: skip
+        place: dict[str, Any] = {"ha": "right", "va": "bottom", "rotation": 90}
+        place |= {"xytext": (-4, 4), "textcoords": "offset points", "fontsize": 9}
+        axes.annotate(f"{text} {at:.3g}", (at, low), color="0.35", **place)
     margin = 0.06 * (high - low) or 1.0
     axes.set(xlim=(0, limit * 1.04), ylim=(low - margin, high + margin))
     axes.spines[["top", "right"]].set_visible(False)
@@ -242,11 +240,10 @@ def draw_trajectories(
         color, marker = styles[name]
         is_first, is_ours = points is firsts[name], name.startswith("hamu")
         alpha = 1.0 if is_first else 0.3
-        axes.plot(
-            *zip(*points, strict=True), color=color, marker=marker, markersize=6, alpha=alpha,
-            markevery=slice(1, None), label=label_of(name, end, limits) if is_first else None,
-            linewidth=2.4 if is_ours else 1.3, zorder=2 + is_ours + is_first,
-        )  # fmt: skip
+        label = label_of(name, end, limits) if is_first else None
+        look: dict[str, Any] = {"marker": marker, "markersize": 6, "markevery": slice(1, None)}
+        look |= {"linewidth": 2.4 if is_ours else 1.3, "zorder": 2 + is_ours + is_first}
+        axes.plot(*np.array(points).T, color=color, alpha=alpha, label=label, **look)
         if not is_near(end, points[-1]):
             ringed = True
             axes.plot(*end, color=color, alpha=alpha, **_RING)
@@ -256,15 +253,19 @@ def draw_trajectories(
     axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
     axes.set_ylabel(r"forget quality gained, $\Delta L_f$")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.annotate(
-        "better", (1, 1), (0.90, 0.90), xycoords="axes fraction", color="0.5", ha="right", va="top",
-        arrowprops={"arrowstyle": "->", "color": "0.5"},
-    )  # fmt: skip
+    arrow: dict[str, Any] = {
+        "arrowprops": {"arrowstyle": "->", "color": "0.5"},
+        "xycoords": "axes fraction",
+    }
+    axes.annotate("better", (1, 1), (0.90, 0.90), color="0.5", ha="right", va="top", **arrow)
     if legend:
-        axes.legend(
-            loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, alignment="left",
-            title="best run (others fainter)" if len(runs) > len(firsts) else None,
-        )  # fmt: skip
+        above = "best run (others fainter)" if len(runs) > len(firsts) else None
+        beside: dict[str, Any] = {
+            "loc": "center left",
+            "bbox_to_anchor": (1.01, 0.5),
+            "alignment": "left",
+        }
+        axes.legend(title=above, frameon=False, **beside)
 
 
 def plot_attacks(result: AttackResult, path: Path) -> None:
