@@ -246,8 +246,8 @@ def _curvature(found: Assessment) -> list[str]:
         f"records; at learning rate {found.learning_rate:g} second order is up to "
         f"{found.error_ratio:.2%} of first order; trusted up to {rates}",
         f"second order, for Q = {second.demand:.3g}: collateral forgetting "
-        f"{words[second.spherical_unavoidable]} on a sphere of λ_max; {general} ({definite}"
-        f"positive definite{assumes}; damping {second.damping:.3g}, residual {second.residual:.2g})",
+        f"{words[second.spherical_unavoidable]} on a sphere of λ_max; {general} "
+        f"({definite}positive definite{assumes}; damping {second.damping:.3g}, residual {second.residual:.2g})",
     ]
 
 
