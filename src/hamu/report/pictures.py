@@ -181,8 +181,8 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
 
 
 def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
-    forgets, free, limit = name == "hamu-q", found.free_limit, found.feasible_limit
-    change = found.retain_change if forgets else -found.forget_change
+    free, limit = found.free_limit, found.feasible_limit
+    change = found.retain_change if name == "hamu-q" else -found.forget_change
     low, high = float(change.min()), float(change.max())
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0)
@@ -196,14 +196,17 @@ def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
     margin = 0.06 * (high - low) or 1.0
     axes.set(xlim=(0, limit * 1.04), ylim=(low - margin, high + margin))
     axes.spines[["top", "right"]].set_visible(False)
-    if forgets:
-        axes.set_title("HAMU-Q: forget by at least Q")
-        axes.set_xlabel(r"demanded rise of the forget loss, $Q/\eta$")
-        axes.set_ylabel(r"least change of the retain loss $/\eta$")
+    if name == "hamu-q":
+        title, across = (
+            "HAMU-Q: forget by at least Q",
+            r"demanded rise of the forget loss, $Q/\eta$",
+        )
+        up = r"least change of the retain loss $/\eta$"
     else:
-        axes.set_title("HAMU-U: improve retain by at least U")
-        axes.set_xlabel(r"demanded fall of the retain loss, $U/\eta$")
-        axes.set_ylabel(r"least loss of forget quality $/\eta$")
+        title = "HAMU-U: improve retain by at least U"
+        across = r"demanded fall of the retain loss, $U/\eta$"
+        up = r"least loss of forget quality $/\eta$"
+    axes.set(title=title, xlabel=across, ylabel=up)
 
 
 def draw_trajectories(
@@ -253,19 +256,15 @@ def draw_trajectories(
     axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
     axes.set_ylabel(r"forget quality gained, $\Delta L_f$")
     axes.spines[["top", "right"]].set_visible(False)
-    arrow: dict[str, Any] = {
-        "arrowprops": {"arrowstyle": "->", "color": "0.5"},
-        "xycoords": "axes fraction",
-    }
-    axes.annotate("better", (1, 1), (0.90, 0.90), color="0.5", ha="right", va="top", **arrow)
+    arrow = {"arrowstyle": "->", "color": "0.5"}
+    axes.annotate(
+        "better", (1, 1), (0.9, 0.9), "axes fraction", None, arrow, color="0.5", ha="right"
+    )
     if legend:
         above = "best run (others fainter)" if len(runs) > len(firsts) else None
-        beside: dict[str, Any] = {
-            "loc": "center left",
-            "bbox_to_anchor": (1.01, 0.5),
-            "alignment": "left",
-        }
-        axes.legend(title=above, frameon=False, **beside)
+        beside = (1.01, 0.5)
+        shown = axes.legend(loc="center left", bbox_to_anchor=beside, frameon=False, title=above)
+        shown.set_alignment("left")
 
 
 def plot_attacks(result: AttackResult, path: Path) -> None:
