@@ -247,7 +247,8 @@ def _curvature(found: Assessment) -> list[str]:
         f"{found.error_ratio:.2%} of first order; trusted up to {rates}",
         f"second order, for Q = {second.demand:.3g}: collateral forgetting "
         f"{words[second.spherical_unavoidable]} on a sphere of λ_max; {general} "
-        f"({definite}positive definite{assumes}; damping {second.damping:.3g}, residual {second.residual:.2g})",
+        f"({definite}positive definite{assumes}; "
+        f"damping {second.damping:.3g}, residual {second.residual:.2g})",
     ]
 
 
