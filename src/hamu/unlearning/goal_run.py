@@ -52,7 +52,6 @@ class GoalRun:
         pair: whose parameters are trained.
         looks: predicts records, and collates those of a rehearsal.
         pairs: the paired data.
-        place: position of a step in the data, in pairs.
         retain_data: training records that a rehearsal draws from.
         end_run: ends the run.
         lookahead: of a lasting run.
@@ -75,14 +74,13 @@ class GoalRun:
         looks: Evaluations,
         pairs: PairedDataset,
         *,
-        place: Callable[[int], int],
         retain_data: Any,
         end_run: Callable[[StopReason], None],
         lookahead: Lookahead | None = None,
         retain_predictions: Predictions | TokenPredictions | None = None,
     ) -> None:
         self._args, self.pair, self._looks, self._pairs = args, pair, looks, pairs
-        self._place, self.end_run, self.lookahead = place, end_run, lookahead
+        self.end_run, self.lookahead = end_run, lookahead
         self._retain_data = retain_data
         self.goal = choose_goal(
             looks.sets,
@@ -174,7 +172,7 @@ class GoalRun:
         away = ~standing.forgotten | standing.too_high
         open_ = [] if is_lasting else away.nonzero().flatten().tolist()
         if self.controller is not None:
-            self._pairs.focus_on(open_, self._place(self._step + 1))
+            self._pairs.focus_on(open_, self._place_of(self._step + 1))
 
     def at(self, step: int) -> None:
         """Note how many steps are done."""
@@ -189,11 +187,22 @@ class GoalRun:
 
     def _every(self) -> int:
         """Steps between two measurements, such that these take at most a quarter of the time."""
-        args, sets = self._args, self._looks.sets
+        sets = self._looks.sets
         measured = len(sets["forget"]) + self._looks.records_of_a_standing  # type: ignore[arg-type]
-        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
-        trained = batch + min(batch, len(sets["forget"]))  # type: ignore[arg-type]
+        trained = self._batch + min(self._batch, len(sets["forget"]))  # type: ignore[arg-type]
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
+
+    @property
+    def _batch(self) -> int:
+        """Pairs in a step of a run by goal, over all processes."""
+        args = self._args
+        return args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
+
+    def _place_of(self, step: int) -> int:
+        """First pair of a step, counted over all epochs."""
+        records = len(self._pairs)
+        epoch, within = divmod(step, max(1, math.ceil(records / self._batch)))
+        return epoch * records + within * self._batch
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, as JSON holds it."""

@@ -37,7 +37,7 @@ class StepLog(TrainerCallback):
         trainer: the `UnlearnTrainer` of these steps; to be set before the run begins.
     """
 
-    trainer: Any = None
+    trainer: Any
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class StepLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the folder once a step was taken; a checkpoint may come next."""
-        if self._begun or (self.trainer is not None and self.trainer.has_begun):
+        if self._begun or self.trainer.has_begun:
             self.begin()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -72,8 +72,7 @@ class StepLog(TrainerCallback):
                 for name, value in logs.items()
             }
             self._lines.append({"step": state.global_step, **finite})
-            if self.trainer is not None:
-                self._layers.take(state.global_step, self.trainer)
+            self._layers.take(state.global_step, self.trainer)
         self.on_step_end(args, state, control)
 
     def begin(self) -> None:

@@ -7,7 +7,6 @@ gradients are collected apart, and the combined one is what the optimizer sees.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -159,7 +158,6 @@ class UnlearnTrainer(ResumableTrainer):
             self.pair,
             self.evaluations,
             pairs,
-            place=self._place_of,
             retain_data=retain_dataset,
             end_run=self._end_run,
             lookahead=self.lookahead,
@@ -290,12 +288,6 @@ class UnlearnTrainer(ResumableTrainer):
         """Number of processes that share the batches of a side."""
         layout: Any = self.pair.layout
         return int(layout.half) if self._is_split else world_size()
-
-    def _place_of(self, step: int) -> int:
-        """First pair of a step, counted over all epochs."""
-        records = len(self.train_dataset)
-        epoch, within = divmod(step, max(1, math.ceil(records / self.global_batch)))
-        return epoch * records + within * self.global_batch
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         """Go in order: the paired data set does the shuffling."""
@@ -536,7 +528,6 @@ class UnlearnTrainer(ResumableTrainer):
             del self.state.log_history[number]
 
     def _step_figures(self) -> dict[str, float]:
-        """Figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
         losses: dict[str, Tensor] = {
             side: all_reduced(self._losses.get(side, none).double()) for side in self.sides
