@@ -188,13 +188,13 @@ def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
     axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0)
     axes.axvspan(free, limit, color="#D55E00", alpha=0.10, linewidth=0)
     axes.plot(found.demand, change, color=STYLES[name][0], linewidth=2.4)
-    for at, text in ((free, "free"), (limit, "feasible")):
+    for at, text, side, gap in ((free, "free", "right", -4), (limit, "feasible", "left", 4)):
         axes.axvline(at, color="0.4", linewidth=1, linestyle=":")
-        place: dict[str, Any] = {"ha": "right", "va": "bottom", "rotation": 90}
-        place |= {"xytext": (-4, 4), "textcoords": "offset points", "fontsize": 9}
+        place: dict[str, Any] = {"ha": side, "va": "bottom", "rotation": 90, "fontsize": 9}
+        place |= {"xytext": (gap, 4), "textcoords": "offset points"}
         axes.annotate(f"{text} {at:.3g}", (at, low), color="0.35", **place)
     margin = 0.06 * (high - low) or 1.0
-    axes.set(xlim=(0, limit * 1.04), ylim=(low - margin, high + margin))
+    axes.set(xlim=(0, limit * 1.07), ylim=(low - margin, high + margin))
     axes.spines[["top", "right"]].set_visible(False)
     if name == "hamu-q":
         title, across = (
