@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from transformers import set_seed
 
 from hamu import HamuQ, HamuU, PairedGradients, StepGuard
-from hamu.cli.demo_scenarios import Digits
+from hamu.cli.demo import Digits
 from hamu.core.forward import predict_logits
 from hamu.core.gram_meter import GramMeter
 from hamu.core.objectives import CrossEntropy, Scored

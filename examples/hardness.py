@@ -34,7 +34,7 @@ from transformers import TrainerCallback, set_seed
 
 from hamu import HamuQ, PairedGradients
 from hamu.assess import AssessedModel, Hessian, lanczos, measure_hardness
-from hamu.cli.demo_scenarios import Digits
+from hamu.cli.demo import Digits
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.evaluation import predict

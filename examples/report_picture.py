@@ -1,4 +1,4 @@
-"""Take a picture of the top of a report, as a browser shows it.
+"""Take a picture of a report as a browser shows it, down to its first figure.
 
     python examples/report_picture.py runs/unlearned/report.html docs/images/report.png
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 from selenium import webdriver
 
-WIDTH, HEIGHT = 1180, 1560
+WIDTH, MARGIN = 1180, 24  # CSS pixels
 
 
 def main() -> None:
@@ -25,27 +25,20 @@ def main() -> None:
     )
     parser.add_argument("page", type=Path)
     parser.add_argument("picture", type=Path)
-    parser.add_argument("--top", type=int, default=0, help="where to begin, in CSS pixels")
-    parser.add_argument("--height", type=int, default=HEIGHT)
-    parser.add_argument("--width", type=int, default=WIDTH)
     options = parser.parse_args()
     settings = webdriver.ChromeOptions()
     settings.binary_location = str(shutil.which("chromium") or shutil.which("google-chrome"))
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
         settings.add_argument(argument)
-    settings.add_argument(f"--window-size={options.width},1000")
+    settings.add_argument(f"--window-size={WIDTH},1000")
     browser = webdriver.Chrome(
         options=settings, service=webdriver.ChromeService(shutil.which("chromedriver"))
     )
     try:
         browser.get(options.page.resolve().as_uri())
-        clip = {
-            "x": 0,
-            "y": options.top,
-            "width": options.width,
-            "height": options.height,
-            "scale": 1,
-        }
+        end = "return document.querySelector('figure').getBoundingClientRect().bottom"
+        height = browser.execute_script(end) + MARGIN
+        clip = {"x": 0, "y": 0, "width": WIDTH, "height": height, "scale": 1}
         shot = browser.execute_cdp_cmd(
             "Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip}
         )

@@ -38,7 +38,7 @@ TOKENS = 4096  # of each side and GPU in a step, all scored
 USED_FLOPS = 0.4  # the share of FLOPS that the passes reach
 USED_BANDWIDTH = 0.9  # the share of BANDWIDTH that a copy reaches
 LAUNCH = 5e-6  # seconds of the host for an operation
-METHOD = 96  # operations with the numbers of all blocks, of HAMU-Q and of the decision
+METHOD = 101  # operations with the numbers of all blocks, of HAMU-Q and of the decision
 # Measured on a CPU, over what its memory allows: docs/results/costs.md. By bytes of a number, and whether a
 # process has all of a gradient.
 COMBINE = {(4, True): 1.3, (4, False): 2.2, (2, True): 4.9, (2, False): 4.9}

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
-from hamu.cli.demo_scenarios import Digits
+from hamu.cli.demo import Digits
 from hamu.core.forward import predict_logits
 from hamu.core.methods import HamuQ
 from hamu.core.methods.base import StoppingMemory, StoppingRule

@@ -19,7 +19,7 @@ from experiments.paper.planning import OF_EXPERIMENTS, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
 from hamu.cli import main
-from hamu.cli.flags import OwnParser
+from hamu.cli.commands import OwnParser
 from hamu.data.sources import MINIATURE, located
 from hamu.errors import HamuError, Interrupted, unknown
 from hamu.report.tables import plain_table
@@ -27,8 +27,8 @@ from hamu.unlearning.compare import Children, Plan
 from hamu.unlearning.compare.children import Call
 from hamu.unlearning.compare.rows import Row, check_same_inputs
 from hamu.unlearning.jobs.comparison import ending, run_waiting
+from hamu.unlearning.jobs.kinds import task_name
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
-from hamu.unlearning.jobs.problem import task_name
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder

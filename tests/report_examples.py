@@ -25,28 +25,29 @@ SIDES, ROLES = ("forget", "retain", "test"), ("before", "after")
 
 
 def evaluation(steps, names=("a", "b"), is_text=False):
-    shares = ((0, 0.0), (steps // 2, 0.5), (steps, 1.0))
+    trajectory = []
+    for step, share in ((0, 0.0), (steps // 2, 0.5), (steps, 1.0)):
+        entry = {"step": step, "eval_forget_gain": share, "eval_retain_gain": share / 9}
+        entry |= {"eval_forget_loss": 0.1 + share, "eval_retain_loss": 1 - share / 9}
+        trajectory.append(entry)
+    ratio = {"retain": 1.0, "forget": 0.9}
     found = {
-        "trajectory": [
-            {"step": step, "eval_forget_gain": share, "eval_retain_gain": share / 9,
-             "eval_forget_loss": 0.1 + share, "eval_retain_loss": 1 - share / 9}
-            for step, share in shares
-        ],
-        "steps_taken": steps - 1, "steps_skipped": 1, "ended": f"the criterion is met {NASTY}",
-        "ended_kind": "criterion", "goal": None,
-        "promise": {"checked": steps, "judged": steps, "kept": 0.5,
-                    "median_ratio": {"retain": 1.0, "forget": 0.9}},
-    }  # fmt: skip
-    losses = {"before": (0.1, 1.0, 1.0), "after": (0.1 + 1.0, 1 - 1 / 9, 1.0)}
+        "trajectory": trajectory,
+        "steps_taken": steps - 1,
+        "steps_skipped": 1,
+        "ended": f"the criterion is met {NASTY}",
+        "ended_kind": "criterion",
+        "goal": None,
+        "promise": {"checked": steps, "judged": steps, "kept": 0.5, "median_ratio": ratio},
+    }
+    inference = {"accuracy": 0.6, "auc": 0.55, "samples": 9}
+    means = {"before": (0.1, 1.0, 1.0), "after": (0.1 + 1.0, 1 - 1 / 9, 1.0)}
     for role, accuracy in (("before", 1.0), ("after", 0.5)):
         classes = {"per_class_accuracy": dict(zip(names, (accuracy, 1.0), strict=True))}
         more = {"probability": 0.25, "records": 9} if is_text else {"samples": 9} | classes
-        found[role] = {
-            side: {"loss": loss, "accuracy": accuracy} | more
-            for side, loss in zip(SIDES, losses[role], strict=True)
-        }
-        inference = {"accuracy": 0.6, "auc": 0.55, "samples": 9}
-        found[role]["membership_inference"] = inference
+        found[role] = {"membership_inference": inference}
+        for side, loss in zip(SIDES, means[role], strict=True):
+            found[role][side] = {"loss": loss, "accuracy": accuracy} | more
     return found
 
 
@@ -56,10 +57,12 @@ def standing(forgotten, records=20):
     levels = np.quantile(losses, (0, 0.25, 0.5, 0.75, 1)).tolist()
     worst = losses[: records - forgotten][:10]
     return {
-        "records": records, "forgotten": forgotten, "too_high": 0,
+        "records": records,
+        "forgotten": forgotten,
+        "too_high": 0,
         "loss_quantiles": dict(zip(("min", "q25", "median", "q75", "max"), levels, strict=True)),
         "worst": [{"position": 77, "loss": x, "target": x + 0.125} for x in worst],
-    }  # fmt: skip
+    }
 
 
 def goal(before, after, *, records=20, budget=None, **more):
@@ -71,13 +74,11 @@ def goal(before, after, *, records=20, budget=None, **more):
 
 def step_line(step, steps):
     share = step / steps
-    return {
-        "step": step, "taken": 1.0, "retain_loss": 1 - share / 2, "forget_loss": 0.1 + share,
-        "kappa": share - 0.5, "cos": share - 0.5, "direct_threshold": -0.3, "stop_threshold": 0.4,
-        "demand": 0.5, "free_limit": 1 - share, "max_demand": 1.0, "direct_share": 1 - share,
-        "first_order_retain_change": -0.1, "realised_retain_change": -0.09,
-        "first_order_forget_change": share, "realised_forget_change": 0.9 * share,
-    }  # fmt: skip
+    found = {"step": step, "taken": 1.0, "retain_loss": 1 - share / 2, "forget_loss": 0.1 + share}
+    found |= {"kappa": share - 0.5, "direct_threshold": -0.3, "stop_threshold": 0.4}
+    found |= {"demand": 0.5, "free_limit": 1 - share, "max_demand": 1.0, "direct_share": 1 - share}
+    found |= {"first_order_retain_change": -0.1, "realised_retain_change": -0.09}
+    return found | {"first_order_forget_change": share, "realised_forget_change": 0.9 * share}
 
 
 def write_lines(path, lines):

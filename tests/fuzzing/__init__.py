@@ -10,10 +10,6 @@ from fuzzing.world import World
 
 __all__ = ["INPUTS", "Input", "World"]
 
-KINDS = (
-    with_flags, with_flags, with_config, with_config, with_data, with_data, with_rows, with_model, with_model,
-    with_checkpoint, with_record, with_words,
-)  # fmt: skip
-INPUTS = st.integers(0, len(KINDS) - 1).flatmap(
-    lambda number: KINDS[number]()
-)  # as often as listed
+_OFTEN = [with_flags, with_config, with_data, with_model]
+_KINDS = [*_OFTEN, *_OFTEN, with_rows, with_checkpoint, with_record, with_words]
+INPUTS = st.integers(0, len(_KINDS) - 1).flatmap(lambda number: _KINDS[number]())

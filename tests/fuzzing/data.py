@@ -11,42 +11,32 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
 
-from fuzzing.inputs import POISON, Input, Link
-from fuzzing.settings import COMMANDS, command, easy
-from fuzzing.values import CONTENT, TEXT, maybe_damaged
+from fuzzing.inputs import CONTENT, POISON, TEXT, Input, Link, maybe_damaged, words
+from fuzzing.settings import COMMANDS, command
 
+_ODD = [10**400, "\ud800", "\0", " ", "\ufeff", "x " * 400, [], {}, ["a"], {"role": "user"}]
 _CELLS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), TEXT, TEXT, TEXT,
-    st.sampled_from([10**400, "\ud800", "\0", "a\0b", " ", "\ufeff", "x " * 400, [], {}, ["a"], {"role": "user"}]),
-)  # fmt: skip
-_COLUMNS = st.one_of(
-    st.sampled_from(["question", "answer", "prompt", "completion", "text", "messages", "label", "image", "", "[/]"]),
-    TEXT,
-)  # fmt: skip
-_ROLES = st.sampled_from(["user", "assistant", "system"])
-_TURN = st.fixed_dictionaries({"role": _ROLES, "content": _CELLS})
-_GOOD = st.fixed_dictionaries({"question": st.sampled_from(["a?", "b?"]), "answer": TEXT})
+    *(st.none(), st.booleans(), st.integers(), st.floats(), TEXT, TEXT, TEXT, st.sampled_from(_ODD))
+)
+_COLUMNS = st.one_of(words("question answer prompt completion text messages label image [/]"), TEXT)
+_TURN = st.fixed_dictionaries({"role": words("user assistant system"), "content": _CELLS})
+_GOOD = st.fixed_dictionaries({"question": words("a? b?"), "answer": TEXT})
 _BAD = st.one_of(
     st.dictionaries(_COLUMNS, _CELLS, max_size=3),
     st.fixed_dictionaries({"messages": st.lists(st.one_of(_CELLS, _TURN), max_size=3)}),
     _CELLS,
 )
 _ROWS = st.lists(st.one_of(_GOOD, _GOOD, _GOOD, _BAD), max_size=6)
-_LONG = b"1" * 5000
-_NO_ROWS = st.sampled_from(
-    [b"[" * 100_000, _LONG, b"[" + _LONG + b"]", b"{}", b"[]", b"null", b"NaN"]
-)
+_NO_ROWS = st.sampled_from([b"[" * 100_000, b"1" * 5000, b"{}", b"[]", b"null", b"NaN"])
 
 
 @st.composite
 def _text_file(draw):
     """Name and bytes of a data set of texts."""
-    kind = draw(st.sampled_from(["jsonl", "jsonl", "json", "csv", "parquet", "none"]))
     written = {"jsonl": _as_lines, "json": _as_json, "csv": _as_csv, "parquet": _as_parquet}
-    if kind == "none":
-        kind, content = draw(st.sampled_from(list(written))), draw(st.one_of(CONTENT, _NO_ROWS))
-    else:
-        content = written[kind](draw(_ROWS))
+    kind = draw(st.sampled_from(["jsonl", *written]))
+    is_none = not draw(st.integers(0, 5))
+    content = draw(st.one_of(CONTENT, _NO_ROWS)) if is_none else written[kind](draw(_ROWS))
     return f"x.{kind}", draw(maybe_damaged(content))
 
 
@@ -68,51 +58,47 @@ def _as_csv(rows):
 def _as_parquet(rows):
     """What of the rows fits into columns; else none at all."""
     stream = io.BytesIO()
-    rows = [row for row in rows if isinstance(row, dict)]
     try:
-        parquet.write_table(pyarrow.Table.from_pylist(rows), stream)
+        table = pyarrow.Table.from_pylist([row for row in rows if isinstance(row, dict)])
+        parquet.write_table(table, stream)
     except (pyarrow.ArrowException, ValueError, TypeError, OverflowError, AttributeError):
         return b""
     return stream.getvalue()
 
 
-_MODES = st.sampled_from(["L", "L", "L", "RGB", "RGBA", "P", "1", "I;16", "CMYK", "LA", "F", "I"])
-_FORMS = st.sampled_from(["png", "png", "gif", "tiff", "jpeg"])
 _SIZES = st.sampled_from([(8, 8), (8, 8), (8, 8), (9, 8), (1, 1), (8, 3000)])
 
 
 @st.composite
 def _picture(draw):
     """An encoded picture of some mode, size and format."""
-    mode, form, size = draw(_MODES), draw(_FORMS), draw(_SIZES)
+    mode, size = draw(words("L L L RGB RGBA P 1 I;16 CMYK LA F I")), draw(_SIZES)
     stream = io.BytesIO()
     try:
-        Image.new(mode, size).save(stream, form)
+        Image.new(mode, size).save(stream, draw(words("png png gif tiff jpeg")))
     except (OSError, KeyError, ValueError):  # the format has no such mode
         Image.new("L", size).save(stream, "png")
     return draw(maybe_damaged(stream.getvalue()))
 
 
-_ARRAYS = st.sampled_from([
-    np.zeros((6, 8, 8), np.uint8), np.zeros((6, 8, 8, 1), np.uint8), np.zeros((6, 8, 8, 3), np.uint8),
-    np.zeros((6, 8, 8, 2), np.uint8), np.zeros((0, 8, 8), np.uint8), np.zeros((6, 0, 0), np.uint8),
-    np.zeros((6, 1, 1), np.uint8), np.zeros((6, 8, 8)), np.full((6, 8, 8), np.nan), np.arange(6) % 3,
-    np.arange(6) % 3 - 1, np.arange(6) / 2, np.arange(6) * 10**9, np.full(6, 2**62), np.zeros((6, 1), int),
-    np.arange(6, dtype=np.uint64) + 2**63, np.array(["a", "b"] * 3), np.array([None] * 6), np.array(3),
-    np.zeros(6, bool), np.array(["2020-01-01"] * 6, "datetime64[D]"), np.zeros((2, 8, 8), np.uint8),
-])  # fmt: skip
+_SHAPES = ((6, 8, 8), (6, 8, 8, 1), (6, 8, 8, 3), (6, 8, 8, 2), (0, 8, 8), (6, 0, 0), (2, 8, 8))
+_ARRAYS = st.sampled_from(
+    [np.zeros(shape, np.uint8) for shape in _SHAPES]
+    + [np.zeros((6, 8, 8)), np.full((6, 8, 8), np.nan), np.arange(6) % 3, np.arange(6) % 3 - 1]
+    + [np.arange(6) / 2, np.full(6, 2**62), np.zeros((6, 1), int), np.array(["a", "b"] * 3)]
+    + [np.array([None] * 6), np.array(3), np.zeros(6, bool), np.full(6, "2020", "datetime64[D]")]
+)
 _ARRAY_NAMES = st.sampled_from(
-    [("images", "labels"), ("images", "labels"), ("x", "y"), ("a", "b"), ("image", "[/]")]
+    [("images", "labels"), ("images", "labels"), ("x", "y"), ("image", "[/]")]
 )
 _HUGE = ["(1099511627776, 8, 8)", "(6, 1048576, 1048576)", "(-1, 8, 8)", "(1e3,)"]
-_MEMBERS = st.sampled_from(["images.npy", "labels.npy", "../x", "images"])
 _NO_ARRAYS = st.sampled_from([b"", POISON, b"\x93NUMPY\x01\x00v\x00{}"])
 
 
 @st.composite
 def _array_file(draw):
     """An npz of some arrays, or what is not one."""
-    kind = draw(st.sampled_from(["npz", "npz", "npz", "npy", "bomb", "zip", "none"]))
+    kind = draw(words("npz npz npz npy bomb zip none"))
     stream = io.BytesIO()
     if kind == "npz":
         images = np.zeros((6, 8, 8), np.uint8) if draw(st.booleans()) else draw(_ARRAYS)
@@ -124,7 +110,7 @@ def _array_file(draw):
         stream.write(bomb(draw(st.sampled_from(_HUGE))))
     elif kind == "zip":
         with zipfile.ZipFile(stream, "w") as file:
-            for name in draw(st.lists(_MEMBERS, max_size=3)):
+            for name in draw(st.lists(words("images.npy labels.npy ../x images"), max_size=3)):
                 file.writestr(name, draw(_NO_ARRAYS))
     else:
         stream.write(draw(st.one_of(CONTENT, st.just(POISON))))
@@ -142,27 +128,21 @@ def bomb(shape):
     return stream.getvalue()
 
 
-_NO_PICTURES = st.sampled_from([
-    None, {"bytes": None, "path": None}, {"bytes": None, "path": "a.npz"}, {"bytes": b"", "path": "/dev/null"},
-])  # fmt: skip
-_ABOUT = st.sampled_from([
-    None, b"{", b'{"info": 3}', b'{"info": {"features": {"image": {"_type": "Image"}}}}',
-    b'{"info": {"features": {"label": {"names": ["a"], "_type": "ClassLabel"}}}}',
-])  # fmt: skip
+_NO_PICTURES = st.sampled_from([None, *({"bytes": b, "path": "/dev/null"} for b in (None, b""))])
+_NAMES = b'{"info": {"features": {"label": {"names": ["a"], "_type": "ClassLabel"}}}}'
+_ABOUT = st.sampled_from([None, b"{", b'{"info": 3}', _NAMES])
 
 
 @st.composite
 def _image_parquet(draw):
-    """Pictures and labels as parquet, with or without what the datasets library says of its columns."""
+    """Pictures and labels as parquet, with or without the column types of the datasets library."""
     encoded = _picture().map(lambda raw: {"bytes": raw, "path": None})
     pictures = draw(st.lists(st.one_of(encoded, encoded, _NO_PICTURES), min_size=1, max_size=4))
-    small = st.integers(0, 2)
-    number = st.one_of(small, small, st.none(), st.integers(-(2**62), 2**62))
+    number = st.one_of(st.integers(0, 2), st.none(), st.integers(-(2**62), 2**62))
     labels = [draw(number) for _ in pictures]
     if not draw(st.integers(0, 3)):
         labels = [draw(st.sampled_from(["a", 0.5, [1], b"x"]))] * len(pictures)
-    pairs = [("image", "label"), ("img", "labels"), ("x", "z"), ("image", "image2")]
-    first, second = draw(st.sampled_from(pairs))
+    first, second = draw(st.sampled_from([("image", "label"), ("img", "labels"), ("x", "z")]))
     table = pyarrow.table({first: pictures, second: labels})
     about = draw(_ABOUT)
     stream = io.BytesIO()
@@ -171,10 +151,7 @@ def _image_parquet(draw):
 
 
 _CLASSES = st.sampled_from(["cat", "dog", "[/]", "a b", "\u202e", "train", "test"])
-_FILES = st.sampled_from(
-    ["1.png", "2.png", "x.PNG", "deep/1.png", "a.txt", "[red].png", "é.png", "a\nb.png"]
-)
-_LINKS = st.sampled_from(["nowhere", "link.png", "../../a.npz", "..", "/dev/null"])
+_FILES = st.sampled_from(["1.png", "x.PNG", "deep/1.png", "a.txt", "[red].png", "a\nb.png"])
 
 
 @st.composite
@@ -185,7 +162,8 @@ def _image_folder(draw):
         names = draw(st.lists(_FILES, max_size=3, unique=True))
         found |= {f"x/{label}/{name}": draw(_picture()) for name in names}
         if not draw(st.integers(0, 3)):
-            found[f"x/{label}/link.png"] = Link(draw(_LINKS))
+            to = draw(words("nowhere link.png ../../a.npz .. /dev/null"))
+            found[f"x/{label}/link.png"] = Link(to)
     if not draw(st.integers(0, 3)):
         found["x/round"] = Link(".")
     return tuple(found.items())
@@ -196,25 +174,23 @@ _IMAGES = st.one_of(
     _image_parquet().map(lambda content: ("x.parquet", (("x.parquet", content),))),
     _image_folder().map(lambda files: ("x", files)),
 )
-_SHAPES = st.sampled_from([
-    [], [], ["--image_size", "8"], ["--num_channels", "1"], ["--image_size", "8", "--num_channels", "1"],
-])  # fmt: skip
 
 
 @st.composite
 def with_data(draw):
     """Data sets of any content, as training, test or forget data."""
-    name = draw(st.sampled_from(COMMANDS))
-    role = draw(st.sampled_from(["data", "data", "test_data", "forget_data"]))
+    role = draw(words("data data test_data forget_data"))
     if draw(st.booleans()):
         source, changes = draw(_IMAGES)
-        words, valid, way = ["--model", "image", *draw(_SHAPES)], "a.npz", ["--forget_class", "0"]
+        argv, valid, way = ["--model", "image"], "a.npz", ["--forget_class", "0"]
+        argv += ["--image_size", "8"] if draw(st.booleans()) else []
+        argv += ["--num_channels", "1"] if draw(st.booleans()) else []
     else:
         source, content = draw(_text_file())
         changes = ((source, content),)
-        words, valid = ["--model", "text", "--task", "text"], "t.jsonl"
+        argv, valid = ["--model", "text", "--task", "text"], "t.jsonl"
         way = ["--forget_filter", "question=a?"]
-    words += ["--data", source] if role == "data" else ["--data", valid, f"--{role}", source]
+    argv += ["--data", source] if role == "data" else ["--data", valid, f"--{role}", source]
     if role != "forget_data":
-        words += draw(st.sampled_from([["--forget_rows", "0"], ["--forget_rows", "0,1"], way]))
-    return Input("data", command([name, *words, *easy(name)]), changes)
+        argv += draw(st.sampled_from([["--forget_rows", "0"], ["--forget_rows", "0,1"], way]))
+    return Input("data", command([draw(COMMANDS), *argv]), changes)

@@ -1,15 +1,20 @@
-"""What an input is: a command, and the files of the world that were changed before it."""
+"""An input: a command, and the files of the world that were changed before it; values of any kind."""
 
 import json
 import os
 import pickle
 import shutil
+import string
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypothesis import strategies as st
+
 from hamu.unlearning.trainer.checkpoints import seal
 
-GONE = None
+
+class Gone:
+    """In place of a file: nothing."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,6 @@ class Damage:
     put: bytes
 
     def apply(self, content):
-        """The damaged bytes."""
         begin = int(self.at * len(content))
         return content[:begin] + self.put + content[begin + self.cut :]
 
@@ -40,13 +44,11 @@ class Changed:
     values: tuple
 
     def apply(self, content):
-        """The changed object."""
         return json.dumps(json.loads(content) | dict(self.values)).encode()
 
 
-@dataclass(frozen=True)
 class Sealed:
-    """The checkpoint in this folder gets a manifest that fits its files as they are."""
+    """In place of a checkpoint: the same with a manifest that fits its files as they are."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Input:
     Attributes:
         kind: what was made up.
         argv: the command.
-        changes: what is done to the world first: by path bytes, a Link, a Damage, a Changed, a Sealed, or GONE.
+        changes: what is done to the world first, by path: bytes, or one of the classes above.
         out: the output folder, where alone the command may write.
     """
 
@@ -69,25 +71,21 @@ class Input:
         """Change the files in the working folder."""
         for name, content in self.changes:
             path = Path(name)
-            if isinstance(content, Sealed):
+            if content is Sealed:
                 (path / "manifest.json").unlink()
                 seal(path)
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(content, Damage | Changed):
                 content = content.apply(path.read_bytes())
-            _put(path, content)
-
-
-def _put(path, content):
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.is_dir():
-        shutil.rmtree(path)
-    if isinstance(content, Link):
-        os.symlink(content.to, path)
-    elif content is not GONE:
-        path.write_bytes(content)
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            elif path.is_dir():
+                shutil.rmtree(path)
+            if isinstance(content, Link):
+                os.symlink(content.to, path)
+            elif content is not Gone:
+                path.write_bytes(content)
 
 
 class _Poison:
@@ -96,3 +94,67 @@ class _Poison:
 
 
 POISON = pickle.dumps(_Poison(), protocol=2)  # unpickled, it leaves a folder behind
+
+
+def words(text):
+    """One of these words."""
+    return st.sampled_from(text.split())
+
+
+_TROUBLE = [
+    "",
+    " ",
+    "\t",
+    "a\nb",
+    "[bold]x",
+    "x" * 300,
+    "9" * 5000,
+    str(10**30),
+    "\u202e",
+    "\x1b[31m",
+]
+TEXT = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12),
+    st.sampled_from(_TROUBLE),
+    words(
+        "[/] :cat: %s {} {question} .. / /dev/null ~ ~/x null true False 1 -1 0 1e-3 nan inf 1e400 "
+        '--seed - = a=b 1,2 0,0 1,,2 3-5 ² é {"a":1}'
+    ),
+    words(
+        "a.npz t.jsonl b.jsonl image text adapter done nowhere hub: hub:a/b hub:../.. digits "
+        "miniature tiny-llama resnet8 resnet9 resnet99999998 question=x question~( question~. no "
+        "steps epoch best all none auto bfloat16"
+    ),
+)
+NUMBERS = words(
+    f"-1 0 1 2 3 7 0.1 0.5 1.0 1e-3 1e-30 1e30 nan inf -inf {2**31} {2**63} {10**30} -0.0 0x10 "
+    f"1_000 1e3 one True ९"
+)
+_SCALARS = [st.none(), st.booleans(), st.integers(), st.floats(), TEXT, NUMBERS, st.datetimes()]
+VALUES = st.recursive(
+    st.one_of(*_SCALARS, st.binary(max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=5,
+)
+_YAML = [
+    *(b"", b"\t", b"---\n---\n", b"- 1\n- 2", b"seed: 1\nseed: 2", b"seed:\t3", b"\xff\xfes"),
+    *(b"&a [*a]", b"a: *b", b"seed: &a\n  x: *a", b"a: &a [x,x]\nb: &b [*a,*a]", b"[" * 2000),
+    *(b"!!python/object/apply:os.mkdir [unpickled]", b"seed: !!python/name:os.system"),
+    *(b"seed: !x 1", b"? [1]\n: 2", b"seed: 1_0", b"seed: 0o17", b"<<: {seed: 1}"),
+    *(b"\xef\xbb\xbfseed: 1", b'data: "\\0"', b'data: "\\ud800"', b"output_dir: [a, b]"),
+    *(b"unlearn: 3", b"unlearn: [seed]", b"unlearn:\n  unlearn:\n    seed: 1", b"1: 2", b"null: 1"),
+]
+CONTENT = st.one_of(
+    st.text(string.printable, max_size=60).map(str.encode),
+    st.binary(max_size=60),
+    st.sampled_from(_YAML),
+)
+DAMAGE = st.builds(
+    Damage, st.floats(0, 1), st.sampled_from([0, 1, 4, 100, 10**9]), st.binary(max_size=8)
+)
+
+
+@st.composite
+def maybe_damaged(draw, content):
+    """As it is, or broken."""
+    return content if draw(st.integers(0, 3)) else draw(DAMAGE).apply(content)

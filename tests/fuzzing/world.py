@@ -13,8 +13,8 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
-import huggingface_hub.constants
 import numpy as np
 from watching import watched
 
@@ -24,7 +24,7 @@ from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 from hamu.models.storage import save_model
 
-SECONDS = 120  # a command that takes longer hangs: all data here are tiny, even where others have the processor
+SECONDS = 120  # a command that takes longer hangs: all data here are tiny
 _CODES = {"assess": (0, 2, 3, 4), "verify": (0, 1, 2)}
 IMAGES = ["--data", "a.npz", "--model", "image", "--forget_rows", "0,4"]
 TEXTS = ["--data", "t.jsonl", "--model", "text", "--forget_rows", "0,3", "--max_length", "32"]
@@ -33,13 +33,7 @@ EASY = ["--constraint_mode", "relative", "--stopping", "off"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended.
-
-    Attributes:
-        code: its exit code, None if it did not return one.
-        said: what stood on standard error.
-        wrong: what must not be, empty if all is well.
-    """
+    """End of a command: exit code (None if it returned none), standard error, and what is wrong."""
 
     code: int | None
     said: str
@@ -60,58 +54,54 @@ class Hang(BaseException):
 
 
 class World:
-    """The folder.
+    """The folder: data (a.npz, t.jsonl, b.jsonl), models (image, text, adapter), a finished run of
+    each kind (done, done-text) and an interrupted one (run, run-text).
 
     Args:
         place: where to make it, and the copies; it is to be empty.
-
-    It holds data (a.npz, t.jsonl, b.jsonl), models (image, text, adapter), a finished run of each kind (done,
-    done-text) and an interrupted one (run, run-text).
     """
 
     def __init__(self, place):
         self.place = Path(place).resolve()
         self.origin = self.place / "origin"
         self.origin.mkdir(parents=True)
-        with _inside(self.origin), contextlib.redirect_stdout(io.StringIO()):
-            _make_data()
-            _make_models()
+        with contextlib.chdir(self.origin), contextlib.redirect_stdout(io.StringIO()):
+            _make_data_and_models()
             _make_runs()
 
     def run(self, tried):
-        """One input in a fresh copy.
-
-        Returns:
-            The `Outcome`.
-        """
+        """The `Outcome` of one input in a fresh copy."""
         case = Path(tempfile.mkdtemp(dir=self.place))
         here = case / "around" / "here"
         try:
             shutil.copytree(self.origin, here, symlinks=True)
-            with _inside(here):
+            with contextlib.chdir(here):
                 tried.prepare()
                 before = _content(case)
                 code, said, wrong, seen = _command(tried.argv)
-                wrong += _judged(tried, case, here, before, code, said, seen)
+                wrong += _wrong_words(tried.argv, code, said)
+                wrong += _wrong_files(tried, case, here, before, code)
+                out = Path(os.path.abspath(here / tried.out))
+                wrong += [f"wrote {path}" for path in seen.outside(out)]
+                wrong += [f"network: {where}" for where in seen.reached]
                 return Outcome(code, said, tuple(wrong))
         finally:
             shutil.rmtree(case, ignore_errors=True)
 
 
-def _judged(tried, case, here, before, code, said, seen):
-    """What must not be."""
-    wrong = []
-    command = tried.argv[0] if tried.argv else ""
-    if code is not None and code not in _CODES.get(command, (0, 2)):
-        wrong.append(f"exit code {code}")
-    lines = (
-        said.split("\n")[:-1] if said.endswith("\n") else [said, "(no end of line)"] if said else []
-    )
+def _wrong_words(argv, code, said):
+    command = argv[0] if argv else ""
     start = one_line(f"hamu {command}: ")
-    if code == 2 and (len(lines) != 1 or not said.startswith(start) or len(said) <= len(start) + 1):
-        wrong.append(f"not one line: {said[:600]!r}")
-    if code in (0, 1, 3, 4) and any("it is skipped" not in line for line in lines):
-        wrong.append(f"noise: {said[:600]!r}")
+    is_one_line = said.count("\n") == 1 and said.startswith(start) and len(said) > len(start) + 1
+    if code is not None and code not in _CODES.get(command, (0, 2)):
+        yield f"exit code {code}"
+    if code == 2 and not (is_one_line and said.endswith("\n")):
+        yield f"not one line: {said[:600]!r}"
+    if code in (0, 1, 3, 4) and any("it is skipped" not in line for line in said.splitlines()):
+        yield f"noise: {said[:600]!r}"
+
+
+def _wrong_files(tried, case, here, before, code):
     out = Path(os.path.abspath(here / tried.out))
     after = _content(case)
     for path in sorted(before.keys() | after.keys()):
@@ -119,21 +109,19 @@ def _judged(tried, case, here, before, code, said, seen):
         is_beside = not place.is_relative_to(out) and not out.is_relative_to(place)
         if before.get(path) != after.get(path) and is_beside:
             how = "is new" if path not in before else "is gone" if path not in after else "changed"
-            wrong.append(f"{path} {how}")
-    jobs = ("train", "unlearn", "evaluate", "assess")
-    may_have_begun = os.path.isfile(out / "config.yaml") and command in jobs
+            yield f"{path} {how}"
+    is_job = tried.argv[0] in ("train", "unlearn", "evaluate", "assess")
+    may_have_begun = is_job and os.path.isfile(out / "config.yaml")
     if code == 2 and after != before and not may_have_begun and "--resume" not in tried.argv:
-        wrong.append(f"written although refused: {sorted(after.keys() ^ before.keys())[:4]}")
-    wrong += [f"wrote {path}" for path in seen.outside(out)]
-    wrong += [f"network: {where}" for where in seen.reached]
-    return wrong
+        yield f"written although refused: {sorted(after.keys() ^ before.keys())[:4]}"
 
 
 def _command(argv):
     """Exit code, standard error with every warning, what must not be, and what was seen."""
     wrong, code = [], None
     noted = warnings.catch_warnings(record=True)
-    with _standard_error() as said, noted as warned, watched() as seen, _offline():
+    offline = mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with _standard_error() as said, noted as warned, watched() as seen, offline:
         warnings.simplefilter("always")
         for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)
@@ -143,35 +131,30 @@ def _command(argv):
         except Hang:
             wrong.append(f"hangs: more than {SECONDS} s")
         except BaseException as error:  # whatever it is, it has escaped
-            at = error.__traceback__
-            while at.tb_next is not None:
-                at = at.tb_next
-            where = f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}"
             kind = f"{type(error).__module__}.{type(error).__name__}"
-            wrong.append(f"escaped: {kind}: {error} ({where})"[:600])
+            wrong.append(f"escaped: {kind}: {error}"[:600])
     noise = [f"{w.filename}:{w.lineno}: {w.category.__name__}: {w.message}\n" for w in warned]
     return code, said[0] + "".join(noise), wrong, seen
 
 
 @contextlib.contextmanager
 def _standard_error():
-    """What reaches standard error within, in a list: from Python, from loggers that hold an older stream, from C."""
+    """Standard error in a list: from Python, from loggers that hold an older stream, from C."""
     stream, said = _stream(), []
     names = list(logging.root.manager.loggerDict)
     handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
     handlers = [h for h in handlers if type(h) is logging.StreamHandler and h.stream is not stream]
     sys.stderr.flush()
-    earlier, kept = sys.stderr, os.dup(2)
+    kept = os.dup(2)
     streams = [handler.setStream(stream) for handler in handlers]
     os.ftruncate(stream.fileno(), 0)
     os.lseek(stream.fileno(), 0, os.SEEK_SET)
     os.dup2(stream.fileno(), 2)
-    sys.stderr = stream
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
     try:
-        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
+        with contextlib.redirect_stderr(stream), contextlib.redirect_stdout(printed):
             yield said
     finally:
-        sys.stderr = earlier
         os.dup2(kept, 2)
         os.close(kept)
         for handler, old in zip(handlers, streams, strict=True):
@@ -201,64 +184,36 @@ def _alarm():
         signal.signal(signal.SIGALRM, earlier)
 
 
-@contextlib.contextmanager
-def _offline():
-    """A name of the hub is an input like others, but nothing is to be asked."""
-    constants = huggingface_hub.constants
-    earlier, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = earlier
-
-
-@contextlib.contextmanager
-def _inside(folder):
-    earlier = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(earlier)
-
-
 def _content(folder):
-    """What every file below holds, None for a folder."""
+    """The content of every file below, None for a folder."""
     found = {}
     for path in folder.rglob("*"):
+        is_file = path.is_file() and not path.is_symlink()
+        content = path.read_bytes() if is_file else None
         name = str(path.relative_to(folder))
-        if path.is_symlink():
-            found[name] = os.readlink(path)
-        else:
-            found[name] = path.read_bytes() if path.is_file() else None
+        found[name] = os.readlink(path) if path.is_symlink() else content
     return found
 
 
-def _make_data():
+def _make_data_and_models():
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     np.savez("a.npz", images=images, labels=np.arange(12) % 3)
     rows = [{"question": f"How many is {i}?", "answer": f"just {i}"} for i in range(8)]
     for name, some in (("t", rows), ("b", rows[:2])):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-
-
-def _make_models():
     config = SmallResNetConfig(
         depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
     )
     SmallResNet(config).save_pretrained("image")
     tokenizer = new_tokenizer(["how many is just"], vocabulary=300)
-    model = new_language_model(tokenizer, hidden=16, layers=1, max_length=64)
-    _save("text", model, tokenizer)
-    adapted = with_adapter(model, AdapterSettings(rank=2))
+    text = new_language_model(tokenizer, hidden=16, layers=1, max_length=64)
+    text.save_pretrained("text")
+    adapted = with_adapter(text, AdapterSettings(rank=2))
     adapted.peft_config["default"].base_model_name_or_path = "text"
-    _save("adapter", adapted, tokenizer)
-
-
-def _save(folder, model, tokenizer):
-    Path(folder).mkdir()
-    save_model(model, Path(folder))
-    tokenizer.save_pretrained(folder)
+    Path("adapter").mkdir()
+    save_model(adapted, Path("adapter"))
+    for folder in ("text", "adapter"):
+        tokenizer.save_pretrained(folder)
 
 
 def _make_runs():

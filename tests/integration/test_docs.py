@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from doc_blocks import FENCE, ROOT, blocks_of, save_what_readers_have
 
-from hamu.cli import COMMANDS, main
-from hamu.cli.demo_scenarios import Digits, FictitiousAuthors
-from hamu.cli.flags import given_flags
+from hamu.cli import COMMANDS, commands, main
+from hamu.cli.commands import given_flags
+from hamu.cli.demo import Digits, FictitiousAuthors
 from hamu.core import plugins
 from hamu.data import read_text
 from hamu.unlearning.jobs.options import BY_HAND, TYPES
@@ -93,10 +93,8 @@ def parse_options(argv, processes="1"):
             settings_of(command, given_flags(command, "", rest))
         elif command != "methods":
             patch.setattr(Parser, "parse_args", stop)
-            named = (command,) if command == "verify" else ()
-            module = importlib.import_module(f"hamu.cli.{'commands' if named else command}")
             with pytest.raises(OptionsParsed):
-                module.run(*named, rest, None)
+                commands.run(command, rest, None)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 import gc
 import json
-import math
 import shlex
 import shutil
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +15,7 @@ from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import load_language_model
 from hamu.report.tables import privleak_line
-from hamu.unlearning.jobs import text_task
-from hamu.unlearning.jobs.text_task import TextTask
+from hamu.unlearning.jobs import kinds
 
 FEW = (
     "--max_steps 4 --per_device_train_batch_size 8 --per_device_eval_batch_size 32 --max_length 96"
@@ -56,7 +53,7 @@ def contents():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def here(tmp_path_factory):
+def here(tmp_path_factory, saved_text_model):
     """Working folder with authors of miniature, one of whom is to be forgotten, and a model."""
     rows = [record.fields for record in read_text("miniature").records]
     names = sorted({row["author"] for row in rows}, key=lambda name: (name[0] != "V", name))
@@ -65,7 +62,7 @@ def here(tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("text"))
         write_rows("train.jsonl", [row for row in rows if row["author"] in chosen])
         write_rows("test.jsonl", [r.fields for r in read_text("miniature", "test").records[:24]])
-        assert run(f"train {TEXTS} --model tiny-llama {FEW} --output_dir original") == 0
+        shutil.copytree(saved_text_model, TRAINED)
         yield
 
 
@@ -112,7 +109,7 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, mon
         loaded.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(text_task, "load_language_model", load)
+    monkeypatch.setattr(kinds, "load_language_model", load)
     models = f"--model {TRAINED} --retain_model {TRAINED}"
     settings = "--generate 2 --max_length 96 --output_dir tofu"
     assert run(f"evaluate {FORGET} {models} {flags} {settings}") == 0
@@ -142,29 +139,27 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     assert "PrivLeak: not measured (it needs membership" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("ours", "theirs", "expected", "why"), [
-    (0.9, 0.5, -0.8, "0 is ideal"), (0.5, 0.5, 0.0, "0 is ideal"), (0.5, 1.0, None, "divides by"),
-    (None, 0.5, None, "needs membership inference"), (0.5, None, None, "needs membership inference"),
-    (math.inf, 0.5, None, "needs membership inference"), (0.5, math.inf, None, "needs membership inference"),
-])  # fmt: skip
-def test_privleak_of_any_two_models_is_a_figure_or_unknown(
-    ours, theirs, expected, why, monkeypatch
-):
-    inference = {
-        name: None if auc is None else {"loss": 0.5, "min_k": None if auc == math.inf else auc}
-        for name, auc in {"": ours, "retain": theirs}.items()
-    }
-    report = lambda name, texts: {"membership_inference": inference[name]}  # noqa: E731
-    monkeypatch.setattr(text_task, "text_report", report)
-    monkeypatch.setattr(text_task, "further_figures", lambda predictions, reference: {})
-    found = TextTask.report(None, "", SimpleNamespace(sets=dict), "retain", None)
-    assert found["privleak"] == (None if expected is None else pytest.approx(expected))
-    assert why in privleak_line(found)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected", "why"),
+    [
+        (0.9, 0.5, -0.8, "0 is ideal"),
+        (0.5, 0.5, 0.0, "0 is ideal"),
+        (0.5, 1.0, None, "divides by"),
+        (None, 0.5, None, "needs membership inference"),
+        (0.5, None, None, "needs membership inference"),
+    ],
+)
+def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, why):
+    mine, other = (None if auc is None else {"min_k": auc} for auc in (ours, theirs))
+    report = {"membership_inference": mine, "retain_model": {"membership_inference": other}}
+    report["privleak"] = kinds.privleak_of(report)
+    assert report["privleak"] == (None if expected is None else pytest.approx(expected))
+    assert why in privleak_line(report)
 
 
 def test_unlearning_by_adapter_moves_every_tensor_of_it_and_nothing_else(adapter):
     saved = load_file(adapter / "model/adapter_model.safetensors")
-    assert len(saved) == 2 * 2 * 4, "two matrices for query and value of each of four layers"
+    assert len(saved) == 2 * 2, "two matrices for query and value of the layer"
     for name, tensor in saved.items():
         assert tensor.abs().sum() > 0, f"{name} did not move"
     merged = load_file(adapter / "merged/model.safetensors")
@@ -206,34 +201,20 @@ def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, capsys):
     Path("bare/adapter_model.safetensors").unlink()
     capsys.readouterr()
     assert run(f"{job} bare-run2") == 2
-    assert "has no adapter_model.safetensors" in capsys.readouterr().err
-
-
-def test_plain_text_is_evaluated_without_answers(capsys):
-    write_rows("plain.jsonl", [{"text": f"some text, number {i}"} for i in range(6)])
-    job = f"--data plain.jsonl --forget_rows 0,1 --model {TRAINED} --output_dir plain"
-    assert run(f"evaluate {job}") == 0
-    assert "plain text has no prompt" in capsys.readouterr().out
+    assert "the adapter bare has no weights in safetensors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    ("--data nowhere.jsonl --forget_rows 0", "nowhere.jsonl is neither a file nor a folder"),
     ("--data broken.jsonl --forget_rows 0", "line 2 of broken.jsonl cannot be read as JSON"),
     ("--data miniature --forget_filter author=Nobody", "the forget set is empty"),
-    ("--data miniature --forget_filter writer=X", "has no column writer"),
     ("--data miniature --forget_filter author", "cannot be read; write COLUMN=VALUE"),
-    ("--data miniature --forget_filter author~.", "nothing is left to retain"),
-    ("--data miniature --forget_rows 9999", "row 9999 is not in"),
-    ("--data miniature", "say what to forget with one of"),
     (f"{FORGET} --max_length 5", "has no answer token among its first 5 tokens"),
     (f"{FORGET} --question_template Q:", "must have {question} in it"),
     (f"{FORGET} --loss_on some", "loss_on 'some' is unknown"),
     (f"{FORGET} --model_dtype bfloat16", "would be trained in half precision"),
-    (f"{FORGET} --method ga --max_retain_loss 1", "no effect with ga, which has no retain pass"),
     (f"{FORGET} --model_dtype int3", "model_dtype 'int3' is unknown"),
     (f"{FORGET} --lora --lora_rank 0", "lora_rank 0 must be at least 1"),
     (f"{FORGET} --lora --lora_targets nothing", "the adapter does not fit the model"),
-    (f"{FORGET} --target_forget_loss -1", "target_forget_loss -1.0 must be a positive number"),
     (f"{FORGET} --task sound", "task 'sound' is unknown"),
     (f"{FORGET} --merge", "there is no adapter to merge"),
 ])  # fmt: skip
@@ -281,7 +262,10 @@ def test_a_dry_run_of_the_papers_recipe_needs_neither_weights_nor_network(recipe
 def test_a_retain_model_may_share_the_originals_tokenizer():
     model = f"--model tiny-llama --tokenizer {TRAINED} --without_forget --output_dir retain"
     assert run(f"train {FORGET} {model} {FEW}") == 0
-    ours, theirs = (Path(f, "tokenizer.json").read_bytes() for f in ("retain/model", TRAINED))
+    ours, theirs = (
+        json.loads(Path(folder, "tokenizer.json").read_text())["model"]
+        for folder in ("retain/model", TRAINED)
+    )
     assert ours == theirs
 
 
@@ -319,9 +303,12 @@ def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(capsys):
         assert contents() == before
 
 
-def test_a_long_record_is_cut_and_counted(capsys):
+def test_a_long_record_is_cut_and_counted_and_plain_text_gets_no_answers(capsys):
     texts = ("short enough", "word " * 200, "also short")
     write_rows("long.jsonl", [{"text": text} for text in texts])
+    job = f"evaluate --data long.jsonl --forget_rows 0 --model {TRAINED} --output_dir plain"
+    assert run(job) == 0
+    assert "plain text has no prompt" in capsys.readouterr().out
     for forget, cut, ends in ((0, [0, 1], False), (1, [1, 0], True)):
         job = f"--data long.jsonl --forget_rows {forget} --model {TRAINED} {EASY} {FEW}"
         assert run(f"unlearn {job} --output_dir cut-{forget}") == 0
@@ -332,7 +319,7 @@ def test_a_long_record_is_cut_and_counted(capsys):
         assert ("their ends were neither unlearned nor measured" in statement) == ends
 
 
-@pytest.mark.parametrize("targets", ["q_proj,embed_tokens", "q_proj,lm_head", "all-linear"])
+@pytest.mark.parametrize("targets", ["q_proj,embed_tokens", "all-linear"])
 def test_an_adapter_may_be_on_the_embeddings_the_head_or_all_layers(targets, tmp_path, capsys):
     lora = f"--model {TRAINED} {LORA} --lora_targets {targets}"
     few = FEW.replace("--max_steps 4", "--max_steps 2")

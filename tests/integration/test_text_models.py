@@ -19,8 +19,8 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.models.storage import save_model
+from hamu.unlearning.jobs.kinds import TextTask
 from hamu.unlearning.jobs.named_sources import NamedSources
-from hamu.unlearning.jobs.text_task import TextTask
 
 DATA = "--data records.jsonl --forget_rows 0,1,2,3"
 FAST = "--max_steps 2 --constraint_mode relative --stopping off --learning_rate 0.5"
@@ -284,7 +284,7 @@ def test_what_was_measured_is_kept_if_answering_fails(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("hamu.unlearning.jobs.text_task.generate_answers", fail)
+    monkeypatch.setattr("hamu.unlearning.jobs.kinds.generate_answers", fail)
     words = "--model original --forget_perturbed records.jsonl --generate 1 --output_dir check"
     assert run(f"evaluate {DATA} {words}") != 0
     assert {"forget", "retain", "tofu"} <= read_json("check/evaluation.json").keys()

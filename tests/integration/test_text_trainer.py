@@ -1,4 +1,4 @@
-"""UnlearnTrainer on language models: exact token means, objectives of whole answers, adapters, early ends."""
+"""UnlearnTrainer on language models: token means, objectives, adapters, early ends."""
 
 import copy
 import math
@@ -7,7 +7,6 @@ import pytest
 import torch
 import transformers
 from transformers import set_seed
-from transformers.trainer_callback import PrinterCallback
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.core.forward import OriginalModel
@@ -21,6 +20,7 @@ from hamu.models.language import (
     new_tokenizer,
     with_adapter,
 )
+from hamu.unlearning.trainer.logs import silence
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +40,18 @@ def start():
 def trainer_of(start, tmp_path):
     def make(model=None, **settings):
         base, tokenizer, (retain, forget) = start
-        defaults = {"eval_strategy": "no", "eval_on_start": False, "per_device_train_batch_size": 6, "max_steps": 2,
-                    "constraint_mode": "relative", "stopping": "off", "learning_rate": 0.05,
-                    "output_dir": str(tmp_path / "run"), "disable_tqdm": True}  # fmt: skip
-        trainer = UnlearnTrainer(model or copy.deepcopy(base), UnlearnConfig(**defaults | settings),
-                                 retain_dataset=retain, forget_dataset=forget,
-                                 data_collator=TextCollator(tokenizer.pad_token_id))  # fmt: skip
-        trainer.remove_callback(PrinterCallback)
+        defaults = {"eval_strategy": "no", "eval_on_start": False, "max_steps": 2}
+        defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}
+        defaults |= {"constraint_mode": "relative", "stopping": "off"}
+        args = UnlearnConfig(output_dir=str(tmp_path / "run"), **defaults | settings)
+        trainer = UnlearnTrainer(
+            model or copy.deepcopy(base),
+            args,
+            retain_dataset=retain,
+            forget_dataset=forget,
+            data_collator=TextCollator(tokenizer.pad_token_id),
+        )
+        silence(trainer)
         return trainer
 
     return make
@@ -62,7 +67,7 @@ def tensors(model):
 
 
 def scored_by_hand(logits, labels):
-    """(record, log-probabilities over the vocabulary, label) of every scored token, one at a time."""
+    """(record, log-probabilities of all tokens, label) of every scored token, one at a time."""
     for record in range(len(labels)):
         for t in range(1, labels.shape[1]):
             if labels[record, t] != -100:
@@ -134,16 +139,10 @@ def test_npo_starts_with_the_gradient_of_the_answers_likelihood(start, batch):
 
 @pytest.mark.parametrize("method", ["gdiff", "hamu-q", "npo"])
 def test_accumulated_unequal_batches_weigh_every_token_alike(method, trainer_of):
-    """One step on 6 pairs is the same whether they come at once or in batches of 1, whatever their lengths."""
-    at_once, one_by_one = (
-        trainer_of(
-            method=method,
-            max_steps=1,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=6 // size,
-        )
-        for size in (6, 1)
-    )
+    """One step on 6 pairs of unequal lengths is the same at once and in batches of 1."""
+    at_once = trainer_of(method=method, max_steps=1)
+    parts = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 6}
+    one_by_one = trainer_of(method=method, max_steps=1, **parts)
     for trainer in (at_once, one_by_one):
         trainer.train()
     for (name, a), b in zip(
@@ -189,16 +188,11 @@ def test_the_original_model_costs_the_adapter_and_answers_as_it_was(start, batch
     kept = sum(t.numel() for t in original._original.values())
     assert kept == sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
     with torch.no_grad():
-        before = model.eval()(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
-        ).logits
+        before = model.eval()(**inputs).logits
     trainer_of(model, method="kl", max_steps=3).train()
     torch.testing.assert_close(original.logits(inputs), before)
     with torch.no_grad():
-        after = model.eval()(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
-        ).logits
-    assert not torch.allclose(after, before)
+        assert not torch.allclose(model.eval()(**inputs).logits, before)
 
 
 @pytest.mark.parametrize("objective", ["npo", "simnpo", "kl_to_original"])
@@ -267,7 +261,7 @@ def test_evaluation_is_the_mean_over_all_scored_tokens(start, trainer_of):
 def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise(
     start, trainer_of, learning_rate
 ):
-    """Its logits are off by half a last digit of bfloat16, far more than what a loss in float32 is off by."""
+    """Its logits are off by half a last digit of bfloat16, far more than a float32 loss is."""
     outcomes = []
     for dtype in (torch.float32, torch.bfloat16):
         base = copy.deepcopy(start[0]).to(dtype)
@@ -278,8 +272,8 @@ def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
-        trainer = trainer_of(model, max_steps=8, trust_region=True, trust_region_growth=1.0,
-                             learning_rate=learning_rate)  # fmt: skip
+        region = {"trust_region": True, "trust_region_growth": 1.0}
+        trainer = trainer_of(model, max_steps=8, learning_rate=learning_rate, **region)
         trainer.train()
         outcomes.append(trainer.promise)
         assert trainer.steps_skipped == 0, "no step is undone for what is rounding"
@@ -291,8 +285,8 @@ def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise
         assert ratio == pytest.approx(full["median_ratio"][side], abs=0.3)
 
 
-OF_BERT = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-           "num_attention_heads": 2, "max_position_embeddings": 128}  # fmt: skip
+OF_BERT = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32}
+OF_BERT |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 128}
 
 
 @pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForTokenClassification"])
@@ -309,15 +303,8 @@ def test_labels_are_not_shifted_for_a_model_that_sees_what_comes_later(kind, tra
 
 
 def test_labels_of_a_decoder_with_an_encoder_are_not_shifted(trainer_of):
-    config = transformers.T5Config(
-        vocab_size=320,
-        d_model=16,
-        d_ff=32,
-        num_layers=1,
-        num_heads=2,
-        d_kv=8,
-        decoder_start_token_id=0,
-    )
+    sizes = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8}
+    config = transformers.T5Config(vocab_size=320, decoder_start_token_id=0, **sizes)
     with pytest.raises(
         HamuError, match="a model of type t5 has an encoder; give a causal language model"
     ):

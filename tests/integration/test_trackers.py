@@ -1,4 +1,4 @@
-"""Live figures: what a tracker of experiments is given of a run, and what not; the line of the progress bar."""
+"""Live figures: what a tracker gets of a run, and what not; the line of the progress bar."""
 
 import io
 import json
@@ -14,28 +14,23 @@ from rich.progress import TextColumn
 from transformers import TrainerCallback, TrainerState
 from transformers.integrations import integration_utils
 
+from hamu import UnlearnConfig
 from hamu.cli import main
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ
 from hamu.unlearning.jobs.progress import ProgressBar, figures_line, task_bar
 
-SHORT = [
-    "--recipe",
-    "digits",
-    "--max_steps",
-    "3",
-    "--constraint_mode",
-    "relative",
-    "--stopping",
-    "off",
-]
 OF_EVERY_STEP = {
-    "retain_loss", "forget_loss", "retain_norm", "forget_norm", "kappa", "cos", "direct_threshold", "stop_threshold",
-    "demand", "clipped_demand", "free_limit", "max_demand", "direct_share", "criterion_met", "promised_retain_change",
-    "promised_forget_change", "first_order_retain_change", "first_order_forget_change", "realised_retain_change",
-    "realised_forget_change", "rounding", "promise_kept", "trust", "taken", "stopped", "grad_norm", "learning_rate",
-    "epoch",
-}  # fmt: skip
+    *("kappa", "cos", "direct_threshold", "stop_threshold", "demand", "clipped_demand"),
+    *("free_limit", "max_demand", "direct_share", "criterion_met", "rounding", "promise_kept"),
+    *("trust", "taken", "stopped", "grad_norm", "learning_rate", "epoch"),
+    *(f"{side}_{figure}" for side in ("retain", "forget") for figure in ("loss", "norm")),
+    *(
+        f"{kind}_{side}_change"
+        for kind in ("promised", "first_order", "realised")
+        for side in ("retain", "forget")
+    ),
+}
 
 
 class Listener(TrainerCallback):
@@ -71,22 +66,25 @@ def logged(seen):
     return [(step, figures) for kind, step, figures, _ in seen if kind == "log"]
 
 
-def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listened, saved_model):
-    assert (
-        main(
+@pytest.fixture
+def unlearn(saved_model, tmp_path, monkeypatch):
+    """Runs three steps of the command into out, and returns its exit code."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*more, out="out", report_to="wandb"):
+        return main(
             [
-                "unlearn",
-                *SHORT,
-                "--model",
-                str(saved_model),
-                "--output_dir",
-                "out",
-                "--report_to",
-                "wandb",
+                *("unlearn", "--recipe", "digits", "--max_steps", "3", "--stopping", "off"),
+                *("--constraint_mode", "relative", "--model", str(saved_model)),
+                *("--output_dir", str(out), "--report_to", report_to, *more),
             ]
         )
-        == 0
-    )
+
+    return call
+
+
+def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listened, unlearn):
+    assert unlearn() == 0
     assert [kind for kind, *_ in listened] == ["begin", *["log"] * 6, "end"]
     steps = {step: figures for step, figures in logged(listened) if "taken" in figures}
     assert sorted(steps) == [1, 2, 3]
@@ -95,17 +93,13 @@ def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listen
         assert all(isinstance(value, int | float) for value in figures.values())
         assert (figures["taken"], figures["stopped"]) == (1.0, 0.0)
     evaluations = [step for step, figures in logged(listened) if "eval_forget_gain" in figures]
-    assert evaluations == [0, 3], "the evaluation before the first step is told too, as of step 0"
-    assert not any(
-        "train_loss" in figures or "total_flos" in figures for _, figures in logged(listened)
-    )
+    assert evaluations == [0, 3], "the evaluation before the first step too, as of step 0"
+    known = set().union(*(figures for _, figures in logged(listened)))
+    assert not known & {"train_loss", "total_flos"}
 
 
-def test_what_is_measured_after_the_last_step_is_told_before_the_tracker_ends(
-    listened, saved_model
-):
-    words = [*SHORT, "--eval_strategy", "no", "--model", str(saved_model), "--output_dir", "out"]
-    assert main(["unlearn", *words, "--report_to", "wandb"]) == 0
+def test_figures_after_the_last_step_come_before_the_tracker_ends(listened, unlearn):
+    assert unlearn("--eval_strategy", "no") == 0
     kinds = [kind for kind, *_ in listened]
     assert (kinds[0], kinds[-1], kinds.count("begin"), kinds.count("end")) == ("begin", "end", 1, 1)
     step, figures = logged(listened)[-1]
@@ -114,31 +108,23 @@ def test_what_is_measured_after_the_last_step_is_told_before_the_tracker_ends(
     assert figures["eval_forget_loss"] == pytest.approx(after["forget"]["loss"])
 
 
-def test_a_tracker_ends_if_what_comes_after_training_fails(
-    listened, saved_model, monkeypatch, capsys
-):
-    monkeypatch.setattr(
-        "hamu.unlearning.jobs.forgetting.first_not_finite", lambda model: "conv.weight"
-    )
-    words = [*SHORT, "--model", str(saved_model), "--output_dir", "out"]
-    assert main(["unlearn", *words, "--report_to", "wandb"]) == 2
+def test_a_tracker_ends_if_what_comes_after_training_fails(listened, unlearn, monkeypatch, capsys):
+    monkeypatch.setattr("hamu.unlearning.jobs.forgetting.first_not_finite", lambda model: "conv")
+    assert unlearn() == 2
     assert [kind for kind, *_ in listened].count("end") == 1
 
 
-def test_a_tracker_gets_no_data_no_place_and_no_name(listened, saved_model, tmp_path):
-    folder = tmp_path / "of Jane Doe"
-    assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", str(folder), "--report_to", "wandb",
-                 "--forget_class", "3", "--run_name", "my run"]) == 0  # fmt: skip
+def test_a_tracker_gets_no_data_no_place_and_no_name(listened, unlearn, saved_model, tmp_path):
+    words = ("--forget_class", "3", "--run_name", "my run")
+    assert unlearn(*words, out=tmp_path / "of Jane Doe") == 0
     settings = listened[0][2]
-    assert settings["method"] == "hamu-q"
-    assert settings["constraint_mode"] == "relative"
-    assert settings["max_steps"] == 3
-    assert not {"output_dir", "run_name", "hub_token"} & set(settings) - {
-        name for name, value in settings.items() if value is None
-    }
-    told = json.dumps([figures for _, _, figures, _ in listened])
+    expected = {"method": "hamu-q", "constraint_mode": "relative", "max_steps": 3}
+    assert expected.items() <= settings.items()
+    shown = {name for name, value in settings.items() if value is not None}
+    assert not shown & {"output_dir", "run_name", "hub_token"}
+    sent = json.dumps([(settings, figures) for _, _, figures, _ in listened])
     for secret in ("Jane", str(tmp_path), str(saved_model), "forget_class", "my run"):
-        assert secret not in told
+        assert secret not in sent
     for *_, further in listened:
         assert set(further) == {"model"}, "no data loader, tokenizer or optimizer"
         assert list(vars(further["model"])) == ["num_parameters"]
@@ -152,87 +138,57 @@ def test_the_command_line_is_not_left_for_trackers_to_find(monkeypatch, capsys):
     assert sys.argv == ["hamu", "unlearn"]
 
 
-def test_a_tracker_hears_nothing_of_a_run_that_took_no_step(
-    listened, saved_model, tmp_path, capsys
-):
-    impossible = ["--constraint_mode", "absolute", "--constraint", "1e9"]
-    assert main(["unlearn", *SHORT, *impossible, "--model", str(saved_model), "--output_dir", "out",
-                 "--report_to", "wandb"]) == 2  # fmt: skip
+def test_a_tracker_hears_nothing_of_a_run_that_took_no_step(listened, unlearn, tmp_path, capsys):
+    assert unlearn("--constraint_mode", "absolute", "--constraint", "1e9") == 2
     assert "no step can be taken" in capsys.readouterr().err
     assert listened == []
     assert not (tmp_path / "out").exists()
 
 
-def test_no_tracker_unless_it_is_named(listened, saved_model, monkeypatch):
+def test_no_tracker_unless_it_is_named_but_ones_own(
+    listened, unlearn, monkeypatch, model, trainer_of
+):
     monkeypatch.setattr(integration_utils, "is_kubeflow_available", lambda: True)
     monkeypatch.setattr("transformers.integrations.is_kubeflow_available", lambda: True)
-    assert main(["unlearn", *SHORT, "--model", str(saved_model), "--output_dir", "out"]) == 0
+    assert unlearn(report_to="none") == 0
     assert listened == []
-    from hamu import UnlearnConfig
-
     assert UnlearnConfig(output_dir="out").report_to == [], "transformers adds kubeflow by itself"
-
-
-def test_ones_own_callback_stays_as_it_is(listened, model, trainer_of):
     own = Listener()
-    trainer = trainer_of(model, callbacks=[own])
-    assert own in trainer.callback_handler.callbacks
+    assert own in trainer_of(model, callbacks=[own]).callback_handler.callbacks
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
-        ("trackio", "report_to trackio: it is not installed; pip install trackio, or leave it out"),
-        (
-            "wandb,mlflow",
-            "report_to mlflow: it is not installed; pip install mlflow, or leave it out",
-        ),
-        (
-            "all",
-            "report_to 'all' is unknown; name some of tensorboard, wandb, mlflow, trackio, or none",
-        ),
+        ("trackio", "trackio: it is not installed; pip install trackio, or leave it out"),
+        ("wandb,mlflow", "mlflow: it is not installed; pip install mlflow, or leave it out"),
+        ("all", "'all' is unknown; name some of tensorboard, wandb, mlflow, trackio, or none"),
     ],
 )
-@pytest.mark.parametrize("command", ["unlearn", "train"])
+@pytest.mark.parametrize(("command", "model"), [("unlearn", "nowhere"), ("train", "resnet8")])
 def test_a_tracker_that_is_not_there_is_one_line_before_anything_is_written(
-    listened, monkeypatch, tmp_path, capsys, command, asked, said
+    listened, monkeypatch, tmp_path, capsys, command, model, asked, message
 ):
     for name in ("trackio", "mlflow"):
         monkeypatch.setattr(integration_utils, f"is_{name}_available", lambda: False)
-    model = ["--model", "resnet8"] if command == "train" else ["--model", "nowhere"]
-    assert (
-        main([command, "--recipe", "digits", *model, "--output_dir", "out", "--report_to", asked])
-        == 2
-    )
-    assert capsys.readouterr().err == f"hamu {command}: {said}\n"
+    words = [command, "--recipe", "digits", "--model", model, "--output_dir", "out"]
+    assert main([*words, "--report_to", asked]) == 2
+    assert capsys.readouterr().err == f"hamu {command}: report_to {message}\n"
     assert not any(tmp_path.iterdir())
 
 
-def test_a_tracker_that_is_to_upload_the_model_is_refused(listened, monkeypatch, capsys):
+def test_a_tracker_that_is_to_upload_the_model_is_refused(listened, unlearn, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_LOG_MODEL", "end")
-    assert (
-        main(["unlearn", "--recipe", "digits", "--model", "nowhere", "--report_to", "wandb"]) == 2
-    )
+    assert unlearn() == 2
     assert "unset WANDB_LOG_MODEL" in capsys.readouterr().err
 
 
-def test_tensorboard_files_lie_with_the_run_and_go_with_it(saved_model, tmp_path, monkeypatch):
+def test_tensorboard_files_lie_with_the_run_and_go_with_it(unlearn, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.chdir(tmp_path)
-    run = [
-        "unlearn",
-        *SHORT,
-        "--model",
-        str(saved_model),
-        "--output_dir",
-        "out",
-        "--report_to",
-        "tensorboard",
-    ]
-    assert main(run) == 0
-    assert main([*run, "--overwrite"]) == 0
+    assert unlearn(report_to="tensorboard") == 0
+    assert unlearn("--overwrite", report_to="tensorboard") == 0
     [events] = (tmp_path / "out/tensorboard").iterdir()
     found = EventAccumulator(str(events)).Reload()
     lines = [json.loads(line) for line in (tmp_path / "out/steps.jsonl").read_text().splitlines()]
@@ -259,8 +215,8 @@ def test_training_is_reported_too(listened):
 def test_the_bar_with_its_longest_figures_stays_one_line(width, kappa, hardness):
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
-    figures = {"retain_loss": 1.234e-5, "forget_loss": 1.234e-5, "kappa": kappa, "stop_threshold": 1.0, "cos": 0.1,
-               "clipped_demand": 0.5, "free_limit": 0.4}  # fmt: skip
+    figures = {"retain_loss": 1.234e-5, "forget_loss": 1.234e-5, "kappa": kappa, "cos": 0.1}
+    figures |= {"stop_threshold": 1.0, "clipped_demand": 0.5, "free_limit": 0.4}
     bar = task_bar(console, TextColumn("{task.fields[figures]}"))
     bar.add_task("hamu-q", total=20000, completed=12345, figures=figures_line(figures))
     console.print(bar.get_renderable())
@@ -280,13 +236,13 @@ def test_the_bar_tells_the_cosine_where_there_is_no_threshold():
 
 
 def test_the_bar_tells_layer_by_layer_what_the_threshold_of_the_whole_model_does_not():
-    """κ is below κ₂, and yet the step must hurt: two blocks, one of them much more in conflict than the other."""
+    """κ is below κ₂, and yet the step must hurt: one of two blocks is much more in conflict."""
     retain, forget, cos = (
         torch.tensor(v, dtype=torch.float64) for v in ((0.8, 0.6), (0.6, 0.8), (0.9, 0.4))
     )
     weights = HamuQ(0.7).weigh(PairGram(retain**2, forget**2, retain * forget * cos))
-    figures = {name: getattr(weights.constraint, name).item()
-               for name in ("kappa", "stop_threshold", "clipped_demand", "free_limit")}  # fmt: skip
+    names = ("kappa", "stop_threshold", "clipped_demand", "free_limit")
+    figures = {name: getattr(weights.constraint, name).item() for name in names}
     assert figures_line(figures) == "κ/κ₂ 0.87 q/q₀ 1.08"
     change = weights.retain * retain**2 + weights.forget * retain * forget * cos
     assert -change.sum() == pytest.approx(0.108, abs=1e-3), (

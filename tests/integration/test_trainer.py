@@ -153,14 +153,6 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(model, trainer_of, 
     assert again.steps_taken == trainer.steps_taken == 8
 
 
-def test_a_run_by_goal_needs_no_settings_of_the_command_line(model, problem, tmp_path):
-    args = UnlearnConfig(output_dir=str(tmp_path), auto=True, max_steps=3, disable_tqdm=True)
-    sets = {"retain_dataset": problem.retain, "forget_dataset": problem.forget}
-    trainer = UnlearnTrainer(model, args, **sets, test_dataset=problem.test)
-    trainer.train()
-    assert trainer.stop.kind in ("all steps", "goal")
-
-
 def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, trainer_of):
     start = weights(model)
     with pytest.raises(HamuError, match="no step can be taken: the constraint 50 cannot be met"):

@@ -1,4 +1,4 @@
-"""Which checkpoints of a folder stay, and what is said where none can be written."""
+"""Checkpoints that stay in a folder, those that cannot be written, and predictions in them."""
 
 import errno
 import os
@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from hamu import HamuError
+from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.unlearning.trainer import TrainConfig
 from hamu.unlearning.trainer.checkpoints import Checkpoints
+from hamu.unlearning.trainer.evaluations import load_start_predictions, save_start_predictions
 from hamu.unlearning.trainer.logs import silence
 from hamu.unlearning.trainer.resumable import ResumableTrainer
 
@@ -73,8 +75,8 @@ def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path,
 
 
 def test_a_run_keeps_at_most_save_total_limit_checkpoints(tmp_path):
-    args = TrainConfig(output_dir=str(tmp_path), save_total_limit=2, save_strategy="steps", save_steps=1,
-                       max_steps=3, disable_tqdm=True)  # fmt: skip
+    saves = {"save_total_limit": 2, "save_strategy": "steps", "save_steps": 1}
+    args = TrainConfig(output_dir=str(tmp_path), max_steps=3, disable_tqdm=True, **saves)
     data = [{"x": torch.ones(1)}] * 4
 
     class Model(nn.Linear):
@@ -86,3 +88,21 @@ def test_a_run_keeps_at_most_save_total_limit_checkpoints(tmp_path):
         silence(trainer)
         trainer.train()
         assert names(tmp_path) == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_predictions_of_the_start_model_come_back_in_the_order_of_the_sets(tmp_path):
+    images = Predictions(torch.arange(6.0).view(2, 3).T, torch.tensor([1, 0, 1]))
+    numbers = torch.tensor([0.5, 0.25], dtype=torch.float64)
+    marks = torch.tensor([True, False])
+    tokens = TokenPredictions(numbers, marks, -numbers, 2 * numbers, torch.tensor([0, 2]), 3)
+    save_start_predictions(tmp_path, {})
+    assert names(tmp_path) == [], "no file where nothing was evaluated"
+    assert load_start_predictions(tmp_path, ["retain"]) == {}
+    save_start_predictions(tmp_path, {"retain": images, "forget": tokens})
+    found = load_start_predictions(tmp_path, ["forget", "retain", "test"])
+    assert list(found) == ["forget", "retain"]
+    for name, saved in (("retain", images), ("forget", tokens)):
+        assert type(found[name]) is type(saved)
+        for field, value in vars(saved).items():
+            there = getattr(found[name], field)
+            assert torch.equal(*map(torch.as_tensor, (there, value))), field

@@ -179,6 +179,11 @@ def test_an_accelerator_without_float64_is_left_alone(monkeypatch, said):
 def test_a_run_by_goal_has_a_budget_and_a_lasting_one_bounds_what_it_raises():
     config = UnlearnConfig(output_dir="unused", auto=True)
     assert (config.max_retain_increase, config.forget_objective) == (0.02, "bounded")
+    assert (config.constraint_mode, config.stopping, config.optim) == (
+        "relative",
+        "off",
+        "adamw_torch",
+    )
     config = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff")
     assert (config.max_retain_increase, config.forget_objective) == (None, "bounded")
     assert config.check_steps == 0

@@ -7,7 +7,7 @@ import pytest
 
 from hamu import UnlearnConfig
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
-from hamu.unlearning.jobs.settings import recorded_settings
+from hamu.unlearning.jobs.settings import Settings, recorded_settings
 from hamu.unlearning.record import write_model_card
 from hamu.unlearning.record.inputs import edited, text_digest, with_settings
 from hamu.unlearning.record.record import statement
@@ -31,7 +31,7 @@ def test_places_and_people_are_not_among_the_recorded_settings(tmp_path):
     options = {"optim": "adamw_torch", "hub_token": "hf_secret", "run_name": "for jane"}
     args = UnlearnConfig(output_dir=str(tmp_path / "jane"), adam_beta1=0.8, **options)
     given = ["optim", "hub_token", "run_name", "adam_beta1", "output_dir"]
-    settings = recorded_settings(data, run, args, given)
+    settings = recorded_settings(Settings((data, run, args), dict.fromkeys(given)))
     assert settings["data"] == "people.jsonl"
     assert settings["retain_model"] == "retrained"
     assert settings["model"] == "hub:owner/model"

@@ -158,16 +158,12 @@ def test_the_radius_shrinks_under_a_quarter_and_grows_over_three_quarters(ratio,
 
 
 def outcome(promised, realised, demand=0.0, constrained="forget", noise=1e-9, reach=2.0):
-    promised, realised = (
-        {
-            side: value
-            for side, value in zip(("retain", "forget"), both, strict=True)
-            if value is not None
-        }
-        for both in (promised, realised)
-    )
-    both = dict.fromkeys(("retain", "forget"), reach)
-    return StepOutcome(promised, realised, both, constrained, demand, noise)
+    def by_side(values):
+        both = zip(("retain", "forget"), values, strict=True)
+        return {side: value for side, value in both if value is not None}
+
+    reaches = by_side((reach, reach))
+    return StepOutcome(by_side(promised), by_side(realised), reaches, constrained, demand, noise)
 
 
 def test_an_outcome_is_judged_by_its_worse_side():

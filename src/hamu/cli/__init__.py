@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -28,29 +29,26 @@ COMMANDS = {
     "verify": "check the record of a run against its files, its model and its data",
     "methods": "list the methods",
 }
-_PARALLEL = ("train", "unlearn")  # what several processes may share
-_LOST = (
-    "process {rank} lost another process of this run, which is named below as the root cause; go on from the last "
-    "checkpoint with --resume"
-)
+_PARALLEL = ("train", "unlearn")  # the commands that several processes may share
 _USAGE = "usage: hamu COMMAND [--help] [--debug] [options]\n\ncommands:\n" + "\n".join(
-    f"  {n:10} {t}" for n, t in COMMANDS.items()
+    f"  {name:10} {text}" for name, text in COMMANDS.items()
 )
+_Run = Callable[[list[str], Console], int]
 
 
-def run_experiments(argv: list[str], run: Callable[[list[str], Console], int]) -> int:
-    """Run a command that is not one of `hamu`, with the same messages and exit codes; see `main`."""
-    debug = "--debug" in argv
-    return _outcome("experiments", [word for word in argv if word != "--debug"], debug, run)
+def run_experiments(argv: list[str], run: _Run) -> int:
+    """Run a command of its own, with the same messages and exit codes; see `main`."""
+    return _outcome("experiments", argv, run)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0 if all went well, 2 if something that the user can put right is wrong, 130, 143 or 129 if interrupted (by
-        Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if unlearning will cost, 4 if next to
-        nothing is free or no step is possible; `verify` 1 if something does not hold.
+        0 if all went well, 2 if something that the user can put right is wrong, 130, 143 or 129 if
+        interrupted (by Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if
+        unlearning will cost, 4 if next to nothing is free or no step is possible; `verify` 1 if
+        something does not hold.
     """
     if argv is None:
         argv = sys.argv[1:]
@@ -65,9 +63,8 @@ def main(argv: list[str] | None = None) -> int:
             _complain(one_line(f"hamu: {first_line(error)}"))
             return 2
         return 0
-    command, debug = argv[0], "--debug" in argv
     try:
-        return _outcome(command, argv[1:], debug)
+        return _outcome(argv[0], argv[1:])
     finally:  # after the message: other processes of the run end this one as soon as they are gone
         if "torch" in sys.modules:
             from hamu.core.distributed import leave
@@ -75,77 +72,57 @@ def main(argv: list[str] | None = None) -> int:
             leave()
 
 
-def _outcome(
-    command: str,
-    argv: list[str],
-    debug: bool,
-    run: Callable[[list[str], Console], int] | None = None,
-) -> int:
-    """Run a command; what went wrong in one line, and the exit code."""
+def _outcome(command: str, argv: list[str], run: _Run | None = None) -> int:
+    """Run a command; the error in one line, and the exit code."""
+    title = "python -m experiments" if command == "experiments" else f"hamu {command}"
+    debug = "--debug" in argv
     try:
-        if run is None and command not in COMMANDS:
-            raise unknown("command", command, COMMANDS)
-        return _run(command, [flag for flag in argv if flag != "--debug"], run)
-    except HamuError as error:
+        return _run(command, [word for word in argv if word != "--debug"], title, run)
+    except Exception as error:
         if debug:
             raise
-        return _refused(command, str(error))
-    except OSError as error:  # a full disk, a folder that may not be written, a file that vanished
-        if debug:
-            raise
-        return _refused(command, first_line(error))
-    except Exception as error:  # from a library: not foreseen, so say where to look
-        if debug:
-            raise
-        if _has_lost_a_process(error):
-            return _refused(command, _LOST.format(rank=os.environ["RANK"]))
-        return _refused(
-            command, f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
-        )
+        _complain(one_line(f"{title}: {_reason(error)}"))
+        return 2
     except Interrupted as end:
-        _say_on_main(f"{_title(command)}: {end}")
+        from hamu.core.distributed import is_main
+
+        if is_main():
+            _complain(f"{title}: {end}")
         return 128 + end.signal
     except KeyboardInterrupt:
-        _complain(f"{_title(command)}: interrupted")
+        _complain(f"{title}: interrupted")
         return 130
 
 
-def _has_lost_a_process(error: Exception) -> bool:
-    """True if a process waited for one that is gone."""
+def _reason(error: Exception) -> str:
+    """An error in words; one of a library was not foreseen, so they name a way to its place."""
+    if isinstance(error, HamuError):
+        return str(error)
+    if isinstance(error, OSError):  # a full disk, a folder without access, a file that vanished
+        return first_line(error)
     import torch.distributed as dist
 
     from hamu.core.distributed import world_size
 
-    is_of_backend = isinstance(
-        error, dist.DistBackendError | dist.DistNetworkError
-    ) or "gloo" in str(error)
-    return world_size() > 1 and is_of_backend
-
-
-def _title(command: str) -> str:
-    return "python -m experiments" if command == "experiments" else f"hamu {command}"
-
-
-def _refused(command: str, why: str) -> int:
-    _complain(one_line(f"{_title(command)}: {why}"))
-    return 2
-
-
-def _say_on_main(text: str) -> None:
-    from hamu.core.distributed import is_main
-
-    if is_main():
-        _complain(text)
+    of_network = isinstance(error, dist.DistBackendError | dist.DistNetworkError)
+    if world_size() > 1 and (of_network or "gloo" in str(error)):
+        return (
+            f"process {os.environ['RANK']} lost another process of this run, which is named below "
+            f"as the root cause; go on from the last checkpoint with --resume"
+        )
+    return f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
 
 
 def _complain(text: str) -> None:
-    """Say what went wrong; where standard error is gone, as of a terminal that was closed, the exit code alone does."""
+    """Print an error; where standard error is gone, the exit code alone tells."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
-def _run(command: str, argv: list[str], run: Callable[[list[str], Console], int] | None) -> int:
-    if command == "methods" and run is None:
+def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
+    if run is None and command not in COMMANDS:
+        raise unknown("command", command, COMMANDS)
+    if command == "methods":
         return _methods(argv)
     _quiet()
     from hamu.core.distributed import is_main, world_size
@@ -155,20 +132,19 @@ def _run(command: str, argv: list[str], run: Callable[[list[str], Console], int]
         raise HamuError(f"{command} runs in one process; start it without torchrun")
     screen = Screen(quiet=not is_main())
     with handling(_at_once):
-        if command in ("demo", "report") or run is not None:
-            run = run or importlib.import_module(f"hamu.cli.{command}").run
-            code = int(run(argv, screen))
+        if run is not None:
+            code = run(argv, screen)
         else:
             code = importlib.import_module("hamu.cli.commands").run(command, argv, screen)
     if screen.failure is not None:
-        why = HamuError(
-            f"standard output cannot be written: {first_line(screen.failure)}; what the command writes into files is "
-            f"there"
+        why = (
+            f"standard output cannot be written: {first_line(screen.failure)}; what the command "
+            f"writes into files is there"
         )
         if not code:
-            raise why
-        _complain(one_line(f"{_title(command)}: {why}"))
-    return code
+            raise HamuError(why)
+        _complain(one_line(f"{title}: {why}"))
+    return int(code)
 
 
 def _at_once(number: int, frame: FrameType | None) -> None:
@@ -210,14 +186,14 @@ def _quiet() -> None:
     datasets.disable_progress_bars()
     for name in ("accelerate", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message=".*pin_memory.*")
-    warnings.filterwarnings(
-        "ignore", message="Initializing zero-element tensors"
-    )  # the load that fails says more
-    warnings.filterwarnings(
-        "error", category=Image.DecompressionBombWarning
-    )  # what it warns of is not to be read
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    warnings.filterwarnings(
-        "ignore", category=UserWarning, module="peft|PIL"
-    )  # damage is an error, the rest is repaired
+    shown: dict[str, Any]
+    for shown in (
+        {"message": ".*pin_memory.*"},
+        {"message": "Initializing zero-element tensors"},  # the load that fails says more
+        {"category": FutureWarning, "module": "transformers"},
+        # damage is an error, the rest is repaired
+        {"category": UserWarning, "module": "peft|PIL"},
+    ):
+        warnings.filterwarnings("ignore", **shown)
+    # an image that may fill the memory is not read
+    warnings.filterwarnings("error", category=Image.DecompressionBombWarning)

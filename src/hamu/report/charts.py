@@ -32,17 +32,25 @@ _ROWS, _COLUMNS = 160, 200  # cells of a heat map that a screen can show
 _DASHED, _STAIRS = {"dash": "6px,4px"}, {"shape": "hv"}
 _SHARES = {"range": [-0.03, 1.03], "tickformat": ".0%", "dtick": 0.2}
 _OF_STEPS: dict[str, tuple[str, str, dict[str, tuple[str, str, dict[str, str]]]]] = {
-    "hardness": ("Hardness κ", "g_r · g_f", {
-        "kappa": ("κ", RETAIN, {}),
-        "direct_threshold": ("direct up to (κ1, κ3)", TEST, _DASHED),
-        "stop_threshold": ("costs from (κ2, κ4)", FORGET, _DASHED),
-    }),
-    "demand": ("Demand of the steps", "change per learning rate", {
-        "demand": ("demanded", FORGET, {}),
-        "free_limit": ("possible without harm", TEST, {}),
-        "max_demand": ("possible at all", GREY, _DASHED),
-    }),
-}  # fmt: skip
+    "hardness": (
+        "Hardness κ",
+        "g_r · g_f",
+        {
+            "kappa": ("κ", RETAIN, {}),
+            "direct_threshold": ("direct up to (κ1, κ3)", TEST, _DASHED),
+            "stop_threshold": ("costs from (κ2, κ4)", FORGET, _DASHED),
+        },
+    ),
+    "demand": (
+        "Demand of the steps",
+        "change per learning rate",
+        {
+            "demand": ("demanded", FORGET, {}),
+            "free_limit": ("possible without harm", TEST, {}),
+            "max_demand": ("possible at all", GREY, _DASHED),
+        },
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -54,12 +62,6 @@ class Chart:
     figure: go.Figure
     facts: Mapping[str, Any] = field(default_factory=dict)
     wide: bool = False
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The figure as plotly.js reads it."""
-        found: dict[str, Any] = self.figure.to_plotly_json()
-        return found
 
     @property
     def courses(self) -> list[dict[str, Any]]:
@@ -132,9 +134,9 @@ def heat(
     names = {"y": [*map(_escaped, rows)], "x": [*map(_escaped, columns)]}
     look = {"hoverongaps": False, "colorbar": {"thickness": 12}}
     drawn = go.Heatmap(z=[_short(row) for row in values.T], **names, **look, **cells)
-    axes = {"xaxis": {"title": {"text": x}, "type": "category"},
-            "yaxis": {"type": "category", "autorange": "reversed"}}  # fmt: skip
-    return go.Figure(drawn, {"template": {}, "height": height, **axes})
+    figure = go.Figure(drawn, {"template": {}, "height": height})
+    figure.update_xaxes(title_text=x, type="category")
+    return figure.update_yaxes(type="category", autorange="reversed")
 
 
 def _escaped(text: str) -> str:
@@ -189,22 +191,19 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look], *, wide: bool = Fal
         hints = ["start", *(e.get("at", f"step {e['step']:,}") for e in drawn_entries(run.entries))]
         end = run.gains or run.points[-1]
         name = label_of(run.name if len(runs) > 1 else run.method, end, limits)
-        line: dict[str, Any] = {
-            "width": 3 if run.method.startswith("hamu") else 2,
-            "dash": look.dash or "solid",
-        }
+        width = 3 if run.method.startswith("hamu") else 2
+        line = {"width": width, "dash": look.dash or "solid"}
         points = np.array(run.points).T
         lines.append(series(name, points, look.color, "lines+markers", hovertext=hints, line=line))
         ends.append((run, end))
         if run.earlier_state:
-            ring = {"symbol": "circle-open", "size": 16, "color": look.color}
-            rings.append(go.Scatter(x=[end.retain], y=[end.forget], mode="markers", marker=ring,
-                                    showlegend=False, hoverinfo="skip"))  # fmt: skip
-    figure = points_plane(
-        [*lines, *rings], "retain utility gained, -ΔL_r", "forget quality gained, ΔL_f", slope=-1,
-        xaxis_range=limits[0], yaxis_range=limits[1], height=400 if wide else 320,
-        showlegend=len(lines) > 1,
-    )  # fmt: skip
+            marker = {"symbol": "circle-open", "size": 16, "color": look.color}
+            ring = {"marker": marker, "mode": "markers", "showlegend": False, "hoverinfo": "skip"}
+            rings.append(go.Scatter(x=[end.retain], y=[end.forget], **ring))
+    x, y = "retain utility gained, -ΔL_r", "forget quality gained, ΔL_f"
+    layout = {"xaxis_range": limits[0], "yaxis_range": limits[1], "showlegend": len(lines) > 1}
+    layout["height"] = 400 if wide else 320
+    figure = points_plane([*lines, *rings], x, y, slope=-1, **layout)
     return [Chart("trajectory", "Trajectory", figure, {"ends": ends}, wide)]
 
 
@@ -275,9 +274,9 @@ def _promise(run: Run, side: str) -> list[Chart]:
         return []
     name = f"{side} {'loss' if run.logs_loss(side) else 'objective'}"
     ratios = ((run.evaluation or {}).get("promise") or {}).get("median_ratio", {})
-    hints = [f"step {step:,.0f}" for step in run.steps["step"][known]]
-    points = series("a checked step", (promised[known], realised[known]), COLOR_OF_SET[side],
-                    "markers", hovertext=hints)  # fmt: skip
+    xy, hints = (promised[known], realised[known]), run.steps["step"][known]
+    trace = {"hovertext": [f"step {step:,.0f}" for step in hints]}
+    points = series("a checked step", xy, COLOR_OF_SET[side], "markers", **trace)
     figure = points_plane([points], f"promised change of the {name}", "realised")
     facts = {"name": name, "steps": len(known), "ratio": ratios.get(side)}
     return [Chart("promise", f"Promise and reality: the {name}", figure, facts)]
@@ -312,32 +311,26 @@ def layer_charts(layers: Layers) -> list[Chart]:
     low = max(np.min(powers, initial=high, where=np.isfinite(powers)), high - 6)
     cos = {"zmin": -1.0, "zmax": 1.0, "colorscale": "RdBu_r"}
     blues = {"zmin": low, "zmax": high, "colorscale": "Blues"}
-    title = "cosθ: where both gradients meet"
-    return [
-        *_blocks("cos", title, layers, layers.cos, layers.cos, "cosθ %{z:.3g}", cos),
-        *_blocks("change", "‖Δw‖: where the weights moved", layers, layers.change, powers,
-                 "10^%{z:.2f}", blues),
-    ]  # fmt: skip
-
-
-def _blocks(
-    key: str, title: str, layers: Layers, values: np.ndarray, drawn: np.ndarray, hover: str,
-    look: Mapping[str, Any],
-) -> list[Chart]:  # fmt: skip
-    """Heat map of [T, L] figures."""
-    known = np.ma.masked_invalid(values)
-    if not known.count():
-        return []
     parts = [name.split(".") for name in layers.blocks]
     shared = len([*takewhile(lambda one: len(set(one)) == 1, zip(*parts, strict=False))])
     names = [".".join(one[shared:]).removesuffix(".weight") or ".".join(one) for one in parts]
     steps = [f"{step:,}" for step in layers.steps]
     height = 110 + min(480, 18 * min(len(names), _ROWS))
-    hover = f"%{{y}}, step %{{x}}: {hover}<extra></extra>"
-    figure = heat(names, steps, drawn.T, "step", height, hovertemplate=hover, **look)
-    means = known.mean(0)
-    ends = [(layers.blocks[n], float(means[n])) for n in (means.argmax(), means.argmin())]
-    return [Chart(key, title, figure, {"ends": ends, "gaps": bool(known.mask.any())}, wide=True)]
+    charts = []
+    for key, title, values, drawn, cell, look in (
+        ("cos", "cosθ: where both gradients meet", layers.cos, layers.cos, "cosθ %{z:.3g}", cos),
+        ("change", "‖Δw‖: where the weights moved", layers.change, powers, "10^%{z:.2f}", blues),
+    ):
+        known = np.ma.masked_invalid(values)
+        if not known.count():
+            continue
+        hover = f"%{{y}}, step %{{x}}: {cell}<extra></extra>"
+        figure = heat(names, steps, drawn.T, "step", height, hovertemplate=hover, **look)
+        means = known.mean(0)
+        ends = [(layers.blocks[n], float(means[n])) for n in (means.argmax(), means.argmin())]
+        facts = {"ends": ends, "gaps": bool(known.mask.any())}
+        charts.append(Chart(key, title, figure, facts, wide=True))
+    return charts
 
 
 def attack_charts(result: AttackResult) -> list[Chart]:
@@ -348,8 +341,8 @@ def attack_charts(result: AttackResult) -> list[Chart]:
         lines, ends = [], []
         for role, outcome in by_model.items():
             means = [outcome.mean(measured.key, at) for at in outcome.at]
-            line = (outcome.at, means), COLOR_OF_MODEL[role], "lines+markers"
-            lines.append(series(role, *line))
+            points = (outcome.at, means)
+            lines.append(series(role, points, COLOR_OF_MODEL[role], "lines+markers"))
             ends.append((role, measured.text(means[0]), measured.text(means[-1])))
         figure = plane(lines, "steps of fine-tuning", measured.label)
         if measured.key == "recognised":
@@ -364,11 +357,10 @@ def attack_charts(result: AttackResult) -> list[Chart]:
 
 def distribution(found: Observations) -> Chart:
     """Share of the records with at most each loss."""
-    sets = [("forget, before", GREY, found.predictions["before"]["forget"]),
-            ("forget, after", FORGET, found.predictions["after"]["forget"])]  # fmt: skip
-    if "test" in found.predictions["before"]:
-        test = found.predictions["before"]["test"]
-        sets.append(("test, before: never trained on", TEST, test))
+    before, after = (found.predictions[role] for role in ROLES)
+    sets = [("forget, before", GREY, before["forget"]), ("forget, after", FORGET, after["forget"])]
+    if "test" in before:
+        sets.append(("test, before: never trained on", TEST, before["test"]))
     curves, quantiles = [], []
     for name, color, predictions in sets:
         losses = np.sort(record_losses(predictions).numpy())
@@ -377,8 +369,8 @@ def distribution(found: Observations) -> Chart:
         curves.append(series(name, (np.maximum(losses, _LEAST_LOSS), share), color, line=_STAIRS))
         if len(losses):
             quantiles.append((name, np.quantile(losses, (0.25, 0.5, 0.75)).tolist()))
-    figure = plane(curves, "loss of a record, nats", "share of the records", xaxis_type="log",
-                   yaxis=_SHARES, hovermode="closest")  # fmt: skip
+    titles = ("loss of a record, nats", "share of the records")
+    figure = plane(curves, *titles, xaxis_type="log", yaxis=_SHARES, hovermode="closest")
     facts = {"quantiles": quantiles, "least": _LEAST_LOSS}
     return Chart("distribution", "Losses, record by record", figure, facts, wide=True)
 
@@ -394,10 +386,9 @@ def membership_charts(found: Observations) -> list[Chart]:
         for name, values in (("forget", one.members), ("test", one.nonmembers)):
             # images: probabilities, as the logarithms that the attack ranks reach far down
             values = values.exp() if isinstance(found, ImageObservations) else values
-            bars.append(go.Histogram(
-                name=name, x=_short(values.tolist()), histnorm="probability", bingroup=1, nbinsx=24,
-                marker={"color": COLOR_OF_SET[name]}, hovertemplate="%{x}: %{y:.1%}",
-            ))  # fmt: skip
+            look = {"marker": {"color": COLOR_OF_SET[name]}, "hovertemplate": "%{x}: %{y:.1%}"}
+            bins = {"histnorm": "probability", "bingroup": 1, "nbinsx": 24}
+            bars.append(go.Histogram(name=name, x=_short(values.tolist()), **bins, **look))
             sets.append((name, len(values), float(values.median())))
         figure = plane(bars, "score", "share of records", hovermode="closest")
         facts = {"role": role, "sets": sets, "auc": one.auc}
@@ -451,24 +442,21 @@ def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> list[Chart]
     if len(every) > _MOST_CLASSES:
         shown = sorted(every, key=lambda key: -abs(change[key]))[:_MOST_CLASSES]
     names = {key: key if contents else f"class {n}" for n, key in enumerate(every, 1)}
-    bars = [
-        go.Bar(
-            name=role, y=[_escaped(names[key]) for key in shown], orientation="h",
-            x=_short(found.get(key) for key in shown), marker={"color": COLOR_OF_ROLE[role]},
-            hovertemplate="%{y}: %{x:.1%}",
-        )
-        for role, found in zip(ROLES, both, strict=True)
-    ]  # fmt: skip
-    layout = {
-        "template": {}, "height": 80 + 30 * len(shown), "barmode": "group", "hovermode": "closest",
-        "xaxis": {**_SHARES, "range": [0, 1.03]},
-        "yaxis": {"type": "category", "autorange": "reversed"},
-    }  # fmt: skip
+    heights = [_escaped(names[key]) for key in shown]
+    bars = []
+    for role, found in zip(ROLES, both, strict=True):
+        look = {"orientation": "h", "marker": {"color": COLOR_OF_ROLE[role]}, "name": role}
+        shares = _short(found.get(key) for key in shown)
+        bars.append(go.Bar(y=heights, x=shares, hovertemplate="%{y}: %{x:.1%}", **look))
+    figure = go.Figure(bars, {"template": {}, "barmode": "group", "hovermode": "closest"})
+    figure.update_layout(height=80 + 30 * len(shown))
+    figure.update_xaxes(**{**_SHARES, "range": [0, 1.03]})
+    figure.update_yaxes(type="category", autorange="reversed")
     worst = min(every, key=change.__getitem__)
     fall = [found.get(worst, 0.0) for found in both] if change[worst] < 0 else None
     facts = {"set": sets[0], "classes": len(every), "shown": len(shown), "worst": names[worst]}
     title = f"Accuracy by class, {sets[0]} set"
-    return [Chart("classes", title, go.Figure(bars, layout), {**facts, "fall": fall})]
+    return [Chart("classes", title, figure, {**facts, "fall": fall})]
 
 
 def confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
@@ -485,19 +473,23 @@ def confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
     shares = np.divide(counts, of_row, out=np.full_like(counts, np.nan), where=of_row > 0)
     wrong = counts.sum(1) - counts.diagonal()
     kept = np.sort(np.argsort(-wrong, kind="stable")[:_MOST_CLASSES])
-    shown, hover = [names[k] for k in kept], "%{y} taken for %{x}: %{z:.1%}<extra></extra>"
-    figure = heat(
-        shown, shown, shares[np.ix_(kept, kept)], "taken for", 430, zmin=0.0, zmax=1.0,
-        colorscale="Blues", hovertemplate=hover, texttemplate="%{z:.0%}" * (len(kept) <= 12),
-    )  # fmt: skip
+    shown = [names[k] for k in kept]
+    look = {"zmin": 0.0, "zmax": 1.0, "colorscale": "Blues"}
+    look["hovertemplate"] = "%{y} taken for %{x}: %{z:.1%}<extra></extra>"
+    look["texttemplate"] = "%{z:.0%}" if len(kept) <= 12 else ""
+    figure = heat(shown, shown, shares[np.ix_(kept, kept)], "taken for", 430, **look)
     off = np.nan_to_num(shares) * (1 - np.eye(len(shares)))
     row, column = divmod(int(off.argmax()), len(off))
     facts = {
-        "role": role, "sets": sets, "images": sum(len(one.labels) for one in predictions),
-        "right": float(counts.diagonal().sum() / counts.sum()), "weighted": len(set(weights)) > 1,
-        "classes": len(names), "shown": len(kept),
+        "role": role,
+        "sets": sets,
+        "images": sum(len(one.labels) for one in predictions),
+        "right": float(counts.diagonal().sum() / counts.sum()),
+        "weighted": len(set(weights)) > 1,
+        "classes": len(names),
+        "shown": len(kept),
         "most": (names[row], names[column], float(off[row, column])),
-    }  # fmt: skip
+    }
     return Chart("confusion", f"Confusion {role}", figure, facts)
 
 
@@ -522,8 +514,10 @@ def embedding(found: ImageObservations) -> list[Chart]:
     }
     charts = []
     for role, sets in found.embeddings.items():
-        clouds = [series(name, at[role, name].T, COLOR_OF_SET[name], "markers", opacity=0.6)
-                  for name in sets]  # fmt: skip
+        clouds = [
+            series(name, at[role, name].T, COLOR_OF_SET[name], "markers", opacity=0.6)
+            for name in sets
+        ]
         means = {name: vectors.double().mean(0) for name, vectors in sets.items()}
         distance = float((means["forget"] - means["retain"]).norm())
         facts = {"role": role, "share": share, "distance": distance}

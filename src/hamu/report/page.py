@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
@@ -42,8 +42,8 @@ from hamu.unlearning.trainer.promise import kept_in_words
 
 MARK = '<meta name="generator" content="hamu report">'  # identifies a file as a report
 _TITLES = {"forget": "To be forgotten", "retain": "To be kept", "test": "Never trained on"}
-_QUANTILES = {"min": "lowest loss", "q25": "25%", "median": "median", "q75": "75%",
-              "max": "highest loss"}  # fmt: skip
+_QUANTILES = {"min": "lowest loss", "q25": "25%", "median": "median", "q75": "75%"}
+_QUANTILES |= {"max": "highest loss"}
 _LARGEST = 96  # pixels of a picture
 
 
@@ -64,32 +64,34 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
     ]
     files = resources.files("hamu.report")
     script = f"{get_plotlyjs()}\n{files.joinpath('draw.js').read_text('utf-8')}"
-    return _environment().get_template("report.html.j2").render(
-        mark=MARK, version=hamu.__version__, parts=parts, names=[run.name for run in runs],
-        overview=overview(runs, looks) if len(runs) > 1 else None, contents=contents,
-        style=files.joinpath("report.css").read_text("utf-8"), script=script,
+    return _template("report.html.j2").render(
+        mark=MARK,
+        version=hamu.__version__,
+        parts=parts,
+        names=[run.name for run in runs],
+        overview=overview(runs, looks) if len(runs) > 1 else None,
+        contents=contents,
+        style=files.joinpath("report.css").read_text("utf-8"),
+        script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )  # fmt: skip
+    )
 
 
 def answers_page(sets: Mapping[str, Sequence[AnsweredRecord]]) -> str:
     """HTML of prompts with answers before and after, by set ("forget", "retain", "test")."""
     sides = [(title, sets[name]) for name, title in _TITLES.items() if name in sets]
-    return _environment().get_template("answers.html.j2").render(sides=sides)
+    return _template("answers.html.j2").render(sides=sides)
 
 
-def _environment() -> Environment:
-    found = Environment(
-        loader=PackageLoader("hamu.report", ""), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+def _template(name: str) -> Template:
+    loader = PackageLoader("hamu.report", "")
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    found.trim_blocks = found.lstrip_blocks = True
     found.filters |= {"number": number, "counted": _counted, "json": json.dumps}
-    found.globals |= {
-        "FIGURES": FIGURES, "TITLES": _TITLES, "BUCKETS": charts.BUCKETS, "auc_of": auc_of,
-        "forgotten_words": forgotten_words, "goal_name": goal_name, "has_share": has_share,
-        "meaning": meaning, "kept_in_words": kept_in_words,
-    }  # fmt: skip
-    return found
+    words = (auc_of, forgotten_words, goal_name, has_share, meaning, kept_in_words)
+    found.globals |= {one.__name__: one for one in words}
+    found.globals |= {"FIGURES": FIGURES, "TITLES": _TITLES, "BUCKETS": charts.BUCKETS}
+    return found.get_template(name)
 
 
 def _counted(count: int, nouns: str) -> str:
@@ -168,26 +170,32 @@ def overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
 
 def several(runs: Sequence[Run]) -> Table:
     """Table with a row for each run and the columns that have figures."""
-    rows = []
-    for run in runs:
-        goal, gains = run.goal["after"] if run.goal else {}, run.gains
-        evaluation = run.evaluation or {}
-        found = {f"{s}_{f.key}": run.after.get(s, {}).get(f.key) for s in _TITLES for f in FIGURES}
-        rows.append({
-            **found, "run": run.name, "method": run.method,
-            "forget_gain": gains and gains.forget, "retain_gain": gains and gains.retain,
-            "forgotten": goal.get("forgotten"), "forget_records": goal.get("records"),
-            "membership_auc": auc_of(run.after), "retain_model_auc": run.retain_model_auc,
-            "promise_kept": (evaluation.get("promise") or {}).get("kept"),
-            "steps": None if run.is_trajectory_alone
-            else evaluation.get("steps_taken", run.last_step),
-        })  # fmt: skip
+    rows = [_figures(run) for run in runs]
     caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
     if any(row["membership_auc"] is not None for row in rows):
         caption += " AUC of membership inference: 0.5 is ideal."
     for run in (one for one in runs if one.earlier_state):
         caption += f" The model saved by {run.name} is {run.earlier_state}."
     return Table.of([Column("run", "run"), Column("method", "method"), *RESULTS], rows, caption)
+
+
+def _figures(run: Run) -> dict[str, Any]:
+    goal, gains = run.goal["after"] if run.goal else {}, run.gains
+    evaluation = run.evaluation or {}
+    steps = evaluation.get("steps_taken", run.last_step)
+    return {
+        **{f"{s}_{f.key}": run.after.get(s, {}).get(f.key) for s in _TITLES for f in FIGURES},
+        "run": run.name,
+        "method": run.method,
+        "forget_gain": gains and gains.forget,
+        "retain_gain": gains and gains.retain,
+        "forgotten": goal.get("forgotten"),
+        "forget_records": goal.get("records"),
+        "membership_auc": auc_of(run.after),
+        "retain_model_auc": run.retain_model_auc,
+        "promise_kept": (evaluation.get("promise") or {}).get("kept"),
+        "steps": None if run.is_trajectory_alone else steps,
+    }
 
 
 def _pictures(found: Observations | None) -> dict[str, list[tuple[str, ...]]]:
@@ -201,11 +209,11 @@ def _pictures(found: Observations | None) -> dict[str, list[tuple[str, ...]]]:
     shown: dict[str, list[tuple[str, ...]]] = {}
     for title, places in most_and_least_changed(found.predictions).items():
         data = found.pictures[title]
-        shown[title] = [
-            (_uri(data.pixels[k].numpy()), names[int(data.labels[k])], str(int(data.rows[k])),
-             f"{before[n]:.0%} → {after[n]:.0%}", str(names[guesses[n]]))
-            for k, n in enumerate(places)
-        ]  # fmt: skip
+        shown[title] = []
+        for k, n in enumerate(places):
+            right, row = names[int(data.labels[k])], str(int(data.rows[k]))
+            change, guess = f"{before[n]:.0%} → {after[n]:.0%}", names[guesses[n]]
+            shown[title].append((_uri(data.pixels[k].numpy()), right, row, change, guess))
     return {title: pictures for title, pictures in shown.items() if pictures}
 
 

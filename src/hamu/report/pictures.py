@@ -44,8 +44,11 @@ STYLES: dict[str, tuple[str, str]] = {
 }
 COLOR_OF_MODEL = {UNLEARNED: "#D55E00", ORIGINAL: "#7F7F7F", RETRAINED: "#009E73"}
 _RING: dict[str, Any] = {
-    "marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none"
-}  # fmt: skip
+    "marker": "o",
+    "markersize": 13,
+    "markerfacecolor": "none",
+    "linestyle": "none",
+}
 Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
 
@@ -171,41 +174,39 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
         demand = method.constraint * scale
         if name == method.name and demand <= found.feasible_limit * (1 + 1e-9):
             cost = found.at(demand)[0] if name == "hamu-q" else -found.at(demand)[1]
-            style = {
-                "color": STYLES[name][0],
-                "markersize": 8,
-                "label": f"the demand, {demand:.3g}",
-            }
-            axes.plot([demand], [cost], "o", **style)
+            label = f"the demand, {demand:.3g}"
+            axes.plot([demand], [cost], "o", color=STYLES[name][0], markersize=8, label=label)
             axes.legend(frameon=False, loc="upper left")
     save_figure(figure, path)
 
 
 def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
-    forgets, free, limit = name == "hamu-q", found.free_limit, found.feasible_limit
-    change = found.retain_change if forgets else -found.forget_change
+    free, limit = found.free_limit, found.feasible_limit
+    change = found.retain_change if name == "hamu-q" else -found.forget_change
     low, high = float(change.min()), float(change.max())
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0)
     axes.axvspan(free, limit, color="#D55E00", alpha=0.10, linewidth=0)
     axes.plot(found.demand, change, color=STYLES[name][0], linewidth=2.4)
-    for at, text in ((free, "free"), (limit, "feasible")):
+    for at, text, side, gap in ((free, "free", "right", -4), (limit, "feasible", "left", 4)):
         axes.axvline(at, color="0.4", linewidth=1, linestyle=":")
-        axes.annotate(
-            f"{text} {at:.3g}", (at, low), xytext=(-4, 4), textcoords="offset points", rotation=90,
-            ha="right", va="bottom", color="0.35", fontsize=9,
-        )  # fmt: skip
+        place: dict[str, Any] = {"ha": side, "va": "bottom", "rotation": 90, "fontsize": 9}
+        place |= {"xytext": (gap, 4), "textcoords": "offset points"}
+        axes.annotate(f"{text} {at:.3g}", (at, low), color="0.35", **place)
     margin = 0.06 * (high - low) or 1.0
-    axes.set(xlim=(0, limit * 1.04), ylim=(low - margin, high + margin))
+    axes.set(xlim=(0, limit * 1.07), ylim=(low - margin, high + margin))
     axes.spines[["top", "right"]].set_visible(False)
-    if forgets:
-        axes.set_title("HAMU-Q: forget by at least Q")
-        axes.set_xlabel(r"demanded rise of the forget loss, $Q/\eta$")
-        axes.set_ylabel(r"least change of the retain loss $/\eta$")
+    if name == "hamu-q":
+        title, across = (
+            "HAMU-Q: forget by at least Q",
+            r"demanded rise of the forget loss, $Q/\eta$",
+        )
+        up = r"least change of the retain loss $/\eta$"
     else:
-        axes.set_title("HAMU-U: improve retain by at least U")
-        axes.set_xlabel(r"demanded fall of the retain loss, $U/\eta$")
-        axes.set_ylabel(r"least loss of forget quality $/\eta$")
+        title = "HAMU-U: improve retain by at least U"
+        across = r"demanded fall of the retain loss, $U/\eta$"
+        up = r"least loss of forget quality $/\eta$"
+    axes.set(title=title, xlabel=across, ylabel=up)
 
 
 def draw_trajectories(
@@ -242,11 +243,10 @@ def draw_trajectories(
         color, marker = styles[name]
         is_first, is_ours = points is firsts[name], name.startswith("hamu")
         alpha = 1.0 if is_first else 0.3
-        axes.plot(
-            *zip(*points, strict=True), color=color, marker=marker, markersize=6, alpha=alpha,
-            markevery=slice(1, None), label=label_of(name, end, limits) if is_first else None,
-            linewidth=2.4 if is_ours else 1.3, zorder=2 + is_ours + is_first,
-        )  # fmt: skip
+        label = label_of(name, end, limits) if is_first else None
+        look: dict[str, Any] = {"marker": marker, "markersize": 6, "markevery": slice(1, None)}
+        look |= {"linewidth": 2.4 if is_ours else 1.3, "zorder": 2 + is_ours + is_first}
+        axes.plot(*np.array(points).T, color=color, alpha=alpha, label=label, **look)
         if not is_near(end, points[-1]):
             ringed = True
             axes.plot(*end, color=color, alpha=alpha, **_RING)
@@ -256,15 +256,15 @@ def draw_trajectories(
     axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
     axes.set_ylabel(r"forget quality gained, $\Delta L_f$")
     axes.spines[["top", "right"]].set_visible(False)
+    arrow = {"arrowstyle": "->", "color": "0.5"}
     axes.annotate(
-        "better", (1, 1), (0.90, 0.90), xycoords="axes fraction", color="0.5", ha="right", va="top",
-        arrowprops={"arrowstyle": "->", "color": "0.5"},
-    )  # fmt: skip
+        "better", (1, 1), (0.9, 0.9), "axes fraction", None, arrow, color="0.5", ha="right"
+    )
     if legend:
-        axes.legend(
-            loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, alignment="left",
-            title="best run (others fainter)" if len(runs) > len(firsts) else None,
-        )  # fmt: skip
+        above = "best run (others fainter)" if len(runs) > len(firsts) else None
+        beside = (1.01, 0.5)
+        shown = axes.legend(loc="center left", bbox_to_anchor=beside, frameon=False, title=above)
+        shown.set_alignment("left")
 
 
 def plot_attacks(result: AttackResult, path: Path) -> None:

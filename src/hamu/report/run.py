@@ -28,10 +28,10 @@ from hamu.unlearning.stop_reason import StopKind, kind_in
 
 SIDES = ("forget", "retain")
 _STEP_COLUMNS = (
-    "step", "retain_loss", "forget_loss", "kappa", "direct_threshold", "stop_threshold", "demand",
-    "free_limit", "max_demand", "direct_share", "first_order_retain_change",
-    "first_order_forget_change", "realised_retain_change", "realised_forget_change",
-)  # fmt: skip
+    *("step", "retain_loss", "forget_loss", "kappa", "direct_threshold", "stop_threshold"),
+    *("demand", "free_limit", "max_demand", "direct_share"),
+    *(f"{kind}_{side}_change" for kind in ("first_order", "realised") for side in SIDES),
+)
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,10 @@ class Run:
         same = [e["step"] for e in evaluated if saved == [e.get(f"eval_{s}_loss") for s in SIDES]]
         # a best model may be evaluated again, with the number of the last step
         step = same[0 if self.settings.get("load_best_model_at_end") else -1] if same else None
-        if step is not None and step != last["step"]:
-            return f"that of step {step:,}, not that of the last evaluation"
-        if (
-            step
-            or is_near(gains_of(self.evaluation), gains_at(last))
-            or not np.isfinite(saved).all()
-        ):
+        if step is not None:
+            is_last = step == last["step"]
+            return "" if is_last else f"that of step {step:,}, not that of the last evaluation"
+        if is_near(gains_of(self.evaluation), gains_at(last)) or not np.isfinite(saved).all():
             return ""
         return "not that of the last evaluation; of which step it is has not been recorded"
 
@@ -215,13 +212,14 @@ def read_runs(path: Path) -> list[Run]:
             f"{path / files.SUMMARY} is not that of a demo; name the --output_dir of a "
             "`hamu unlearn` or `hamu demo`"
         )
-    return [
-        Run(method, method, path.resolve() / method, entries=[
+    runs = []
+    for method, figures in summary["methods"].items():
+        entries = [
             {"step": n, "at": f"epoch {n}", "eval_retain_gain": retain, "eval_forget_gain": forget}
             for n, (retain, forget) in enumerate(figures["trajectory"])
-        ])
-        for method, figures in summary["methods"].items()
-    ]  # fmt: skip
+        ]
+        runs.append(Run(method, method, path.resolve() / method, entries=entries))
+    return runs
 
 
 def read_run(path: Path) -> Run:

@@ -33,12 +33,9 @@ from hamu.unlearning.stop_reason import ALL_DONE
 
 Report = Mapping[str, Any]  # figures of a model, as `hamu evaluate` writes them
 SETS = ("retain", "forget", "test", "test_without_class")
-_LATEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", **{sign: f"\\{sign}" for sign in "&%$#_{}"}, **{s: f"${s}$" for s in "<>|"},
-    # at the start of a row these would be arguments of the row end before it
-    "*": "{*}", "[": "{[}",
-}  # fmt: skip
+_LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {sign: f"${sign}$" for sign in "<>|"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {"±": r"$\pm$", "*": "{*}", "[": "{[}"}  # * and [ could be arguments of a row end
 
 
 @dataclass(frozen=True)

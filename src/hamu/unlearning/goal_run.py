@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from hamu.core.distributed import world_size
 from hamu.core.objectives import log_odds, loss_at
@@ -36,27 +35,13 @@ from hamu.unlearning.stop_reason import StopReason
 
 if TYPE_CHECKING:
     from hamu.unlearning.trainer.config import UnlearnConfig
+    from hamu.unlearning.trainer.evaluations import Evaluations
 
 _FILE = "goal.safetensors"  # in a checkpoint
 _FURTHER = 3.0  # log-odds above the target of "erased" that a lasting run takes a record to, ahead
 _STEPS, _LASTING_STEPS = 400, 800  # of a run by goal, at most, if its epochs have fewer
+_FINE_TUNED = 64  # images in a batch of fine-tuning that is rehearsed; a quarter of that for texts
 _FORWARD = 3.0  # forward passes that a forward and a backward pass cost
-
-
-class Looks(Protocol):
-    """Measurements of a model."""
-
-    sets: dict[str, Dataset[Any]]
-
-    def predict(self, data: Dataset[Any]) -> Predictions | TokenPredictions:
-        """Predict a set."""
-
-    def retain_loss(self) -> float:
-        """Measure the loss of some retain records."""
-
-    @property
-    def records_of_a_standing(self) -> int:
-        """Count these."""
 
 
 class GoalRun:
@@ -65,10 +50,9 @@ class GoalRun:
     Args:
         args: goal, target_forget_loss, target_share, auto, lasting.
         pair: whose parameters are trained.
-        looks: measures the model.
+        looks: predicts records, and collates those of a rehearsal.
         pairs: the paired data.
-        place: position of a step in the data, in pairs.
-        retain_batches: batches of retain records, by a seed and their number.
+        retain_data: training records that a rehearsal draws from.
         end_run: ends the run.
         lookahead: of a lasting run.
         retain_predictions: what a retain model predicts for the forget records.
@@ -87,18 +71,17 @@ class GoalRun:
         self,
         args: UnlearnConfig,
         pair: PairedGradients,
-        looks: Looks,
+        looks: Evaluations,
         pairs: PairedDataset,
         *,
-        place: Callable[[int], int],
-        retain_batches: Callable[[int, int], Iterator[Mapping[str, Tensor]]],
+        retain_data: Any,
         end_run: Callable[[StopReason], None],
         lookahead: Lookahead | None = None,
         retain_predictions: Predictions | TokenPredictions | None = None,
     ) -> None:
         self._args, self.pair, self._looks, self._pairs = args, pair, looks, pairs
-        self._place, self.end_run, self.lookahead = place, end_run, lookahead
-        self._retain_batches = retain_batches
+        self.end_run, self.lookahead = end_run, lookahead
+        self._retain_data = retain_data
         self.goal = choose_goal(
             looks.sets,
             args.goal,
@@ -129,11 +112,22 @@ class GoalRun:
         assert self.lookahead is not None
         half, found = max(1, self.lookahead.depth // 2), []
         for steps in (half, 2 * half):
-            batches = islice(self._retain_batches(self._step, 2 * half), steps)
-            with self.lookahead.rehearsed(batches):
+            with self.lookahead.rehearsed(islice(self._retain_batches(), steps)):
                 forget = self._looks.predict(self._looks.sets["forget"])
                 found.append(self._complete(None).standing(forget))
         return found
+
+    def _retain_batches(self) -> Iterator[Mapping[str, Tensor]]:
+        """Draw batches as fine-tuning takes them, alike whenever this step comes again."""
+        data, generator = self._retain_data, torch.Generator()
+        generator.manual_seed(self._args.seed + self._step)
+        size = min(_FINE_TUNED // 4 if is_text(data) else _FINE_TUNED, len(data))
+        fetch = getattr(data, "__getitems__", None)
+        device = self.pair.parameters[0].device
+        while True:
+            indices = torch.randperm(len(data), generator=generator)[:size].tolist()
+            batch = self._looks.collate(fetch(indices) if fetch else [data[i] for i in indices])
+            yield {name: value.to(device) for name, value in batch.items()}
 
     def standing_of(self, found: Found, start: Found) -> Standing | None:
         """Standing of predictions; None without a goal, or if a retain model has predicted others.
@@ -178,7 +172,7 @@ class GoalRun:
         away = ~standing.forgotten | standing.too_high
         open_ = [] if is_lasting else away.nonzero().flatten().tolist()
         if self.controller is not None:
-            self._pairs.focus_on(open_, self._place(self._step + 1))
+            self._pairs.focus_on(open_, self._place_of(self._step + 1))
 
     def at(self, step: int) -> None:
         """Note how many steps are done."""
@@ -193,11 +187,22 @@ class GoalRun:
 
     def _every(self) -> int:
         """Steps between two measurements, such that these take at most a quarter of the time."""
-        args, sets = self._args, self._looks.sets
+        sets = self._looks.sets
         measured = len(sets["forget"]) + self._looks.records_of_a_standing  # type: ignore[arg-type]
-        batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
-        trained = batch + min(batch, len(sets["forget"]))  # type: ignore[arg-type]
+        trained = self._batch + min(self._batch, len(sets["forget"]))  # type: ignore[arg-type]
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
+
+    @property
+    def _batch(self) -> int:
+        """Pairs in a step of a run by goal, over all processes."""
+        args = self._args
+        return args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
+
+    def _place_of(self, step: int) -> int:
+        """First pair of a step, counted over all epochs."""
+        records = len(self._pairs)
+        epoch, within = divmod(step, max(1, math.ceil(records / self._batch)))
+        return epoch * records + within * self._batch
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, as JSON holds it."""

@@ -5,6 +5,7 @@ from hamu.unlearning.jobs.forgetting import Unlearned, unlearn
 from hamu.unlearning.jobs.measure import Assessed, Attacked, Evaluated, assess, attack, evaluate
 from hamu.unlearning.jobs.named_sources import Verified, verify
 from hamu.unlearning.jobs.plan import RunPlan
+from hamu.unlearning.jobs.reporting import report
 from hamu.unlearning.jobs.training import Trained, train
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "attack",
     "compare",
     "evaluate",
+    "report",
     "train",
     "unlearn",
     "verify",

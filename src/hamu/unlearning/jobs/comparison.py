@@ -1,8 +1,7 @@
-"""`hamu.compare`: several methods, constraints, learning rates and seeds, from one model and on one problem."""
+"""`hamu.compare`: methods, constraints, learning rates and seeds on one problem."""
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -25,8 +24,8 @@ from hamu.report import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
 from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
-from hamu.unlearning.jobs.options import CompareOptions, DataOptions, RunOptions
-from hamu.unlearning.jobs.problem import inputs_of, open_problem
+from hamu.unlearning.jobs.kinds import choose_task
+from hamu.unlearning.jobs.options import CompareOptions
 from hamu.unlearning.jobs.progress import handling, silent, task_bar
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.run_folder import RunFolder, holds_a_comparison
@@ -55,7 +54,9 @@ class Compared:
 
 
 def compare(*, console: Console | None = None, **options: Any) -> Compared:
-    """Unlearn by several methods and settings, each in a process of its own; the same call goes on where it was.
+    """Unlearn by several methods and settings, each in a process of its own.
+
+    The same call again goes on where it was.
 
     Args:
         console: shows progress; silent by default.
@@ -64,16 +65,13 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     Raises:
         HamuError: if an option is unknown or does not fit, or other runs are in the place of these.
     """
-    console = console or silent()
     environment = dict(os.environ)  # of the runs; reading settings changes it
     if "resume" in options:
         raise HamuError("compare needs no --resume: the same command again goes on where it was")
     settings = settings_of("compare", options)
-    run = settings.of(RunOptions)
-    asked = settings.of(CompareOptions)
-    args = settings.of(UnlearnConfig)
-    given = settings.given
-    _check(asked)
+    asked, args = settings.of(CompareOptions), settings.of(UnlearnConfig)
+    if asked.jobs < 1:
+        raise HamuError(f"jobs {asked.jobs} must be at least 1")
     build_metrics()  # a broken one is to cost no run
     grid = cells(
         asked.methods or method_classes(),
@@ -81,37 +79,32 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         asked.learning_rates or [args.learning_rate],
         asked.seeds or [args.seed],
     )
-    goes_on = holds_a_comparison(Path(str(args.output_dir)))
-    task, folder, problem = open_problem(
-        settings.of(DataOptions), run, args, given, console, resume=goes_on
-    )
-    if task.is_local(str(run.model)) and not Path(str(run.model)).is_dir():
-        raise HamuError(
-            f"the model {run.model} is not there; give a folder written by `hamu train`"
-        )
-    task.settle_adapter(given)
-    shared = {
-        name: value for name, value in given.items() if name not in (*vars(asked), "output_dir")
-    }
+    task = choose_task(settings, console or silent())
+    model = str(task.run.model)
+    folder, problem = task.start(resume=holds_a_comparison(Path(str(args.output_dir))))
+    if task.is_local(model) and not Path(model).is_dir():
+        raise HamuError(f"the model {model} is not there; give a folder written by `hamu train`")
+    task.settle_adapter()
+    own = {*vars(asked), "output_dir"}
+    shared = {name: value for name, value in settings.given.items() if name not in own}
     with folder, TemporaryDirectory(prefix="hamu-") as place:
         plans = [_planned(cell, shared, Path(place)) for cell in grid]
         folder.prepare()
-        flags = ("--trust_remote_code",) if run.trust_remote_code else ()
         runs = Runs(
             folder,
             plans,
             every_option,
-            lambda: inputs_of(task, problem),
-            overwrite=run.overwrite,
-            flags=flags,
+            lambda: task.inputs_of(problem),
+            overwrite=task.run.overwrite,
+            flags=("--trust_remote_code",) if task.run.trust_remote_code else (),
         )
-        console.print(
-            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}; "
-            f"{len(grid)} runs, {len(grid) - len(runs.waiting)} of them finished before"
+        task.console.print(
+            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
+            f"{len(problem.retain)}; {len(grid)} runs, {len(grid) - len(runs.waiting)} of them "
+            f"finished before"
         )
-        # runs may change from here on, and what shows them comes after the last
-        folder.remove(*_SHOWN)
-        run_waiting(runs, Children(asked.jobs, environment, _command), console, "compare")
+        folder.remove(*_SHOWN)  # runs may change from here on
+        run_waiting(runs, Children(asked.jobs, environment, _command), task.console, "compare")
         return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")
 
 
@@ -124,7 +117,6 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
     folder.write_text(table, csv_table(comparison.rows))
     folder.write_text(page, markdown_page(comparison))
     folder.write_text(tex, latex_page(comparison))
-    names = {path.parent.name for path in folder.path.glob(f"*/{RECORD}")}
     picture = folder.path / drawing
     if finished:
         drawn = [
@@ -133,21 +125,12 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
             if row["run"] in finished
         ]
         plot_comparison(drawn, comparison.hypervolumes, picture, title)
-    others = len(names - finished.keys())
-    return Compared(folder.path, picture, comparison, len(finished), len(runs), others)
-
-
-def _check(options: CompareOptions) -> None:
-    for name in ("constraints", "learning_rates"):
-        for value in getattr(options, name) or []:
-            if not math.isfinite(value):
-                raise HamuError(f"{name} {value} must be finite numbers")
-    if options.jobs < 1:
-        raise HamuError(f"jobs {options.jobs} must be at least 1")
+    others = {path.parent.name for path in folder.path.glob(f"*/{RECORD}")} - finished.keys()
+    return Compared(folder.path, picture, comparison, len(finished), len(runs), len(others))
 
 
 def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
-    """The settings of a run in a file, once it is sure that they fit together."""
+    """The settings of a run in a file, once they fit together."""
     path = place / f"{cell.name}.yaml"
     path.write_text(yaml.safe_dump(cell.settings(shared), allow_unicode=True), encoding="utf-8")
     try:
@@ -165,15 +148,15 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
     """Run what waits, a line for each that ends, under a bar with the command's name.
 
     Raises:
-        Interrupted: by a signal, now or when other runs were made, once all runs under way have ended.
+        Interrupted: by a signal, now or when other runs were made, once all runs under way ended.
     """
     with ending(children), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
             console.print(_line(row), soft_wrap=True)
     if children.asked_by and runs.waiting:
         raise Interrupted(
-            f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs are not finished; the "
-            f"same command goes on with them",
+            f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs "
+            f"are not finished; the same command goes on with them",
             children.asked_by,
         )
 
@@ -193,6 +176,6 @@ def _line(row: Row) -> str:
     if row["failed"]:
         return f"{row['run']} failed: {row['failed']}"
     return (
-        f"{row['run']}: ΔL_f {row['forget_gain']:+.4g}, -ΔL_r {row['retain_gain']:+.4g}, {row['steps']} steps, "
-        f"{row['seconds']:.0f} s"
+        f"{row['run']}: ΔL_f {row['forget_gain']:+.4g}, -ΔL_r {row['retain_gain']:+.4g}, "
+        f"{row['steps']} steps, {row['seconds']:.0f} s"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,11 @@ from hamu.files import EVALUATION, HARDNESS, MODEL, READABLE_RECORD, RECORD, fil
 from hamu.models import first_not_finite
 from hamu.models.storage import CannotMerge
 from hamu.unlearning.goal_report import standing_line
-from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
+from hamu.unlearning.jobs.kinds import choose_task
+from hamu.unlearning.jobs.options import ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
-from hamu.unlearning.jobs.problem import fitted_problem, inputs_of, open_problem, predictions_of
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
-from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
+from hamu.unlearning.jobs.settings import recorded_settings, settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import (
     Inputs,
@@ -52,11 +51,12 @@ class Unlearned:
     Attributes:
         folder, model: the output folder, and the model in it.
         before, after: the figures of the model before and after the run.
-        goal: the goal of the run, and the standings before and after; None if nothing defines forgotten.
+        goal: the goal of the run, and the standings before and after; None if nothing defines
+            forgotten.
         stop_reason: a word for it, such as "goal reached".
         record: the readable record; None in a process that does not write it.
         record_digest: the SHA-256 of record.json.
-        lines: what the run did and what of it is saved, a sentence each.
+        lines: the course of the run and what of it is saved, a sentence each.
         memory: the peak memory, in words.
         was_complete: the run to resume had already ended.
         merge_failure: reason why `merge` failed; "" if it did not.
@@ -87,41 +87,59 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         The model, its figures and the record; with `dry_run` the plan of the run.
 
     Raises:
-        HamuError: if an option is unknown or does not fit, no step could be taken, or the run diverged.
+        HamuError: if an option is unknown or does not fit, no step could be taken, or the run
+            diverged.
     """
     console = console or silent()
     settings = settings_of("unlearn", options)
-    data = settings.of(DataOptions)
-    run = settings.of(RunOptions)
-    args = settings.of(UnlearnConfig)
-    resume, given = settings.of(ResumeOptions).resume, settings.given
+    args, given = settings.of(UnlearnConfig), settings.given
+    resume = settings.of(ResumeOptions).resume
     if not args.eval_on_start:
         raise HamuError(
-            "eval_on_start measures the model before unlearning, the baseline of every figure; leave it on"
+            "eval_on_start measures the model before unlearning, the baseline of every figure; "
+            "leave it on"
         )
-    if run.dry_run:
-        return plan(data, run, args, given, console)
-    if resume and RunFolder(args.output_dir, resume=True).has(RECORD):
-        return _complete(Path(args.output_dir))
+    if settings.of(RunOptions).dry_run:
+        return plan(settings, console)
+    if resume and RunFolder(str(args.output_dir), resume=True).has(RECORD):
+        return _complete(Path(str(args.output_dir)))
     build_metrics()  # a broken one is to cost no run
-    task, folder, problem = open_problem(data, run, args, given, console, resume=resume)
+    task = choose_task(settings, console)
+    folder, problem = task.start(resume=resume)
     task.check_models()
-    task.settle_adapter(given)
+    task.settle_adapter()
     with folder:
-        prepared = _prepare(task, folder, problem, settings, console)
-        log = StepLog(
-            folder, given, with_settings(prepared.inputs, given), resume, prepared.hardness
+        reference = _reference(task, args, problem)
+        set_seed(args.seed)
+        model = task.start_model(str(task.run.model))
+        inputs = from_main(lambda: task.inputs_of(problem))
+        if resume:
+            check_same(folder.path, inputs)
+        problem = task.fitted_problem(model, problem)
+        console.print(
+            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
+            f"{len(problem.retain)}, by {args.method}"
         )
+        assessed = resume and folder.has(HARDNESS)
+        hardness = read_json(folder.path / HARDNESS) if assessed else None
+        log = StepLog(folder, given, with_settings(inputs, given), resume, hardness)
         bar = ProgressBar(console, args.method)
-        known = None if prepared.reference is None else prepared.reference["forget"]
-        trainer = quiet_trainer(
-            prepared.model, prepared.problem, args, [log, bar], task.collator(), known
-        )
+        known = reference and reference["forget"]
+        trainer = quiet_trainer(model, problem, args, [log, bar], task.collator(), known)
         log.trainer, trainer.before_saving = trainer, log.begin
         trainer.beside_model = task.beside_model()
         with bar, kept_open(trainer):
             _train(trainer, resume)
-        return _finish(task, folder, prepared, trainer, settings)
+        return _finish(task, folder, problem, trainer, inputs, reference)
+
+
+def _reference(task: Task, args: UnlearnConfig, problem: UnlearningData[Any]) -> Any:
+    """The retain model's predictions, None without one."""
+    source = task.run.retain_model
+    if source is None:
+        return None
+    whole = args.forget_objective == "bounded"
+    return task.predictions(source, problem, args.max_eval_samples, whole_forget=whole)[1]
 
 
 def _complete(folder: Path) -> Unlearned:
@@ -140,94 +158,40 @@ def _complete(folder: Path) -> Unlearned:
     )
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """Start of a run of unlearning.
-
-    Attributes:
-        model: ready to be changed.
-        problem: in the form that the model takes.
-        inputs: what the run reads, by its digests.
-        reference: the retain model's predictions, None without one.
-        hardness: of the assessment before the run, None if there was none.
-    """
-
-    model: Any
-    problem: UnlearningData[Any]
-    inputs: Inputs
-    reference: Mapping[str, Any] | None
-    hardness: dict[str, Any] | None
-
-
-def _prepare(
-    task: Task,
-    folder: RunFolder,
-    problem: UnlearningData[Any],
-    settings: Settings,
-    console: Console,
-) -> _Prepared:
-    """Predict by the retain model, and load the model."""
-    run, args = settings.of(RunOptions), settings.of(UnlearnConfig)
-    resume = settings.of(ResumeOptions).resume
-    reference = None
-    if run.retain_model is not None:
-        whole = args.forget_objective == "bounded"
-        reference = predictions_of(
-            task, run.retain_model, problem, args, args.max_eval_samples, whole_forget=whole
-        )[1]
-    set_seed(args.seed)
-    model = task.start_model(str(run.model))
-    inputs = from_main(lambda: inputs_of(task, problem))
-    if resume:
-        check_same(folder.path, inputs)
-    fitted = fitted_problem(task, model, problem)
-    console.print(
-        f"forget {len(fitted.forget)} {task.noun} ({fitted.forget_name}), retain {len(fitted.retain)}, by {args.method}"
-    )
-    hardness = read_json(folder.path / HARDNESS) if resume and folder.has(HARDNESS) else None
-    return _Prepared(model, fitted, inputs, reference, hardness)
-
-
 def _finish(
     task: Task,
     folder: RunFolder,
-    prepared: _Prepared,
+    problem: UnlearningData[Any],
     trainer: UnlearnTrainer,
-    settings: Settings,
+    inputs: Inputs,
+    reference: Any,
 ) -> Unlearned:
     """Save the model, its figures and the record."""
-    args, problem = settings.of(UnlearnConfig), prepared.problem
     before, after = (
-        task.report(predictions, problem, prepared.reference, args)
+        task.report(predictions, problem, reference)
         for predictions in (trainer.start_predictions, trainer.predictions)
     )
     evaluation = {"before": before, "after": after} | trainer.history()
     card = partial(
         write_model_card,
-        base=str(task.run_options.model),
-        method=args.method,
+        base=str(task.run.model),
+        method=trainer.args.method,
         forget_records=len(problem.forget),
         reports={"before": before, "after": after},
         goal=evaluation["goal"],
     )
-    path = task.save_model(folder, prepared.model, card)
+    path, failure = save_whole(task, folder, trainer.model, card)
     folder.write_json(EVALUATION, evaluation)
-    failure = ""
-    try:
-        task.save_merged(folder, prepared.model)
-    except CannotMerge as error:  # what was unlearned is recorded all the same
-        failure = str(error)
     readable, digest = None, ""
     if is_main():
-        of_run = recorded_settings(task.data_options, task.run_options, args, settings.given)
         readable, digest = write_record(
             folder,
             trainer,
             evaluation,
             problem=problem,
             chosen_by=task.chosen_by(),
-            settings=of_run,
-            inputs=prepared.inputs,
+            settings=recorded_settings(task.settings),
+            inputs=inputs,
         )
     return Unlearned(
         folder.path,
@@ -239,18 +203,28 @@ def _finish(
         readable,
         digest,
         tuple(_outcome(trainer)),
-        peak_memory(args.device),
+        peak_memory(trainer.args.device),
         merge_failure=failure,
     )
 
 
+def save_whole(task: Task, folder: RunFolder, model: Any, card: Any) -> tuple[Path, str]:
+    """Save a model with its card, and merged if asked for; also the reason why that failed."""
+    path = folder.save_model(model, *task.beside_model(), card)
+    try:
+        task.save_merged(folder, model)
+    except CannotMerge as error:  # the adapter is saved and recorded all the same
+        return path, str(error)
+    return path, ""
+
+
 def _train(trainer: UnlearnTrainer, resume: bool) -> None:
-    """Unlearn, and measure what came out if the last step was not.
+    """Unlearn, and measure the model unless the last step was measured.
 
     Raises:
         HamuError: if there is no new model, or none that is of use.
     """
-    with leaving_in_order("unlearn")(trainer):
+    with leaving_in_order("unlearn", trainer):
         trainer.train(resume_from_checkpoint="newest" if resume else None)
     if not trainer.steps_taken:
         tried = f"{trainer.steps_skipped} tried, and the last one skipped as {trainer.skip_reason}"
@@ -268,39 +242,33 @@ def _check_finite(trainer: UnlearnTrainer, broken: str | None) -> None:
     """Refuse a model of which something is not finite."""
     if broken is not None:
         raise HamuError(
-            f"unlearning diverged: {broken} is not finite; lower --learning_rate {trainer.args.learning_rate} or "
-            f"choose another method"
+            f"unlearning diverged: {broken} is not finite; lower --learning_rate "
+            f"{trainer.args.learning_rate} or choose another method"
         )
 
 
 def _outcome(trainer: UnlearnTrainer) -> list[str]:
-    """Lines on what happened, and what of it was saved."""
-    return [
-        f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at step "
-        f"{trainer.state.global_step} because {trainer.stop.text}",
+    """Lines on the course of the run, and on what of it was saved."""
+    lines = [
+        f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
+        f"step {trainer.state.global_step} because {trainer.stop.text}",
         *_divergence(trainer),
-        *_warning(trainer),
-        *_forgotten(trainer),
-        *([] if trainer.promise is None else [describe(trainer.promise)]),
     ]
-
-
-def _forgotten(trainer: UnlearnTrainer) -> list[str]:
-    """Lines with the count of forgotten records, and the best state of a run by hand."""
-    lines = [] if trainer.controller is not None else [_best(trainer)]
-    if trainer.controller is not None and trainer.controller.goal_sentence not in trainer.stop.text:
-        lines.append(trainer.controller.goal_sentence)
+    controller = trainer.controller
+    if controller is None:
+        lines += [*_warning(trainer), _best(trainer)]
+    elif controller.goal_sentence not in trainer.stop.text:
+        lines.append(controller.goal_sentence)
     after = trainer.standings().get("after")
-    if after is not None and trainer.goal_run.goal is not None:
-        text = standing_line(after.figures())
-        lines.append(
-            f"{text}, by the goal {trainer.goal_run.goal.kind}; whether that lasts: hamu attack"
-        )
-    return lines
+    goal = trainer.goal_run.goal
+    if after is not None and goal is not None:
+        line = standing_line(after.figures())
+        lines.append(f"{line}, by the goal {goal.kind}; whether that lasts: hamu attack")
+    return lines if trainer.promise is None else [*lines, describe(trainer.promise)]
 
 
 def _divergence(trainer: UnlearnTrainer) -> list[str]:
-    """A line if the model has become worse than guessing on what it was to retain."""
+    """A line if the model has become worse than guessing on the retain data."""
     guess = guessing_loss(trainer.predictions["retain"], trainer.model)
     before, after = (
         set_figures(one)["retain_loss"] for one in (trainer.start_predictions, trainer.predictions)
@@ -308,8 +276,9 @@ def _divergence(trainer: UnlearnTrainer) -> list[str]:
     if not before <= guess < after:
         return []
     return [
-        f"the model is of no use: its retain loss went from {before:.4f} to {after:.4g}, above the {guess:.2f} of "
-        f"guessing; lower --learning_rate {trainer.args.learning_rate:g}, or end such a run by --max_retain_loss"
+        f"the model is of no use: its retain loss went from {before:.4f} to {after:.4g}, above the "
+        f"{guess:.2f} of guessing; lower --learning_rate {trainer.args.learning_rate:g}, or end "
+        f"such a run by --max_retain_loss"
     ]
 
 
@@ -322,43 +291,38 @@ def guessing_loss(predictions: Predictions | TokenPredictions, model: Any) -> fl
 
 def _warning(trainer: UnlearnTrainer) -> list[str]:
     """A line if a run took all its steps and changed next to nothing."""
-    evaluations = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
-    if (
-        trainer.stop.kind != "all steps"
-        or trainer.controller is not None
-        or "forget" not in trainer.sides
-    ):
+    log = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
+    if trainer.stop.kind != "all steps" or "forget" not in trainer.sides:
         return []
-    first, last = evaluations[0], evaluations[-1]
-    if not all(
-        abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) < _HARDLY for side in SIDES
-    ):
+    first, last = log[0], log[-1]
+    moves = [abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) for side in SIDES]
+    if max(moves) >= _HARDLY:
         return []
     return [
         f"the model has hardly moved: the forget loss was {first['eval_forget_loss']:.4f} and is "
-        f"{last['eval_forget_loss']:.4f}, at learning rate {trainer.args.learning_rate:g}; `hamu assess` suggests a "
-        f"rate, and --auto finds one"
+        f"{last['eval_forget_loss']:.4f}, at learning rate {trainer.args.learning_rate:g}; `hamu "
+        f"assess` suggests a rate, and --auto finds one"
     ]
 
 
 def _best(trainer: UnlearnTrainer) -> str:
     """The best evaluation, and where its state is saved."""
-    name = f"eval_{str(trainer.args.metric_for_best_model).removeprefix('eval_')}"
-    found = [entry for entry in trainer.state.log_history if name in entry]
+    args, state = trainer.args, trainer.state
+    name = str(args.metric_for_best_model).removeprefix("eval_")
+    found = [entry for entry in state.log_history if f"eval_{name}" in entry]
     if not found:
-        return f"no evaluation measured {name.removeprefix('eval_')}"
-    best = (max if trainer.args.greater_is_better else min)(found, key=lambda entry: entry[name])
-    text = f"best {name.removeprefix('eval_')} {best[name]:+.4g} at step {best['step']}"
-    folder = trainer.checkpoints.path(best["step"])
-    saved = (
-        trainer.state.best_global_step
-        if trainer.args.load_best_model_at_end
-        else trainer.state.global_step
-    )
+        return f"no evaluation measured {name}"
+    best = (max if args.greater_is_better else min)(found, key=lambda one: one[f"eval_{name}"])
+    text = f"best {name} {best[f'eval_{name}']:+.4g} at step {best['step']}"
+    folder = trainer.checkpoints.path(int(best["step"]))
+    saved = state.best_global_step if args.load_best_model_at_end else state.global_step
     if best["step"] == 0:
-        return f"best {name.removeprefix('eval_')} at the start: no later evaluation was better"
+        return f"best {name} at the start: no later evaluation was better"
     if best["step"] == saved:
         return f"{text}, which is the model saved"
     if folder.exists():
         return f"{text}, in {folder}"
-    return f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps such a state"
+    return (
+        f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps such a "
+        f"state"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from transformers import set_seed
 from hamu.assess import Assessment, assess_model, check_settings
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
-from hamu.data import TextRecords, UnlearningData, read_text
+from hamu.data import TextRecords, UnlearningData, encode, read_text
 from hamu.data.sources import MINIATURE
 from hamu.errors import HamuError
-from hamu.evaluation import build_metrics
+from hamu.evaluation import TofuSets, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.attack_results import (
     ORIGINAL,
     QUANTIZE,
@@ -28,28 +28,31 @@ from hamu.evaluation.attack_results import (
     Kind,
 )
 from hamu.evaluation.attacks import AttackData, attack_model, check_can_quantize, collected
-from hamu.files import ASSESSMENT, ATTACK, ATTACK_PICTURE, EVALUATION, FRONTIER
+from hamu.evaluation.tofu import PERTURBED
+from hamu.files import (
+    ANSWERS,
+    ANSWERS_PAGE,
+    ASSESSMENT,
+    ATTACK,
+    ATTACK_PICTURE,
+    EVALUATION,
+    FRONTIER,
+)
+from hamu.models.language import load_tokenizer
 from hamu.report import plot_frontiers
+from hamu.report.observations import AnsweredRecord, answered
+from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks
 from hamu.unlearning.goal_report import goal_lines, goal_report
 from hamu.unlearning.goals import NOTHING_TELLS, choose_goal
-from hamu.unlearning.jobs.options import (
-    AssessOptions,
-    DataOptions,
-    EvaluateOptions,
-    OriginalOptions,
-    RunOptions,
-)
-from hamu.unlearning.jobs.problem import fitted_problem, open_problem, predictions_of
+from hamu.unlearning.jobs.kinds import TextTask, choose_task
+from hamu.unlearning.jobs.options import AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.progress import silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
-from hamu.unlearning.jobs.task import Task
-from hamu.unlearning.jobs.text_evaluation import TextEvaluation
-from hamu.unlearning.jobs.text_task import TextTask
+from hamu.unlearning.jobs.task import TOFU_SETS, Task
 from hamu.unlearning.record.record import plain
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
-from hamu.unlearning.trainer.resumable import to_channels_last
+from hamu.unlearning.trainer import UnlearnConfig
 
 
 @dataclass(frozen=True)
@@ -113,11 +116,9 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
     Raises:
         HamuError: if an option is unknown or does not fit.
     """
-    console = console or silent()
     settings = settings_of("assess", options)
-    run = settings.of(RunOptions)
-    asked = settings.of(AssessOptions)
-    args = settings.of(UnlearnConfig)
+    asked, args = settings.of(AssessOptions), settings.of(UnlearnConfig)
+    task = choose_task(settings, console or silent())
     how: dict[str, Any] = {
         "learning_rate": args.learning_rate,
         "max_grad_norm": args.clip_norm,
@@ -127,20 +128,17 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
         "bootstrap_memory": asked.bootstrap_memory,
     }
     check_settings(**how)
-    task, folder, problem = open_problem(
-        settings.of(DataOptions), run, args, settings.given, console
-    )
-    how["batch_size"] = args.per_device_train_batch_size  # the task may have its own default
+    folder, problem = task.start()
     task.check_models()
-    task.settle_adapter(settings.given)
+    task.settle_adapter()
     set_seed(args.seed)  # of a new adapter
-    model = task.start_model(str(run.model)).to(args.device)
-    problem = fitted_problem(task, model, problem)
+    model = task.start_model(str(task.run.model)).to(args.device)
+    problem = task.fitted_problem(model, problem)
     method = args.build_method()
     if not isinstance(method, HamuQ | HamuU):
         method = HamuQ(args.constraint, args.constraint_mode)  # type: ignore[arg-type]
-    _announce(task, problem, method, args, console)
-    with task_bar(console) as bar:
+    _announce(task, problem, method, args)
+    with task_bar(task.console) as bar:
         shown = bar.add_task("assess", total=None)
         found = assess_model(
             model,
@@ -157,27 +155,22 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
             **how,
         )
     with folder:
-        said = {"forget_set": problem.forget_name, "objectives_of_the_run": args.objectives()}
+        named = {"forget_set": problem.forget_name, "objectives_of_the_run": args.objectives()}
         # the figures first: they show whose folder this is
-        path = folder.write_json(ASSESSMENT, said | found.record())
+        path = folder.write_json(ASSESSMENT, named | found.record())
         folder.write_config(settings.given)
-        picture = folder.path / FRONTIER
-        plot_frontiers(found.frontiers, found.method, picture)
-    return Assessed(folder.path, path, picture, found)
+        plot_frontiers(found.frontiers, found.method, folder.path / FRONTIER)
+    return Assessed(folder.path, path, folder.path / FRONTIER, found)
 
 
 def _announce(
-    task: Task,
-    problem: UnlearningData[Any],
-    method: HamuQ | HamuU,
-    args: UnlearnConfig,
-    console: Console,
+    task: Task, problem: UnlearningData[Any], method: HamuQ | HamuU, args: UnlearnConfig
 ) -> None:
-    """Name the problem, and how the run to come differs from the assessment."""
+    """Name the problem, and the difference between the assessment and the run to come."""
     instead = "" if method.name == args.method else f", as {args.method} has no constraint"
-    console.print(
-        f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain {len(problem.retain)}: assessed for "
-        f"{method.name}{instead}"
+    task.console.print(
+        f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
+        f"{len(problem.retain)}: assessed for {method.name}{instead}"
     )
     others = [
         f"{name} to {side}"
@@ -185,9 +178,9 @@ def _announce(
         if name not in (None, CrossEntropy.name)
     ]
     if others:
-        console.print(
-            f"assessed with cross-entropy on both sides, but {args.method} has another loss: {', '.join(others)}. How "
-            f"hard that is, and what it costs, may differ",
+        task.console.print(
+            f"assessed with cross-entropy on both sides, but {args.method} has another loss: "
+            f"{', '.join(others)}. How hard that is, and what it costs, may differ",
             soft_wrap=True,
         )
 
@@ -202,37 +195,31 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     Raises:
         HamuError: if an option is unknown or does not fit.
     """
-    console = console or silent()
     settings = settings_of("evaluate", options)
-    run = settings.of(RunOptions)
-    asked = settings.of(EvaluateOptions)
-    args = settings.of(TrainConfig)
     build_metrics()  # a broken one is to cost no run
-    task, folder, problem = open_problem(
-        settings.of(DataOptions), run, args, settings.given, console, asked
-    )
-    task.check_models(asked)
-    further = TextEvaluation(task, asked, args) if isinstance(task, TextTask) else None
-    attacks, attacker = settings.of(AttackSettings), None
-    if attacks.attacks:
-        attacker = _Attacker(task, problem, attacks, asked.original_model, args, settings.given)
+    task = choose_task(settings, console or silent())
+    folder, problem = task.start()
+    task.check_models()
+    asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
+    further = _TextEvaluation(task, asked) if isinstance(task, TextTask) else None
+    attacker = _Attacker(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(
         problem.sets(),
         asked.goal,
         asked.target_forget_loss,
         asked.target_share,
-        has_retain_model=run.retain_model is not None,
+        has_retain_model=retain_model is not None,
     )
     reference = original = None
-    if run.retain_model is not None:
-        model, reference = predictions_of(task, run.retain_model, problem, args)
+    if retain_model is not None:
+        model, reference = task.predictions(retain_model, problem)
         if further is not None:
             further.ask_retain_model(model)
         del model  # gone before another is loaded
-    if goal is not None and goal.kind == "unseen" and asked.original_model is not None:
-        original = predictions_of(task, asked.original_model, problem, args, only=("test",))[1]
-    model, predictions = predictions_of(task, str(run.model), problem, args)
-    report = task.report(predictions, problem, reference, args)
+    if goal is not None and goal.kind == "unseen" and task.original_model is not None:
+        original = task.predictions(task.original_model, problem, only=("test",))[1]
+    model, predictions = task.predictions(str(task.run.model), problem)
+    report = task.report(predictions, problem, reference)
     report["goal"] = None
     if goal is not None:
         report["goal"] = goal_report(goal, predictions, original=original, retain_model=reference)
@@ -253,6 +240,89 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     return Evaluated(folder.path, path, problem.forget_name, report, tuple(lines), attacked)
 
 
+class _TextEvaluation:
+    """Figures of a language model beyond its losses: TOFU's, and answers side by side.
+
+    Raises:
+        HamuError: if a record of TOFU has no wrong answers, or none of its answer would be left.
+    """
+
+    def __init__(self, task: TextTask, options: EvaluateOptions) -> None:
+        self._task, self._generate = task, options.generate
+        named = [getattr(options, name) for name in TOFU_SETS]  # in the order of `TofuSets`
+        self._tofu = TofuSets(
+            *(None if name is None else task.read(task.located(name), "train") for name in named)
+        )
+        self._retain_ratios: list[float] | None = None
+        found = [texts for texts in vars(self._tofu).values() if texts is not None]
+        if found:
+            run = task.run
+            source, trusted = run.tokenizer or str(run.model), run.trust_remote_code
+            tokenizer = load_tokenizer(source, run.base_model, trust_remote_code=trusted)
+            for texts in found:
+                for one in (texts, texts.answering(PERTURBED)):
+                    encode(one, tokenizer, task.data.max_length)
+
+    def _report(self, model: Any, sets: TofuSets, generate: int) -> dict[str, Any]:
+        task, args = self._task, self._task.args
+        with task.evaluation_precision():
+            return tofu_report(
+                model,
+                task.tokenizer,
+                sets,
+                args.eval_batch_size,
+                task.length_for(model),
+                generate or None,
+                args.seed,
+                generate=generate > 0,
+            )
+
+    def ask_retain_model(self, model: Any) -> None:
+        """Keep the truth ratios of the retain model, which forget quality compares with."""
+        if self._tofu.forget is not None:
+            found = self._report(model, TofuSets(forget=self._tofu.forget), 0)
+            self._retain_ratios = found["forget"]["truth_ratios"]
+
+    def measure(self, model: Any, report: dict[str, Any]) -> None:
+        """Add TOFU's figures to a model's report where their data are given."""
+        if self._tofu == TofuSets():
+            return
+        tofu = report["tofu"] = self._report(model, self._tofu, self._generate)
+        if self._retain_ratios is not None:
+            ours = tofu["forget"]["truth_ratios"]
+            tofu["forget_quality"] = forget_quality(ours, self._retain_ratios)
+        if report.get("privleak") is not None:
+            tofu["privleak"] = report["privleak"]  # the table has it beside forget quality
+
+    def files(self, model: Any, problem: UnlearningData[TextRecords]) -> dict[str, str]:
+        """The page of answers side by side, and the same as JSON lines, by the name of the file."""
+        task, original = self._task, self._task.original_model
+        if not self._generate:
+            return {}
+        models = {"after" if original else "answer": (model, task.tokenizer)}
+        if original:
+            models = {"before": task.load_with_tokenizer(original)} | models
+        pages: dict[str, list[AnsweredRecord]] = {}
+        lines = []
+        for name in ("forget", "retain"):
+            texts = task.some_records(problem.sets()[name], self._generate)
+            if not all(record.prompt for record in texts.records):
+                task.console.print(
+                    f"no answers are generated for the {name} set: plain text has no prompt"
+                )
+                continue
+            answers = {
+                label: task.answers_of(one.to(task.args.device), tokenizer, texts)
+                for label, (one, tokenizer) in models.items()
+            }
+            pages[name] = answered(texts, answers)
+            for row in pages[name]:
+                line: dict[str, Any] = {"set": name, "prompt": row.prompt, "expected": row.expected}
+                line |= {label: {"answer": text, "rouge": r} for label, text, r in row.answers}
+                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        return {ANSWERS_PAGE: answers_page(pages), ANSWERS: "".join(lines)} if pages else {}
+
+
 def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     """Fine-tune copies of a model, and measure whether what was forgotten comes back.
 
@@ -263,21 +333,13 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     Raises:
         HamuError: if an option or an attack is unknown or does not fit.
     """
-    console = console or silent()
-    settings = settings_of("attack", options)
-    run = settings.of(RunOptions)
-    args = settings.of(TrainConfig)
-    asked = settings.of(OriginalOptions)
-    task, folder, problem = open_problem(
-        settings.of(DataOptions), run, args, settings.given, console, asked
-    )
-    task.check_models(asked)
-    attacks = settings.of(AttackSettings)
-    attacker = _Attacker(task, problem, attacks, asked.original_model, args, settings.given)
-    result = attacker.run()
+    task = choose_task(settings_of("attack", options), console or silent())
+    folder, problem = task.start()
+    task.check_models()
+    result = _Attacker(task, problem).run()
     with folder:
         attacked = _saved(result, folder, problem)
-        folder.write_config(settings.given)
+        folder.write_config(task.given)
     return attacked
 
 
@@ -288,76 +350,58 @@ def _saved(result: AttackResult, folder: RunFolder, problem: UnlearningData[Any]
 
 
 class _Attacker:
-    """Attacks of one problem, checked when it is made.
-
-    Args:
-        task: of the command.
-        problem: as it was read.
-        settings: which attacks.
-        original: the model before unlearning, if it is named.
-        args: settings of evaluation.
-        given: the options that were given.
+    """Attacks of one problem.
 
     Raises:
         HamuError: if an attack is unknown or cannot be run.
     """
 
-    def __init__(
-        self,
-        task: Task[Any, Any, Any],
-        problem: UnlearningData[Any],
-        settings: AttackSettings,
-        original: str | None,
-        args: TrainConfig,
-        given: Mapping[str, Any],
-    ) -> None:
-        self._task, self._problem, self._settings, self._args = task, problem, settings, args
-        run = task.run_options
-        self._models = {UNLEARNED: run.model, ORIGINAL: original, RETRAINED: run.retain_model}
+    def __init__(self, task: Task, problem: UnlearningData[Any]) -> None:
+        self._task, self._problem = task, problem
+        self._settings = task.settings.of(AttackSettings)
         self._kind: Kind = "text" if isinstance(task, TextTask) else "image"
-        self._names = settings.names(self._kind)
+        self._names = self._settings.names(self._kind)
         if QUANTIZE in self._names:
             check_can_quantize()
-        task.settle_adapter(given)
+        task.settle_adapter()
         self._unrelated = self._read_unrelated()
 
     def run(self) -> AttackResult:
         """Load and attack one model after the other."""
-        models = {role: name for role, name in self._models.items() if name is not None}
+        task, settings = self._task, self._settings
+        roles = {"model": UNLEARNED, "original": ORIGINAL, "retain": RETRAINED}
+        models = {roles[key]: name for key, name in task.named_models().items()}
         found, data = {}, None
-        work = len(models) * self._settings.work(self._names, self._kind)
-        with task_bar(self._task.console) as bar:
+        work = len(models) * settings.work(self._names, self._kind)
+        with task_bar(task.console) as bar:
             job = bar.add_task("attacks", total=work)
             for role, name in models.items():
                 bar.update(job, description=f"attacks on the {role} model")
-                model = self._task.start_model(name).to(self._args.device)
-                if self._args.channels_last:
-                    to_channels_last(model)
+                model = task.on_device(task.start_model(name))
                 data = self._data_for(model)
                 found[role] = attack_model(
                     model,
                     data,
-                    self._settings,
-                    seed=self._args.seed,
+                    settings,
+                    seed=task.args.seed,
                     role=role,
                     advance=lambda steps: bar.advance(job, steps),
                 )
         assert data is not None  # there is always an unlearned model
-        return collected(found, data, self._settings)
+        return collected(found, data, settings)
 
     def _data_for(self, model: Any) -> AttackData:
         """The problem in the form that a model takes."""
-        fitted = fitted_problem(self._task, model, self._problem)
-        unrelated = None
-        if self._unrelated:
-            [unrelated] = self._task.fitted(model, self._unrelated)
+        task = self._task
+        fitted = task.fitted_problem(model, self._problem)
+        [unrelated] = task.fitted(model, self._unrelated) if self._unrelated else [None]
         return AttackData(
             fitted.retain,
             fitted.forget,
-            self._task.collator(),
-            self._args.eval_batch_size,
+            task.collator(),
+            task.args.eval_batch_size,
             unrelated,
-            getattr(self._task, "tokenizer", None),
+            getattr(task, "tokenizer", None),
         )
 
     def _read_unrelated(self) -> TextRecords | None:
@@ -366,10 +410,11 @@ class _Attacker:
         if RELEARN_UNRELATED not in self._names:
             if named is not None:
                 raise HamuError(
-                    f"unrelated_data {named} has no effect without the attack {RELEARN_UNRELATED}; leave it out"
+                    f"unrelated_data {named} has no effect without the attack {RELEARN_UNRELATED}; "
+                    f"leave it out"
                 )
             return None
-        source = None if named is None else self._task.located(named)
-        texts = read_text(MINIATURE) if source is None else self._task.read(source, "train")
-        known = {*self._problem.retain.digests(), *self._problem.forget.digests()}
+        task, problem = self._task, self._problem
+        texts = task.read(task.located(named), "train") if named else read_text(MINIATURE)
+        known = {*problem.retain.digests(), *problem.forget.digests()}
         return texts.select([i for i, one in enumerate(texts.digests()) if one not in known])

@@ -1,4 +1,4 @@
-"""What the config.yaml of a run names, read again: settings, data, models. Nothing is written."""
+"""`hamu.verify`, and what the config.yaml of a run names, read again. Nothing is written."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from hamu.errors import HamuError
 from hamu.files import CONFIG, MODEL, RECORD, file_digest
 from hamu.models.storage import NeedsCode, folder_of, is_adapter
 from hamu.unlearning.goals import Goal, Standing
-from hamu.unlearning.jobs.options import DataOptions, RunOptions
-from hamu.unlearning.jobs.problem import choose_task, inputs_of, predictions_of
+from hamu.unlearning.jobs.kinds import choose_task
+from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
-from hamu.unlearning.jobs.task import Task, evaluates_in_half
+from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import Finding, Unavailable
 from hamu.unlearning.record import verify as verify_record
 from hamu.unlearning.record.figures import changes, figures
 from hamu.unlearning.record.inputs import differing, read_inputs, weights_digest, without_order
 from hamu.unlearning.record.record import read_record
-from hamu.unlearning.trainer import UnlearnConfig
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def verify(
     hub: Collection[str] = (),
     trust_remote_code: bool = False,
 ) -> Verified:
-    """Check the record of a run against its files, its model, and the data and models that its config.yaml names.
+    """Check the record of a run against its files, its model, and the data and models it names.
 
     Args:
         run: the output folder of `unlearn`; nothing is written.
@@ -68,23 +67,8 @@ def verify(
     return Verified(folder, findings, file_digest(folder / RECORD))
 
 
-@dataclass(frozen=True)
-class Named:
-    """What config.yaml says.
-
-    Attributes:
-        task: what the commands do with such data; has the options of data and model.
-        args: the settings of training and evaluation.
-        given: the names of all that were given.
-    """
-
-    task: Task
-    args: UnlearnConfig
-    given: frozenset[str]
-
-
 class NamedSources:
-    """The settings, data and models that config.yaml names: the `hamu.unlearning.record.Sources` of a run.
+    """The settings, data and models that config.yaml names: the `record.Sources` of a run.
 
     Args:
         run: the folder of the run.
@@ -99,12 +83,40 @@ class NamedSources:
         self._figures: dict[str, dict[str, Any]] = {}
         self._predictions: dict[str, dict[str, Any]] = {}
 
+    @cached_property
+    def task(self) -> Task:
+        """The task of the run, with the options that config.yaml names."""
+        path = self._run / CONFIG
+        if not path.is_file():
+            raise Unavailable("config.yaml is missing")
+        try:
+            settings = settings_of_run(path)
+        except HamuError as error:
+            raise Unavailable(f"config.yaml cannot be used here: {error}") from error
+        settings.of(RunOptions).trust_remote_code = self._trusts
+        task = choose_task(settings, Console(quiet=True))
+        task.classes_of = str(self._run / MODEL)  # as the original's, which may be out of reach
+        return task
+
+    @property
+    def most(self) -> int | None:
+        """The records of a set that the run has evaluated, None for all."""
+        limit: int | None = getattr(self.task.args, "max_eval_samples", None)
+        return limit
+
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that the run was given, as its record holds them."""
-        task, args, given = self.named.task, self.named.args, self.named.given
-        of_run = recorded_settings(task.data_options, task.run_options, args, given)
-        return {name: value for name, value in of_run.items() if name in given}
+        task = self.task
+        recorded = recorded_settings(task.settings)
+        return {name: value for name, value in recorded.items() if name in task.given}
+
+    @cached_property
+    def problem(self) -> UnlearningData[Any]:
+        """The unlearning problem that config.yaml names, read once."""
+        for source in self.task.data_sources():
+            self._need(source)
+        return self.task.problem()
 
     def weights(self, role: str) -> Path:
         """The folder with the weights of a whole model, or of an adapter's base model."""
@@ -115,15 +127,15 @@ class NamedSources:
         return self._folder(self._model(role))
 
     def check_unchanged(self) -> None:
-        """Check that the data, the model before and the model after are still those of the run.
+        """Check that the data and both models are still those of the run.
 
         Raises:
             HamuError: if one is another, or it is not known what the run has read.
         """
-        task, problem = self.named.task, self.problem
-        for source in {self._model("before"), self._base("before") or self._model("before")}:
-            self._folder(source)  # what is of the hub is to be in its cache
-        now = without_order(inputs_of(task, problem, {"original": self._model("before")}))
+        before = self._model("before")
+        for source in {before, self._base("before") or before}:
+            self._folder(source)  # a model of the hub is to be in its cache
+        now = without_order(self.task.inputs_of(self.problem, {"original": before}))
         name = differing(read_inputs(self._run), now)
         record = read_record(self._run)
         if name is None and record is not None:
@@ -137,39 +149,37 @@ class NamedSources:
         """The model "before", "after" or "retain_model", and its predictions for every set.
 
         Args:
-            role: which.
+            role: of the model.
             most: records of each set; by default as many as the run itself has evaluated.
         """
-        named, source, base = self.named, self._model(role), self._base(role)
-        tokenizer = named.task.run_options.tokenizer
-        if tokenizer is not None:
-            self._need(tokenizer)
-        whole_forget = most is None and named.args.forget_objective == "bounded"
-        most = named.args.max_eval_samples if most is None else most
+        task, source, base = self.task, self._model(role), self._base(role)
+        if task.run.tokenizer is not None:
+            self._need(task.run.tokenizer)
+        bounded = getattr(task.args, "forget_objective", None) == "bounded"
+        whole = most is None and bounded
+        most = self.most if most is None else most
         try:
-            return predictions_of(
-                named.task, source, self.problem, named.args, most, base, whole_forget=whole_forget
-            )
+            return task.predictions(source, self.problem, most, base, whole_forget=whole)
         except NeedsCode as error:
             raise Unavailable(f"it cannot be loaded: {error}") from error
 
     def figures(self, role: str) -> dict[str, Any]:
-        """The figures of the model before or after, measured again in the run's precision and on its sample."""
+        """The figures of the model before or after, in the run's precision and on its sample."""
         if role not in self._figures:
             predictions = self._predicted(role)
-            args = self.named.args
-            report = self.named.task.report(predictions, self.problem, self._reference, args)
-            self._figures[role] = figures(report, predictions, args.seed)
+            report = self.task.report(predictions, self.problem, self._reference)
+            self._figures[role] = figures(report, predictions, self.task.args.seed)
         return self._figures[role]
 
     def change(self) -> dict[str, Any]:
-        """The changes from the model before to the model after, measured again in the same way."""
-        before, after = ("before", "after")
+        """The changes from the model before to the model after, measured in the same way."""
+        before, after = "before", "after"
         predictions = (self._predicted(before), self._predicted(after))
-        return changes(self.figures(before), self.figures(after), predictions, self.named.args.seed)
+        seed = self.task.args.seed
+        return changes(self.figures(before), self.figures(after), predictions, seed)
 
     def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
-        """Standing of the forget records against the goal of the record, by the model before or after."""
+        """Standing of the forget records against the goal of the record, before or after."""
         settings = Goal(goal["kind"], goal["share"], goal["loss"])
         original = self._predicted("before") if settings.kind == "unseen" else None
         if settings.kind == "retrained" and self._reference is None:
@@ -177,67 +187,42 @@ class NamedSources:
         reference = self._reference if settings.kind == "retrained" else None
         return settings.against(original, reference).standing(self._predicted(role)["forget"])
 
+    def precision(self) -> str:
+        """The precision of the run's evaluations: a key of `verify.TOLERANCE`."""
+        is_full = not self.task.evaluates_in_half() and self.task.run.model_dtype == "float32"
+        return "float32" if is_full else "half precision"
+
     def _predicted(self, role: str) -> dict[str, Any]:
         if role not in self._predictions:
             self._predictions[role] = self.loaded(role)[1]
         return self._predictions[role]
 
-    def precision(self) -> str:
-        """The precision of the run's evaluations: a key of `hamu.unlearning.record.verify.TOLERANCE`."""
-        args, options = self.named.args, self.named.task.run_options
-        is_full = not evaluates_in_half(args) and options.model_dtype == "float32"
-        return "float32" if is_full else "half precision"
-
-    @cached_property
-    def named(self) -> Named:
-        """What config.yaml says, read once."""
-        path = self._run / CONFIG
-        if not path.is_file():
-            raise Unavailable("config.yaml is missing")
-        try:
-            parsed = settings_of_run(path)
-        except HamuError as error:
-            raise Unavailable(f"config.yaml cannot be used here: {error}") from error
-        options, args, given = parsed.of(RunOptions), parsed.of(UnlearnConfig), parsed.given
-        options.trust_remote_code = self._trusts
-        task = choose_task(parsed.of(DataOptions), options, Console(quiet=True))
-        task.classes_of = str(self._run / MODEL)  # as the original's, which may be out of reach
-        task.fill_in(args, given)
-        return Named(task, args, frozenset(given))
-
-    @cached_property
-    def problem(self) -> UnlearningData[Any]:
-        """The unlearning problem that config.yaml names, read once."""
-        for source in self.named.task.data_sources():
-            self._need(source)
-        return self.named.task.problem()
-
     @cached_property
     def _reference(self) -> dict[str, Any] | None:
         """The retain model's predictions; None where it is not here."""
-        if self.named.task.run_options.retain_model is None:
+        if self.task.run.retain_model is None:
             return None
         try:
-            return self.loaded("retain_model")[1]
+            return self._predicted("retain_model")
         except Unavailable:
             return None
 
     def _model(self, role: str) -> str:
-        """The name or folder of the model of this role, once it is sure that it may be looked at."""
+        """The name or folder of the model of this role, once it may be looked at."""
         if role == "after":
             return str(self._run / MODEL)
-        options = self.named.task.run_options
-        source = str(options.model if role == "before" else options.retain_model)
+        run = self.task.run
+        source = str(run.model if role == "before" else run.retain_model)
         self._need(source)
         return source
 
     def _base(self, role: str) -> str | None:
-        """Where the base model of an adapter is, None for a whole model."""
+        """Place of the base model of an adapter, None for a whole model."""
         source = self._model(role)
         if not is_of_hub(source) and not is_adapter(source):
             return None
         try:
-            base = self.named.task.base_of(source, self._adapted() if role == "after" else None)
+            base = self.task.base_of(source, self._adapted() if role == "after" else None)
         except HamuError as error:
             raise Unavailable(f"its base model is not known: {error}") from error
         if base is not None:
@@ -245,17 +230,17 @@ class NamedSources:
         return base
 
     def _adapted(self) -> str | None:
-        """The whole model that was given a new adapter, None where an adapter was unlearned in place.
+        """The whole model that was given a new adapter, None for an adapter unlearned in place.
 
-        What is of the hub and may not be looked at is taken for a whole model.
+        A model of the hub that may not be looked at is taken for a whole model.
         """
-        task = self.named.task
-        source = str(task.run_options.model)
+        task = self.task
+        source = str(task.run.model)
         if is_of_hub(source):
             was_adapter = source in self._hub and task.base_of(source) is not None
         else:
             was_adapter = is_adapter(source)
-        return source if task.run_options.lora and not was_adapter else None
+        return source if task.run.lora and not was_adapter else None
 
     def _need(self, source: str) -> None:
         if is_of_hub(source):
@@ -263,10 +248,10 @@ class NamedSources:
                 raise Unavailable(
                     f"{source} is of the hub; to read it, name it again: --hub {source}"
                 )
-        elif self.named.task.is_local(source) and not Path(source).exists():
+        elif self.task.is_local(source) and not Path(source).exists():
             raise Unavailable(f"{source} is not here")
 
     def _folder(self, source: str) -> Path:
         if is_of_hub(source):
-            self.named.task.load_model(source)  # into the hub's cache
+            self.task.load_model(source)  # into the hub's cache
         return folder_of(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 from hamu.data.text import QUESTION_TEMPLATE
 from hamu.errors import HamuError
@@ -11,176 +12,135 @@ from hamu.evaluation.attack_results import AttackSettings
 from hamu.unlearning.goals import check_goal_settings
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
 _OF_UNLEARN = dict.fromkeys(
     ("auto", "target_share", "max_retain_increase", "lasting"), "which is for hamu unlearn"
 )
 _OF_BOTH = {"dry_run": "which is for hamu train and hamu unlearn"}
-NOT_TAKEN: dict[
-    str, dict[str, str]
-] = {  # by commands whose dataclasses have it nevertheless, and why not
+# Options that the dataclasses of a command have, but not the command, and why.
+NOT_TAKEN: dict[str, dict[str, str]] = {
     "unlearn": _OF_TRAIN,
     "assess": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH,
     "compare": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH | {"method": "as it takes several, by --methods"},
     "evaluate": _OF_TRAIN | _OF_BOTH,
     "attack": _OF_TRAIN | _OF_BOTH,
 }
-PATHS = {  # options of any command that name files and folders, or may
-    "config", "output_dir", "work_dir", "output", "run", "runs", "data", "test_data", "data_dir", "forget_data",
-    "forget_rows", "forget_perturbed", "retain_perturbed", "real_authors", "world_facts", "similar_data", "model",
-    "base_model", "retain_model", "original_model", "tokenizer", "unrelated_data",
-}  # fmt: skip
-OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
-
-
-BY_HAND = (
-    "method",
-    "learning_rate",
-    "constraint",
-    "constraint_mode",
-    "forget_objective",
-    "stopping",
+# Options of any command that may name files and folders.
+PATHS = _names(
+    "config output_dir work_dir output run runs data test_data data_dir forget_data forget_rows "
+    "forget_perturbed retain_perturbed real_authors world_facts similar_data model base_model "
+    "retain_model original_model tokenizer unrelated_data"
 )
+OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+# `hamu unlearn` goes by goal unless one of these is given.
+BY_HAND = _names("method learning_rate constraint constraint_mode forget_objective stopping")
 # A run may be resumed with other values of these: none changes a result.
-MAY_CHANGE = {
-    "resume", "output_dir", "trust_remote_code", "shard", "pairing", "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "per_device_eval_batch_size", "save_strategy", "save_steps", "save_total_limit", "report_to",
-    "dataloader_num_workers",
-}  # fmt: skip
+MAY_CHANGE = _names(
+    "resume output_dir trust_remote_code shard pairing per_device_train_batch_size "
+    "gradient_accumulation_steps per_device_eval_batch_size save_strategy save_steps "
+    "save_total_limit report_to dataloader_num_workers"
+)
 # TrainingArguments that matter here, shown by --help; the rest is behind --help-all.
-SHOWN = {
-    "num_train_epochs", "max_steps", "learning_rate", "optim", "lr_scheduler_type", "warmup_steps", "weight_decay",
-    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_grad_norm",
-    "seed", "bf16", "fp16", "use_cpu", "eval_strategy", "eval_steps", "logging_steps", "save_strategy", "save_steps",
-    "load_best_model_at_end", "metric_for_best_model", "report_to", "channels_last",
-    "gradient_checkpointing",
-}  # fmt: skip
-# A job writes into its output folder alone, and reaches no network but for names that begin with "hub:" and trackers.
+SHOWN = _names(
+    "num_train_epochs max_steps learning_rate optim lr_scheduler_type warmup_steps weight_decay "
+    "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps "
+    "max_grad_norm seed bf16 fp16 use_cpu eval_strategy eval_steps logging_steps save_strategy "
+    "save_steps load_best_model_at_end metric_for_best_model report_to channels_last "
+    "gradient_checkpointing"
+)
+# TrainingArguments without a place: a job writes into its output folder alone, and reaches no
+# network but for names that begin with "hub:" and trackers.
 _NAMES_BY_REASON = {
-    "nothing is sent anywhere; publish the folder that a run leaves by other means": (
-        "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push",
-        "hub_revision",
-    ),
-    "logs lie in the output folder": ("logging_dir",),
-    "--shard and --pairing share models and batches between the processes of torchrun": (
-        "deepspeed", "fsdp", "fsdp_config", "accelerator_config", "parallelism_config",
-    ),
-    "a run goes on in its own folder; give --resume and its --output_dir": ("resume_from_checkpoint",),
-    "a resumed run restores all of its state": ("ignore_data_skip", "restore_callback_states_from_checkpoint"),
-    "checkpoints are to go on from": ("save_only_model",),
-    "a signal saves a checkpoint in any case": ("enable_jit_checkpoint",),
-    "the size of a step belongs to a run; choose --per_device_train_batch_size": ("auto_find_batch_size",),
-    "records are as long as their tokens": ("length_column_name",),
-    "the collators choose the columns": ("remove_unused_columns", "label_names", "include_for_metrics"),
-    "losses are taken of the logits, which it leaves out": ("use_liger_kernel", "liger_kernel_config"),
-    "what a step promises holds for the loss without noise": ("neftune_noise_alpha",),
-    "a command prints what matters; --debug alone shows where an error comes from": (
-        "debug", "log_level", "log_level_replica",
-    ),
-    "figures are taken of whole sets": ("batch_eval_metrics",),
-    "no command looks at it": ("do_train", "do_eval", "do_predict", "local_rank"),
-}  # fmt: skip
-REFUSED = {name: reason for reason, names in _NAMES_BY_REASON.items() for name in names}
+    "nothing is sent anywhere; publish the folder that a run leaves by other means": "push_to_hub "
+    "hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
+    "logs lie in the output folder": "logging_dir",
+    "--shard and --pairing share models and batches between the processes of torchrun": "deepspeed "
+    "fsdp fsdp_config accelerator_config parallelism_config",
+    "a run goes on in its own folder; give --resume and its --output_dir": "resume_from_checkpoint",
+    "a resumed run restores all of its state": "ignore_data_skip "
+    "restore_callback_states_from_checkpoint",
+    "checkpoints are to go on from": "save_only_model",
+    "a signal saves a checkpoint in any case": "enable_jit_checkpoint",
+    "the size of a step belongs to a run; choose --per_device_train_batch_size": "auto_find_"
+    "batch_size",
+    "records are as long as their tokens": "length_column_name",
+    "the collators choose the columns": "remove_unused_columns label_names include_for_metrics",
+    "losses are taken of the logits, which it leaves out": "use_liger_kernel liger_kernel_config",
+    "what a step promises holds for the loss without noise": "neftune_noise_alpha",
+    "a command prints what matters; --debug alone shows where an error comes from": "debug "
+    "log_level log_level_replica",
+    "figures are taken of whole sets": "batch_eval_metrics",
+    "no command looks at it": "do_train do_eval do_predict local_rank",
+}
+REFUSED = {name: why for why, names in _NAMES_BY_REASON.items() for name in names.split()}
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class DataOptions:
     """Where the data are, and which of them to forget."""
 
-    data: str | None = field(
-        default=None,
-        metadata={
-            "help": "Training data: a file (images: .parquet, .npz; text: .jsonl, .json, .csv, .parquet), a folder, "
-            "hub:OWNER/NAME, or bundled: digits (images), miniature (text)."
-        },
+    data: str | None = _option(
+        None,
+        "Training data: a file (images: .parquet, .npz; text: .jsonl, .json, .csv, .parquet), a "
+        "folder, hub:OWNER/NAME, or bundled: digits (images), miniature (text).",
     )
-    task: str = field(
-        default="auto",
-        metadata={
-            "help": "image, text, or auto: text if --data is JSON, CSV, parquet with columns of text, or a folder with "
-            "such a file as train, or if --prompt_column or --answer_column is given; image otherwise."
-        },
+    task: str = _option(
+        "auto",
+        "image, text, or auto: text if --data is JSON, CSV, parquet with columns of text, or a "
+        "folder with such a file as train, or if --prompt_column or --answer_column is given; "
+        "image otherwise.",
     )
-    test_data: str | None = field(
-        default=None,
-        metadata={
-            "help": "Data never trained on; by default the test split of --data, if it has one."
-        },
+    test_data: str | None = _option(
+        None, "Data never trained on; by default the test split of --data, if it has one."
     )
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Folder that the paths of the data are relative to."}
+    data_dir: str | None = _option(None, "Folder that the paths of the data are relative to.")
+    forget_class: str | None = _option(None, "Forget this class (name or number).")
+    rho: float = _option(
+        0.0,
+        "Similarity mixing ratio of --forget_class: this share of the forget set is drawn from all "
+        "records not yet chosen (paper, App. E.1).",
     )
-    forget_class: str | None = field(
-        default=None, metadata={"help": "Forget this class (name or number)."}
+    forget_rows: str | None = _option(
+        None, "Forget these rows of --data: 3,17,25 or a file of row numbers."
     )
-    rho: float = field(
-        default=0.0,
-        metadata={
-            "help": "Similarity mixing ratio of --forget_class: this share of the forget set is drawn from "
-            "all records not yet chosen (paper, App. E.1)."
-        },
+    forget_data: str | None = _option(None, "Forget the records of this second data set.")
+    allow_missing: bool = _option(
+        False, "Forget records of --forget_data also where --data does not have them."
     )
-    forget_rows: str | None = field(
-        default=None,
-        metadata={"help": "Forget these rows of --data: 3,17,25 or a file of row numbers."},
+    forget_filter: str | None = _option(
+        None, "Text: forget the records with COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX."
     )
-    forget_data: str | None = field(
-        default=None, metadata={"help": "Forget the records of this second data set."}
+    forget_seed: int = _option(42, "Seed of the draw of --forget_class.")
+    image_size: int | None = _option(None, "Resize images to this many pixels squared.")
+    num_channels: int | None = _option(None, "Convert images to 1 (grey) or 3 (RGB) channels.")
+    image_column: str | None = _option(None, "Name of the image column, if not a usual one.")
+    label_column: str | None = _option(None, "Name of the label column, if not a usual one.")
+    prompt_column: str | None = _option(None, "Text: name of the column of questions.")
+    answer_column: str | None = _option(
+        None,
+        "Text: name of the column of answers; none for plain text beside a column that looks so.",
     )
-    allow_missing: bool = field(
-        default=False,
-        metadata={"help": "Forget records of --forget_data also where --data does not have them."},
+    question_template: str = _option(
+        QUESTION_TEMPLATE, "Text: how a question becomes a prompt; {question} stands for it."
     )
-    forget_filter: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text: forget the records with COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX."
-        },
+    answer_prefix: str = _option(" ", "Text: what stands between a question and its answer.")
+    loss_on: str = _option("answer", "Text: what the loss is taken of: answer, or all.")
+    expected_retain: int | None = _option(
+        None, "Text: how many records stay, for a --dry_run without the data."
     )
-    forget_seed: int = field(default=42, metadata={"help": "Seed of the draw of --forget_class."})
-    image_size: int | None = field(
-        default=None, metadata={"help": "Resize images to this many pixels squared."}
+    expected_forget: int | None = _option(
+        None, "Text: how many records are forgotten, for a --dry_run without the data."
     )
-    num_channels: int | None = field(
-        default=None, metadata={"help": "Convert images to 1 (grey) or 3 (RGB) channels."}
-    )
-    image_column: str | None = field(
-        default=None, metadata={"help": "Name of the image column, if not a usual one."}
-    )
-    label_column: str | None = field(
-        default=None, metadata={"help": "Name of the label column, if not a usual one."}
-    )
-    prompt_column: str | None = field(
-        default=None, metadata={"help": "Text: name of the column of questions."}
-    )
-    answer_column: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text: name of the column of answers; none for plain text beside a column that looks so."
-        },
-    )
-    question_template: str = field(
-        default=QUESTION_TEMPLATE,
-        metadata={"help": "Text: how a question becomes a prompt; {question} stands for it."},
-    )
-    answer_prefix: str = field(
-        default=" ", metadata={"help": "Text: what stands between a question and its answer."}
-    )
-    loss_on: str = field(
-        default="answer", metadata={"help": "Text: what the loss is taken of: answer, or all."}
-    )
-    expected_retain: int | None = field(
-        default=None,
-        metadata={"help": "Text: how many records stay, for a --dry_run without the data."},
-    )
-    expected_forget: int | None = field(
-        default=None,
-        metadata={
-            "help": "Text: how many records are forgotten, for a --dry_run without the data."
-        },
-    )
-    max_length: int = field(default=512, metadata={"help": "Text: cut longer records, in tokens."})
+    max_length: int = _option(512, "Text: cut longer records, in tokens.")
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -198,68 +158,43 @@ class DataOptions:
 class RunOptions:
     """The model and the output."""
 
-    model: str | None = field(
-        default=None,
-        metadata={
-            "help": "A folder written by `hamu train` or save_pretrained (a PEFT adapter too), or hub:OWNER/NAME; for "
-            "train also resnet20 or tiny-llama, which are new."
-        },
+    model: str | None = _option(
+        None,
+        "A folder written by `hamu train` or save_pretrained (a PEFT adapter too), or "
+        "hub:OWNER/NAME; for train also resnet20 or tiny-llama, which are new.",
     )
-    trust_remote_code: bool = field(
-        default=False,
-        metadata={
-            "help": "Run the code that comes with a model, which can do anything; taken as a flag only."
-        },
+    trust_remote_code: bool = _option(
+        False,
+        "Run the code that comes with a model, which can do anything; taken as a flag only.",
     )
-    base_model: str | None = field(
-        default=None,
-        metadata={"help": "Text: where an adapter's base model is, if not where the adapter says."},
+    base_model: str | None = _option(
+        None, "Text: where an adapter's base model is, if not where the adapter says."
     )
-    tokenizer: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text: use the tokenizer of this model: for a tiny-llama, so that their losses compare; for saved "
-            "models, in place of their own."
-        },
+    tokenizer: str | None = _option(
+        None,
+        "Text: use the tokenizer of this model: for a tiny-llama, so that their losses compare; "
+        "for saved models, in place of their own.",
     )
-    model_dtype: str = field(
-        default="float32",
-        metadata={"help": "Text: load the model in float32, bfloat16, float16, or auto (its own)."},
+    model_dtype: str = _option(
+        "float32", "Text: load the model in float32, bfloat16, float16, or auto (its own)."
     )
-    lora: bool = field(
-        default=False,
-        metadata={"help": "Text: train a LoRA adapter alone: that of --model, or a new one."},
+    lora: bool = _option(False, "Text: train a LoRA adapter alone: that of --model, or a new one.")
+    lora_rank: int = _option(8, "Rank of the new adapter.")
+    lora_alpha: float = _option(16.0, "Scale of the new adapter, over its rank.")
+    lora_dropout: float = _option(0.0, "Dropout of the new adapter.")
+    lora_targets: str = _option(
+        "",
+        "Layers to adapt, such as q_proj,v_proj, or all-linear; by default what PEFT knows.",
     )
-    lora_rank: int = field(default=8, metadata={"help": "Rank of the new adapter."})
-    lora_alpha: float = field(
-        default=16.0, metadata={"help": "Scale of the new adapter, over its rank."}
+    merge: bool = _option(False, "Save the adapter merged into its model too, in merged/.")
+    dry_run: bool = _option(
+        False, "Only resolve the settings, count parameters and steps, estimate memory."
     )
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout of the new adapter."})
-    lora_targets: str = field(
-        default="",
-        metadata={
-            "help": "Layers to adapt, such as q_proj,v_proj, or all-linear; by default what PEFT knows."
-        },
+    retain_model: str | None = _option(
+        None, "A model retrained without the forget set, to compare with."
     )
-    merge: bool = field(
-        default=False, metadata={"help": "Save the adapter merged into its model too, in merged/."}
-    )
-    dry_run: bool = field(
-        default=False,
-        metadata={
-            "help": "Only resolve the settings, count parameters and steps, estimate memory."
-        },
-    )
-    retain_model: str | None = field(
-        default=None,
-        metadata={"help": "A model retrained without the forget set, to compare with."},
-    )
-    without_forget: bool = field(
-        default=False, metadata={"help": "Train on the retain set alone: the retain model."}
-    )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Replace an earlier run in --output_dir."}
-    )
+    without_forget: bool = _option(False, "Train on the retain set alone: the retain model.")
+    overwrite: bool = _option(False, "Replace an earlier run in --output_dir.")
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -275,11 +210,9 @@ class RunOptions:
 class ResumeOptions:
     """Going on with a run."""
 
-    resume: bool = field(
-        default=False,
-        metadata={
-            "help": "Go on with the run in --output_dir, by its own settings, from its newest checkpoint."
-        },
+    resume: bool = _option(
+        False,
+        "Go on with the run in --output_dir, by its own settings, from its newest checkpoint.",
     )
 
 
@@ -287,11 +220,9 @@ class ResumeOptions:
 class OriginalOptions:
     """The model before unlearning."""
 
-    original_model: str | None = field(
-        default=None,
-        metadata={
-            "help": "The model before unlearning, to compare with: attacks on it, or a text model's answers."
-        },
+    original_model: str | None = _option(
+        None,
+        "The model before unlearning, to compare with: attacks on it, or a text model's answers.",
     )
 
 
@@ -299,41 +230,28 @@ class OriginalOptions:
 class EvaluateOptions(OriginalOptions):
     """What `hamu evaluate` measures of a language model beyond its losses."""
 
-    generate: int = field(
-        default=200,
-        metadata={"help": "Text: answer this many prompts of each set, greedily; 0 for none."},
+    generate: int = _option(
+        200, "Text: answer this many prompts of each set, greedily; 0 for none."
     )
-    forget_perturbed: str | None = field(
-        default=None,
-        metadata={
-            "help": "TOFU: forget records with paraphrased_answer and perturbed_answer, for the truth ratio."
-        },
+    forget_perturbed: str | None = _option(
+        None,
+        "TOFU: forget records with paraphrased_answer and perturbed_answer, for the truth ratio.",
     )
-    retain_perturbed: str | None = field(
-        default=None,
-        metadata={"help": "TOFU: retain records with paraphrased_answer and perturbed_answer."},
+    retain_perturbed: str | None = _option(
+        None, "TOFU: retain records with paraphrased_answer and perturbed_answer."
     )
-    real_authors: str | None = field(
-        default=None, metadata={"help": "TOFU: real authors, with perturbed_answer."}
+    real_authors: str | None = _option(None, "TOFU: real authors, with perturbed_answer.")
+    world_facts: str | None = _option(None, "TOFU: world facts, with perturbed_answer.")
+    goal: str | None = _option(
+        None,
+        "When a record counts as forgotten: unseen (its loss is as that of records never trained "
+        "on; the default with test data), retrained (as under --retain_model), erased (no longer "
+        "recognised; the default for a whole class) or loss (--target_forget_loss).",
     )
-    world_facts: str | None = field(
-        default=None, metadata={"help": "TOFU: world facts, with perturbed_answer."}
+    target_forget_loss: float | None = _option(
+        None, "The loss that each forgotten record must have: --goal loss."
     )
-    goal: str | None = field(
-        default=None,
-        metadata={
-            "help": "When a record counts as forgotten: unseen (its loss is as that of records never trained on; the "
-            "default with test data), retrained (as under --retain_model), erased (no longer recognised; the default "
-            "for a whole class) or loss (--target_forget_loss)."
-        },
-    )
-    target_forget_loss: float | None = field(
-        default=None,
-        metadata={"help": "The loss that each forgotten record must have: --goal loss."},
-    )
-    target_share: float = field(
-        default=0.95, metadata={"help": "The share of the forget records that must be forgotten."}
-    )
+    target_share: float = _option(0.95, "The share of the forget records that must be forgotten.")
 
     def __post_init__(self) -> None:
         """Check ranges.
@@ -350,26 +268,16 @@ class EvaluateOptions(OriginalOptions):
 class AssessOptions:
     """What `hamu assess` looks at."""
 
-    assess_batches: int | None = field(
-        default=None,
-        metadata={
-            "help": "Look at this many random batches of each side; by default at all records."
-        },
+    assess_batches: int | None = _option(
+        None, "Look at this many random batches of each side; by default at all records."
     )
-    curvature_samples: int | None = field(
-        default=None,
-        metadata={
-            "help": "Retain records for the curvature, 0 for none; by default as many as one epoch pays for."
-        },
+    curvature_samples: int | None = _option(
+        None,
+        "Retain records for the curvature, 0 for none; by default as many as one epoch pays for.",
     )
-    conflicts: bool = field(
-        default=True, metadata={"help": "Look for the records that are in conflict."}
-    )
-    bootstrap_memory: float = field(
-        default=2.0,
-        metadata={
-            "help": "GB that may be taken to keep parts of the gradients, for the intervals."
-        },
+    conflicts: bool = _option(True, "Look for the records that are in conflict.")
+    bootstrap_memory: float = _option(
+        2.0, "GB that may be taken to keep parts of the gradients, for the intervals."
     )
 
 
@@ -392,9 +300,7 @@ class CompareOptions:
     seeds: list[int] | None = field(
         default=None, metadata={"help": "Values of --seed; by default that one alone."}
     )
-    jobs: int = field(
-        default=1, metadata={"help": "Run this many at a time, each in a process of its own."}
-    )
+    jobs: int = _option(1, "Run this many at a time, each in a process of its own.")
 
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -408,7 +314,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 def settings_by_command() -> dict[str, set[str]]:
-    """The settings of each command that a file may have; a command's own stand in its section alone."""
+    """The settings of each command that a file may have."""
     return {
         name: {f.name for cls in types if cls is not ResumeOptions for f in dataclasses.fields(cls)}
         - NOT_TAKEN.get(name, {}).keys()

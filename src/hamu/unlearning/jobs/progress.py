@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
@@ -33,7 +34,6 @@ from hamu.unlearning.trainer.resumable import ResumableTrainer
 _SECONDS_PER_LINE = 30.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NOTHING_TAKEN = "interrupted before a step was taken"
-_Handler = Callable[[int, FrameType | None], None]
 _LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
 
 
@@ -45,26 +45,23 @@ def silent() -> Console:
 
 
 def peak_memory(device: torch.device) -> str:
-    """The most memory that this process has held so far: on the GPU if its run is on one, else resident."""
+    """The peak memory of this process: on the GPU if its run is on one, else resident."""
     if device.type == "cuda":
         return f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.2f} GB on the device"
-    if sys.platform != "linux":  # others count in other units, or not at all
-        return "peak memory is told on Linux and GPUs"
-    import resource
-
-    return f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9:.2f} GB"
+    unit = 1024 if sys.platform == "linux" else 1  # macOS counts in bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return f"peak memory {peak / 1e9:.2f} GB"
 
 
 def figures_line(logs: Mapping[str, Any]) -> str:
     """The figures of a step in a few characters: its losses and how hard it was.
 
-    That is κ/κ₂ of the whole model where the method has a threshold (κ₄ for HAMU-U) and, while the gradients are in
-    conflict, q/q₀: what is demanded, as far as it is possible, over the most that costs nothing by the stopping
-    criterion, above 1 where it is met. Else it is the cosine of the two gradients.
+    That is κ/κ₂ of the whole model where the method has a threshold (κ₄ for HAMU-U) and, while the
+    gradients are in conflict, q/q₀: the demand, as far as it is possible, over the most that costs
+    nothing by the stopping criterion, above 1 where it is met. Else it is the cosine of the two
+    gradients.
     """
-    shown = [
-        f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs
-    ]  # in their places, always
+    shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]
     if logs.get("stop_threshold", 0.0) > 0:
         shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
         if logs["kappa"] > 0 and "clipped_demand" in logs and logs["free_limit"] > 0:
@@ -75,7 +72,10 @@ def figures_line(logs: Mapping[str, Any]) -> str:
 
 
 def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
-    """A progress bar of one line, with the time to come and in the end the time taken; silent without a terminal."""
+    """A progress bar of one line with the time to come, in the end the time taken.
+
+    Silent without a terminal.
+    """
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(30),  # narrower where the rest needs the place
@@ -88,14 +88,13 @@ def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
 
 
 class ProgressBar(TrainerCallback):
-    """A progress bar for a Trainer, with its last figures; in a log file, a line every half minute.
+    """A progress bar for a Trainer with its last figures; in a log file, a line every half minute.
 
     As a context it gives the screen back however training ends.
     """
 
     def __init__(self, console: Console, title: str) -> None:
-        self._console = console
-        self._title = title
+        self._console, self._title = console, title
         self._figures = ""
         self._next_line = time.monotonic() + _SECONDS_PER_LINE
         self._bar = task_bar(console, TextColumn("{task.fields[figures]}"))
@@ -116,19 +115,16 @@ class ProgressBar(TrainerCallback):
         self._bar.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move the bar on; without a terminal, say so in a line now and then."""
+        """Move the bar on; without a terminal, print a line now and then."""
         self._bar.update(self._task, completed=state.global_step)
         if not self._console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _SECONDS_PER_LINE
-            self._console.print(
-                f"{self._title}: step {state.global_step} of {state.max_steps}  {self._figures}"
-            )
+            steps = f"step {state.global_step} of {state.max_steps}"
+            self._console.print(f"{self._title}: {steps}  {self._figures}")
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Show the last figures beside the bar."""
-        self._figures = figures_line(logs) or self._figures
+        self._figures = figures_line(kwargs["logs"]) or self._figures
         self._bar.update(self._task, figures=self._figures)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -137,15 +133,13 @@ class ProgressBar(TrainerCallback):
 
 
 @contextmanager
-def handling(handler: _Handler) -> Iterator[None]:
-    """Let a function handle these signals for a while; not SIGHUP where it is to be ignored, as `nohup` has it."""
-    is_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
-    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
-    earlier = {
-        number: signal.signal(number, handler)
-        for number in _SIGNALS
-        if is_main and number not in ignored
-    }
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a function handle the signals that end a command; not SIGHUP under `nohup`."""
+    earlier = {}
+    if threading.current_thread() is threading.main_thread():  # no other may handle signals
+        for number in _SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                earlier[number] = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -153,42 +147,37 @@ def handling(handler: _Handler) -> Iterator[None]:
             signal.signal(number, old)
 
 
-def leaving_in_order(command: str) -> Callable[[ResumableTrainer], AbstractContextManager[None]]:
-    """For the training of one command: the first signal ends it after the step that it is at, a second one at once.
+@contextmanager
+def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
+    """End training after its current step on the first signal, at once on a second one.
 
     Raises:
-        Interrupted: once the checkpoint is written, or before a step was taken, when there is nothing to save.
+        Interrupted: once the checkpoint is written, or before a step was taken, when there is
+            nothing to save.
     """
+    received: list[int] = []
 
-    @contextmanager
-    def around(trainer: ResumableTrainer) -> Iterator[None]:
-        received: list[int] = []
-
-        def note(number: int, frame: FrameType | None) -> None:
-            if received:
-                raise Interrupted(
-                    "interrupted again; what was done since the last checkpoint is lost", number
-                )
-            if not trainer.has_begun:
-                raise Interrupted(_NOTHING_TAKEN, number)
-            received.append(number)
-            trainer.interrupted_by = signal.Signals(number).name
-
-        with handling(note):
-            yield
-        if (
-            trainer.was_interrupted and not trainer.has_begun
-        ):  # the step that it came in was taken back
-            raise Interrupted(_NOTHING_TAKEN, received[0] if received else signal.SIGTERM)
-        if (
-            trainer.was_interrupted
-        ):  # a signal that came when all steps were done is too late to matter
-            folder = str(trainer.args.output_dir)
-            step = trainer.state.global_step
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
             raise Interrupted(
-                f"interrupted by {trainer.interrupted_by}; step {step} is saved in {trainer.checkpoints.path(step)}; "
-                f"go on with: hamu {command} --resume --output_dir {shlex.quote(folder)}",
-                received[0] if received else signal.SIGTERM,
+                "interrupted again; what was done since the last checkpoint is lost", number
             )
+        if not trainer.has_begun:
+            raise Interrupted(_NOTHING_TAKEN, number)
+        received.append(number)
+        trainer.interrupted_by = signal.Signals(number).name
 
-    return around
+    with handling(note):
+        yield
+    if not trainer.was_interrupted:  # a signal after the last step is too late to matter
+        return
+    number = received[0] if received else signal.SIGTERM
+    if not trainer.has_begun:  # the step that it came in was taken back
+        raise Interrupted(_NOTHING_TAKEN, number)
+    step, folder = trainer.state.global_step, shlex.quote(str(trainer.args.output_dir))
+    raise Interrupted(
+        f"interrupted by {trainer.interrupted_by}; step {step} is saved in "
+        f"{trainer.checkpoints.path(step)}; go on with: hamu {command} --resume --output_dir "
+        f"{folder}",
+        number,
+    )

@@ -1,4 +1,4 @@
-"""Task: reads a problem, loads models, brings data into the form that a model takes, and reports figures."""
+"""Task: reads a problem, loads models, brings data into a model's form, and reports figures."""
 
 from __future__ import annotations
 
@@ -6,73 +6,75 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from rich.console import Console
 
-from hamu.data import (
-    ImageData,
-    TextData,
-    TextRecords,
-    UnlearningData,
-    forget_data,
-    forget_rows,
-    lists_rows,
-    parse_rows,
-)
+from hamu.data import UnlearningData, forget_data, forget_rows, lists_rows, parse_rows
+from hamu.data.forget_sets import subset
 from hamu.data.sources import is_local, located
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.models.language import adapter_base
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, OriginalOptions, RunOptions
+from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.record import Inputs, saved_model_entry, set_entries
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import TrainConfig
+from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
+from hamu.unlearning.trainer.resumable import to_channels_last
 
 _WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
-
-# of one kind of data: as they are read, as a model takes them, and what a model says of them
-Read = TypeVar("Read", ImageData, TextRecords)
-Fitted = TypeVar("Fitted", ImageData, TextData)
-Predicted = TypeVar("Predicted", Predictions, TokenPredictions)
+TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts")
 
 
-class Task(ABC, Generic[Read, Fitted, Predicted]):
-    """One kind of data and model.
+class Task(ABC):
+    """One kind of data and model, with the options of a job.
 
     Class attributes:
-        noun: what its records are called.
-        ways: the options that say what to forget.
-        bundled: names of data that come with this package.
+        noun: name of its records.
+        ways: the options that name the forget set.
+        bundled: name of the data that come with this package.
         built_in: the names of models that `hamu train` makes, as a regular expression.
-        has_test_split: whether the test data can be read from the same source as the training data.
+        batch_sizes: settings of `TrainConfig` where they are not given.
+        has_test_split: True for a source that has test data beside the training data.
+
+    Attributes:
+        data, run, args: the options of data, of the model, and of training and evaluation.
+        original_model: the model before unlearning, None if it is not named.
+        given: the settings that were given, by name.
+        classes_of: the saved model by which labels are numbered.
     """
 
     noun: str
     ways: tuple[str, ...]
     bundled: str
     built_in: str
+    batch_sizes: ClassVar[Mapping[str, int]] = {}
     has_test_split: Callable[[str], bool]
-    batch_sizes: Mapping[str, int] = {}  # where they are not given: settings of TrainConfig
 
-    def __init__(self, data: DataOptions, run: RunOptions, console: Console) -> None:
-        self.data_options = data
-        self.run_options = run
-        self.console = console
-        self.classes_of = run.model  # the saved model by which labels are numbered
+    def __init__(self, settings: Settings, console: Console) -> None:
+        self.settings, self.console, self.given = settings, console, settings.given
+        self.data, self.run = settings.of(DataOptions), settings.of(RunOptions)
+        self.args = settings.of(TrainConfig)
+        further = [one for one in settings.options if isinstance(one, OriginalOptions)]
+        self.original_model = further[0].original_model if further else None
+        self.classes_of = self.run.model
+        for name, size in self.batch_sizes.items():
+            if name not in self.given:
+                setattr(self.args, name, size)
 
     @abstractmethod
-    def read(self, source: str, split: str) -> Read:
+    def read(self, source: str, split: str) -> Any:
         """Read one data set."""
 
-    def numbered(self, train: Read) -> Read:
+    def numbered(self, train: Any) -> Any:
         """The training data with labels as the model numbers them."""
         return train
 
     @abstractmethod
-    def divide_by_own_option(self, train: Read, test: Read | None) -> UnlearningData[Read]:
+    def divide_by_own_option(self, train: Any, test: Any) -> UnlearningData[Any]:
         """Divide by an option that only this task has."""
 
     def is_built_in(self, model: str) -> bool:
@@ -80,7 +82,7 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         return re.fullmatch(self.built_in, model) is not None
 
     @abstractmethod
-    def new_model(self, name: str, train: Read) -> Any:
+    def new_model(self, name: str, train: Any) -> Any:
         """A model to be trained on these records."""
 
     @abstractmethod
@@ -89,7 +91,8 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
 
         Args:
             source: where it is.
-            base: where its base model is if it is an adapter; by default where --base_model or the adapter says.
+            base: where the base model of an adapter is; by default where --base_model or the
+                adapter says.
         """
 
     def start_model(self, source: str) -> Any:
@@ -100,35 +103,33 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         """The base model, if a saved model is an adapter; see `load_model`."""
         return None
 
-    def check_models(self, options: OriginalOptions | None = None) -> None:
-        """Check that the models which are named are there, before any of them is asked."""
-        return
+    @abstractmethod
+    def check_models(self) -> None:
+        """Check that the named models are there, before any of them is loaded."""
 
-    def settle_adapter(self, given: Collection[str]) -> None:
+    def settle_adapter(self) -> None:
         """Check the settings of a new adapter, and put those of a saved one in their place."""
         return
 
     @abstractmethod
-    def fitted(self, model: Any, *sets: Read | None) -> list[Fitted | None]:
-        """Training sets and then test data (None stays None) in the form that the model takes, once it is sure that it
-        can.
+    def fitted(self, model: Any, *sets: Any) -> list[Any]:
+        """Training sets and then test data (None stays None) in the form that the model takes.
+
+        Raises:
+            HamuError: if they do not fit the model.
         """
 
     @abstractmethod
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
-        """What makes a batch of them."""
+        """The function that makes a batch of records."""
 
     @abstractmethod
-    def predict(self, model: Any, data: Fitted, args: TrainConfig) -> Predicted:
-        """The model's predictions for a data set."""
+    def predict(self, model: Any, data: Any) -> Any:
+        """The model's predictions for a data set, in the precision of evaluations."""
 
     @abstractmethod
     def report(
-        self,
-        predictions: Mapping[str, Predicted],
-        problem: UnlearningData[Any],
-        reference: Mapping[str, Predicted] | None,
-        args: TrainConfig,
+        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any
     ) -> dict[str, Any]:
         """The figures of a model, from its predictions for each set and a retain model's."""
 
@@ -136,184 +137,222 @@ class Task(ABC, Generic[Read, Fitted, Predicted]):
         """Parts to save with a model, so that it can be opened again."""
         return []
 
-    def save_model(
-        self, folder: RunFolder, model: Any, card: Callable[[Path], Path] | None = None
-    ) -> Path:
-        """Save the model with what belongs to it, and its card."""
-        return folder.save_model(model, *self.beside_model(), *([card] if card else []))
-
     def save_merged(self, folder: RunFolder, model: Any) -> None:
-        """Save what is made of the saved model, if asked for."""
+        """Save the adapter merged into its model, if asked for; the model is used up."""
         return
 
-    def problem(self) -> UnlearningData[Read]:
+    def named_models(self) -> dict[str, str]:
+        """The models of this job that are named, by role."""
+        named = {
+            "model": self.run.model,
+            "retain": self.run.retain_model,
+            "original": self.original_model,
+        }
+        return {role: name for role, name in named.items() if name is not None}
+
+    def start(self, *, resume: bool = False) -> tuple[RunFolder, UnlearningData[Any]]:
+        """The output folder and the problem, of a command that has a model."""
+        if self.run.model is None:
+            raise HamuError(
+                "name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME"
+            )
+        folder = RunFolder(
+            str(self.args.output_dir),
+            overwrite=self.run.overwrite,
+            resume=resume,
+            sources=self.sources(),
+        )
+        return folder, self.problem()
+
+    def problem(self) -> UnlearningData[Any]:
         """Read the training and test data and divide them as the options say.
 
         Raises:
             HamuError: if something is missing or does not fit; nothing has been written then.
         """
-        options = self.data_options
+        data = self.data
         self.chosen_by()
         train, test = self.train_and_test()
-        problem = self._divided(train, test)
-        if problem.not_found:
-            self.console.print(
-                f"warning: {problem.not_found} of {len(problem.forget)} {self.noun} to forget are not found in "
-                f"{options.data} as they are; if they are there in another form, they are retained"
-            )
-        copies = 0 if options.forget_data is not None else problem.copies()
-        if copies:
-            self.console.print(
-                f"warning: {copies} of the {self.noun} to retain are the same as some to forget, which a model goes on "
-                f"learning; --forget_data with a file of them takes out all that are the same"
-            )
-        known = problem.known_tests()
-        if known:
-            self.console.print(
-                f"warning: {known} of {len(problem.test)} test {self.noun} are among those to retain or to forget; "
-                f"what is said of the test set, and of membership inference, is not of data never trained on"
-            )
+        if data.forget_rows is not None:
+            problem = forget_rows(train, test, parse_rows(data.forget_rows))
+        elif data.forget_data is not None:
+            forget = self.read(self.located(data.forget_data), "train")
+            problem = forget_data(train, test, forget, data.allow_missing)
+        else:
+            problem = self.divide_by_own_option(train, test)
+        self._warn(problem)
         return problem
 
-    def _divided(self, train: Read, test: Read | None) -> UnlearningData[Read]:
-        options = self.data_options
-        if options.forget_rows is not None:
-            return forget_rows(train, test, parse_rows(options.forget_rows))
-        if options.forget_data is not None:
-            forget = self.read(self.located(options.forget_data), "train")
-            return forget_data(train, test, forget, options.allow_missing)
-        return self.divide_by_own_option(train, test)
+    def _warn(self, problem: UnlearningData[Any]) -> None:
+        """Name records that are in the sets, but should not be."""
+        noun, name = self.noun, self.data.data
+        if problem.not_found:
+            self.console.print(
+                f"warning: {problem.not_found} of {len(problem.forget)} {noun} to forget are not "
+                f"found in {name} as they are; if they are there in another form, they are retained"
+            )
+        copies = 0 if self.data.forget_data is not None else problem.copies()
+        if copies:
+            self.console.print(
+                f"warning: {copies} of the {noun} to retain are the same as some to forget, which "
+                f"a model goes on learning; --forget_data with a file of them takes out all that "
+                f"are the same"
+            )
+        known = problem.known_tests()
+        if known and problem.test is not None:
+            self.console.print(
+                f"warning: {known} of {len(problem.test)} test {noun} are among those to retain or "
+                f"to forget; figures of the test set, and of membership inference, are not of data "
+                f"never trained on"
+            )
 
     def chosen_by(self) -> str:
-        """The option that says what to forget.
+        """The option that names the forget set.
 
         Raises:
             HamuError: if there is none, or more than one, or one of another task.
         """
-        options = self.data_options
-        for name in _WAYS:
-            if name not in self.ways and getattr(options, name) is not None:
+        chosen = [name for name in _WAYS if getattr(self.data, name) is not None]
+        flags = ", ".join(f"--{name}" for name in self.ways)
+        for name in chosen:
+            if name not in self.ways:
                 raise HamuError(
-                    f"{name} is not for {self.noun}; say what to forget with one of {self._flags()}"
+                    f"{name} is not for {self.noun}; say what to forget with one of {flags}"
                 )
-        chosen = [name for name in self.ways if getattr(options, name) is not None]
         if len(chosen) != 1:
             given = " and ".join(f"--{name}" for name in chosen) or "nothing"
-            raise HamuError(f"say what to forget with one of {self._flags()}; got {given}")
-        if options.rho and chosen != ["forget_class"]:
+            raise HamuError(f"say what to forget with one of {flags}; got {given}")
+        if self.data.rho and chosen != ["forget_class"]:
             raise HamuError(
-                f"rho {options.rho:g} mixes records into a class; leave it out with --{chosen[0]}"
+                f"rho {self.data.rho:g} mixes records into a class; leave it out with --{chosen[0]}"
             )
-        if options.allow_missing and chosen != ["forget_data"]:
+        if self.data.allow_missing and chosen != ["forget_data"]:
             raise HamuError(f"allow_missing is for --forget_data; leave it out with --{chosen[0]}")
         return chosen[0]
 
-    def _flags(self) -> str:
-        return ", ".join(f"--{name}" for name in self.ways)
-
-    def train_and_test(self) -> tuple[Read, Read | None]:
-        """The training data, and the test data if there are any."""
-        options = self.data_options
-        if options.data is None:
+    def train_and_test(self) -> tuple[Any, Any]:
+        """The training data, and the test data or None."""
+        data = self.data
+        if data.data is None:
             raise HamuError(
-                f"name the training data with --data: {self.bundled}, a file, a folder, or hub:OWNER/NAME"
+                f"name the training data with --data: {self.bundled}, a file, a folder, or "
+                f"hub:OWNER/NAME"
             )
-        named = [
-            name
-            for name in (options.data, options.test_data, options.forget_data)
-            if name is not None
-        ]
-        if options.data_dir is not None and not any(map(self.is_local, named)):
+        named = [name for name in (data.data, data.test_data, data.forget_data) if name is not None]
+        if data.data_dir is not None and not any(map(self.is_local, named)):
             raise HamuError(
-                f"--data_dir {options.data_dir} has no effect, as {' and '.join(named)} would not be read from there; "
-                f"name the files in it with --data, --forget_data and --test_data"
+                f"--data_dir {data.data_dir} has no effect, as {' and '.join(named)} would not be "
+                f"read from there; name the files in it with --data, --forget_data and --test_data"
             )
-        source = self.located(options.data)
+        source = self.located(data.data)
         train = self.numbered(self.read(source, "train"))
-        if options.test_data is not None:
-            return train, train.matched(self.read(self.located(options.test_data), "test"))
-        return train, train.matched(self.read(source, "test")) if self.has_test_split(
-            source
-        ) else None
+        if data.test_data is not None:
+            return train, train.matched(self.read(self.located(data.test_data), "test"))
+        has_test = self.has_test_split(source)
+        return train, train.matched(self.read(source, "test")) if has_test else None
 
     def data_sources(self) -> list[str]:
-        """What the problem is read from."""
-        data = self.data_options
-        found = [
-            self.located(name)
-            for name in (data.data, data.test_data, data.forget_data)
-            if name is not None
-        ]
-        return (
-            found
-            if not data.forget_rows or lists_rows(data.forget_rows)
-            else [*found, data.forget_rows]
-        )
+        """The places that the problem is read from."""
+        data = self.data
+        named = (data.data, data.test_data, data.forget_data)
+        found = [self.located(name) for name in named if name is not None]
+        is_file = data.forget_rows and not lists_rows(data.forget_rows)
+        return [*found, str(data.forget_rows)] if is_file else found
 
-    def sources(
-        self, options: OriginalOptions | None = None, *, is_training: bool = False
-    ) -> tuple[str, ...]:
+    def sources(self, *, is_training: bool = False) -> tuple[str, ...]:
         """The local files and folders that are read, which no run may write into."""
-        run, named = self.run_options, []
-        is_new = is_training and self.is_built_in(str(run.model))
-        models = [None if is_new else run.model, run.retain_model, run.base_model, run.tokenizer]
-        if isinstance(options, EvaluateOptions):
-            named = [
-                options.forget_perturbed,
-                options.retain_perturbed,
-                options.real_authors,
-                options.world_facts,
-            ]
-        if options is not None:
-            models.append(options.original_model)
+        models = [*self.named_models().values(), self.run.base_model, self.run.tokenizer]
+        if is_training and self.is_built_in(str(self.run.model)):
+            models.remove(self.run.model)
         models += [adapter_base(model) for model in models if model is not None]
-        found = [
-            *self.data_sources(),
-            *(self.located(name) for name in named if name is not None),
-            *models,
-        ]
+        further = [one for one in self.settings.options if isinstance(one, EvaluateOptions)]
+        tofu = [getattr(one, name) for one in further for name in TOFU_SETS]
+        found = [*self.data_sources(), *(self.located(name) for name in tofu if name), *models]
         return tuple(name for name in found if name is not None and self.is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
-        """What a run reads, by its digests.
+        """Digests of the data and models that a run reads.
 
         Args:
-            sets: by what they are to the run, None where there is none.
+            sets: by role, None where there is none.
             models: likewise, saved ones.
         """
-        entries = {
-            key: entry
-            for name, data in sets.items()
-            for key, entry in set_entries(name, data).items()
-        }
-        return entries | {
-            f"{name} model": None
-            if source is None
-            else saved_model_entry(source, self.base_of(source))
-            for name, source in models.items()
-        }
+        entries: dict[str, Any] = {}
+        for name, data in sets.items():
+            entries |= set_entries(name, data)
+        for name, source in models.items():
+            entry = None if source is None else saved_model_entry(source, self.base_of(source))
+            entries[f"{name} model"] = entry
+        return entries
 
-    def fill_in(self, args: TrainConfig, given: Mapping[str, Any]) -> None:
-        """Put this task's batch sizes where none were given."""
-        for name, size in self.batch_sizes.items():
-            if name not in given:
-                setattr(args, name, size)
+    def inputs_of(
+        self, problem: UnlearningData[Any], models: Mapping[str, str | None] | None = None
+    ) -> Inputs:
+        """Digests of a problem and of models, by default of the original and the retain model."""
+        sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
+        if models is None:
+            models = {"original": self.run.model, "retain": self.run.retain_model}
+        return self.inputs(sets, models)
+
+    def fitted_problem(self, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:
+        """All sets of a problem in the form that the model takes."""
+        retain, forget, test = self.fitted(model, problem.retain, problem.forget, problem.test)
+        return replace(problem, retain=retain, forget=forget, test=test)
+
+    def on_device(self, model: Any) -> Any:
+        """The model on the device; channels last as in training, which changes the last digits."""
+        model = model.to(self.args.device)
+        if self.args.channels_last:
+            to_channels_last(model)
+        return model
+
+    def predictions(
+        self,
+        source: str,
+        problem: UnlearningData[Any],
+        most: int | None = None,
+        base: str | None = None,
+        *,
+        whole_forget: bool = False,
+        only: Collection[str] = ("retain", "forget", "test"),
+    ) -> tuple[Any, dict[str, Any]]:
+        """A saved model, and its predictions for sets of a problem.
+
+        Args:
+            source: the model.
+            problem: as it was read.
+            most: records of each set that are predicted; None for all.
+            base: see `load_model`.
+            whole_forget: predict all records of the forget set.
+            only: the sets.
+        """
+        model = self.on_device(self.load_model(source, base))
+        found = {}
+        for name, data in self.fitted_problem(model, problem).sets().items():
+            if name in only:
+                limit = None if whole_forget and name == "forget" else most
+                found[name] = self.predict(model, subset(data, limit, self.args.seed))
+        return model, found
+
+    def evaluates_in_half(self) -> bool:
+        """True if evaluations run under autocast, as training does."""
+        full = isinstance(self.args, UnlearnConfig) and self.args.full_precision_eval
+        return (self.args.bf16 or self.args.fp16) and not full
+
+    def evaluation_precision(self) -> AbstractContextManager[None]:
+        """Precision of evaluations; the forward of a trained model has autocast already."""
+        half = torch.float16 if self.args.fp16 else torch.bfloat16
+        return torch.autocast(self.args.device.type, half, enabled=self.evaluates_in_half())
 
     def located(self, source: str) -> str:
-        """Where a data set is: relative to --data_dir, unless it is bundled or of the hub."""
-        return located(source, self.data_options.data_dir, self.bundled)
+        """Place of a data set: relative to --data_dir, unless it is bundled or of the hub."""
+        return located(source, self.data.data_dir, self.bundled)
 
     def is_local(self, source: str) -> bool:
         """True if a data set or model is a path: not bundled, and not of the hub."""
         return is_local(source, self.bundled)
 
-
-def evaluates_in_half(args: TrainConfig) -> bool:
-    """True if evaluations run under autocast, as training does."""
-    return (args.bf16 or args.fp16) and not getattr(args, "full_precision_eval", False)
-
-
-def evaluation_precision(args: TrainConfig) -> AbstractContextManager[None]:
-    """What a model is asked in; one that was trained has autocast in its forward already, and says the same."""
-    half = torch.float16 if args.fp16 else torch.bfloat16
-    return torch.autocast(args.device.type, dtype=half, enabled=evaluates_in_half(args))
+    def is_here(self) -> bool:
+        """True if all data are bundled, or files on this machine."""
+        sources = self.data_sources()
+        return bool(sources) and all(s == self.bundled or Path(s).exists() for s in sources)

@@ -16,16 +16,16 @@ from transformers import set_seed
 from hamu.core.distributed import from_main
 from hamu.errors import HamuError
 from hamu.files import EVALUATION, MODEL, read_json
-from hamu.models.storage import CannotMerge
-from hamu.unlearning.jobs.options import DataOptions, ResumeOptions, RunOptions
+from hamu.unlearning.jobs.forgetting import save_whole
+from hamu.unlearning.jobs.kinds import choose_task
+from hamu.unlearning.jobs.options import ResumeOptions, RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
-from hamu.unlearning.jobs.problem import choose_task
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, silent
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import check_same, with_settings, write_model_card
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import TrainConfig, train_original
+from hamu.unlearning.trainer import train_original
 from hamu.unlearning.trainer.evaluations import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.resumable import ResumableTrainer
 
@@ -63,85 +63,80 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     """
     console = console or silent()
     settings = settings_of("train", options)
-    data_options = settings.of(DataOptions)
-    run = settings.of(RunOptions)
-    args = settings.of(TrainConfig)
-    resume, given = settings.of(ResumeOptions).resume, settings.given
+    run, resume = settings.of(RunOptions), settings.of(ResumeOptions).resume
     if run.model is None:
         raise HamuError(
             "name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME"
         )
     if run.dry_run:
-        return plan(data_options, run, args, given, console)
-    task = choose_task(data_options, run, console)
-    start = None if task.is_built_in(run.model) else run.model
-    task.classes_of = start
-    sources = task.sources(is_training=True)
-    folder = RunFolder(args.output_dir, overwrite=run.overwrite, resume=resume, sources=sources)
+        return plan(settings, console)
+    task = choose_task(settings, console)
+    task.classes_of = None if task.is_built_in(run.model) else run.model
+    folder = RunFolder(
+        str(task.args.output_dir),
+        overwrite=run.overwrite,
+        resume=resume,
+        sources=task.sources(is_training=True),
+    )
     if resume and folder.has(EVALUATION):
         figures = read_json(folder.path / EVALUATION)
         return Trained(folder.path, folder.path / MODEL, figures, was_complete=True)
-    task.settle_adapter(given)
+    task.settle_adapter()
     with folder:
-        task.fill_in(args, given)
-        data, test = _sets(task, console)
-        set_seed(args.seed)
-        model = task.new_model(run.model, data)
-        inputs = from_main(
-            lambda: task.inputs({"training": data, "test": test}, {"original": start})
-        )
-        if resume:
-            check_same(folder.path, inputs)
-        data, test = task.fitted(model, data, test)
-        args.disable_tqdm = True
-        bar = ProgressBar(console, "train")
+        return _train(task, folder, resume)
 
-        @contextmanager
-        def around(trainer: ResumableTrainer) -> Iterator[None]:
-            # an earlier run gives way only to a first checkpoint, or once training has succeeded
-            trainer.before_saving = lambda: folder.begin(given, with_settings(inputs, given))
-            trainer.beside_model = task.beside_model()
-            with bar, leaving_in_order("train")(trainer):
-                yield
 
-        begin = time.perf_counter()
-        train_original(
-            model, data, args, task.collator(), [bar], test, resume=resume, around=around
+def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
+    args, given, start = task.args, task.given, task.classes_of
+    data, test = _sets(task)
+    set_seed(args.seed)
+    model = task.new_model(str(task.run.model), data)
+    sets = {"training": data, "test": test}
+    inputs = from_main(lambda: task.inputs(sets, {"original": start}))
+    if resume:
+        check_same(folder.path, inputs)
+    data, test = task.fitted(model, data, test)
+    args.disable_tqdm = True
+    bar = ProgressBar(task.console, "train")
+
+    @contextmanager
+    def around(trainer: ResumableTrainer) -> Iterator[None]:
+        # an earlier run gives way only to a first checkpoint, or once training has succeeded
+        trainer.before_saving = lambda: folder.begin(given, with_settings(inputs, given))
+        trainer.beside_model = task.beside_model()
+        with bar, leaving_in_order("train", trainer):
+            yield
+
+    begin = time.perf_counter()
+    train_original(model, data, args, task.collator(), [bar], test, resume=resume, around=around)
+    figures = {"seconds": round(time.perf_counter() - begin, 1)}
+    known = {name: one for name, one in (("train", data), ("test", test)) if one is not None}
+    figures |= set_figures({name: task.predict(model, one) for name, one in known.items()})
+    broken = first_not_finite_loss(figures)
+    if broken is not None:
+        raise HamuError(
+            f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
         )
-        figures = {"seconds": round(time.perf_counter() - begin, 1)}
-        sets = {name: one for name, one in (("train", data), ("test", test)) if one is not None}
-        figures |= set_figures({name: task.predict(model, one, args) for name, one in sets.items()})
-        broken = first_not_finite_loss(figures)
-        if broken is not None:
-            raise HamuError(
-                f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
-            )
-        folder.begin(given, with_settings(inputs, given))
-        reports = {"": {name: _of_set(figures, name) for name in ("train", "test")}}
-        card = partial(write_model_card, base=start, reports=reports)
-        path = task.save_model(folder, model, card)
-        failure = ""
-        try:
-            task.save_merged(folder, model)
-        except CannotMerge as error:  # the adapter is trained all the same
-            failure = str(error)
-        folder.write_json(EVALUATION, figures)
+    folder.begin(given, with_settings(inputs, given))
+    reports = {"": {name: _of_set(figures, name) for name in ("train", "test")}}
+    card = partial(write_model_card, base=start, reports=reports)
+    path, failure = save_whole(task, folder, model, card)
+    folder.write_json(EVALUATION, figures)
     return Trained(folder.path, path, figures, merge_failure=failure)
 
 
 def _of_set(figures: dict[str, float], name: str) -> dict[str, float]:
-    """The figures of one set."""
     keys = ("loss", "accuracy")
     return {key: figures[f"{name}_{key}"] for key in keys if f"{name}_{key}" in figures}
 
 
-def _sets(task: Task, console: Console) -> tuple[Any, Any]:
+def _sets(task: Task) -> tuple[Any, Any]:
     """Training and test data; without the forget set if so asked."""
-    if not task.run_options.without_forget:
+    if not task.run.without_forget:
         data, test = task.train_and_test()
-        console.print(f"{len(data)} training {task.noun} of {data.source}")
+        task.console.print(f"{len(data)} training {task.noun} of {data.source}")
         return data, test
     problem = task.problem()
     left_out = f"{len(problem.forget)} left out ({problem.forget_name})"
-    console.print(f"{len(problem.retain)} training {task.noun}, {left_out}")
+    task.console.print(f"{len(problem.retain)} training {task.noun}, {left_out}")
     return problem.retain, problem.test

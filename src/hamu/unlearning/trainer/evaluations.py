@@ -29,6 +29,7 @@ class Evaluations:
 
     Attributes:
         sets: evaluated records by name.
+        collate: makes a batch of items.
 
     Raises:
         HamuError: if the figure that decides which state is best is not measured on them.
@@ -41,7 +42,7 @@ class Evaluations:
         collate: Callable[[list[Any]], Mapping[str, Tensor]],
         **data: Dataset[Any] | None,
     ) -> None:
-        self._model, self._args, self._collate = model, args, collate
+        self._model, self._args, self.collate = model, args, collate
         whole = ("forget",) if args.forget_objective == "bounded" else ()  # every record counts
         self.sets: dict[str, Dataset[Any]] = {
             name: subset(one, None if name in whole else args.max_eval_samples, args.seed)
@@ -74,7 +75,7 @@ class Evaluations:
         size = self._args.eval_batch_size
         exact = without_autocast(self._model) if self._args.full_precision_eval else nullcontext()
         with exact:
-            return predict_shared(self._model, data, size, self._collate, is_text=self._is_text)
+            return predict_shared(self._model, data, size, self.collate, is_text=self._is_text)
 
 
 def set_figures(predictions: Mapping[str, AnyPredictions]) -> dict[str, float]:

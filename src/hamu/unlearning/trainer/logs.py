@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from hamu.unlearning.trainer.config import TRACKERS
 
 _MOST_LINES, _FEWEST_LINES = 512, 16  # of layers.jsonl
 _MOST_FIGURES = 400_000  # over all its lines; each takes some eight bytes
+_PRINTERS = (ProgressCallback, PrinterCallback)
 # W&B sends these by itself unless the variables have other values
 _KEPT_BACK = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
 
@@ -35,7 +37,7 @@ class StepLog(TrainerCallback):
         trainer: the `UnlearnTrainer` of these steps; to be set before the run begins.
     """
 
-    trainer: Any = None
+    trainer: Any
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class StepLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the folder once a step was taken; a checkpoint may come next."""
-        if self._begun or (self.trainer is not None and self.trainer.has_begun):
+        if self._begun or self.trainer.has_begun:
             self.begin()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -70,8 +72,7 @@ class StepLog(TrainerCallback):
                 for name, value in logs.items()
             }
             self._lines.append({"step": state.global_step, **finite})
-            if self.trainer is not None:
-                self._layers.take(state.global_step, self.trainer)
+            self._layers.take(state.global_step, self.trainer)
         self.on_step_end(args, state, control)
 
     def begin(self) -> None:
@@ -164,43 +165,27 @@ def log_line(logs: Mapping[str, Any], step: int, steps: int) -> str:
     return "  ".join(shown)
 
 
-class StepBar(ProgressCallback):
-    """Progress bar of transformers, with a line in place of the figures."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Write the line above the bar."""
-        if state.is_world_process_zero and self.training_bar is not None:
-            self.training_bar.write(log_line(logs, state.global_step, state.max_steps))
-
-
-class StepPrinter(PrinterCallback):
-    """Printer of transformers, with a line in place of the figures."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Print the line."""
-        if state.is_local_process_zero:
-            print(log_line(logs, state.global_step, state.max_steps))
-
-
-_INSTEAD: dict[type, type[TrainerCallback]] = {
-    ProgressCallback: StepBar,
-    PrinterCallback: StepPrinter,
-}
-
-
 def print_lines(trainer: Trainer, given: Collection[Any]) -> None:
     """Let a trainer print a line per step, unless its user has chosen among these callbacks."""
-    for one in list(trainer.callback_handler.callbacks):
-        if type(one) in _INSTEAD and one not in given and type(one) not in given:
-            trainer.remove_callback(one)
-            trainer.add_callback(_INSTEAD[type(one)])
+    for one in trainer.callback_handler.callbacks:
+        if type(one) in _PRINTERS and one not in given and type(one) not in given:
+            one.on_log = partial(_print_line, one)
+
+
+def _print_line(
+    printer: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+) -> None:
+    if state.is_world_process_zero:
+        bar = getattr(printer, "training_bar", None)
+        write = print if bar is None else bar.write  # above the bar
+        write(log_line(logs, state.global_step, state.max_steps))
 
 
 def silence(trainer: Trainer) -> None:
     """Remove progress bar and printed figures from a trainer; a user's own subclasses stay."""
     trainer.args.disable_tqdm = True
     for one in list(trainer.callback_handler.callbacks):
-        if type(one) in (*_INSTEAD, *_INSTEAD.values()):
+        if type(one) in _PRINTERS:
             trainer.remove_callback(one)
 
 

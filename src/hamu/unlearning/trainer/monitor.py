@@ -192,7 +192,8 @@ class Monitor:
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """Sides whose gradients `combine` is to keep for the step to come."""
-        is_plain, can_keep = self._is_plain(optimizer), self._pair.can_keep
+        is_plain = is_plain_descent(optimizer, self._pair.parameters)
+        can_keep = self._pair.can_keep
         if not can_keep and not is_plain:
             self.passes.forget_all()  # only both gradients would tell what became of g*
         corrects = self._args.correct_steps
@@ -252,9 +253,6 @@ class Monitor:
         self.passes.forget_all()
         self.figures, self._moved = {}, False
 
-    def _is_plain(self, optimizer: torch.optim.Optimizer) -> bool:
-        return is_plain_descent(optimizer, self._pair.parameters)
-
     @property
     def lengths(self) -> Tensor | None:
         """‖Δw_i‖ of the last step by block, [L]; None if it was not taken, or not measured."""
@@ -262,7 +260,7 @@ class Monitor:
             return None
         if self._guard is not None:
             return self._guard.taken.lengths
-        if self._is_plain(self._optimizer):
+        if is_plain_descent(self._optimizer, self._pair.parameters):
             return self._rates[0] * self._step.combined_sq.sqrt()
         return None
 

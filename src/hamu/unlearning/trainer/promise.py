@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any
 
@@ -122,9 +122,7 @@ class PromiseRecord:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.checked, self.kept = state["checked"], state["kept"]
-        for side in self.ratios:  # in their order, which a file may have changed
-            self.ratios[side] = state["ratios"][side]
+        self.checked, self.kept, self.ratios = (state[f.name] for f in fields(self))
 
 
 def describe(summary: dict[str, Any]) -> str:

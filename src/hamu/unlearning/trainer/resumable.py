@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler
 from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback, __version__
-from transformers.trainer_callback import TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
@@ -275,7 +274,6 @@ class ResumableTrainer(Trainer):
     ) -> None:
         folder = Path(resume_from_checkpoint)
         with restoring(folder):
-            _check_state(folder / TRAINER_STATE)  # transformers reads it next
             load_tensors(self.model, folder)
             self.load_more(folder)
             self.load_run_state(run_state_of(folder))
@@ -317,19 +315,6 @@ def run_state_of(checkpoint: Path) -> dict[str, Any]:
     """The `ResumableTrainer.run_state` in a checkpoint."""
     found: dict[str, Any] = json.loads((checkpoint / _RUN).read_bytes())
     return found
-
-
-def _check_state(path: Path) -> None:
-    """Check that the Trainer's state has the types that transformers writes."""
-    found, types = TrainerState.load_from_json(str(path)), TrainerState()
-    for name, value in {**vars(types), "best_metric": 0.0, "train_batch_size": 0}.items():
-        given = getattr(found, name)
-        expected = int | float if isinstance(value, int | float) else type(value)
-        if value is not None and given is not None and not isinstance(given, expected):
-            raise TypeError(f"{path.name} has a {type(given).__name__} as {name}")
-    for entry in (*found.log_history, *found.stateful_callbacks.values()):
-        if not isinstance(entry, dict):
-            raise TypeError(f"{path.name} has a {type(entry).__name__} in its lists")
 
 
 @contextmanager

@@ -7,8 +7,7 @@ gradients are collected apart, and the combined one is what the optimizer sees.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -58,7 +57,6 @@ from hamu.unlearning.trainer.resumable import (
 )
 from hamu.unlearning.trainer.sides import EarlyEnds, ShareSampler, SideLosses, check_items
 
-_FINE_TUNED = 64  # images in a batch of fine-tuning that is rehearsed; a quarter of that for texts
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
@@ -160,8 +158,7 @@ class UnlearnTrainer(ResumableTrainer):
             self.pair,
             self.evaluations,
             pairs,
-            place=self._place_of,
-            retain_batches=partial(self._retain_batches, retain_dataset, data_collator),
+            retain_data=retain_dataset,
             end_run=self._end_run,
             lookahead=self.lookahead,
             retain_predictions=retain_predictions,
@@ -291,28 +288,6 @@ class UnlearnTrainer(ResumableTrainer):
         """Number of processes that share the batches of a side."""
         layout: Any = self.pair.layout
         return int(layout.half) if self._is_split else world_size()
-
-    def _place_of(self, step: int) -> int:
-        """First pair of a step, counted over all epochs."""
-        records = len(self.train_dataset)
-        epoch, within = divmod(step, max(1, math.ceil(records / self.global_batch)))
-        return epoch * records + within * self.global_batch
-
-    def _retain_batches(
-        self,
-        data: Any,
-        collator: Callable[[list[Any]], Mapping[str, Tensor]],
-        seed: int,
-        number: int,
-    ) -> Iterator[Mapping[str, Tensor]]:
-        """Batches as fine-tuning takes them, on the device."""
-        generator = torch.Generator().manual_seed(self.args.seed + seed)
-        size = min(_FINE_TUNED // 4 if is_text(data) else _FINE_TUNED, len(data))
-        for _ in range(number):
-            indices = torch.randperm(len(data), generator=generator)[:size].tolist()
-            fetch = getattr(data, "__getitems__", None)
-            batch = collator(fetch(indices) if fetch else [data[i] for i in indices])
-            yield self._prepare_inputs(dict(batch))
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         """Go in order: the paired data set does the shuffling."""
@@ -553,7 +528,6 @@ class UnlearnTrainer(ResumableTrainer):
             del self.state.log_history[number]
 
     def _step_figures(self) -> dict[str, float]:
-        """Figures of the last step, by name."""
         step, none = self._step, torch.zeros((), device=self.args.device)
         losses: dict[str, Tensor] = {
             side: all_reduced(self._losses.get(side, none).double()) for side in self.sides

@@ -1,0 +1,190 @@
+"""`hamu report`: the page of runs, with what both models of each say of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from hamu.data.forget_sets import draw_positions, subset
+from hamu.errors import HamuError
+from hamu.evaluation import embed
+from hamu.files import REPORT, write_whole
+from hamu.report.observations import (
+    ROLES,
+    ImageObservations,
+    Observations,
+    TextObservations,
+    answered,
+    most_and_least_changed,
+)
+from hamu.report.page import MARK, report_page
+from hamu.report.run import Run, read_runs, run_folders
+from hamu.unlearning.jobs.kinds import TextTask
+from hamu.unlearning.jobs.named_sources import NamedSources
+from hamu.unlearning.jobs.progress import silent
+
+_EMBEDDED = 500  # images of each set
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Options of a report; see `report`."""
+
+    contents: bool
+    no_models: bool
+    samples: int
+    answers: int
+    hub: Collection[str]
+    trust_remote_code: bool
+    console: Console
+
+
+def report(
+    runs: Sequence[str | Path],
+    *,
+    output: str | None = None,
+    contents: bool = False,
+    no_models: bool = False,
+    samples: int = 5000,
+    answers: int = 20,
+    hub: Collection[str] = (),
+    trust_remote_code: bool = False,
+    console: Console | None = None,
+) -> Path:
+    """Make one HTML page of a run, finished or not, or of several side by side.
+
+    Args:
+        runs: output folders of `unlearn`, or of `compare`, each of which stands for all its runs.
+        output: place of the page; by default in the folder of the run.
+        contents: also show images, prompts, answers, names of classes and numbers of rows.
+        no_models: do not ask the models again, which takes most of the time.
+        samples: records of each set that the models predict.
+        answers: answers of each set to show, of texts and with `contents`.
+        hub: the names of the hub that may be read, each "hub:OWNER/NAME".
+        trust_remote_code: run the code that comes with a model; that can do anything.
+        console: shows progress; silent by default.
+
+    Returns:
+        The page.
+
+    Raises:
+        HamuError: if a folder is not of a run, or something else is in the place of the page.
+    """
+    for name, value, least in (("samples", samples, 1), ("answers", answers, 0)):
+        if value < least:
+            raise HamuError(f"{name} {value} must be at least {least}")
+    console = console or silent()
+    asked = _Asked(contents, no_models, samples, answers, hub, trust_remote_code, console)
+    named = [Path(name) for name in runs]
+    folders = [folder for place in named for folder in run_folders(place)]
+    target = _target(output, named)
+    found = [one for folder in dict.fromkeys(folders) for one in _reported(folder, asked)]
+    page = report_page(found, contents=contents)
+    # the name of a folder may have bytes that are no text
+    write_whole(target, page.encode(errors="backslashreplace").decode(), private=contents)
+    return target
+
+
+def _target(output: str | None, named: Sequence[Path]) -> Path:
+    """Place of the page; nothing but an earlier page may be there."""
+    if output is None and len(named) > 1:
+        raise HamuError(
+            f"{len(named)} folders are named: say where their common page goes, with --output "
+            f"FILE.html"
+        )
+    target = named[0] / REPORT if output is None else Path(output)
+    if not target.parent.is_dir():
+        raise HamuError(
+            f"the folder {target.parent} of --output is not there; make it, or choose another"
+        )
+    is_page = target.is_file() and MARK.encode() in target.read_bytes()[:1000]
+    if target.exists() and not is_page:
+        raise HamuError(
+            f"{target} is there and is not a report; choose another --output, or remove it"
+        )
+    return target.resolve() if target.is_symlink() else target  # a link stays
+
+
+def _reported(folder: Path, asked: _Asked) -> list[Run]:
+    """The run in a folder, or those of a demo."""
+    runs = read_runs(folder)
+    if len(runs) > 1:
+        return [replace(run, unobserved="a demo keeps no models") for run in runs]
+    if asked.no_models:
+        return [replace(runs[0], unobserved="--no_models leaves it out")]
+    if runs[0].evaluation is None:
+        why = "the run has not come to its end, so there is no model after it"
+        return [replace(runs[0], unobserved=why)]
+    return [_observed(folder, runs[0], asked)]
+
+
+def _observed(folder: Path, run: Run, asked: _Asked) -> Run:
+    try:
+        sources = NamedSources(folder, asked.hub, trust_remote_code=asked.trust_remote_code)
+        sources.check_unchanged()
+        limit = sources.most
+        most = asked.samples if limit is None else min(asked.samples, limit)
+        is_text = isinstance(sources.task, TextTask)
+        observe = _texts if is_text else _images
+        return replace(run, observed=observe(sources, most, asked))
+    except HamuError as error:
+        asked.console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
+        why = "a model or the data cannot be read; the command prints why"
+        return replace(run, unobserved=str(error) if asked.contents else why)
+
+
+def _images(sources: NamedSources, most: int, asked: _Asked) -> Observations:
+    """Predictions and embeddings of both models, one after the other."""
+    task, problem, seed = sources.task, sources.problem, sources.task.args.seed
+    predictions, embeddings, refused = {}, {}, ""
+    for role in ROLES:
+        asked.console.print(f"the model {role} looks at the images")
+        model, predictions[role] = sources.loaded(role, most)
+        try:
+            embeddings[role] = {
+                name: embed(
+                    model,
+                    subset(data, _EMBEDDED, seed),
+                    task.args.eval_batch_size,
+                    task.collator(),
+                )
+                for name, data in task.fitted_problem(model, problem).sets().items()
+            }
+        except HamuError as error:
+            refused = str(error)
+    counts = {name: len(one.labels) for name, one in predictions["after"].items()}
+    sizes = {name: len(data) for name, data in problem.sets().items()}
+    chosen = draw_positions(len(problem.forget), most, seed)
+    pictures = {  # no more than is shown: a report may be of many runs
+        title: problem.forget.select(places if chosen is None else [chosen[p] for p in places])
+        for title, places in most_and_least_changed(predictions).items()
+    }
+    classes, shown = problem.forget.classes, {} if refused else embeddings
+    return ImageObservations(predictions, counts, sizes, classes, pictures, shown, refused, seed)
+
+
+def _texts(sources: NamedSources, most: int, asked: _Asked) -> Observations:
+    """Predictions and answers of both models, one after the other."""
+    task: Any = sources.task
+    sets = sources.problem.sets()
+    count = asked.answers if asked.contents else 0
+    texts = {name: task.some_records(data, most) for name, data in sets.items()}
+    prompts = {name: task.some_records(sets[name], count) for name in ("forget", "retain") if count}
+    prompts = {
+        name: data for name, data in prompts.items() if all(one.prompt for one in data.records)
+    }
+    predictions: dict[str, Any] = {}
+    answers: dict[str, dict[str, list[str]]] = {name: {} for name in prompts}
+    for role in ROLES:
+        also = " and answers some" if prompts else ""
+        asked.console.print(f"the model {role} reads the records{also}")
+        model, predictions[role] = sources.loaded(role, most)
+        for name, data in prompts.items():
+            answers[name][role] = task.answers_of(model, task.tokenizer, data)
+    found = {name: answered(data, answers[name]) for name, data in prompts.items()}
+    why = "plain text has no prompt" if count else "--answers 0 leaves them out"
+    return TextObservations(predictions, texts, found, "" if found else why)
