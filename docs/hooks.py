@@ -1,6 +1,6 @@
-"""What the site needs beyond mkdocs: formulas without a script, tables of options, linked files, no other host.
+"""Additions to mkdocs: formulas without a script, tables of options, linked files, no other host.
 
-The API's tables of options are read from the source; those of the commands are what `--help` prints.
+The API's tables of options come from the source; those of the commands are what `--help` prints.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _table(options: list[tuple[str, str, str]]) -> str:
 
 
 def _options(name: str) -> str:
-    """A table of what a class of settings adds, read from its source: nothing has to be imported for it."""
+    """Table of the settings that a class adds, read from its source without an import."""
     module = ast.parse((ROOT / "src/hamu/unlearning/trainer/config.py").read_text(encoding="utf-8"))
     [settings] = [
         node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name

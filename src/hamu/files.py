@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from hamu.errors import HamuError
 
 # The files of a run of unlearning; the record is the last one written.
-CONFIG, INPUTS, HARDNESS = "config.yaml", "inputs.json", "hardness.json"
+CONFIG, INPUTS = "config.yaml", "inputs.json"
 STEPS, LAYERS, EVALUATION = "steps.jsonl", "layers.jsonl", "evaluation.json"
 READABLE_RECORD, RECORD = "record.md", "record.json"
 MODEL, MERGED = "model", "merged"  # folders
@@ -98,7 +98,7 @@ def write_whole(target: Path, text: str, *, private: bool = False) -> None:
 
 
 def replace_folder(beside: Path, target: Path) -> None:
-    """Move a folder that was written beside its place into it; the process's mask decides who may read it."""
+    """Move a folder that was written beside its place into it, readable as the mask allows."""
     os.chmod(beside, 0o777 & ~umask())
     if os.path.lexists(target):
         remove_whole(target)

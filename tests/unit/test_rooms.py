@@ -91,3 +91,15 @@ def test_no_module_imports_itself_by_way_of_others():
 ])  # fmt: skip
 def test_an_import_is_seen_wherever_it_stands(code, names):
     assert sorted(imported(ast.parse(code))) == names
+
+
+def test_no_folder_has_more_than_fourteen_modules_and_no_function_more_than_sixty_lines():
+    """Lines of a function without those of its docstring."""
+    for folder in (PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())):
+        assert len(list(folder.glob("*.py"))) <= 14, folder.name
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                documented = node.body[0] if ast.get_docstring(node) else None
+                shown = documented.end_lineno - documented.lineno + 1 if documented else 0
+                assert node.end_lineno - node.lineno + 1 - shown <= 60, f"{name}.{node.name}"

@@ -314,29 +314,10 @@ def assess_model(
         cost = HessianCost(min(curvature_samples, available), batch_size)
     work.total = one_pass * (1 + 2 * _FORWARD * conflicts) + cost.of(LANCZOS + 2 * SOLVER)
     with assessed.untouched():
-        parts = kept_parts(assessed, used, bootstrap_memory)
-        sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
-        parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
-        gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
-        del sides
-        found = _first_order(assessed, parted, method, max_grad_norm)
-        rate = None
-        found |= {"curvature": None, "second_order": None}
-        if cost.samples:
-            status = constraint_status(
-                clipped(parted.gram(), max_grad_norm), variants_of(method)[HamuQ.name]
-            )
-            demand = learning_rate * status.clipped_demand.item() / found["clip"][1]
-            spectrum, condition = _second_order(assessed, gradients, demand, cost)
-            found |= {"curvature": spectrum, "second_order": condition}
-            rate = spectrum.trusted_rate(ERROR_RATIO) / found["step_length"]
-        of_sides = (("forget", "retain"), ("retain", "forget")) if conflicts else ()
-        found["conflicts"] = {
-            side: _conflicts(assessed, side, gradients[other], used[side])
-            for side, other in of_sides
-        }
+        found = _measure(
+            assessed, method, used, cost, learning_rate, max_grad_norm, bootstrap_memory, conflicts
+        )
     work.finish()
-    scales = (1 / found["clip"][0], 1 / found["clip"][1])
     return Assessment(
         method=method,
         records=assessed.records,
@@ -344,10 +325,43 @@ def assess_model(
         block_names=assessed.block_names,
         learning_rate=learning_rate,
         curvature_samples=cost.samples,
-        verdict=judge(found["frontiers"][method.name], method, scales, rate),
         epochs=work.done / sum(assessed.records.values()),
         **found,
     )
+
+
+def _measure(
+    assessed: AssessedModel,
+    method: HamuQ | HamuU,
+    used: Mapping[str, int],
+    cost: HessianCost,
+    learning_rate: float,
+    max_grad_norm: float | None,
+    bootstrap_memory: float,
+    conflicts: bool,
+) -> dict[str, Any]:
+    """Measure first order, curvature and records in conflict, by the attributes of `Assessment`."""
+    parts = kept_parts(assessed, used, bootstrap_memory)
+    sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
+    parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
+    gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
+    del sides
+    found = _first_order(assessed, parted, method, max_grad_norm)
+    found |= {"curvature": None, "second_order": None}
+    if cost.samples:
+        gram = clipped(parted.gram(), max_grad_norm)
+        status = constraint_status(gram, variants_of(method)[HamuQ.name])
+        demand = learning_rate * status.clipped_demand.item() / found["clip"][1]
+        curved = _second_order(assessed, gradients, demand, cost)
+        found |= dict(zip(("curvature", "second_order"), curved, strict=True))
+    of_sides = (("forget", "retain"), ("retain", "forget")) if conflicts else ()
+    found["conflicts"] = {
+        side: _conflicts(assessed, side, gradients[other], used[side]) for side, other in of_sides
+    }
+    scales, spectrum = (1 / found["clip"][0], 1 / found["clip"][1]), found["curvature"]
+    rate = spectrum and spectrum.trusted_rate(ERROR_RATIO) / found["step_length"]
+    found["verdict"] = judge(found["frontiers"][method.name], method, scales, rate)
+    return found
 
 
 class _Work:

@@ -64,7 +64,7 @@ _SHOWN = 2  # answers of each set
 
 
 class Scenario:
-    """What is learned and unlearned in a demo.
+    """Problem of a demo.
 
     Attributes:
         similarity: the difference between the rows of the hardness table.

@@ -1,4 +1,4 @@
-"""What a model still remembers: losses, accuracy, membership inference, TOFU's figures, attacks."""
+"""Evaluation: losses, accuracy, membership inference, TOFU's figures, attacks."""
 
 from hamu.evaluation.attack_results import (
     AttackResult,

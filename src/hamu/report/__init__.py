@@ -1,4 +1,4 @@
-"""What is shown of runs: pictures saved as files, and the report, one HTML file."""
+"""Show runs: pictures saved as files, and the report, one HTML file."""
 
 from hamu.report.pictures import plot_comparison, plot_frontiers, plot_trajectories
 

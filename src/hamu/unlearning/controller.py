@@ -132,7 +132,7 @@ class Controller(TrainerCallback):
             self._finish(StopReason("goal", f"{words}; --target_forget_loss asks for more"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the rate of the step; over the first ones it rises, as Adam's are all of full length."""
+        """Set the rate of the step; it rises over the first ones, which Adam takes in full."""
         self.rate_of_step = self.rate * min(1.0, (state.global_step + 1) / _WARM_UP)
         self._optimizer = kwargs["optimizer"]
         for group in self._optimizer.param_groups:
@@ -325,7 +325,7 @@ class Controller(TrainerCallback):
 
 
 def first_rate(parameters: Sequence[Tensor]) -> float:
-    """Rate at which a step of Adam moves a weight by a small share of the size of matrix weights."""
+    """Rate at which a step of Adam moves a weight by a small share of a matrix weight's size."""
     chosen = [p for p in parameters if p.dim() > 1] or parameters
     matrices = [p.detach().float() for p in chosen]
     used = [m for m in matrices if bool(m.any())]

@@ -32,7 +32,7 @@ _LOCK = ".lock"  # stays only where its process was killed
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK)  # file systems without locks: there nothing is kept out
 _OF_COMPARISONS = (files.COMPARISON, *files.COMPARISON_TABLES, files.COMPARISON_PICTURE)
 _OF_RUNS = (
-    *(MODEL, files.MERGED, CONFIG, INPUTS, files.HARDNESS, files.STEPS, files.LAYERS, EVALUATION),
+    *(MODEL, files.MERGED, CONFIG, INPUTS, files.STEPS, files.LAYERS, EVALUATION),
     *(RECORD, files.READABLE_RECORD, files.REPORT, files.ANSWERS_PAGE, files.ANSWERS),
     *(files.SUMMARY, files.TRAJECTORIES, files.ASSESSMENT, files.FRONTIER),
     *(files.ATTACK, files.ATTACK_PICTURE, files.ATTACK_FOLDER),

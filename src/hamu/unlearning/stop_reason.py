@@ -1,4 +1,4 @@
-"""Why a run ended: as a kind, by which runs are told apart, and in words."""
+"""Stop reasons: a kind, by which runs are told apart, and a sentence."""
 
 from __future__ import annotations
 

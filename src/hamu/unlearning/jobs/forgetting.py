@@ -17,7 +17,7 @@ from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.files import EVALUATION, HARDNESS, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
+from hamu.files import EVALUATION, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
 from hamu.models.storage import CannotMerge
 from hamu.unlearning.goal_report import standing_line
@@ -120,9 +120,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
             f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
             f"{len(problem.retain)}, by {args.method}"
         )
-        assessed = resume and folder.has(HARDNESS)
-        hardness = read_json(folder.path / HARDNESS) if assessed else None
-        log = StepLog(folder, given, with_settings(inputs, given), resume, hardness)
+        log = StepLog(folder, given, with_settings(inputs, given), resume)
         bar = ProgressBar(console, args.method)
         known = reference and reference["forget"]
         trainer = quiet_trainer(model, problem, args, [log, bar], task.collator(), known)

@@ -86,7 +86,7 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclass
 class DataOptions:
-    """Where the data are, and which of them to forget."""
+    """Options that name the data, and the records to forget."""
 
     data: str | None = _option(
         None,
@@ -228,7 +228,7 @@ class OriginalOptions:
 
 @dataclass
 class EvaluateOptions(OriginalOptions):
-    """What `hamu evaluate` measures of a language model beyond its losses."""
+    """Options of `hamu evaluate`: measurements of a language model beyond its losses."""
 
     generate: int = _option(
         200, "Text: answer this many prompts of each set, greedily; 0 for none."
@@ -266,7 +266,7 @@ class EvaluateOptions(OriginalOptions):
 
 @dataclass
 class AssessOptions:
-    """What `hamu assess` looks at."""
+    """Options of `hamu assess`."""
 
     assess_batches: int | None = _option(
         None, "Look at this many random batches of each side; by default at all records."
@@ -283,7 +283,7 @@ class AssessOptions:
 
 @dataclass
 class CompareOptions:
-    """What `hamu compare` combines."""
+    """Options of `hamu compare`."""
 
     methods: list[str] | None = field(
         default=None, metadata={"help": "Methods; by default all that there are."}

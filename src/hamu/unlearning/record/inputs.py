@@ -43,9 +43,9 @@ def text_digest(text: str) -> str:
 def weights_digest(folder: Path) -> str | None:
     r"""Digest of the weights that `save_pretrained` put into a folder: of a model or an adapter.
 
-    Of each tensor, in the order of their names: a line of JSON `[name, dtype, shape]`, compact ASCII
-    that ends with "\n", with torch's name of the dtype; then the values' bytes, little-endian, row
-    by row.
+    Of each tensor, in the order of their names: a line of JSON `[name, dtype, shape]`, compact
+    ASCII that ends with "\n", with torch's name of the dtype; then the values' bytes,
+    little-endian, row by row.
 
     Returns:
         None if there are no safetensors in the folder.

@@ -19,7 +19,7 @@ from transformers.integrations import integration_utils
 from transformers.trainer_callback import PrinterCallback
 
 from hamu.core.distributed import is_main
-from hamu.files import HARDNESS, LAYERS, STEPS
+from hamu.files import LAYERS, STEPS
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.config import TRACKERS
 
@@ -45,10 +45,8 @@ class StepLog(TrainerCallback):
         settings: Mapping[str, Any],
         inputs: Mapping[str, Any],
         resume: bool,
-        hardness: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder, self._settings, self._inputs, self._resume = folder, settings, inputs, resume
-        self._hardness = hardness
         self._begun = False
         self._lines: list[dict[str, Any]] = []
         self._layers = LayerLog(folder)
@@ -78,8 +76,6 @@ class StepLog(TrainerCallback):
     def begin(self) -> None:
         """Clear an earlier run from the folder, write settings and inputs, then all lines."""
         if not self._begun:
-            if self._hardness is not None:
-                self._folder.write_json(HARDNESS, self._hardness)
             self._folder.begin(self._settings, self._inputs)
             self._begun = True
         for line in self._lines:

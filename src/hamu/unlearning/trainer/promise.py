@@ -58,7 +58,7 @@ class StepOutcome:
 
     @property
     def trust(self) -> float:
-        """How far the first-order model holds: 1 if exact, 0 or less if the step brought nothing.
+        """Trust in the first-order model: 1 if exact, 0 or less if the step brought nothing.
 
         For the constrained side it is realised over promised. The other may rightly be promised
         next to nothing: there what is missing is measured by what was promised of the constrained
