@@ -155,7 +155,11 @@ def started(argv: list[str]) -> int:
 def run_with_kills(
     case: Case, folder: Path, kills: int, seconds: float, draw: random.Random
 ) -> int:
-    """Start, kill, resume until it is over; returns how often it was killed."""
+    """Start, kill, resume until it is over; returns how often it was killed.
+
+    The moments are random, but the first is no later than the first checkpoint: also a run that is
+    over sooner than expected is killed once.
+    """
     killed = 0
     while True:
         begun = (folder / "config.yaml").is_file()
@@ -167,6 +171,8 @@ def run_with_kills(
         while status is None and time.monotonic() < deadline:
             done, code = os.waitpid(child, os.WNOHANG)
             status = code if done else None
+            if kills and not killed and any(folder.glob("checkpoint-*")):
+                break
             time.sleep(0.005)
         if status is None:
             os.kill(child, signal.SIGKILL)

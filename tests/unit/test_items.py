@@ -24,7 +24,7 @@ def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, **given):
         ({"pixel_values": torch.ones(3)}, "a mapping with the keys pixel_values"),
         ({"text": "a", "labels": 1}, "a mapping with the keys text, labels"),
         ({}, "a mapping with the keys none"),
-        ((torch.ones(3), 1), r"a tuple of 2 \(Tensor, int\)"),
+        ((torch.ones(3), 1), "of type tuple"),
         ("a text", "of type str"),
     ],
 )
@@ -41,7 +41,7 @@ def test_an_item_of_another_form_is_named_with_the_form_expected(tmp_path, side,
 
 def test_the_test_set_is_looked_at_too(tmp_path):
     with pytest.raises(
-        HamuError, match=r"an item of the test set is a tuple of 2 \(Tensor, Tensor\)"
+        HamuError, match="an item of the test set is of type tuple; expected a mapping"
     ):
         trainer_of(tmp_path, test_dataset=TensorDataset(torch.ones(4, 3), torch.zeros(4).long()))
 
