@@ -19,19 +19,22 @@ from hamu.cli import main as hamu
 from hamu.evaluation.membership import auc_of
 
 
-def measured(problem: Problem, work: Path) -> dict[str, Any]:
-    """One row of the table."""
-    model, retain_model = original(problem, work), retrained(problem, work)
+def measured(problem: Problem, work: Path, compare: bool) -> dict[str, Any]:
+    """One row of the table; compared with a retrained model or not."""
+    model = original(problem, work)
+    retain_model = retrained(problem, work) if compare else None
     what = (*problem.data, *problem.forget)
     folder = work / slug(problem.name)
     began = time.monotonic()
-    ended = hamu(["unlearn", *what, *problem.extra, "--model", model, "--retain_model", retain_model,
-                  "--output_dir", str(folder), "--overwrite"])  # fmt: skip
+    beside = () if retain_model is None else ("--retain_model", retain_model)
+    place = ("--output_dir", str(folder), "--overwrite")
+    ended = hamu(["unlearn", *what, *problem.extra, "--model", model, *beside, *place])
     seconds = time.monotonic() - began
     before = evaluated(what, model, model, work / f"{slug(problem.name)}-before")
-    of_retrained = evaluated(
-        what, retain_model, model, work / f"{slug(problem.name)}-retrained-check"
-    )
+    of_retrained = None
+    if retain_model is not None:
+        checked = work / f"{slug(problem.name)}-retrained-check"
+        of_retrained = evaluated(what, retain_model, model, checked)
     if ended:  # reached at the start: there is no new model
         standing = before["goal"]["after"]
         if standing["forgotten"] < 0.95 * standing["records"]:
@@ -50,14 +53,14 @@ def measured(problem: Problem, work: Path) -> dict[str, Any]:
         "records": goal["after"]["records"],
         "before": goal["before"]["forgotten"],
         "after": goal["after"]["forgotten"],
-        "retrained": of_retrained["goal"]["after"]["forgotten"],
+        "retrained": of_retrained and of_retrained["goal"]["after"]["forgotten"],
         "loss_quantiles": goal["after"]["loss_quantiles"],
         "retain": after["retain"]["loss"] - before["retain"]["loss"],
         "test": after["test"]["accuracy"] - before["test"]["accuracy"],
         "test_without_class": _difference(after, before, "test_without_class"),
         "auc": auc_of(after),
         "auc_before": auc_of(before),
-        "auc_retrained": auc_of(of_retrained),
+        "auc_retrained": of_retrained and auc_of(of_retrained),
         "steps": found["steps_taken"],
         "measurements": len(found["controller"]),
         "seconds": round(seconds, 1),
@@ -94,7 +97,7 @@ def table(rows: dict[str, Any]) -> str:
             for k in ("auc_before", "auc", "auc_retrained")
         )
         lines.append(
-            f"| {name} | {row['goal']} | {row['before']} of {row['records']} | {row['after']} | {row['retrained']} | "
+            f"| {name} | {row['goal']} | {row['before']} of {row['records']} | {row['after']} | {'-' if row['retrained'] is None else row['retrained']} | "
             f"{row['retain']:+.4f} | {100 * test:+.1f} | {auc} | {row['steps']} |"
         )
     return "\n".join(lines) + "\n"
@@ -110,6 +113,7 @@ def main(argv: list[str]) -> None:
         "--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10"
     )
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
+    parser.add_argument("--without_retrained", action="store_true", help="train no retain models")
     parser.add_argument("--work_dir", default="runs/experiments", help="where models and runs go")
     parser.add_argument("--output", default="docs/results/forgotten.json")
     options = parser.parse_args(argv)
@@ -117,6 +121,6 @@ def main(argv: list[str]) -> None:
     rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for problem in problems(work, options.data, options.cifar_dir, options.tofu_dir):
         if problem.name not in rows and options.only in problem.name:
-            rows[problem.name] = measured(problem, work)
+            rows[problem.name] = measured(problem, work, not options.without_retrained)
             path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     print(table(rows))
