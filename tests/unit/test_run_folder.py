@@ -166,7 +166,7 @@ def test_of_a_link_in_a_run_the_link_alone_goes(begun, tmp_path):
     fill(tmp_path / "elsewhere", {"model.safetensors": "mine"})
     for name in ("model", "merged"):
         (begun / name).symlink_to(tmp_path / "elsewhere")
-    (begun / "hardness.json").symlink_to(tmp_path / "nowhere")
+    (begun / "steps.jsonl").symlink_to(tmp_path / "nowhere")
     with RunFolder(begun, overwrite=True) as folder:
         folder.prepare()
         assert names_in(begun) == []
