@@ -52,7 +52,7 @@ def evaluation(steps, names=("a", "b"), is_text=False):
 
 
 def standing(forgotten, records=20):
-    """How a forget set stands whose records have losses of 0.1, 0.2 and so on."""
+    """Standing of a forget set with losses of 0.1, 0.2 and so on."""
     losses = [round(0.1 * n, 1) for n in range(1, records + 1)]
     levels = np.quantile(losses, (0, 0.25, 0.5, 0.75, 1)).tolist()
     worst = losses[: records - forgotten][:10]

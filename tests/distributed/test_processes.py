@@ -182,7 +182,7 @@ def test_weights_that_differ_between_processes_are_an_error(two, how):
 
 
 def test_an_evaluation_is_of_the_model_that_is_saved(two):
-    """Where BatchNorm's statistics train, each process has its own; the first one saves."""
+    """Each process trains its own BatchNorm statistics; the first one saves."""
     one, other = two["batchnorm/hamu-q/1/sgd"]
     torch.testing.assert_close(one["losses"]["retain"], one["own losses"], rtol=0, atol=1e-12)
     assert torch.equal(one["losses"]["retain"], other["losses"]["retain"])

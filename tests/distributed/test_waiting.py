@@ -1,4 +1,4 @@
-"""What one process writes or finds, the others wait for; differing tensors are found on all."""
+"""Processes wait for what one writes or finds, and all find tensors that differ."""
 
 import datetime
 import json
@@ -20,7 +20,7 @@ LATE = 0.3  # seconds
 
 
 def in_two_processes(job, folder):
-    """What `job(rank)` returns in each of two forked processes, in the order of their ranks."""
+    """Results of `job(rank)` in two forked processes, in the order of their ranks."""
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
     meeting = {"init_method": f"file://{folder}/meeting", "world_size": 2}

@@ -36,7 +36,7 @@ def assert_kept(trainer):
 
 @pytest.mark.parametrize("settings", [{}, ADAM])
 def test_small_steps_do_what_they_promise(model, trainer_of, settings):
-    """What an adaptive optimizer promises is read from the weights."""
+    """The promise of an adaptive optimizer is read from the weights."""
     trainer = trainer_of(model, max_steps=4, **{"learning_rate": 1e-3} | settings)
     trainer.train()
     found = trainer.promise
