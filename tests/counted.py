@@ -1,0 +1,228 @@
+"""`counted`, a device for the tests: a GPU's rules on the host's memory, every launch counted.
+
+PyTorch's key for devices of others (PrivateUse1) gets a backend in Python. A tensor of the device wraps
+one on the host; an operation unwraps, runs, wraps. As on a GPU, a tensor of the host or of the other
+device among its arguments is an error, except scalars, index lists and copies.
+
+There are two devices, `counted:0` and `counted:1`. They exist, as far as `torch.accelerator` can tell,
+inside `present()` alone, so that other tests in the process find no accelerator.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_leaves, tree_map
+
+NAME = "counted"
+aten = torch.ops.aten
+_COPIES = (aten.copy_.default, aten._to_copy.default)
+_READS = (aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default)
+_MAKES_NO_KERNEL = ("empty", "new_empty", "resize_", "set_")
+
+
+@dataclass
+class Count:
+    """Work of the device.
+
+    Attributes:
+        launches: kernels, by the operation's name.
+        reads: operations for whose result the host waits.
+        moved: bytes that kernels read and write.
+    """
+
+    launches: Counter[str] = field(default_factory=Counter)
+    reads: list[str] = field(default_factory=list)
+    moved: int = 0
+
+    @property
+    def total(self) -> int:
+        """Kernels of all kinds."""
+        return self.launches.total()
+
+
+_counts: list[Count] = []
+_is_present = False
+
+
+class DeviceTensor(Tensor):
+    """A tensor of the device, around one on the host."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, host: Tensor) -> "DeviceTensor":
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            host.shape,
+            strides=host.stride(),
+            storage_offset=host.storage_offset(),
+            dtype=host.dtype,
+            device=DEVICE,
+        )
+
+    def __init__(self, host: Tensor) -> None:
+        self.host = host
+
+    def __repr__(self) -> str:
+        return f"DeviceTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
+
+    def tolist(self):
+        """The values; subclasses have no `tolist` of their own."""
+        return self.cpu().tolist()
+
+    @property
+    def data(self):
+        """The tensor without its history; setting it swaps the memory."""
+        return DeviceTensor(self.host)
+
+    @data.setter
+    def data(self, value):
+        self.host = value.host
+
+    def __deepcopy__(self, memo):
+        """A copy, of a parameter too; storages of subclasses cannot be copied."""
+        found = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            found = torch.nn.Parameter(found, self.requires_grad)
+        memo[id(self)] = found
+        return found
+
+    def data_ptr(self):
+        """Address of the first element."""
+        return self.host.data_ptr()
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, *args, **(kwargs or {}))
+
+
+def _run(func, *args, **kwargs):
+    """One operation of the device."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if func in _COPIES:
+        return _copy(func, *args, **kwargs)
+    _check_place(func, tensors)
+    inner_args, inner_kwargs = tree_map(_inner, (args, kwargs))
+    inner_kwargs.pop("pin_memory", None)
+    found = func(*inner_args, **inner_kwargs)
+    _note(func, inner_args, inner_kwargs, found)
+    wrapped = {id(t.host): t for t in tensors if isinstance(t, DeviceTensor)}  # written in place
+
+    def wrap(value):
+        if not isinstance(value, Tensor):
+            return value
+        return wrapped[id(value)] if id(value) in wrapped else DeviceTensor(value)
+
+    return tree_map(wrap, found)
+
+
+def _copy(func, *args, **kwargs):
+    """A copy on the device, to it, or from it."""
+    into = args[0] if func is aten.copy_.default else None
+    source = args[1] if func is aten.copy_.default else args[0]
+    device = torch.device(kwargs.pop("device", None) or source.device) if into is None else into.device
+    waits = not kwargs.pop("non_blocking", len(args) > 2 and args[2])
+    kwargs.pop("pin_memory", None)
+    if into is None:
+        found = func(_inner(source), **kwargs)
+    else:
+        found = _inner(into).copy_(_inner(source))
+    if device.type == NAME:
+        _note(func, [_inner(source)], {}, found)
+    elif waits:
+        for count in _counts:
+            count.reads.append(str(func))
+    if into is not None:
+        return into
+    return DeviceTensor(found) if device.type == NAME else found
+
+
+def _inner(value):
+    """The host's part of an argument."""
+    if isinstance(value, DeviceTensor):
+        return value.host
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _check_place(func, tensors) -> None:
+    """Refuse tensors of the host beside those of the device."""
+    if any(isinstance(t, DeviceTensor) for t in tensors):
+        indexed = func.overloadpacket in (aten.index, aten.index_put_, aten._index_put_impl_)
+        for t in tensors:
+            if not isinstance(t, DeviceTensor) and t.dim() and not indexed:
+                raise RuntimeError(f"{func} on {NAME} takes a tensor {list(t.shape)} of the host")
+
+
+def _note(func, args, kwargs, found) -> None:
+    """Count an operation, unless it only looks at its arguments otherwise."""
+    returns = func._schema.returns
+    is_view = bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
+    name = func.overloadpacket.__name__
+    if is_view or name == "detach" or name.startswith(_MAKES_NO_KERNEL):
+        return
+    tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
+    size = sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+    for count in _counts:
+        count.launches[name] += 1
+        count.moved += size
+        if func in _READS:
+            count.reads.append(str(func))
+
+
+@contextmanager
+def counting() -> Iterator[Count]:
+    """Count what the device does inside."""
+    count = Count()
+    _counts.append(count)
+    try:
+        yield count
+    finally:
+        _counts.remove(count)
+
+
+@contextmanager
+def present() -> Iterator[torch.device]:
+    """Let programs find the device; modules keep their parameters when they move, as to a GPU."""
+    global _is_present
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    _is_present = True
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield DEVICE
+    finally:
+        _is_present = False
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+class _Module(backend_registration._DummyBackendModule):
+    """`torch.counted`."""
+
+    def is_available(self) -> bool:
+        return _is_present
+
+    def device_count(self) -> int:
+        return 1 if _is_present else 0
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+class _Hooks(backend_registration._DummyPrivateUse1Hook):
+    def is_available(self) -> bool:
+        return _is_present
+
+
+backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks())
+DEVICE = torch.device(NAME, 0)
+_all = torch.library.Library("_", "IMPL")
+_all.fallback(_run, "PrivateUse1")
+_own = torch.library.Library("aten", "IMPL")
+_own.impl("copy_", lambda *args: _run(aten.copy_.default, *args), "PrivateUse1")  # of torch.tensor
+_all.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

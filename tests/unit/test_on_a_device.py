@@ -1,0 +1,270 @@
+"""HAMU on a device whose tensors may not meet the host's: the CPU's results, few reads, few launches."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from counted import NAME, counting, present
+from torch import nn
+from torch.nn import functional as F
+
+from hamu import HamuQ, PairedGradients, StepGuard, UnlearnConfig, UnlearnTrainer, build_method
+from hamu.assess import assess_model
+from hamu.core.methods import method_classes
+from hamu.data import ImageData, TextCollator, encode, read_text
+from hamu.data.images import collate
+from hamu.evaluation import AttackData, AttackSettings, attack, predict, predict_tokens
+from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+
+RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
+SGD, ADAM = torch.optim.SGD, torch.optim.AdamW
+
+
+@pytest.fixture(autouse=True)
+def device():
+    with present() as one:
+        yield one
+
+
+def network(dtype=torch.float32):
+    """A tensor of each kind: large, small, tiny, of one element."""
+    torch.manual_seed(0)
+    layers = nn.Linear(8, 8000), nn.Tanh(), nn.Linear(8000, 3), nn.Tanh(), nn.Linear(3, 3)
+    return nn.Sequential(*layers).to(dtype)
+
+
+def batch(side, part=slice(None)):
+    generator = torch.Generator().manual_seed(["retain", "forget"].index(side))
+    return torch.randn(12, 8, generator=generator)[part], torch.arange(12)[part] % 3
+
+
+def images(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (count, 1, 6, 6), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    return ImageData(pixels, labels, ("a", "b", "c"), "made", torch.arange(count))
+
+
+def classifier():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.fixture(scope="module")
+def texts():
+    records = read_text("miniature").select(range(24))
+    tokenizer = new_tokenizer((one.prompt + one.answer for one in records.records), 400)
+    torch.manual_seed(0)
+    model = new_language_model(tokenizer, hidden=16, layers=1).eval()
+    return model, tokenizer, encode(records, tokenizer)
+
+
+def trained(
+    place,
+    *,
+    method=None,
+    optimizer=SGD,
+    rate=0.1,
+    corrects=None,
+    parts=1,
+    early=False,
+    dtype=torch.float32,
+    scaled=False,
+    **settings,
+):
+    """Weights after two steps on a device, on the host; and the work of the last combine."""
+    model, method = network(dtype), method or HamuQ(0.3, **RELATIVE)
+    if early:
+        pair = PairedGradients(model, method, **settings)
+    model.to(place)
+    if not early:
+        pair = PairedGradients(model, method, **settings)
+    optimizer = optimizer(model.parameters(), lr=rate)
+    scaler = torch.amp.GradScaler(torch.device(place).type, init_scale=8.0, enabled=scaled)
+    guard = None if corrects is None else StepGuard(pair, optimizer, correct_steps=corrects)
+    for _ in range(2):
+        for part in range(parts):
+            for side in [s for s in ("retain", "forget") if getattr(method, f"uses_{s}")]:
+                x, y = batch(side, slice(part, None, parts))
+                with getattr(pair, side)():
+                    loss = F.cross_entropy(model(x.to(place, dtype)), y.to(place)) / parts
+                    scaler.scale(loss).backward()
+        with counting() as count:
+            step = pair.combine(scaler, keep=() if guard is None else guard.keep)
+        assert step.decision == "step"
+        if guard is not None:
+            guard.before(step)
+        scaler.step(optimizer)
+        scaler.update()
+        if guard is not None:
+            guard.after()
+    return torch.cat([p.detach().cpu().double().flatten() for p in model.parameters()]), count
+
+
+CASES = {
+    **{name: {"method": build_method(name, constraint=0.3, **RELATIVE)} for name in method_classes()},
+    "accumulated": {"parts": 3},
+    "made before the model moves": {"early": True},
+    "offload to the host": {"offload_grads": "cpu"},
+    "offload to the host, accumulated": {"offload_grads": "cpu", "parts": 3},
+    "offload to bf16": {"offload_grads": "bf16"},
+    "bf16": {"dtype": torch.bfloat16},
+    "float64": {"dtype": torch.float64},
+    "whole model": {"blocks": "model"},
+    "measured": {"corrects": False},
+    "corrected": {"corrects": True, "optimizer": ADAM, "rate": 1e-3},
+    "loss scaler": {"scaled": True},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_step_is_the_hosts_and_reads_once(device, case):
+    host, _ = trained("cpu", **case)
+    there, count = trained(device, **case)
+    start = torch.cat([p.detach().double().flatten() for p in network().parameters()])
+    assert (there - host).norm() <= 1e-4 * (host - start).norm()
+    assert len(count.reads) == 1
+
+
+@pytest.mark.parametrize("offload", ["none", "bf16"])
+def test_a_model_over_a_device_and_the_host_steps_as_on_one(device, offload):
+    class Halves(nn.Module):
+        def __init__(self, places):
+            super().__init__()
+            self.layers, self.places = network(), places
+
+        def forward(self, x):
+            x = self.layers[:2](x.to(self.places[0]))
+            return self.layers[2:](x.to(self.places[1]))
+
+    found = []
+    for places in (("cpu", "cpu"), (device, "cpu")):
+        model = Halves(places)
+        model.layers[:2].to(places[0])
+        model.layers[2:].to(places[1])
+        pair = PairedGradients(model, HamuQ(0.3, **RELATIVE), offload_grads=offload)
+        for side in ("retain", "forget"):
+            x, y = batch(side)
+            with getattr(pair, side)():
+                F.cross_entropy(model(x), y.to(places[1])).backward()
+        pair.combine()
+        found.append([p.grad for p in model.parameters()])
+        assert all(p.grad.device == p.device for p in model.parameters())
+        assert len({p.device for p in model.parameters()}) == len(set(places))
+    for host, there in zip(*found, strict=True):
+        torch.testing.assert_close(there.cpu(), host, rtol=1e-4, atol=1e-7)
+
+
+def test_an_assessment_is_the_hosts(device):
+    found = []
+    for place in ("cpu", device):
+        one = assess_model(
+            classifier().to(place), images(200), images(40, 1), collate=collate, batch_size=50
+        )
+        found.append(one)
+    host, there = found
+    assert there.gradient_norms == pytest.approx(host.gradient_norms, rel=1e-5)
+    assert there.hamu_q.kappa == pytest.approx(host.hamu_q.kappa, rel=1e-4)
+    assert there.intervals.kappa[0] == pytest.approx(host.intervals.kappa[0], rel=1e-3)
+    assert there.second_order is not None
+
+
+def test_predictions_are_the_hosts(device, texts):
+    host = predict(classifier(), images(30), 8, collate)
+    there = predict(classifier().to(device), images(30), 8, collate)
+    torch.testing.assert_close(there.logits, host.logits)
+    model, tokenizer, encoded = texts
+    found = [
+        predict_tokens(copy.deepcopy(model).to(place), encoded, 8, TextCollator(tokenizer.pad_token_id))
+        for place in ("cpu", device)
+    ]
+    torch.testing.assert_close(found[1].losses, found[0].losses, rtol=1e-6, atol=1e-6)
+
+
+def test_attacks_on_images_are_the_hosts(device):
+    settings = AttackSettings(attack_steps=6, attack_seeds=1, attack_batch_size=8)
+    data = AttackData(images(40), images(20, 1), collate)
+    host, there = (attack(classifier().to(place), data, settings) for place in ("cpu", device))
+    for name, outcome in host.outcomes.items():
+        expected = pytest.approx(outcome["unlearned"].mean("loss", 6), rel=1e-3)
+        assert there.outcomes[name]["unlearned"].mean("loss", 6) == expected
+
+
+def test_attacks_on_texts_are_the_hosts(device, texts):
+    model, tokenizer, encoded = texts
+    parts = [encoded.select(range(*ends)) for ends in ((0, 10), (10, 18), (18, 24))]
+    data = AttackData(parts[0], parts[1], TextCollator(), 8, parts[2], tokenizer)
+    names = "relearn-retain,relearn-few,relearn-unrelated,prefill"
+    settings = AttackSettings(names, attack_steps=4, attack_seeds=1, attack_batch_size=4)
+    found = [attack(copy.deepcopy(model).to(place), data, settings) for place in ("cpu", device)]
+    host, there = (one.outcomes["relearn-retain"]["unlearned"] for one in found)
+    assert there.mean("loss", 4) == pytest.approx(host.mean("loss", 4), rel=1e-3)
+    assert found[1].outcomes.keys() == found[0].outcomes.keys()
+
+
+def run(folder, model, data, monkeypatch, place, **settings):
+    """A trainer's run on the host or a device; returns the weights on the host and the trainer."""
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(place))
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    common = {"max_steps": 3, "per_device_train_batch_size": 8, "disable_tqdm": True} | RELATIVE
+    args = UnlearnConfig(str(Path(folder) / place.replace(":", "")), use_cpu=place == "cpu",
+                         dataloader_pin_memory=False, **common | settings)  # fmt: skip
+    trainer = UnlearnTrainer(model, args, **data)
+    trainer.train()
+    assert {p.device.type for p in model.parameters()} == {torch.device(place).type}
+    return torch.cat([p.detach().cpu().flatten() for p in model.parameters()]), trainer
+
+
+RUNS = {
+    "plain": {"optim": "sgd", "learning_rate": 0.05},
+    "accumulated": {"gradient_accumulation_steps": 2, "optim": "sgd", "learning_rate": 0.05},
+    "corrected": {"correct_steps": True, "learning_rate": 1e-3, "optim": "adamw_torch"},
+    "by goal": {"auto": True, "optim": "adamw_torch", "target_share": 1.0},
+    "lasting": {"auto": True, "lasting": True, "optim": "adamw_torch"},
+}
+
+
+@pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+def test_a_trainers_run_is_the_hosts(tmp_path, monkeypatch, settings):
+    data = {
+        "retain_dataset": images(40),
+        "forget_dataset": images(16, 1),
+        "test_dataset": images(24, 2),
+    }
+    start = torch.cat([p.detach().flatten() for p in classifier().parameters()])
+    found = [
+        run(tmp_path, classifier(), data, monkeypatch, place, **settings)
+        for place in ("cpu", f"{NAME}:0")
+    ]
+    host, there = (weights for weights, _ in found)
+    moved = (host - start).norm()
+    assert moved > 0
+    assert (there - host).norm() <= 0.05 * moved
+    assert found[0][1].state.global_step == found[1][1].state.global_step > 0
+
+
+def test_a_run_on_texts_with_an_adapter_is_the_hosts(tmp_path, monkeypatch, texts):
+    model, tokenizer, encoded = texts
+    data = {
+        "retain_dataset": encoded.select(range(16)),
+        "forget_dataset": encoded.select(range(16, 24)),
+        "data_collator": TextCollator(tokenizer.pad_token_id),
+    }
+    found = []
+    for place in ("cpu", f"{NAME}:0"):
+        torch.manual_seed(1)
+        adapted = with_adapter(copy.deepcopy(model), AdapterSettings(rank=2))
+        settings = {"per_device_train_batch_size": 4, "learning_rate": 0.05, "optim": "sgd"}
+        found.append(run(tmp_path, adapted, data, monkeypatch, place, **settings)[0])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+
+
+def test_the_device_refuses_tensors_of_the_host_and_counts(device):
+    here = torch.ones(3, device=device)
+    with pytest.raises(RuntimeError, match="of the host"):
+        here + torch.ones(3)
+    with counting() as count:
+        assert (here * 2).sum().item() == 6.0
+    assert (count.total, len(count.reads)) == (3, 1)
