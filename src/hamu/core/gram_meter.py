@@ -38,7 +38,7 @@ class GramMeter:
     def __init__(
         self, parameters: Sequence[Tensor], block_of: Sequence[int], blocks: int | None = None
     ) -> None:
-        self._parameters, self._block_of = parameters, block_of
+        self._parameters, self._block_of = list(parameters), block_of
         self._num_blocks = max(block_of) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         self.device = parameters[0].device
