@@ -163,7 +163,7 @@ def worked_in(pair: PairedGradients) -> int:
     """The bucket of one process."""
     halves = [p.numel() for p in pair.parameters if p.itemsize == 2]
     device = pair.parameters[0].device
-    piece = min(widened_at_once(device), max(halves, default=0))
+    piece = min(widened_at_once(device, device), max(halves, default=0))
     return bucket_bytes(device) + 2 * torch.float32.itemsize * piece
 
 

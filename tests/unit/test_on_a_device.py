@@ -1,11 +1,11 @@
 """HAMU on a device whose tensors may not meet the host's: the CPU's results, few reads, few launches."""
 
 import copy
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from counted import NAME, counting, present
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,6 +16,9 @@ from hamu.data import ImageData, TextCollator, encode, read_text
 from hamu.data.images import collate
 from hamu.evaluation import AttackData, AttackSettings, attack, predict, predict_tokens
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from _counted import NAME, counting, present
 
 RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
 SGD, ADAM = torch.optim.SGD, torch.optim.AdamW
@@ -104,7 +107,10 @@ def trained(
 
 
 CASES = {
-    **{name: {"method": build_method(name, constraint=0.3, **RELATIVE)} for name in method_classes()},
+    **{
+        name: {"method": build_method(name, constraint=0.3, **RELATIVE)}
+        for name in method_classes()
+    },
     "accumulated": {"parts": 3},
     "made before the model moves": {"early": True},
     "offload to the host": {"offload_grads": "cpu"},
@@ -177,7 +183,9 @@ def test_predictions_are_the_hosts(device, texts):
     torch.testing.assert_close(there.logits, host.logits)
     model, tokenizer, encoded = texts
     found = [
-        predict_tokens(copy.deepcopy(model).to(place), encoded, 8, TextCollator(tokenizer.pad_token_id))
+        predict_tokens(
+            copy.deepcopy(model).to(place), encoded, 8, TextCollator(tokenizer.pad_token_id)
+        )
         for place in ("cpu", device)
     ]
     torch.testing.assert_close(found[1].losses, found[0].losses, rtol=1e-6, atol=1e-6)

@@ -205,7 +205,7 @@ def test_another_loss_counts_where_docs_say_so(kind):
 
 @pytest.mark.parametrize("piece", [7, 1 << 18])
 def test_half_precision_parameters_get_half_precision_gradients_rounded_once(monkeypatch, piece):
-    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda device: piece)
+    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda *devices: piece)
     model = make_model(torch.bfloat16)
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
     sides = gradients(model)
@@ -283,7 +283,7 @@ def test_with_offload_to_host_memory_the_step_is_the_same(
     monkeypatch, method, order, passes, piece
 ):
     expected, whole = offloaded(method, "none", order, passes)
-    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda device: piece)
+    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda *devices: piece)
     found, put = offloaded(method, "cpu", order, passes)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(put.gram.dot, whole.gram.dot, rtol=1e-12, atol=0)
@@ -300,7 +300,7 @@ def test_with_offload_to_half_precision_the_error_is_as_stated(monkeypatch, meth
     assert ((put.gram.dot - whole.gram.dot).abs() <= bound).all()
     assert (flat(found) - flat(expected)).norm() <= 0.05 * flat(expected).norm()
     assert [(g.dtype, g.shape) for g in found] == [(g.dtype, g.shape) for g in expected]
-    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda device: 50)
+    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda *devices: 50)
     in_pieces, _ = offloaded(method, "bf16", order, clip=None)
     assert all(torch.equal(a, b) for a, b in zip(in_pieces, found, strict=True))
 

@@ -4,13 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hamu.core.distributed.layout import Grads, drained
 from hamu.core.gram import combine_dtype
+from hamu.core.gram_meter import SMALL, in_groups, scratch_bytes
 from hamu.errors import HamuError
+
+
+def combine_all(
+    retain: Grads,
+    forget: Grads,
+    a: Sequence[float],
+    b: Sequence[float],
+    parts: Sequence[Tensor],
+    *,
+    is_kept: bool,
+) -> Grads:
+    """a_n·retain_n + b_n·forget_n for each tensor, all small ones together; empties both lists.
+
+    Uses up the retain gradients' memory, and that of the forget gradients unless they are kept.
+    """
+    written: Grads = [None] * len(parts)
+    alike: dict[tuple[torch.device, torch.dtype], dict[int, int]] = {}  # sizes by number
+    for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
+        if r is not None and f is not None and part.numel() <= SMALL:
+            kind = part.device, part.dtype
+            if kind == (r.device, r.dtype) == (f.device, f.dtype):
+                alike.setdefault(kind, {})[number] = part.numel()
+    groups = [
+        group
+        for (device, _), sizes in alike.items()
+        for group in in_groups(sizes, scratch_bytes(device) // 8)
+    ]
+    for numbers in groups:
+        group = _combine_group(
+            [retain[n] for n in numbers],
+            [forget[n] for n in numbers],
+            [a[n] for n in numbers],
+            [b[n] for n in numbers],
+            is_kept,
+        )
+        for number, tensor in zip(numbers, group, strict=True):
+            written[number], retain[number], forget[number] = tensor, None, None
+    both = zip(drained(retain), drained(forget), strict=True)
+    for number, (r, f) in enumerate(both):
+        if written[number] is None:
+            written[number] = combined(r, f, a[number], b[number], parts[number])
+    return written
+
+
+def _combine_group(
+    retain: list[Any], forget: list[Any], a: list[float], b: list[float], is_kept: bool
+) -> list[Tensor]:
+    """a_n·retain_n + b_n·forget_n in the memory of the first, in a handful of launches."""
+    dtype = combine_dtype(retain[0])
+    if retain[0].dtype == dtype:
+        if is_kept:
+            forget = list(torch._foreach_mul(forget, b))
+        else:
+            torch._foreach_mul_(forget, b)
+        torch._foreach_mul_(retain, a)
+        torch._foreach_add_(retain, forget)
+        return retain
+    wide = [[torch.empty_like(g, dtype=dtype) for g in side] for side in (retain, forget)]
+    for widened, side, weights in zip(wide, (retain, forget), (a, b), strict=True):
+        torch._foreach_copy_(widened, side)
+        torch._foreach_mul_(widened, weights)
+    torch._foreach_add_(*wide)
+    torch._foreach_copy_(retain, wide[0])
+    return retain
 
 
 def combined(
@@ -34,7 +100,7 @@ def combined(
         # the outer product with [1] makes one pass over memory; mul_ and add_ make two
         whole.view(-1, 1).addr_(other.view(-1), _ones(dtype, whole.device), beta=x, alpha=y)
         return whole
-    sides, step = (whole, other), widened_at_once(whole.device)
+    sides, step = (whole, other), widened_at_once(whole.device, other.device)
     if is_flat:
         sides = (whole.view(-1), other.view(-1))
     else:  # pieces along the first dimension are the same elements whatever the strides
@@ -44,9 +110,13 @@ def combined(
     return whole
 
 
-def widened_at_once(device: torch.device) -> int:
-    """Elements widened or brought back at once: few for a CPU's cache, else many."""
-    return 1 << 18 if device.type == "cpu" else 1 << 24
+def widened_at_once(device: torch.device, source: torch.device) -> int:
+    """Elements widened or brought back at once: few for a CPU's cache, many from it to a device,
+    most tensors in whole on a device.
+    """
+    if device.type == "cpu":
+        return 1 << 18
+    return 1 << 24 if source != device else 1 << 27
 
 
 @lru_cache(maxsize=16)

@@ -10,7 +10,7 @@ are cheap, and with few elements small angles are common.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,19 +20,20 @@ from hamu.core.gram import PairGram, combine_dtype
 Side = Sequence[Tensor | None]
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
-_SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
+SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _COARSE_COS_SQ = 1.0 - 0.15**2  # float32 sums are off by up to 1e-5, a thousandth of sin²θ
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
-_COARSE_PIECE = 1 << 17  # a longer float32 sum would lose more digits
+_COARSE_PIECE = 1 << 17  # on a CPU; a longer float32 sum would lose more digits
+_WIDENED = 1 << 29  # bytes of products that a device holds at once, those of most tensors in whole
 
 
 class GramMeter:
     """Measures the `PairGram` of two gradient lists of fixed shapes.
 
     Small tensors are packed into zero-padded rows, so that a network with hundreds of them costs a
-    handful of kernels; large ones are summed in place, or widened in pieces. Each device has one
-    scratch memory of fixed size for both, which is kept: new memory in every step costs more than
-    the sums.
+    handful of kernels; large ones are summed in place, or widened: in pieces for a CPU's cache,
+    elsewhere as wholes, for the host must not launch by elements. Each device has one scratch
+    memory of fixed size, which is kept: new memory in every step costs more than the sums.
     """
 
     def __init__(
@@ -42,13 +43,20 @@ class GramMeter:
         self._num_blocks = max(block_of) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         self.device = parameters[0].device
+        self._places = [(p.device, p.dtype) for p in parameters]
         self._scratch = {
             device: torch.empty(scratch_bytes(device), dtype=torch.uint8, device=device)
             for device in dict.fromkeys(p.device for p in parameters)
         }
         self._packs: dict[bool, list[_Pack]] = {}  # by whether they are exact
-        self._large = [n for n, p in enumerate(parameters) if p.numel() > _SMALL]
-        self._large_blocks = torch.tensor([block_of[n] for n in self._large]).to(self.device)
+        self._large: dict[torch.device, list[int]] = {}
+        for number, p in enumerate(parameters):
+            if p.numel() > SMALL:
+                self._large.setdefault(p.device, []).append(number)
+        self._large_blocks = {
+            device: torch.tensor([block_of[n] for n in numbers]).to(self.device)
+            for device, numbers in self._large.items()
+        }
         self._coarse: dict[int, list[int]] = {}  # by block: tensors summed in float32
         for number, p in enumerate(parameters):
             if _is_coarse(p):
@@ -66,13 +74,19 @@ class GramMeter:
         blocks = torch.zeros(self._num_blocks, 2, 2, dtype=torch.float64, device=self.device)
         for pack in self._packs[exact]:
             blocks.index_add_(0, pack.blocks, pack.grams(retain, forget).to(self.device))
-        if self._large:
-            grams = []
-            for n in self._large:
-                buffer = self._scratch[self._parameters[n].device].view(torch.float64).view(2, -1)
-                grams.append(_gram_of_large(buffer, retain[n], forget[n], exact).to(self.device))
-            blocks.index_add_(0, self._large_blocks, torch.stack(grams))
+        for device, numbers in self._large.items():
+            sides = [(retain[n], forget[n]) for n in numbers]
+            if device.type == "cpu":
+                buffer = self._scratch[device].view(torch.float64).view(2, -1)
+                grams = torch.stack([_gram_of_large(buffer, r, f, exact) for r, f in sides])
+            else:
+                grams = _grams_on_device(device, sides, exact)
+            blocks.index_add_(0, self._large_blocks[device], grams.to(self.device))
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
+
+    def fits(self, parameters: Sequence[Tensor]) -> bool:
+        """True if these parameters have not moved since, nor changed their precision."""
+        return self._places == [(p.device, p.dtype) for p in parameters]
 
     def doubtful(self, gram: Sequence[list[float]], retain: Side, forget: Side) -> list[int]:
         """Blocks whose float32 sums overflowed, may have underflowed, or leave too small an angle.
@@ -120,18 +134,16 @@ class GramMeter:
             for is_coarse in (False, True):
                 dtype = torch.float32 if is_coarse else torch.float64
                 buffer = scratch.view(dtype).view(2, -1)  # a row for each side
-                groups: list[dict[int, Tensor]] = []
-                taken = most = buffer.shape[1] // _ROW
-                for number, p in enumerate(self._parameters):
-                    precise = exact or not _is_coarse(p)
-                    if p.numel() > _SMALL or p.device != device or precise == is_coarse:
-                        continue
-                    if not groups or taken + _rows_of(p) > most:
-                        groups.append({})
-                        taken = 0
-                    groups[-1][number] = p
-                    taken += _rows_of(p)
-                packs += [_Pack(buffer, group, self._block_of, self.device) for group in groups]
+                rows = {
+                    number: _rows_of(p)
+                    for number, p in enumerate(self._parameters)
+                    if p.numel() <= SMALL
+                    and p.device == device
+                    and is_coarse == (_is_coarse(p) and not exact)
+                }
+                for group in in_groups(rows, buffer.shape[1] // _ROW):
+                    members = {number: self._parameters[number] for number in group}
+                    packs.append(_Pack(buffer, members, self._block_of, self.device))
         return packs
 
 
@@ -158,6 +170,35 @@ def _gram_of_large(
     return torch.stack(sums).view(-1, 2, 2).double().sum(0)
 
 
+def _grams_on_device(
+    device: torch.device, sides: list[tuple[Tensor | None, Tensor | None]], exact: bool
+) -> Tensor:
+    """Gram matrix of each tensor, [n, 2, 2] float64, in few reductions over all of its elements."""
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    sums = []
+    for retain, forget in sides:
+        r, f = (None if g is None else g.to(device) for g in (retain, forget))
+        for x, y in ((r, r), (r, f), (f, f)):
+            sums.append(zero if x is None or y is None else _sum_of_products(x, y, exact))
+    retain_sq, dot, forget_sq = torch.stack(sums).double().view(-1, 3).unbind(1)
+    return torch.stack([retain_sq, dot, dot, forget_sq], 1).view(-1, 2, 2)
+
+
+def _sum_of_products(x: Tensor, y: Tensor, exact: bool) -> Tensor:
+    """Σ x·y, 0-dim; products of half precision are exact in float32."""
+    is_flat = x.is_contiguous() and y.is_contiguous()
+    if is_flat and not exact and x.dtype == y.dtype == torch.float32:
+        return torch.dot(x.view(-1), y.view(-1))
+    wide = torch.float64 if exact or torch.float64 in (x.dtype, y.dtype) else torch.float32
+    if x is y:  # widened within the kernel
+        norm: Tensor = torch.linalg.vector_norm(x, dtype=wide)
+        return norm.square()
+    step = max(1, _WIDENED // wide.itemsize * x.shape[0] // x.numel())
+    pieces = zip(torch.split(x, step), torch.split(y, step), strict=True)
+    sums = [a.to(wide, copy=True).mul_(b).sum() for a, b in pieces]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).double().sum()
+
+
 def _pieces(
     buffer: Tensor, *grads: Tensor
 ) -> Iterator[tuple[list[Tensor], Callable[[Tensor, Tensor], Tensor]]]:
@@ -177,6 +218,19 @@ def _pieces(
             for widened, piece in zip(flat, pieces, strict=True):
                 widened.view(piece.shape).copy_(piece)
             yield flat, dot
+
+
+def in_groups(sizes: Mapping[int, int], most: int) -> list[list[int]]:
+    """Numbers in order, in groups whose sizes add up to `most` or less."""
+    groups: list[list[int]] = []
+    taken = most
+    for number, size in sizes.items():
+        if not groups or taken + size > most:
+            groups.append([])
+            taken = 0
+        groups[-1].append(number)
+        taken += size
+    return groups
 
 
 def scratch_bytes(device: torch.device) -> int:
@@ -254,9 +308,10 @@ def _rows_of(parameter: Tensor) -> int:
 
 def _is_coarse(parameter: Tensor) -> bool:
     """True if a tensor is summed in float32 at first."""
-    if parameter.numel() <= _SMALL:
+    if parameter.numel() <= SMALL:
         return parameter.numel() > _TINY and parameter.dtype != torch.float64
-    return parameter.dtype == torch.float32
+    on_cpu = parameter.device.type == "cpu"
+    return parameter.dtype == torch.float32 or (not on_cpu and parameter.dtype != torch.float64)
 
 
 def _sums_in_float32(*grads: Tensor) -> bool:

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hamu.core.combine import GradOffload, combined
+from hamu.core.combine import GradOffload, combine_all
 from hamu.core.distributed import is_sharded
-from hamu.core.distributed.layout import Grads, Layout, drained
+from hamu.core.distributed.layout import Grads, Layout
 from hamu.core.gram import (
     SIDES,
     Blocks,
@@ -212,6 +212,11 @@ class PairedGradients:
                 "offload_grads needs both whole gradients in each process; leave it out"
             )
         self.layout = layout
+        self._measure_here()
+
+    def _measure_here(self) -> None:
+        """Prepare to measure where the model is now."""
+        layout = self.layout
         self._meter = GramMeter(layout.parts, layout.block_of, len(self.block_names))
         self._largest = min(torch.finfo(combine_dtype(p)).max for p in layout.parts)
 
@@ -310,6 +315,8 @@ class PairedGradients:
             raise HamuError("keep needs both whole gradients in each process; leave it out")
         grads = self._take()
         self.offload_grads.wait()
+        if not self._meter.fits(self.layout.parts):  # the model has moved
+            self._measure_here()
         retain, forget = self.layout.take(grads)
         _check_apart(retain, forget)
         unscale = None
@@ -480,9 +487,9 @@ class PairedGradients:
             forget = [f.clone() if r is None and f is not None else f for r, f in both]
         if len(keep) > 1:
             retain = [None if r is None else r.clone() for r in retain]
-        parts, blocks = self.layout.parts, self.layout.block_of
-        sides = zip(parts, blocks, drained(retain), drained(forget), strict=True)
-        written = [combined(r, f, a[block], b[block], part) for part, block, r, f in sides]
+        blocks, parts = self.layout.block_of, self.layout.parts
+        weights = [a[block] for block in blocks], [b[block] for block in blocks]
+        written = combine_all(retain, forget, *weights, parts, is_kept=bool(keep))
         self._set_grads(self.layout.give(written))
 
 

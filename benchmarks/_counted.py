@@ -1,4 +1,4 @@
-"""`counted`, a device for the tests: a GPU's rules on the host's memory, every launch counted.
+"""`counted`, a device for tests and benchmarks: a GPU's rules on the host's memory, every launch counted.
 
 PyTorch's key for devices of others (PrivateUse1) gets a backend in Python. A tensor of the device wraps
 one on the host; an operation unwraps, runs, wraps. As on a GPU, a tensor of the host or of the other
@@ -47,6 +47,7 @@ class Count:
 
 _counts: list[Count] = []
 _is_present = False
+_memory = torch.device("cpu")
 
 
 class DeviceTensor(Tensor):
@@ -125,13 +126,13 @@ def _copy(func, *args, **kwargs):
     """A copy on the device, to it, or from it."""
     into = args[0] if func is aten.copy_.default else None
     source = args[1] if func is aten.copy_.default else args[0]
-    device = torch.device(kwargs.pop("device", None) or source.device) if into is None else into.device
+    device = (
+        torch.device(kwargs.pop("device", None) or source.device) if into is None else into.device
+    )
     waits = not kwargs.pop("non_blocking", len(args) > 2 and args[2])
     kwargs.pop("pin_memory", None)
-    if into is None:
-        found = func(_inner(source), **kwargs)
-    else:
-        found = _inner(into).copy_(_inner(source))
+    inner = _inner(source)
+    found = func(inner, **kwargs) if into is None else _inner(into).copy_(inner)
     if device.type == NAME:
         _note(func, [_inner(source)], {}, found)
     elif waits:
@@ -146,7 +147,7 @@ def _inner(value):
     """The host's part of an argument."""
     if isinstance(value, DeviceTensor):
         return value.host
-    return torch.device("cpu") if isinstance(value, torch.device) else value
+    return _memory if isinstance(value, torch.device) else value
 
 
 def _check_place(func, tensors) -> None:
@@ -188,16 +189,20 @@ def counting() -> Iterator[Count]:
 
 
 @contextmanager
-def present() -> Iterator[torch.device]:
-    """Let programs find the device; modules keep their parameters when they move, as to a GPU."""
-    global _is_present
+def present(memory: str = "cpu") -> Iterator[torch.device]:
+    """Let programs find the device; modules keep their parameters when they move, as to a GPU.
+
+    With memory="meta" tensors of any size cost nothing and have no values, which cannot be read.
+    """
+    global _is_present, _memory
+    _memory = torch.device(memory)
     before = torch.__future__.get_swap_module_params_on_conversion()
     _is_present = True
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         yield DEVICE
     finally:
-        _is_present = False
+        _is_present, _memory = False, torch.device("cpu")
         torch.__future__.set_swap_module_params_on_conversion(before)
 
 
