@@ -1,11 +1,11 @@
 """`counted`, a device for tests and benchmarks: a GPU's rules on the host's memory, every launch counted.
 
-PyTorch's key for devices of others (PrivateUse1) gets a backend in Python. A tensor of the device wraps
-one on the host; an operation unwraps, runs, wraps. As on a GPU, a tensor of the host or of the other
-device among its arguments is an error, except scalars, index lists and copies.
+PyTorch's key for devices of others (PrivateUse1) gets a backend in Python. A tensor of the device wraps one on the
+host; an operation unwraps, runs, wraps. As on a GPU, a tensor of the host among its arguments is an error, except
+scalars, index lists and copies.
 
-There are two devices, `counted:0` and `counted:1`. They exist, as far as `torch.accelerator` can tell,
-inside `present()` alone, so that other tests in the process find no accelerator.
+`counted:0` has the host's memory, `counted:1` none: its tensors may have any size and have no values. They exist, as far
+as `torch.accelerator` can tell, inside `present()` alone, so that other tests in the process find no accelerator.
 """
 
 from collections import Counter
@@ -63,7 +63,7 @@ class DeviceTensor(Tensor):
             strides=host.stride(),
             storage_offset=host.storage_offset(),
             dtype=host.dtype,
-            device=DEVICE,
+            device=torch.device(NAME, int(host.is_meta)),
         )
 
     def __init__(self, host: Tensor) -> None:
@@ -132,6 +132,8 @@ def _copy(func, *args, **kwargs):
     waits = not kwargs.pop("non_blocking", len(args) > 2 and args[2])
     kwargs.pop("pin_memory", None)
     inner = _inner(source)
+    if into is None and device.type == NAME:
+        kwargs["device"] = _memory
     found = func(inner, **kwargs) if into is None else _inner(into).copy_(inner)
     if device.type == NAME:
         _note(func, [_inner(source)], {}, found)
@@ -169,7 +171,13 @@ def _note(func, args, kwargs, found) -> None:
     if is_view or name == "detach" or name.startswith(_MAKES_NO_KERNEL):
         return
     tensors = [leaf for leaf in tree_leaves((args, kwargs, found)) if isinstance(leaf, Tensor)]
-    size = sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+    written = [
+        value
+        for argument, value in zip(func._schema.arguments, args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    touched = [*{id(t): t for t in tensors}.values(), *tree_leaves(written)]  # read and written
+    size = sum(t.numel() * t.element_size() for t in touched)
     for count in _counts:
         count.launches[name] += 1
         count.moved += size
@@ -200,7 +208,7 @@ def present(memory: str = "cpu") -> Iterator[torch.device]:
     _is_present = True
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        yield DEVICE
+        yield torch.device(NAME, int(memory == "meta"))
     finally:
         _is_present, _memory = False, torch.device("cpu")
         torch.__future__.set_swap_module_params_on_conversion(before)
@@ -225,7 +233,6 @@ class _Hooks(backend_registration._DummyPrivateUse1Hook):
 
 
 backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks())
-DEVICE = torch.device(NAME, 0)
 _all = torch.library.Library("_", "IMPL")
 _all.fallback(_run, "PrivateUse1")
 _own = torch.library.Library("aten", "IMPL")

@@ -1,34 +1,42 @@
-"""A plan on paper: unlearning a model of 7 B on 8 GPUs and one of 70 B on 64. Nothing of it was measured on GPUs.
+"""A plan on paper: unlearning models of 1 B on a GPU, 7 B on 8 and 70 B on 64. Nothing of it was measured on GPUs.
 
     python examples/scaling_plan.py
 
 Prints tables as Markdown, the last one that of docs/scaling.md: memory and traffic of each GPU, and what a paired step takes longer
 than plain fine-tuning on both sides' summed gradients. Shapes are Llama 2's, built without memory; sizes of buckets and
-pieces are the library's own. A GB is 10⁹ bytes.
+pieces are the library's own. Launches and bytes of the Gram and the combine are counted on a device of our own
+(benchmarks/_counted.py) with tensors of the models' sizes that have no values. A GB is 10⁹ bytes.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hamu.core import gram_meter
-from hamu.core.combine import widened_at_once
+from hamu.core.combine import combine_all, widened_at_once
 from hamu.core.distributed.layout import BUCKET
+from hamu.core.gram_meter import GramMeter, bucket_bytes
 from hamu.models.language import AdapterSettings, with_adapter
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from _counted import counting, present
+from launches import combined
 
 GPU = torch.device("cuda")
 # One of the H100 class, by its maker's figures.
 MEMORY = 80e9  # bytes
 BANDWIDTH = 3.35e12  # bytes per second of its own memory
 LINK = {
+    1: math.inf,
     8: 450e9,
     64: 50e9,
 }  # bytes per second that it sends: by NVLink among 8, by the network among nodes of 8
@@ -38,10 +46,6 @@ TOKENS = 4096  # of each side and GPU in a step, all scored
 USED_FLOPS = 0.4  # the share of FLOPS that the passes reach
 USED_BANDWIDTH = 0.9  # the share of BANDWIDTH that a copy reaches
 LAUNCH = 5e-6  # seconds of the host for an operation
-METHOD = 101  # operations with the numbers of all blocks, of HAMU-Q and of the decision
-# Measured on a CPU, over what its memory allows: docs/results/costs.md. By bytes of a number, and whether a
-# process has all of a gradient.
-COMBINE = {(4, True): 1.3, (4, False): 2.2, (2, True): 4.9, (2, False): 4.9}
 SPLIT_TRAFFIC = 1.0001  # over the formula, the Gram included: docs/scaling.md
 LAYOUTS = ("sequential", "split", "sharded")
 
@@ -121,20 +125,54 @@ def sizes_of(model: nn.Module) -> list[int]:
     return [p.numel() for p in model.parameters() if p.requires_grad]
 
 
-def models() -> tuple[Model, Model]:
-    seven = {
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-    }
-    seventy = {
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-    }
-    return Model("7 B", 8, **seven), Model("70 B", 64, **seventy, num_key_value_heads=8)
+@cache
+def models() -> tuple[Model, ...]:
+    one = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    seven = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+    seventy = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    return (
+        Model("1 B", 1, **one, num_attention_heads=32, num_key_value_heads=8),
+        Model("7 B", 8, **seven, num_attention_heads=32),
+        Model("70 B", 64, **seventy, num_attention_heads=64, num_key_value_heads=8),
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """Kernels that a device starts, and bytes that they read and write."""
+
+    launches: int
+    moved: int
+
+
+def work_of(sizes: tuple[int, ...], itemsize: int, whole: bool) -> Work:
+    """What it takes to measure and combine two gradients of these sizes, decision included."""
+    found = measured_and_combined(sizes, itemsize, whole)
+    return Work(found.launches + method_launches(), found.moved)
+
+
+@cache
+def measured_and_combined(sizes: tuple[int, ...], itemsize: int, whole: bool) -> Work:
+    """The Gram and the combine alone, counted."""
+    dtype = torch.float32 if itemsize == 4 else torch.bfloat16
+    with present(memory="meta") as device:
+        parts, retain, forget = (
+            [torch.empty(size, dtype=dtype, device=device) for size in sizes] for _ in range(3)
+        )
+        meter, weights = GramMeter(parts, range(len(parts))), [0.5] * len(parts)
+        meter.measure(retain, forget, exact=not whole)  # the first time prepares the rest
+        with counting() as count:
+            meter.measure(retain, forget, exact=not whole)
+            combine_all(list(retain), list(forget), weights, weights, parts, is_kept=False)
+    return Work(count.total, count.moved)
+
+
+@cache
+def method_launches() -> int:
+    """Launches with the numbers of all blocks: HAMU-Q and the decision."""
+    with present() as device:
+        whole = combined([1 << 12], torch.float32, device).total
+    return whole - measured_and_combined((1 << 12,), 4, True).launches
 
 
 @dataclass(frozen=True)
@@ -178,9 +216,9 @@ class Plan:
     def buckets(self) -> int:
         """Bytes that are taken for a while: by the Gram and the combine, and by what is exchanged or gathered."""
         size, largest = self.training.trained, max(self.trained)
-        own = gram_meter.bucket_bytes(GPU)
+        own = bucket_bytes(GPU)
         if size == 2:
-            own += 4 * min(widened_at_once(GPU), largest)
+            own += 4 * min(widened_at_once(GPU, GPU), largest)
         if self.layout == "sequential":
             return own + self.gradient  # DistributedDataParallel's buckets
         if self.layout == "split":
@@ -227,20 +265,16 @@ class Plan:
         return max(passes, self.sent_by_plain / LINK[self.model.gpus])
 
     @cached_property
-    def operations(self) -> int:
-        """How many the Gram and the combine start."""
+    def work(self) -> Work:
+        """Launches and bytes of the Gram and the combine."""
         cut = 1 if self.layout == "sequential" else self.model.gpus
-        return operations(
-            [-(-size // cut) for size in self.trained], self.training.trained, cut == 1, GPU
-        )
+        sizes = tuple(-(-size // cut) for size in self.trained)
+        return work_of(sizes, self.training.trained, self.layout == "sequential")
 
     @cached_property
     def combine(self) -> float:
         """Seconds of the Gram and the combine: of the memory or of the host, whichever takes longer."""
-        whole = self.layout == "sequential"
-        moved = 5 * self.gradient / (1 if whole else self.model.gpus)
-        memory = COMBINE[self.training.trained, whole] * moved / (USED_BANDWIDTH * BANDWIDTH)
-        return max(memory, LAUNCH * self.operations)
+        return max(self.work.moved / (USED_BANDWIDTH * BANDWIDTH), LAUNCH * self.work.launches)
 
     @cached_property
     def exchange(self) -> float:
@@ -249,26 +283,9 @@ class Plan:
         return (self.sent - hidden) / LINK[self.model.gpus]
 
 
-def operations(sizes: Sequence[int], itemsize: int, whole: bool, device: torch.device) -> int:
-    """How many operations measure and combine tensors of these sizes, views not counted.
-
-    Measuring packs small tensors in groups: a zeroing, two copies, a product, its widening, a sum of two operations.
-    Of large ones it takes pieces: three products, and two copies where they are widened; and each tensor has two or
-    three for its sum. Combining is one for each tensor, or four for each widened piece.
-    """
-    coarse = whole and itemsize == 4
-    scratch = gram_meter.scratch_bytes(device) // 2
-    large = [size for size in sizes if size > gram_meter._SMALL]
-    packed = sum(size for size in sizes if size <= gram_meter._SMALL)
-    piece = gram_meter._COARSE_PIECE if coarse else scratch // 8
-    pieces = sum(math.ceil(size / piece) for size in large)
-    measuring = 7 * math.ceil(packed / (scratch // (4 if whole else 8)))
-    measuring += (3 if coarse else 5) * pieces + (3 if coarse else 2) * len(large)
-    widened = widened_at_once(device)
-    combining = (
-        len(sizes) if itemsize == 4 else sum(4 * math.ceil(size / widened) for size in sizes)
-    )
-    return METHOD + measuring + combining
+def layouts_of(model: Model) -> tuple[str, ...]:
+    """Layouts for a model's GPUs."""
+    return LAYOUTS if model.gpus > 1 else LAYOUTS[:1]
 
 
 def table(*rows: Sequence[str]) -> str:
@@ -288,7 +305,11 @@ def tables() -> Iterator[str]:
             for m in both
         ),
     )  # fmt: skip
-    plans = [Plan(*choice) for choice in product(both, TRAININGS, LAYOUTS)]
+    plans = [
+        Plan(model, training, layout)
+        for model, training in product(both, TRAININGS)
+        for layout in layouts_of(model)
+    ]
     kinds = list(plans[0].memory)
     yield table(
         ("model", "training", "layout", *(f"{kind}, GB" for kind in kinds), "sum", "fits"),
@@ -304,13 +325,13 @@ def tables() -> Iterator[str]:
             (p.model.name, p.training.name, p.layout, f"{p.sent / 1e9:.3f}", f"{p.sent_by_plain / 1e9:.3f}",
              f"{p.sent / p.sent_by_plain:.4f}")
             for p in plans
-            if p.fits
+            if p.fits and p.sent
         ),
     )  # fmt: skip
     yield table(
-        ("model", "training", "layout", "plain step, s", "operations", "Gram and combine, ms", "exchange, ms", "more"),
+        ("model", "training", "layout", "plain step, s", "launches", "Gram and combine, ms", "exchange, ms", "more"),
         *(
-            (p.model.name, p.training.name, p.layout, f"{p.plain:.2f}", f"{p.operations:,}", f"{1e3 * p.combine:.1f}",
+            (p.model.name, p.training.name, p.layout, f"{p.plain:.2f}", f"{p.work.launches:,}", f"{1e3 * p.combine:.1f}",
              f"{1e3 * p.exchange:.2f}", f"{(p.combine + p.exchange) / p.plain:.1%}")
             for p in plans
             if p.fits
@@ -323,9 +344,10 @@ def summary() -> str:
     rows = []
     for model, training in product(models(), TRAININGS):
         cells = [model.name, training.name]
-        for plan in (Plan(model, training, layout) for layout in LAYOUTS):
+        for plan in (Plan(model, training, layout) for layout in layouts_of(model)):
             more = f", +{(plan.combine + plan.exchange) / plan.plain:.1%}" if plan.fits else ""
             cells.append(f"{sum(plan.memory.values()) / 1e9:.1f}{more}")
+        cells += ["-"] * (2 + len(LAYOUTS) - len(cells))
         rows.append(cells)
     return table(("model", "training", *LAYOUTS), *rows)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import HamuQ, PairedGradients
@@ -17,6 +16,7 @@ from hamu.models.language import AdapterSettings, with_adapter
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import scaling_plan
+from _counted import counting, present
 from _memory_meter import TensorMeter
 
 TRAININGS = pytest.mark.parametrize(
@@ -81,39 +81,31 @@ def test_activations_are_those_of_small_models(training, shape, vocab_size):
     assert 0.94 * planned <= taken <= planned
 
 
-class Operations(TorchDispatchMode):
-    """Counts those that are no views."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += not (func.is_view or func is torch.ops.aten.split.Tensor)
-        return func(*args, **(kwargs or {}))
-
-
 class Parts(Layout):
     is_whole = False
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @TRAININGS
-def test_operations_are_those_of_small_models(training, whole):
+def test_launches_are_those_of_small_models(training, whole):
     torch.manual_seed(0)
     model, _ = llama(training, vocab_size=4000, **SHAPES["wide"])
-    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"))
-    if not whole:
-        pair.use(Parts(pair.parameters, pair.block_of))
-    for side in (pair.retain, pair.forget):
-        with side():
-            for parameter in pair.parameters:
-                parameter.grad = torch.randn_like(parameter)
-    with Operations() as operations:
-        assert pair.combine().decision == "step"
-    sizes = [p.numel() for p in pair.parameters]
-    planned = scaling_plan.operations(sizes, training.trained, whole, torch.device("cpu"))
-    assert operations.count == pytest.approx(planned, rel=0.03)
+    with present() as device:
+        model.to(device)
+        pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"))
+        if not whole:
+            pair.use(Parts(pair.parameters, pair.block_of))
+        for _ in range(2):  # the first prepares
+            for side in (pair.retain, pair.forget):
+                with side():
+                    for parameter in pair.parameters:
+                        parameter.grad = torch.randn_like(parameter)
+            with counting() as count:
+                assert pair.combine().decision == "step"
+    sizes = tuple(p.numel() for p in pair.parameters)
+    planned = scaling_plan.work_of(sizes, training.trained, whole)
+    assert count.total == pytest.approx(planned.launches, rel=0.03)
+    assert count.moved == pytest.approx(planned.moved, rel=0.03)
 
 
 def test_the_document_has_the_summary_of_the_plan():

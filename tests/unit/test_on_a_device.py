@@ -19,6 +19,7 @@ from hamu.models.language import AdapterSettings, new_language_model, new_tokeni
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _counted import NAME, counting, present
+from launches import combined
 
 RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
 SGD, ADAM = torch.optim.SGD, torch.optim.AdamW
@@ -276,3 +277,11 @@ def test_the_device_refuses_tensors_of_the_host_and_counts(device):
     with counting() as count:
         assert (here * 2).sum().item() == 6.0
     assert (count.total, len(count.reads)) == (3, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_launches_grow_with_tensors_never_with_elements(device, dtype):
+    one, ten_times = (combined([size], dtype, device) for size in (10**5, 10**6))
+    assert ten_times.launches == one.launches
+    few, many = (combined([1 << 12] * count, dtype, device) for count in (10, 200))
+    assert many.total == few.total, "small tensors are packed"
