@@ -353,7 +353,7 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
     places = ("a/unlearned", "b/unlearned", "x/deep/unlearned", "y/deep/unlearned", "other")
     runs = [example_run(tmp_path, place) for place in places]
     assert [run.name for run in told_apart(runs)] == list(places)
-    assert [run.name for run in told_apart(runs[1:3])] == ["b/unlearned", "deep/unlearned"]
+    assert [run.name for run in told_apart(runs[1:3])] == ["b/unlearned", "x/deep/unlearned"]
     names = [run.name for run in told_apart([runs[2], runs[4], runs[2]])]
     assert names == ["unlearned", "other", "unlearned"]
     page = report_page(runs[:2])

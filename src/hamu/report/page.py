@@ -48,12 +48,7 @@ _LARGEST = 96  # pixels of a picture
 
 
 def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
-    """HTML of the report of one run or several.
-
-    Args:
-        runs: at least one.
-        contents: whether it shows images, answers, prompts and names of classes.
-    """
+    """HTML of the report of runs; with `contents` images, answers, prompts and names of classes."""
     runs = told_apart(runs)
     looks = looks_of([run.method for run in runs])
     parts = [
@@ -209,12 +204,12 @@ def _pictures(found: Observations | None) -> dict[str, list[tuple[str, ...]]]:
     shown: dict[str, list[tuple[str, ...]]] = {}
     for title, places in most_and_least_changed(found.predictions).items():
         data = found.pictures[title]
-        shown[title] = []
         for k, n in enumerate(places):
             right, row = names[int(data.labels[k])], str(int(data.rows[k]))
             change, guess = f"{before[n]:.0%} → {after[n]:.0%}", names[guesses[n]]
-            shown[title].append((_uri(data.pixels[k].numpy()), right, row, change, guess))
-    return {title: pictures for title, pictures in shown.items() if pictures}
+            picture = (_uri(data.pixels[k].numpy()), right, row, change, guess)
+            shown.setdefault(title, []).append(picture)
+    return shown
 
 
 def _uri(pixels: np.ndarray) -> str:

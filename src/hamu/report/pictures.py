@@ -244,8 +244,9 @@ def draw_trajectories(
     )
     if legend:
         above = "best run (others fainter)" if len(runs) > len(firsts) else None
-        place_of = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False}
-        axes.legend(title=above, alignment="left", **place_of)
+        beside = (1.01, 0.5)
+        shown = axes.legend(loc="center left", bbox_to_anchor=beside, frameon=False, title=above)
+        shown.set_alignment("left")
 
 
 def plot_attacks(result: AttackResult, path: Path) -> None:
