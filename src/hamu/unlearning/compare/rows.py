@@ -46,7 +46,7 @@ def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
         "forget_gain": gains.forget,
         "retain_gain": gains.retain,
         "joint_gain": gains.joint,
-        **_of_model(evaluation, "after"),
+        **model_figures(evaluation, "after"),
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": steps["taken"],
         "ended_at": steps["ended_at"],
@@ -80,7 +80,7 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
     Where the runs do not agree, as the draw of membership inference depends on the seed, their mean
     and deviation.
     """
-    found = [plain(_of_model(_of_run(run, EVALUATION), "before")) for run in runs]
+    found = [plain(model_figures(_of_run(run, EVALUATION), "before")) for run in runs]
     if not found:
         return None
     return {
@@ -156,7 +156,7 @@ class Comparison:
         return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
 
 
-def _of_model(evaluation: Mapping[str, Any], role: str) -> Row:
+def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
     """Figures of a model: records forgotten, accuracies, probabilities (texts), utility and AUCs.
 
     The AUC is of membership inference, for texts by Min-K%. Utility is for texts the mean
