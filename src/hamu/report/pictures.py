@@ -17,7 +17,13 @@ from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.core.methods import HamuQ, HamuU
-from hamu.evaluation.attack_results import MODELS, RELEARNING, AttackResult
+from hamu.evaluation.attack_results import (
+    ORIGINAL,
+    RELEARNING,
+    RETRAINED,
+    UNLEARNED,
+    AttackResult,
+)
 from hamu.evaluation.gains import Gains, is_near
 from hamu.report.tables import attack_figure, strengths
 
@@ -36,7 +42,7 @@ STYLES: dict[str, tuple[str, str]] = {
     "npo": ("#332288", "p"),
     "simnpo": ("#999933", "h"),
 }
-COLOR_OF_MODEL = dict(zip(MODELS, ("#D55E00", "#7F7F7F", "#009E73"), strict=True))
+COLOR_OF_MODEL = {UNLEARNED: "#D55E00", ORIGINAL: "#7F7F7F", RETRAINED: "#009E73"}
 _RING: dict[str, Any] = {"marker": "o", "markersize": 13}
 _RING |= {"markerfacecolor": "none", "linestyle": "none"}
 _OF_FRONTIER = {  # title and axes
