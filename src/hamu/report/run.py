@@ -18,7 +18,7 @@ from hamu import files
 from hamu.core.methods import method_classes
 from hamu.core.objectives import CrossEntropy
 from hamu.errors import HamuError
-from hamu.evaluation.gains import Gains, gains_at, gains_of, is_near, trajectory_of
+from hamu.evaluation.gains import Gains, gains_of, trajectory_of
 from hamu.evaluation.membership import auc_of
 from hamu.report.observations import Observations
 from hamu.unlearning.record.inputs import read_inputs
@@ -114,23 +114,11 @@ class Run:
 
     @property
     def earlier_state(self) -> str:
-        """State of the model saved, in words; "" if it is that of the last evaluation.
-
-        Its step is that of the evaluation with the very same losses: no file names it.
-        """
-        if self.evaluation is None or not self.entries:
-            return ""
-        saved, last = [self.after[side]["loss"] for side in SIDES], self.entries[-1]
-        losses = ((e["step"], [e.get(f"eval_{s}_loss") for s in SIDES]) for e in self.entries)
-        same = [step for step, found in losses if step and found == saved]
-        # a best model may be evaluated again, with the number of the last step
-        step = same[0 if self.settings.get("load_best_model_at_end") else -1] if same else None
-        if step is not None:
-            is_last = step == last["step"]
-            return "" if is_last else f"that of step {step:,}, not that of the last evaluation"
-        if is_near(gains_of(self.evaluation), gains_at(last)) or not np.isfinite(saved).all():
-            return ""
-        return "not that of the last evaluation; of which step it is has not been recorded"
+        """State of the model saved, in words, if the run went back; else ""."""
+        found = self.evaluation or {}
+        taken = found.get("steps_taken", 0)
+        kept = found.get("steps_in_model", taken)
+        return "" if kept == taken else f"that after {kept:,} of {taken:,} steps, not the last one"
 
     def records(self, name: str) -> tuple[int | None, int | None]:
         """Records of a set behind the evaluations' figures, and all of it; None if unknown."""
