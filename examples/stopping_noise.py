@@ -54,9 +54,7 @@ def original_model(seed: int, work: Path) -> tuple[PreTrainedModel, ImageData]:
     set_seed(seed)
     scenario = Scenario("image", seed)
     model, train = scenario.new_model()
-    config = TrainConfig(
-        output_dir=str(work), seed=seed, disable_tqdm=True, **TRAIN["image"]
-    )
+    config = TrainConfig(output_dir=str(work), seed=seed, disable_tqdm=True, **TRAIN["image"])
     return train_original(model, train, config, collate), train
 
 

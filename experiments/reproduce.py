@@ -96,8 +96,7 @@ def run(argv: list[str], console: Console) -> int:
 
 
 def _parser() -> OwnParser:
-    parser = OwnParser("experiments", __doc__ or "")
-    parser.prog = "python -m experiments"
+    parser = OwnParser("python -m experiments", __doc__ or "")
     add = parser.add_argument
     add("names", nargs="*", help="figures and tables, or all; without any, they are listed")
     add(

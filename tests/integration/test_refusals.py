@@ -72,10 +72,10 @@ evaluate --model a\0b => model 'a\\x00b' has a character that no name or text ma
 assess --dry_run => assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out
 assess --auto --target_forget_loss 2 => assess has no --auto, which is for hamu unlearn; leave it
 compare --auto => compare has no --auto, which is for hamu unlearn; leave it out
-compare --resume => compare needs no --resume: the same command again goes on where it was
+compare --resume => compare has no --resume, as the same command again goes on where it was; leave
 unlearn --without_forget => has no --without_forget, by which hamu train makes the retain model;
 unlearn --eval_on_start False => eval_on_start measures the model before unlearning, the baseline
-unlearn --save_only_model => has save_only_model, which has no place here: checkpoints are to go on
+unlearn --save_only_model => has save_only_model, which has no place here: a run goes on in its own
 unlearn --method ga --max_retain_loss 1 => no effect with ga, which has no retain pass
 unlearn --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
 unlearn --forget_filter name=Ada => forget_filter is not for images; say what to forget with one of
@@ -131,15 +131,15 @@ def test_a_run_is_resumed_by_the_command_that_began_it(cli, command, other):
 
 
 @pytest.mark.parametrize(("content", "message"), table("""
-- seed => run.yaml is a list; expected settings as `key: value`
-unlearn: fast => unlearn in run.yaml is a single value; expected settings as `key: value`
+- seed => run.yaml holds no settings; expected lines of `key: value`
+unlearn: fast => unlearn in run.yaml holds no settings; expected lines of `key: value`
 seed: 1|keep: 2|seed: 2 => run.yaml is not valid YAML, line 3: seed is there twice
 ? [seed]|: 1 => run.yaml is not valid YAML, line 1: found unhashable key
 unlearn:|  seeds: [1] => run.yaml has seeds under unlearn, but hamu unlearn takes no such setting
 compare:|  method: ga => run.yaml has method under compare, but hamu compare takes no such setting
 unlern:|  seed: 1 => run.yaml has the unknown setting 'unlern'; did you mean unlearn?
 seed: [[1], 2] => run.yaml has nested values under seed; expected one value, or a list of them
-seed: \xff => run.yaml is not a text file; expected YAML
+seed: \xff => run.yaml is not valid YAML: unacceptable character #x00ff: invalid start byte
 seed: \x07 => run.yaml is not valid YAML: unacceptable character #x0007: special characters are
 seed: 1|keep: ] => run.yaml is not valid YAML, line 2: expected the node content, but found ']'
 magic: 1 => run.yaml has the unknown setting 'magic'; hamu unlearn --help-all lists those there are
@@ -151,7 +151,9 @@ def test_a_file_of_settings(cli, content, message):
 
 def test_a_file_of_settings_without_an_end(cli):
     Path("run.yaml").write_text("[" * 500)
-    assert "run.yaml is nested too deeply" in cli("unlearn", *FULL, "--config", "run.yaml")
+    assert "run.yaml is not valid YAML: maximum recursion" in cli(
+        "unlearn", *FULL, "--config", "run.yaml"
+    )
 
 
 @pytest.mark.usefixtures("image_model")

@@ -66,12 +66,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         HamuError: if an option is unknown or does not fit, or other runs are in the place of these.
     """
     environment = dict(os.environ)  # of the runs; reading settings changes it
-    if "resume" in options:
-        raise HamuError("compare needs no --resume: the same command again goes on where it was")
     settings = settings_of("compare", options)
     asked, args = settings.of(CompareOptions), settings.of(UnlearnConfig)
-    if asked.jobs < 1:
-        raise HamuError(f"jobs {asked.jobs} must be at least 1")
     build_metrics()  # a broken one is to cost no run
     grid = cells(
         asked.methods or method_classes(),

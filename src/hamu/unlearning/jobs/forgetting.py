@@ -22,7 +22,7 @@ from hamu.models import first_not_finite
 from hamu.models.storage import CannotMerge
 from hamu.unlearning.goal_report import standing_line
 from hamu.unlearning.jobs.kinds import choose_task
-from hamu.unlearning.jobs.options import ResumeOptions, RunOptions
+from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
@@ -93,7 +93,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     console = console or silent()
     settings = settings_of("unlearn", options)
     args, given = settings.of(UnlearnConfig), settings.given
-    resume = settings.of(ResumeOptions).resume
+    resume = settings.of(RunOptions).resume
     if not args.eval_on_start:
         raise HamuError(
             "eval_on_start measures the model before unlearning, the baseline of every figure; "

@@ -18,7 +18,7 @@ from hamu.errors import HamuError
 from hamu.files import EVALUATION, MODEL, read_json
 from hamu.unlearning.jobs.forgetting import save_whole
 from hamu.unlearning.jobs.kinds import choose_task
-from hamu.unlearning.jobs.options import ResumeOptions, RunOptions
+from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, silent
 from hamu.unlearning.jobs.settings import settings_of
@@ -63,7 +63,7 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     """
     console = console or silent()
     settings = settings_of("train", options)
-    run, resume = settings.of(RunOptions), settings.of(ResumeOptions).resume
+    run, resume = settings.of(RunOptions), settings.of(RunOptions).resume
     if run.model is None:
         raise HamuError(
             "name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME"
