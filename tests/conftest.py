@@ -1,5 +1,6 @@
 """Settings of every test: one thread, and the same random examples on every machine."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -15,3 +16,9 @@ from hypothesis import settings
 torch.set_num_threads(1)
 settings.register_profile("hamu", deadline=None, derandomize=True, database=None)
 settings.load_profile("hamu")
+
+
+def pytest_collection_finish():
+    """Exempt what is loaded from garbage collection: every trainer begins with one, which takes up to a second."""
+    gc.collect()
+    gc.freeze()

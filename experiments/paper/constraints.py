@@ -96,9 +96,8 @@ class Epochs(Trained):
     title = "Epochs to L_f = 1 against the retain utility there, ρ = 0"
     task = "image"
     about = (
-        "Ten times the learning rate of the other runs, to reach the target. A run reaches it at "
-        "the first evaluation of the whole set at 0.98 of it or more, or at the step whose "
-        "forget batch ends the run."
+        "Ten times the learning rate of the other runs, to reach the target: at the first "
+        "evaluation at 0.98 of it or more, or the step whose forget batch ends the run."
     )
     target = 1.0
     rate_factor = 10
@@ -206,9 +205,9 @@ class Fit(Trained):
     title = "ΔL_f against Q and -ΔL_r against U, layer-wise and global, ρ = 0"
     task = "image"
     about = (
-        "R² of a line through the origin: 1 - Σ(y - ax)² / Σ(y - mean)²; uncentred: "
-        "1 - Σ(y - ax)² / Σy². Layer-wise: a block per tensor; global: one block. Promised: the "
-        "demands on the clipped gradients times the norm before clipping, summed over steps."
+        "Line y = ax: R² = 1 - Σ(y - ax)² / Σ(y - mean)²; uncentred: 1 - Σ(y - ax)² / Σy². "
+        "Layer-wise: a block per tensor; global: one block. Promised: the demands on the clipped "
+        "gradients times the norm before clipping, summed over steps."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

@@ -47,12 +47,9 @@ class Cost(Measured):
     task = "image"
     takes = ("data", "forget_class", "model", *_OF_DATA, *_OF_STEPS)
     about = (
-        "One process: in each turn every method runs an epoch from the original model, in varying "
-        "order; only steps are timed. Ratios are within a turn, medians over the turns "
-        "(--epochs, 15 without). 95% interval of the median: k-th lowest to k-th highest ratio, "
-        "k from the binomial distribution (4 of 15 turns; none with fewer than 6). FT and GA run "
-        "one pass per step; with the paper's doubled data they cost as much as the others. "
-        "Memory: peak of the process (resident on a CPU, allocated on a GPU)."
+        "One process: in each turn (15, or --epochs) every method runs an epoch, in varying "
+        "order; only steps are timed. Ratios within a turn, medians with their 95% interval from "
+        "the binomial distribution. Memory: peak of the process, resident on a CPU."
     )
 
     def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:
@@ -126,14 +123,12 @@ class Cost(Measured):
         return claims
 
     def table(self, figures: Figures) -> list[list[str]]:
-        """List our figures with the paper's in brackets, and the lowest and highest turn of the ratio."""
+        """List our figures with the paper's in brackets, and the interval of the ratio."""
         lines = [
             [
                 "method",
-                "turns",
                 "s per epoch",
                 "over gdiff",
-                "lowest to highest",
                 "95% interval",
                 "peak memory, GB",
             ]
@@ -143,10 +138,8 @@ class Cost(Measured):
             ratios = _over_gdiff(figures["turns"], method)
             lines.append([
                 method,
-                str(len(ratios)),
                 f"{figures['seconds'][method]:.3g} ({paper[0]:.3f})",
                 f"{figures['over_gdiff'][method]:.3f} ({paper[0] / _PAPER['gdiff'][0]:.3f})",
-                _span((min(ratios), max(ratios))),
                 _span(median_interval(ratios)),
                 f"{'-' if held is None else f'{held:.2f}'} ({paper[1]:.2f})",
             ])  # fmt: skip

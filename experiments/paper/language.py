@@ -81,9 +81,8 @@ class Language(Trained):
     title = "All methods on a language model, forget and retain data semantically dissimilar and similar"
     task = "text"
     about = (
-        "Similar: paraphrases of the forget records are retained (TOFU's `paraphrased_answer`, a "
-        "stand-in for WaterDrum-TOFU's semantic duplicates). Each setting trains its own "
-        "original model; a given one serves both, and their κ do not compare."
+        "Similar: paraphrases of the forget records (TOFU's `paraphrased_answer`) are retained. "
+        "Each setting trains its own original model; with a given one, κ does not compare."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -185,9 +184,8 @@ class Metrics(Trained):
     title = "Further baselines and figures on a language model, with AdamW"
     task = "text"
     about = (
-        "Learning rate: the recipe's if it uses AdamW, else the paper's 1e-5. Model utility: "
-        "mean length-normalised probability of the retain answers. MIA: AUC of Min-K% on the "
-        "forget set, 0.5 is ideal."
+        "Learning rate: the recipe's if it uses AdamW, else the paper's 1e-5. MIA: AUC of Min-K% "
+        "on the forget set; 0.5 is ideal."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

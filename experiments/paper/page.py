@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,93 +15,70 @@ from hamu.unlearning.compare.rows import differing_environments
 
 Result = dict[str, Any]
 PAGE = "README.md"
+VERDICTS = {True: "agrees", False: "differs", None: "open"}
 _TITLE = "# The paper's figures and tables, run again"
-VERDICTS = {True: "agrees", False: "does not agree", None: "cannot be told"}
+_ABOUT = """
+Made by `python -m experiments NAME` from the JSON files beside this page. Claims are the paper's or this project's;
+explanations of those that differ are opinions. A trend is the sign of a correlation. A claim is open if runs are
+missing, failed or do not suffice.
+
+Runs record the stopping criterion without enforcing it, shuffle the data once, clamp infeasible constraints, and
+shrink batches with the data. FT and GA read one batch per step, where the paper doubles their data. Figures share
+runs.
+"""
+_HEAD = (
+    "",
+    *VERDICTS.values(),
+    "share of data (retained)",
+    "epochs",
+    "learning rate",
+    "runs",
+    "minutes",
+    "original: retain loss (right), forget loss",
+)
 
 
 def check_output(folder: Path, experiments: Iterable[str]) -> None:
-    """Check that nothing of somebody else is in the place of the page, of results and of their pictures.
-
-    Args:
-        folder: where they go.
-        experiments: those whose results and pictures are written or shown.
-
-    Raises:
-        HamuError: if it has.
-    """
+    """Refuse a folder in which a file of somebody else has the name of the page, a result or a picture."""
     path = folder / PAGE
-    has_page = path.is_file() and path.read_bytes().startswith(_TITLE.encode())
-    if path.exists() and not has_page:
-        raise HamuError(
-            f"{path} is there and is not a page of `python -m experiments`; choose another --output_dir"
-        )
+    if path.is_file() and path.read_bytes().startswith(_TITLE.encode()):
+        return
+    files = [path] if path.exists() else []
     for name in experiments:
-        result, picture = folder / f"{name}.json", folder / f"{name}.png"
-        if _is_result(result, damaged=has_page):
-            continue
-        for file in (result, picture) if not has_page else (result,):
-            if file.exists():
-                raise HamuError(
-                    f"{file} is there and is not of `python -m experiments`; choose another --output_dir"
-                )
+        result = folder / f"{name}.json"
+        if not _is_result(result):
+            files += [file for file in (result, folder / f"{name}.png") if file.exists()]
+    if files:
+        raise HamuError(
+            f"{files[0]} is there and is not of `python -m experiments`; choose another --output_dir"
+        )
 
 
-def _is_result(path: Path, damaged: bool) -> bool:
-    """True if a file has the result of an experiment.
-
-    Args:
-        path: the file.
-        damaged: what to take one for that is no JSON.
-    """
+def _is_result(path: Path) -> bool:
     try:
         found = json.loads(path.read_bytes())
-    except OSError:
+    except (OSError, ValueError):
         return False
-    except (ValueError, RecursionError):
-        return damaged
     return isinstance(found, dict) and found.keys() >= {"name", "claims", "figures"}
 
 
 def results_in(folder: Path, experiments: Mapping[str, Experiment]) -> dict[str, Result]:
-    """The results that a folder has of some experiments, by name, in the paper's order.
-
-    Raises:
-        HamuError: if a file is damaged.
-    """
+    """Results of some experiments that a folder has, in the paper's order."""
     files = {name: folder / f"{name}.json" for name in experiments}
     return {name: read_json(file) for name, file in files.items() if file.is_file()}
 
 
 def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -> str:
-    """Markdown: an overview, then every experiment with its picture, its claims and why they hold or not.
+    """Markdown: an overview, then every experiment with its picture and its claims.
 
     Raises:
         HamuError: if a result is not as this version writes it.
     """
     shown = [_shown(name, result) for name, result in results.items()]
-    lines = [
-        _TITLE,
-        "",
-        "Made by `python -m experiments NAME` from the JSON files beside this page. Claims are "
-        "the paper's or this project's; explanations of claims that do not hold are opinions. "
-        "Trends are signs of correlations. \"Cannot be told\": runs are missing, failed or do not "
-        "suffice.",
-        "",
-        "All runs record the stopping criterion without enforcing it, shuffle the data once, "
-        "clamp infeasible constraints (`--on_infeasible clamp`), shrink batches with the data and "
-        "keep the paper's steps per epoch unless stated. FT and GA read one batch per step, "
-        "where the paper doubles their data. Figures share runs.",
-        "",
-        "| | agrees | does not | cannot be told |",
-        "|---|---:|---:|---:|",
-    ]  # fmt: skip
+    lines = [_TITLE, _ABOUT, _row(_HEAD), _row(["---", *["---:"] * (len(_HEAD) - 1)])]
     lines += [overview for overview, _ in shown]
-    computed: dict[str, list[str]] = {}
-    for result in results.values():
-        computed.setdefault(_computed_by(result), []).append(result["reference"])
-    for by, references in computed.items():
-        if by:
-            lines += ["", f"{', '.join(references)}: {escape_markdown(by)}"]
+    for note in (_settings, stands_for, _computed_by):
+        lines += _notes(results.values(), note)
     missing = [f"`{name}`" for name in experiments if name not in results]
     if missing:
         lines += ["", f"Not run: {', '.join(missing)}."]
@@ -123,72 +100,71 @@ def _shown(name: str, result: Result) -> tuple[str, list[str]]:
 
 def _overview(name: str, result: Result) -> str:
     verdicts = [claim["holds"] for claim in result["claims"]]
-    counts = " | ".join(str(verdicts.count(verdict)) for verdict in (True, False, None))
-    return f"| [{result['reference']}](#{name}) | {counts} |"
+    counts = [str(verdicts.count(verdict)) for verdict in VERDICTS]
+    return _row([f"[{result['reference']}](#{name})", *counts, *_conditions(result)])
 
 
-def _section(name: str, result: Result) -> list[str]:
-    lines = [f'<a id="{name}"></a>', "", f"## {result['reference']}: {result['title']}", ""]
-    lines += [_conditions(result), ""]
-    if result["about"]:
-        lines += [result["about"], ""]
-    lines += [f"![{result['reference']}]({name}.png)", ""]
-    if result["table"]:
-        head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
-        lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
-    for number, claim in enumerate(result["claims"], 1):
-        paper = "" if claim["paper"] is None else f" (paper {_written(claim['paper'])})"
-        said = escape_markdown(f"{claim['text']}: {_written(claim['ours'])}{paper}")
-        lines.append(f"{number}. **{VERDICTS[claim['holds']]}**: {said}")
-    reasons: dict[str, list[str]] = {}
-    for number, claim in enumerate(result["claims"], 1):
-        if claim["holds"] is False and claim["otherwise"]:
-            reasons.setdefault(claim["otherwise"], []).append(str(number))
-    for reason, numbers in reasons.items():
-        lines += ["", f"Explanation of {', '.join(numbers)}: {reason}"]
-    for run, reason in result["failed"].items():
-        lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
-    return lines
+def _conditions(result: Result) -> list[str]:
+    """The cells that say how a result was made."""
+    scale, runs = result["scale"], list(result["runs"].values())
+    if scale is None:
+        return [""] * 6
+    steps = {(run["steps_per_epoch"], run["paper_steps_per_epoch"]) for run in runs}
+    changed = sorted(f"{here} steps, {paper} in full" for here, paper in steps if here != paper)
+    epochs = _each(f"{run['epochs']:g}" for run in runs)
+    full = _each(f"{run['paper_epochs']:g}" for run in runs)
+    epochs += f" of {full}" if full != epochs else ""
+    epochs += f" ({', '.join(changed)})" if changed else ""
+    seconds = [run["seconds"] for run in runs]
+    start = result.get("start")
+    original = "" if start is None else (
+        f"{start['retain_loss']:.3g} ({start['retain_accuracy']:.1%}), {start['forget_loss']:.3g}"
+    )  # fmt: skip
+    return [
+        f"{scale['fraction']:.4g} ({scale['retain']})",
+        epochs,
+        _each(f"{rate:g}" for rate in sorted(run["learning_rate"] for run in runs)),
+        str(len(runs) or ""),
+        "" if None in seconds or not runs else f"{sum(seconds) / 60:.1f}",
+        original,
+    ]
 
 
-def _share(fraction: float) -> str:
-    return "all" if fraction == 1 else f"{fraction:.4g}"
+def _each(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
 
 
-def _conditions(result: Result) -> str:
+def _notes(results: Iterable[Result], note: Callable[[Result], str]) -> list[str]:
+    """What is to be said of some results, once for all of which it is the same."""
+    references: dict[str, list[str]] = {}
+    for result in results:
+        references.setdefault(note(result), []).append(result["reference"])
+    return [
+        line
+        for said, of in references.items()
+        if said
+        for line in ("", f"{', '.join(of)}: {escape_markdown(said)}.")
+    ]
+
+
+def _settings(result: Result) -> str:
     scale = result["scale"]
     if scale is None:
-        return "Computed, nothing is trained."
-    runs = list(result["runs"].values())
-    epochs = sorted({run["epochs"] for run in runs})
-    papers = sorted({run["paper_epochs"] for run in runs})
-    length = (
-        f", {' and '.join(f'{e:g}' for e in epochs)} {'epoch' if epochs == [1] else 'epochs'}"
-        if epochs
-        else ""
-    )
-    if papers != epochs:
-        length += f" (in full {' and '.join(f'{e:g}' for e in papers)})"
-    rates = sorted({run["learning_rate"] for run in runs})
-    rate = f", learning rate {' and '.join(f'{r:g}' for r in rates)}" if rates else ""
-    seconds = [run["seconds"] for run in runs]
-    time = "" if None in seconds else f", {sum(seconds) / 60:.1f} min"
-    count = f", {len(runs)} runs{time}" if runs else ""
-    stands = stands_for(result)
-    start = result.get("start")
-    original = (
-        ""
-        if start is None
-        else (
-            f"; original model {scale['model']}: retain loss {start['retain_loss']:.3g} "
-            f"({start['retain_accuracy']:.1%} right), forget loss {start['forget_loss']:.3g}"
-        )
-    )
+        return "computed from the formulas"
     return (
-        f"Settings `{scale['recipe']}`, {_share(scale['fraction'])} of the data ({scale['retain']} to retain), "
-        f"seed {scale['seed']}, {scale['device']}{_batches(runs)}{length}{rate}{count}{original}"
-        f"{stands and f'; {stands}'}."
+        f"settings {scale['recipe']}, seed {scale['seed']}, {scale['device']}, "
+        f"original model {scale['model']}"
     )
+
+
+def stands_for(result: Result) -> str:
+    """What data and model stand in place of the paper's; "" if they are the paper's."""
+    scale = result["scale"]
+    if scale is not None and scale["recipe"] == "tofu-tiny":
+        return "texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
+    if scale is not None and result["task"] == "text" and not scale["is_text"]:
+        return "images in place of the paper's texts"
+    return ""
 
 
 def _computed_by(result: Result) -> str:
@@ -201,38 +177,33 @@ def _computed_by(result: Result) -> str:
     when = f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
     differing = differing_environments(known)
     if differing:
-        return f"Not all runs were computed alike{when}: {differing}."
-    return f"Computed by {next(iter(known.values()))}{when}."
+        return f"not all runs were computed alike{when}: {differing}"
+    return f"computed by {next(iter(known.values()))}{when}"
 
 
-def stands_for(result: Result) -> str:
-    """What data and model stand in place of the paper's; "" if they are the paper's."""
-    scale = result["scale"]
-    if scale is None:
-        return ""
-    if scale["recipe"] == "tofu-tiny":
-        return "texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
-    return (
-        "images in place of the paper's texts"
-        if result["task"] == "text" and not scale["is_text"]
-        else ""
-    )
+def _section(name: str, result: Result) -> list[str]:
+    lines = [f'<a id="{name}"></a>', "", f"## {result['reference']}: {result['title']}", ""]
+    if result["about"]:
+        lines += [result["about"], ""]
+    lines += [f"![{result['reference']}]({name}.png)", ""]
+    if result["table"]:
+        head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
+        lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
+    reasons: dict[str, list[str]] = {}
+    for number, claim in enumerate(result["claims"], 1):
+        paper = "" if claim["paper"] is None else f" (paper {_written(claim['paper'])})"
+        said = escape_markdown(f"{claim['text']}: {_written(claim['ours'])}{paper}")
+        lines.append(f"{number}. **{VERDICTS[claim['holds']]}**: {said}")
+        if claim["holds"] is False and claim["otherwise"]:
+            reasons.setdefault(claim["otherwise"], []).append(str(number))
+    for reason, numbers in reasons.items():
+        lines += ["", f"Explanation of {', '.join(numbers)}: {reason}"]
+    for run, reason in result["failed"].items():
+        lines += ["", f"Failed: {escape_markdown(run)}: {escape_markdown(reason)}."]
+    return lines
 
 
-def _batches(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How many steps an epoch has here, and how many it has in the paper."""
-    steps = sorted({(run["paper_steps_per_epoch"], run["steps_per_epoch"]) for run in runs})
-    if not steps:
-        return ""
-    if all(paper == here for paper, here in steps):
-        return ""
-    each = " and ".join(
-        f"{here}" if paper == here else f"{here} (the paper's: {paper})" for paper, here in steps
-    )
-    return f"; an epoch has {each} steps"
-
-
-def _row(cells: list[str]) -> str:
+def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

@@ -33,10 +33,9 @@ class Stopping(Trained):
     title = "Hardness and stopping, ρ = 0.5"
     task = "image"
     about = (
-        "Termination epoch: the first step whose batches meet the aggregate criterion of App. C; "
-        "by the epochs' means, the first epoch whose mean demand exceeds the mean limit at κ "
-        "above 0. Dashed: κ2 (κ4 for HAMU-U) of the whole model as one block; the criterion is "
-        "per block, so it is met elsewhere than where the lines cross."
+        "Termination: the first step whose batches meet the aggregate criterion (App. C); by the "
+        "means, the first epoch whose mean demand exceeds the mean limit at κ above 0. Dashed: κ2 "
+        "(κ4) of the whole model as one block; the criterion is per block, so it is met elsewhere."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:

@@ -399,7 +399,7 @@ def test_one_character_of_a_text_is_noticed_and_white_space_at_its_ends_is_not(t
         (texts / "records.jsonl").write_text("\n".join(content))
         code, found = verify("--no_models")
         assert (code, wrong(found)) == (1, {is_recorded("forget")})
-    assert "records, the record says" in found[is_recorded("forget")][1]
+    assert "records: the record says" in found[is_recorded("forget")][1]
 
 
 def test_a_method_with_one_gradient_and_without_a_log(images, verify):

@@ -278,9 +278,8 @@ def test_only_doubtful_blocks_are_measured_again():
 
     def doubtful():
         gram = meter.measure(retain, forget, exact=False)
-        return gram, meter.doubtful(
-            *(getattr(gram, name).tolist() for name in SUMS), retain, forget
-        )
+        sums = [getattr(gram, name).tolist() for name in SUMS]
+        return gram, meter.doubtful(sums, retain, forget)
 
     gram, found = doubtful()
     assert found == [1]

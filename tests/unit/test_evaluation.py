@@ -23,7 +23,7 @@ from hamu.evaluation import (
 )
 from hamu.evaluation.membership import auc_of
 from hamu.report.tables import membership_line
-from hamu.unlearning.record.figures import figures
+from hamu.unlearning.record.record import figures
 
 CLASSES = ("a", "b", "c")
 

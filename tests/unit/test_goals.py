@@ -18,7 +18,7 @@ from hamu.unlearning.goals import (
     check_goal_settings,
     choose_goal,
 )
-from hamu.unlearning.record.figures import goal_figures
+from hamu.unlearning.record.record import goal_figures
 
 
 def images(losses, labels=None, classes=2):

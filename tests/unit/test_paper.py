@@ -379,7 +379,7 @@ def test_a_claim_holds_does_not_or_cannot_be_told_and_only_the_second_is_explain
         assert [claim.holds for claim in claims] == expected * 2
         result = result_of(fit, figures) | {"scale": SCALE_SAID}
         text = page({"figure-8": result}, EXPERIMENTS)
-        assert text.count("**does not agree**") == 2 * expected.count(False)
+        assert text.count("**differs**") == 2 * expected.count(False)
         assert ("Explanation of" in text) == (False in expected)
         assert ("25% of the blocks" in text) == (False in expected)
 
@@ -526,10 +526,6 @@ def test_a_bound_on_time_is_told_only_where_the_turns_tell_it(
     assert claims["kl takes longer than gdiff"].holds is longer
     head, first, *_ = cost.table(figures)
     row = dict(zip(head, first, strict=True))
-    assert (row["turns"], row["lowest to highest"]) == (
-        str(len(ratios)),
-        f"{min(ratios):.3f} to {max(ratios):.3f}",
-    )
     assert (row["95% interval"] == "-") == (len(ratios) < 6)
     cost.draw(figures, tmp_path / "table-1.png")
 
@@ -581,6 +577,3 @@ def test_earlier_results_may_be_replaced(tmp_path):
     check_output(tmp_path, EXPERIMENTS)  # that it is damaged is said when it is read
     with pytest.raises(HamuError, match=r"figure-4.json is damaged: .*; remove .*figure-4.json"):
         results_in(tmp_path, EXPERIMENTS)
-    (tmp_path / "figure-4.json").write_text("{}")
-    with pytest.raises(HamuError, match=r"figure-4\.json is there and is not of"):
-        check_output(tmp_path, EXPERIMENTS)

@@ -98,7 +98,11 @@ def test_the_criterion_decides_whether_the_step_is_taken(criterion, decision):
 def test_the_reason_names_the_criterion_and_both_figures():
     [step] = run(HamuQ(0.5, constraint_mode="absolute"), [0.95])
     assert (step.should_stop, step.cause) == (True, "criterion")
-    for part in ("the demand 0.5 exceeds 0.3122, the most", "(aggregate)", "to at most 62% of its"):
+    for part in (
+        "the demand 0.5 leaves no room below 0.3122, the most",
+        "(aggregate)",
+        "to at most 62% of its",
+    ):
         assert part in step.reason
 
 

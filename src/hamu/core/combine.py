@@ -18,12 +18,7 @@ def combined(
 ) -> Tensor | None:
     """a·retain + b·forget, in the memory of one of them; half precision rounds once, at the end.
 
-    An offloaded side comes back in pieces, into the memory of the other.
-
-    Args:
-        retain, forget: the gradients; None stands for zero.
-        a, b: their weights.
-        part: a tensor like the result.
+    An offloaded side comes back in pieces, into the memory of the other. The result is like `part`.
     """
     if retain is None or forget is None:
         only, weight = (retain, a) if forget is None else (forget, b)
@@ -60,17 +55,7 @@ def _ones(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 class GradOffload:
-    """Offloads one side's gradients: "cpu" to host memory, "bf16" to half precision.
-
-    Args:
-        name: "none", "bf16" or "cpu".
-
-    Attributes:
-        is_used: whether the name is not "none".
-
-    Raises:
-        HamuError: if the name is unknown.
-    """
+    """Offloads one side's gradients: "cpu" to host memory, "bf16" to half precision, or "none"."""
 
     def __init__(self, name: str) -> None:
         if name not in ("none", "bf16", "cpu"):

@@ -51,9 +51,6 @@ class OriginalModel:
 
     Frozen parameters are shared, so the cost is a copy of the trainable ones (with an adapter, the
     adapter) and of the floating-point buffers in the state dict, such as running statistics.
-
-    Args:
-        model: the module, before its first step.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -135,14 +132,14 @@ def rounds_to_tf32(model: nn.Module) -> bool:
         return False
     if torch.cuda.get_device_capability()[0] < 8:
         return False
-    matmul, *of_cudnn = [
-        getattr(product, "fp32_precision", None) == "tf32"
-        if hasattr(product, "fp32_precision")
-        else bool(product.allow_tf32)
-        for product in _products()
-    ]
     kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
-    return matmul or (any(of_cudnn) and any(isinstance(m, kinds) for m in model.modules()))
+    uses_cudnn = any(isinstance(module, kinds) for module in model.modules())
+    return any(
+        backend.fp32_precision == "tf32"
+        if hasattr(backend, "fp32_precision")
+        else backend.allow_tf32
+        for backend in (_backends() if uses_cudnn else _backends()[:1])
+    )
 
 
 @contextmanager
@@ -154,19 +151,21 @@ def without_tf32() -> Iterator[None]:
     """
     switches: list[tuple[Any, str, Any]] = []
     if torch.cuda.is_available():
-        older: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+        older = (torch.backends.cuda.matmul, torch.backends.cudnn)
+        newer = [one for one in _backends() if hasattr(one, "fp32_precision")]
         switches += [(one, "allow_tf32", False) for one in older]
-        newer = [product for product in _products() if hasattr(product, "fp32_precision")]
-        switches += [(product, "fp32_precision", "ieee") for product in newer]
-    before = [(one, name, _read(one, name)) for one, name, _ in switches]
-    _write(switches)
+        switches += [(one, "fp32_precision", "ieee") for one in newer]
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are two
+        before = [(one, name, _read(one, name)) for one, name, _ in switches]
+        _write(switches)
     try:
         yield
     finally:
-        _write([switch for switch in before if switch[2] is not None])
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            _write([switch for switch in before if switch[2] is not None])
 
 
-def _products() -> list[Any]:
+def _backends() -> list[Any]:
     """Backends that may round: matrix products, cuDNN's convolutions and recurrent layers."""
     cudnn: Any = torch.backends.cudnn
     parts = [cudnn.conv, cudnn.rnn] if hasattr(cudnn, "conv") else [cudnn]  # one before torch 2.9
@@ -176,13 +175,11 @@ def _products() -> list[Any]:
 def _read(backend: Any, name: str) -> Any:
     """Value of a switch; None for the older interface where the newer one contradicts it."""
     try:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
-            return getattr(backend, name)
+        return getattr(backend, name)
     except RuntimeError:
         return None
 
 
 def _write(switches: list[tuple[Any, str, Any]]) -> None:
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are two
-        for backend, name, value in switches:
-            setattr(backend, name, value)
+    for backend, name, value in switches:
+        setattr(backend, name, value)

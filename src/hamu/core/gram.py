@@ -1,8 +1,4 @@
-"""Blocks of parameters, and the pair Gram: the three numbers per block that a method weighs.
-
-A block is the group of parameters that one constraint applies to. `PairGram` holds ‖g_r,i‖²,
-‖g_f,i‖² and g_r,i·g_f,i of each block i in float64; `gram_meter.GramMeter` measures them.
-"""
+"""Blocks of parameters, and the pair Gram: the three numbers per block that a method weighs."""
 
 from __future__ import annotations
 
@@ -73,21 +69,14 @@ class PairGram:
 
     def scaled(self, retain: Tensor | float, forget: Tensor | float) -> PairGram:
         """Gram of the gradients after multiplying each side by a factor."""
-        return PairGram(
-            self.retain_sq * (retain * retain),
-            self.forget_sq * (forget * forget),
-            self.dot * (retain * forget),
-            self.eps,
-        )
+        squares = self.retain_sq * (retain * retain), self.forget_sq * (forget * forget)
+        return PairGram(*squares, self.dot * (retain * forget), self.eps)
 
     def changes(self, retain: Tensor, forget: Tensor) -> tuple[Tensor, Tensor]:
-        """First-order changes of both objectives by Δw = -η g*, g*_i = a_i g_r,i + b_i g_f,i.
+        """First-order changes g_r·Δw/η and g_f·Δw/η of both losses by Δw = -η g*, 0-dim.
 
         Args:
-            retain, forget: the weights a_i and b_i, [L].
-
-        Returns:
-            g_r·Δw/η and g_f·Δw/η over all blocks, 0-dim.
+            retain, forget: the weights a_i and b_i of g*_i = a_i g_r,i + b_i g_f,i, [L].
         """
         return (
             -(retain * self.retain_sq + forget * self.dot).sum(),
@@ -95,13 +84,10 @@ class PairGram:
         )
 
     def clip_factors(self, max_norm: float | None) -> tuple[Tensor, Tensor]:
-        """Clipping factor of each side: min(1, c/(norm + 1e-6)), torch's convention.
+        """Clipping factor of each side, min(1, c/(norm + 1e-6)), torch's convention, 0-dim.
 
         Args:
             max_norm: the largest global norm c of either side, or None for no clipping.
-
-        Returns:
-            Two 0-dim float64 tensors, for the retain and the forget side.
         """
         if max_norm is None:
             one = self.dot.new_ones(())
@@ -137,19 +123,7 @@ def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def group_blocks(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]]:
-    """Group parameters into blocks.
-
-    Args:
-        names: the parameters' names.
-        blocks: "tensor" (one each), "module" (one per module), "model" (one in all), or a function
-            from a name to a key; parameters with equal keys form one block.
-
-    Returns:
-        The names of the blocks, and the block number of each parameter.
-
-    Raises:
-        HamuError: if `blocks` is unknown.
-    """
+    """Names of the blocks and the block number of each parameter; for `blocks` see the pair."""
     known: dict[str, Callable[[str], Hashable]] = {
         "tensor": lambda name: name,
         "module": lambda name: name.rpartition(".")[0],

@@ -33,18 +33,13 @@ class GramMeter:
     handful of kernels; large ones are summed in place, or widened in pieces. Each device has one
     scratch memory of fixed size for both, which is kept: new memory in every step costs more than
     the sums.
-
-    Args:
-        parameters: tensors like the gradients, in order.
-        block_of: the block number of each parameter, 0..L-1.
-        blocks: L; by default the highest block number plus 1.
     """
 
     def __init__(
         self, parameters: Sequence[Tensor], block_of: Sequence[int], blocks: int | None = None
     ) -> None:
         self._parameters, self._block_of = list(parameters), block_of
-        self._num_blocks = int(max(block_of)) + 1 if blocks is None else blocks
+        self._num_blocks = max(block_of) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         self.device = parameters[0].device
         self._scratch = {
@@ -53,7 +48,7 @@ class GramMeter:
         }
         self._packs: dict[bool, list[_Pack]] = {}  # by whether they are exact
         self._large = [n for n, p in enumerate(parameters) if p.numel() > _SMALL]
-        self._large_blocks = self._blocks_of(self._large)
+        self._large_blocks = torch.tensor([block_of[n] for n in self._large]).to(self.device)
         self._coarse: dict[int, list[int]] = {}  # by block: tensors summed in float32
         for number, p in enumerate(parameters):
             if _is_coarse(p):
@@ -63,12 +58,8 @@ class GramMeter:
         """Measure the Gram without a host synchronisation; None stands for a zero gradient.
 
         Args:
-            retain: gradients of the retain loss, one or None per parameter.
-            forget: gradients of the forget loss, likewise.
+            retain, forget: gradients of each loss, one or None per parameter.
             exact: whether to sum all tensors in float64; if not, see `doubtful`.
-
-        Returns:
-            The `PairGram` over the blocks, on the device of the first parameter.
         """
         if exact not in self._packs:
             self._packs[exact] = self._packed(exact)
@@ -79,35 +70,27 @@ class GramMeter:
             grams = []
             for n in self._large:
                 buffer = self._scratch[self._parameters[n].device].view(torch.float64).view(2, -1)
-                gram = _gram_of_large(buffer, retain[n], forget[n], exact)
-                grams.append(gram.view(2, 2).to(self.device))
+                grams.append(_gram_of_large(buffer, retain[n], forget[n], exact).to(self.device))
             blocks.index_add_(0, self._large_blocks, torch.stack(grams))
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
-    def doubtful(
-        self,
-        retain_sq: Sequence[float],
-        forget_sq: Sequence[float],
-        dot: Sequence[float],
-        retain: Side,
-        forget: Side,
-    ) -> list[int]:
+    def doubtful(self, gram: Sequence[list[float]], retain: Side, forget: Side) -> list[int]:
         """Blocks whose float32 sums overflowed, may have underflowed, or leave too small an angle.
 
         Args:
-            retain_sq, forget_sq, dot: the Gram on the host, measured with exact=False.
+            gram: retain_sq, forget_sq and dot on the host, measured with exact=False.
             retain, forget: the gradients; where there is none, no sum underflowed.
         """
+        *of_sides, dot = gram
         found = []
         for block, members in self._coarse.items():
             least = _COARSE_FLOOR * sum(self._parameters[n].numel() for n in members)
-            squares = ((retain, retain_sq[block]), (forget, forget_sq[block]))
+            squares = [squares[block] for squares in of_sides]
+            present = [any(side[n] is not None for n in members) for side in (retain, forget)]
             if (
-                any(square == math.inf for _, square in squares)
-                or dot[block] ** 2 > _COARSE_COS_SQ * retain_sq[block] * forget_sq[block]
-                or any(
-                    s < least and any(side[n] is not None for n in members) for side, s in squares
-                )
+                math.inf in squares
+                or dot[block] ** 2 > _COARSE_COS_SQ * squares[0] * squares[1]
+                or any(sq < least and here for sq, here in zip(squares, present, strict=True))
             ):
                 found.append(block)
         return found
@@ -130,50 +113,41 @@ class GramMeter:
             self._eps,
         )
 
-    def _blocks_of(self, numbers: Sequence[int], rows: Sequence[int] | None = None) -> Tensor:
-        """Block of each parameter, or of each of its rows."""
-        blocks = torch.tensor([self._block_of[n] for n in numbers], dtype=torch.int64)
-        if rows is not None:
-            blocks = blocks.repeat_interleave(torch.tensor(rows))
-        return blocks.to(self.device)
-
     def _packed(self, exact: bool) -> list[_Pack]:
         """Small parameters by device and precision, in as few packs as scratch memory allows."""
         packs = []
         for device, scratch in self._scratch.items():
-            for dtype in (torch.float64, torch.float32):
+            for is_coarse in (False, True):
+                dtype = torch.float32 if is_coarse else torch.float64
                 buffer = scratch.view(dtype).view(2, -1)  # a row for each side
-                groups: list[list[int]] = []
+                groups: list[dict[int, Tensor]] = []
                 taken = most = buffer.shape[1] // _ROW
                 for number, p in enumerate(self._parameters):
-                    precision = torch.float32 if _is_coarse(p) and not exact else torch.float64
-                    if p.numel() > _SMALL or p.device != device or precision != dtype:
+                    precise = exact or not _is_coarse(p)
+                    if p.numel() > _SMALL or p.device != device or precise == is_coarse:
                         continue
                     if not groups or taken + _rows_of(p) > most:
-                        groups.append([])
+                        groups.append({})
                         taken = 0
-                    groups[-1].append(number)
+                    groups[-1][number] = p
                     taken += _rows_of(p)
-                for group in groups:
-                    members = [self._parameters[n] for n in group]
-                    blocks = self._blocks_of(group, [_rows_of(p) for p in members])
-                    packs.append(_Pack(buffer, group, members, blocks))
+                packs += [_Pack(buffer, group, self._block_of, self.device) for group in groups]
         return packs
 
 
 def _gram_of_large(
     buffer: Tensor, retain: Tensor | None, forget: Tensor | None, exact: bool
 ) -> Tensor:
-    """Gram matrix of one tensor, [4] float64; `buffer` is scratch memory for both sides."""
-    if retain is None or forget is None:
-        only = retain if retain is not None else forget
-        if only is None:
-            return buffer.new_zeros(4)
-        square = torch.stack([dot(x, x) for (x,), dot in _pieces(buffer, only)]).sum()
-        zero = torch.zeros_like(square)
-        sides = [zero if g is None else square for g in (retain, forget)]
-        return torch.stack([sides[0], zero, zero, sides[1]])
+    """Gram matrix of one tensor, [2, 2] float64; `buffer` is scratch memory for both sides."""
     sums: list[Tensor] = []
+    if retain is None or forget is None:
+        only = retain if forget is None else forget
+        gram = buffer.new_zeros(2, 2)
+        if only is not None:
+            place = 1 if retain is None else 0
+            sums = [dot(x, x) for (x,), dot in _pieces(buffer, only)]
+            gram[place, place] = torch.stack(sums).sum()
+        return gram
     if not exact and _sums_in_float32(retain, forget):
         split = (torch.split(g.view(-1), _COARSE_PIECE) for g in (retain, forget))
         for r, f in zip(*split, strict=True):
@@ -181,7 +155,7 @@ def _gram_of_large(
     else:
         for (r, f), dot in _pieces(buffer, retain, forget):
             sums += _gram_matrix(dot, r, f)
-    return torch.stack(sums).view(-1, 4).double().sum(0)
+    return torch.stack(sums).view(-1, 2, 2).double().sum(0)
 
 
 def _pieces(
@@ -211,34 +185,36 @@ def scratch_bytes(device: torch.device) -> int:
 
 
 def bucket_bytes(device: torch.device) -> int:
-    """Memory that measuring takes, however large the model: scratch and the sums of packed rows.
+    """Memory that measuring takes, however large the model, for forecasts.
 
-    Off the CPU also the rows' products, as long as one side's rows. For forecasts of a step's
-    memory.
+    Scratch and the sums of packed rows; off the CPU also the rows' products, of one side's length.
     """
     return scratch_bytes(device) * (9 if device.type == "cpu" else 13) // 8
 
 
 class _Pack:
-    """Parameters packed together, each from a row of its own on, in a buffer shared with others.
-
-    Attributes:
-        blocks: the block of each row.
-    """
+    """Parameters packed together, each from a row of its own on, in a buffer shared with others."""
 
     def __init__(
-        self, buffer: Tensor, numbers: list[int], members: list[Tensor], blocks: Tensor
+        self,
+        buffer: Tensor,
+        members: dict[int, Tensor],
+        block_of: Sequence[int],
+        device: torch.device,
     ) -> None:
-        self._numbers, self.blocks = numbers, blocks
-        self._buffer = buffer[:, : len(blocks) * _ROW].view(2, -1, _ROW)
+        self._numbers = list(members)
         self._views: list[list[Tensor]] = [[], []]
-        padded, start = [], 0
-        for p in members:
+        blocks: list[int] = []  # of each row
+        padded = []
+        for number, p in members.items():
+            start = len(blocks) * _ROW
             for side, views in zip(buffer, self._views, strict=True):
-                views.append(side[start * _ROW : start * _ROW + p.numel()].view(p.shape))
-            start += _rows_of(p)
+                views.append(side[start : start + p.numel()].view(p.shape))
+            blocks += [block_of[number]] * _rows_of(p)
             if p.numel() % _ROW:
-                padded.append(start - 1)
+                padded.append(len(blocks) - 1)
+        self.blocks = torch.tensor(blocks).to(device)
+        self._buffer = buffer[:, : len(blocks) * _ROW].view(2, -1, _ROW)
         self._padded_rows = torch.tensor(padded, dtype=torch.int64, device=buffer.device)
 
     def grams(self, retain: Side, forget: Side) -> Tensor:
@@ -258,9 +234,7 @@ class _Pack:
 def gram_of_rows(sides: Tensor, by_matmul: bool) -> Tensor:
     """Gram matrix of each row of both sides, [2, rows, n] to [rows, 2, 2].
 
-    Args:
-        sides: the rows.
-        by_matmul: whether to use a matrix product, faster on a CPU; a GPU may round one to TF32.
+    A matrix product is faster on a CPU; a GPU may round one to TF32.
     """
     with torch.autocast(sides.device.type, enabled=False):  # would compute in half precision
         if by_matmul:

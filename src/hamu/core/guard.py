@@ -89,11 +89,11 @@ class StepGuard:
         keep: tuple[str, ...] = (),
     ) -> None:
         constrained = pair.method.constrained
-        if correct_steps and constrained is None:
-            raise HamuError(
-                f"{pair.method.name} promises nothing; correct_steps needs hamu-q or hamu-u"
-            )
         if correct_steps:
+            if constrained is None:
+                raise HamuError(
+                    f"{pair.method.name} promises nothing; correct_steps needs hamu-q or hamu-u"
+                )
             check_steps_all(optimizer, pair)
         self._pair, self._optimizer = pair, optimizer
         self._corrects, self._constrained = correct_steps, constrained
@@ -180,8 +180,7 @@ class StepGuard:
 
     def _along(self, side: str) -> Tensor:
         """g_i·Δw_i of a side by block, [L] on the host, before clipping."""
-        grads = self._step.kept[side]
-        moved = zip(self._pair.parameters, self._before, grads, strict=True)
+        moved = zip(self._pair.parameters, self._before, self._step.kept[side], strict=True)
         return self._by_block([_dot(p, g, b) for p, b, g in moved]) * self._step.unscale
 
     def _by_block(self, sums: list[Tensor]) -> Tensor:
@@ -234,6 +233,6 @@ def _dot(
 
 def _widened(x: Tensor, less: Tensor | None) -> Iterator[Tensor]:
     """Flat float64 pieces of x - less."""
-    subtracted = iter(()) if less is None else iter(torch.split(less.reshape(-1), WIDENED))
-    for piece in torch.split(x.reshape(-1), WIDENED):
-        yield piece.double() if less is None else piece.double() - next(subtracted).double()
+    whole, *subtracted = (torch.split(t.reshape(-1), WIDENED) for t in (x, less) if t is not None)
+    for piece, *other in zip(whole, *subtracted, strict=True):
+        yield piece.double() - other[0].double() if other else piece.double()

@@ -48,9 +48,6 @@ class Scored:
             logits: [B, K] of a classifier, or [B, T, K] of a language model.
             labels: [B], or [B, T] with -100 for no score; position t-1 predicts t.
             limits: see the class.
-
-        Raises:
-            HamuError: if the model did not predict at each of the T tokens.
         """
         count = len(labels)
         if labels.dim() == 1:
@@ -221,21 +218,13 @@ def _record_log_odds(scored: Scored) -> Tensor:
 
 
 _OURS: tuple[type[Objective], ...] = (
-    CrossEntropy,
-    KLToOriginal,
-    ScrubRetain,
-    NegativePreference,
-    SimpleNegativePreference,
-    Bounded,
+    *(CrossEntropy, KLToOriginal, ScrubRetain),
+    *(NegativePreference, SimpleNegativePreference, Bounded),
 )
 
 
 def build_objective(name: str) -> Objective:
-    """Make an objective by name.
-
-    Raises:
-        HamuError: if the name is unknown, or its class fails to load.
-    """
+    """Make an objective by name; a HamuError if it is unknown, or its class fails to load."""
     classes: dict[str, type[Objective]] = {cls.name: cls for cls in _OURS}
     classes |= plugins("hamu.objectives", "objective", classes, asked=name)
     if name not in classes:

@@ -38,12 +38,7 @@ from hamu.errors import HamuError
 Decision = Literal["step", "skip", "stop"]
 Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
 _FIGURES = (  # of a constraint, read with the decision
-    "feasible",
-    "demand",
-    "max_demand",
-    "clipped_demand",
-    "free_limit",
-    "conflict",
+    *("feasible", "demand", "max_demand", "clipped_demand", "free_limit", "conflict"),
     "some_demand_is_free",
 )
 
@@ -79,7 +74,7 @@ class PairStep:
     def __repr__(self) -> str:
         """Decision, gradients with weights, predicted changes, in three lines; one transfer."""
         a, b = self.weights.retain, self.weights.forget
-        changes = (self.promised_retain_change, self.promised_forget_change)
+        changes = self.gram.changes(a, b)
         figures = (*self.gradient_norms, self.cos, a.min(), a.max(), b.min(), b.max(), *changes)
         retain, forget, cos, a0, a1, b0, b1, of_retain, of_forget = torch.stack(figures).tolist()
         return (
@@ -166,10 +161,9 @@ class PairedGradients:
             None for no clipping. Leave other clipping off.
 
     Raises:
-        HamuError: if the method is not a `Method`, blocks or offload_grads is unknown, or
-            max_grad_norm is not positive; if no parameter requires a gradient, or one that does is
-            on the meta device or complex; if FSDP1 wraps the model, it is sharded otherwise than by
-            fully_shard on one mesh, or sharded with offload.
+        HamuError: if an argument is out of range; if no parameter requires a gradient, or one that
+            does is on the meta device or complex; if the model is wrapped by FSDP1, sharded
+            otherwise than by fully_shard on one mesh, or sharded with offload.
     """
 
     def __init__(
@@ -199,8 +193,7 @@ class PairedGradients:
         self.method = method
         self.max_grad_norm = max_grad_norm
         self.offload_grads = GradOffload(offload_grads)
-        self.names = [name for name, _ in named]
-        self.parameters = [p for _, p in named]
+        self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
         layout = Layout
@@ -309,7 +302,12 @@ class PairedGradients:
                 overwritten by the other; if a frozen parameter has a gradient; or if the method's
                 weights are not finite, or not one per block.
         """
-        self._check_keep(keep)
+        if self._inside:
+            raise HamuError(f"combine() was called inside {self._inside}(); close it first")
+        if isinstance(keep, str) or not set(keep) <= set(SIDES):
+            raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
+        if keep and not self.can_keep:
+            raise HamuError("keep needs both whole gradients in each process; leave it out")
         grads = self._take()
         self.offload_grads.wait()
         retain, forget = self.layout.take(grads)
@@ -325,17 +323,8 @@ class PairedGradients:
             self._write(retain, forget, read["retain"], read["forget"], keep)
         elif unscale is not None:
             self._spoil(self.layout.give(_either(retain, forget)))
-        return PairStep(
-            gram,
-            weights,
-            clip,
-            decision,
-            reason,
-            kept,
-            read["unscale"],
-            bool(read["finite"]),
-            cause,
-        )
+        told = (decision, reason, kept, read["unscale"], bool(read["finite"]), cause)
+        return PairStep(gram, weights, clip, *told)
 
     def state_dict(self) -> dict[str, Any]:
         """Memory of the stopping rule, and the settings it belongs to."""
@@ -399,14 +388,6 @@ class PairedGradients:
             raise HamuError("a gradient is sparse; build the embedding with sparse=False")
         return grads
 
-    def _check_keep(self, keep: Collection[str]) -> None:
-        if self._inside:
-            raise HamuError(f"combine() was called inside {self._inside}(); close it first")
-        if isinstance(keep, str) or not set(keep) <= set(SIDES):
-            raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
-        if keep and not self.can_keep:
-            raise HamuError("keep needs both whole gradients in each process; leave it out")
-
     def _check_stale(self) -> None:
         if [p._version for p in self.parameters] == self._versions:
             return
@@ -445,31 +426,34 @@ class PairedGradients:
                 "losses_finite": one if losses_finite is None else torch.as_tensor(losses_finite),
                 "retain": weights.retain * clip[0],  # of the gradients before clipping
                 "forget": weights.forget * clip[1],
-                "retain_sq": raw.retain_sq,
-                "forget_sq": raw.forget_sq,
-                "dot": raw.dot,
             }
+            sums = {name: getattr(raw, name) for name in ("retain_sq", "forget_sq", "dot")}
             if weights.constraint is not None:
                 figures |= {name: getattr(weights.constraint, name) for name in _FIGURES}
-            read = _on_host(figures)
-            sums = (read["retain_sq"], read["forget_sq"], read["dot"])
-            doubtful = [] if exact else self._meter.doubtful(*sums, retain, forget)
+            read = _on_host(figures | sums)
+            known = [read[name] for name in sums]
+            doubtful = [] if exact else self._meter.doubtful(known, retain, forget)
             if not doubtful:
                 return gram, weights, clip, read
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
             exact = True
 
     def _decide(self, read: dict[str, Any]) -> tuple[Decision, Cause, str]:
-        if not read["finite"]:
-            return "skip", "not finite", "a gradient is not finite"
-        if not read["losses_finite"]:
-            return "skip", "not finite", "a loss is not finite"
+        for key, what in (("finite", "gradient"), ("losses_finite", "loss")):
+            if not read[key]:
+                return "skip", "not finite", f"a {what} is not finite"
         multiples = [*read["retain"], *read["forget"]]
         if not all(map(math.isfinite, multiples)):
             raise HamuError(f"{self.method.name} gave a weight that is not finite; mend its weigh")
         has_constraint = "feasible" in read
         if has_constraint and not read["feasible"] and self.method.on_infeasible != "clamp":
-            why = _why_infeasible(read["demand"], read["max_demand"])
+            demand, most = read["demand"], read["max_demand"]
+            why = (
+                f"the constraint {demand:.4g} cannot be met: the gradients allow at most "
+                f'{most:.4g}; lower it or use constraint_mode="relative"'
+                if most > 0
+                else "the constraint cannot be met: a gradient that it needs is zero"
+            )
             return self.method.on_infeasible, "infeasible", why
         largest = max(map(abs, multiples))
         if largest > self._largest:
@@ -510,17 +494,6 @@ def _on_host(figures: dict[str, Tensor]) -> dict[str, Any]:
         name: [next(values) for _ in range(len(t))] if t.dim() else next(values)
         for name, t in figures.items()
     }
-
-
-def _why_infeasible(demand: float, max_demand: float) -> str:
-    if not max_demand > 0:
-        return (
-            "the constraint cannot be met: one of the gradients is zero where it demands a change"
-        )
-    return (
-        f"the constraint {demand:.4g} cannot be met: the gradients allow at most {max_demand:.4g}; "
-        f'lower it or use constraint_mode="relative"'
-    )
 
 
 def _check_apart(retain: Grads, forget: Grads) -> None:

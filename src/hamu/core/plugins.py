@@ -26,15 +26,8 @@ def plugins(
 ) -> dict[str, Any]:
     """Classes of installed packages by name. Skips those that fail to load, with a warning.
 
-    Args:
-        group: of the entry points.
-        kind: of the classes, for messages.
-        taken: names that HAMU uses itself.
-        asked: name of the class needed.
-        needs_all: whether every class is needed.
-
-    Raises:
-        HamuError: if two have the same name, or a class needed fails to load.
+    A HamuError if two have the same name (`taken` has those of HAMU itself), or if one that is
+    `asked` for, or any with `needs_all`, fails to load. `kind` is for messages.
     """
     classes: dict[str, Any] = {}
     broken: dict[str, HamuError] = {}

@@ -44,14 +44,9 @@ C = TypeVar("C", bound="type[Method]")
 
 
 class MethodRow(NamedTuple):
-    """A row of the table of methods.
+    """A row of the table of methods: the attributes of a `Method`.
 
     Attributes:
-        name: on the command line.
-        retain_objective: name of the objective whose gradient is g_r, None without a retain pass.
-        forget_objective: name of the objective whose gradient is g_f (to be raised), None likewise.
-        summary: how the method combines the two.
-        source: the publication that defines it.
         place: module of this package and class, for methods of HAMU.
     """
 
@@ -119,8 +114,7 @@ def method_rows() -> list[MethodRow]:
 def method_classes(asked: str | None = None) -> dict[str, type[Method]]:
     """All methods by name: those of HAMU first, then those of installed packages.
 
-    Args:
-        asked: the method needed; an error if an installed package has it and fails to load.
+    A HamuError if an installed package has the method `asked` for and it fails to load.
     """
     ours: dict[str, type[Method]] = {}
     for row in TABLE.values():

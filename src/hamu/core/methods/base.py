@@ -100,13 +100,12 @@ class StoppingMemory:
                 f"the demand {clipped_demand:.4g} has a price ({criterion}), and so has every "
                 f"smaller one: every further step must hurt"
             )
-        relation = "exceeds" if clipped_demand > free_limit else "comes too near to"
         left = math.floor(100 * free_limit / (demand * (1.0 + rule.margin)))
-        to = f"at most {left}%" if left >= 1 else "less than 1%"
         return (
-            f"the demand {clipped_demand:.4g} {relation} {free_limit:.4g}, the most that the "
-            f"gradients sustain for free ({criterion}); a demand small enough still gains on both "
-            f"sides: lower the constraint to {to} of its value"
+            f"the demand {clipped_demand:.4g} leaves no room below {free_limit:.4g}, the most that "
+            f"the gradients sustain for free ({criterion}); a demand small enough still gains on "
+            f"both sides: lower the constraint to {f'at most {left}%' if left else 'less than 1%'} "
+            f"of its value"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -54,48 +54,50 @@ class _Hamu(Method):
     stopping: StoppingRule | Criterion = "aggregate"
 
     def __post_init__(self) -> None:
-        _require(
-            isinstance(self.stopping, str | StoppingRule),
-            f"stopping {self.stopping!r} must be aggregate, any, global or off, or a StoppingRule",
-        )
-        _ = self.stopping_rule  # checks the criterion's name now, not at the first step
-        _require(
-            0 < _number(self.constraint) < math.inf,
-            f"constraint {self.constraint!r} must be a positive number: the loss change to demand "
-            f"per unit of learning rate (the paper uses 0.5)",
-        )
-        mode, action = self.constraint_mode, self.on_infeasible
-        _require(
-            mode != "relative" or self.constraint <= 1,
-            f"a relative constraint is a share of what is possible, in (0, 1]; got "
-            f"{self.constraint}",
-        )
-        _require(
-            mode in get_args(ConstraintMode),
-            f"constraint_mode {mode!r} is unknown; choose absolute or relative",
-        )
-        _require(
-            action in get_args(OnInfeasible),
-            f"on_infeasible {action!r} is unknown; choose stop, clamp or skip",
-        )
-        _require(
-            self.radius == "gradient" or 0 < _number(self.radius) < math.inf,
-            f'radius {self.radius!r} must be positive (R/η), or "gradient"',
-        )
-        shares = self.distribution
-        if isinstance(shares, str):
-            _require(
-                shares in ("norm_product", "uniform"),
+        mode, shares, radius = self.constraint_mode, self.distribution, self.radius
+        is_named = isinstance(shares, str)
+        for holds, message in (
+            (
+                isinstance(self.stopping, str | StoppingRule),
+                f"stopping {self.stopping!r} must be aggregate, any, global or off, or a "
+                f"StoppingRule",
+            ),
+            (
+                0 < _number(self.constraint) < math.inf,
+                f"constraint {self.constraint!r} must be a positive number: the loss change to "
+                f"demand per unit of learning rate (the paper uses 0.5)",
+            ),
+            (
+                mode in get_args(ConstraintMode),
+                f"constraint_mode {mode!r} is unknown; choose absolute or relative",
+            ),
+            (
+                mode != "relative" or _number(self.constraint) <= 1,
+                f"a relative constraint is a share of what is possible, in (0, 1]; got "
+                f"{self.constraint}",
+            ),
+            (
+                self.on_infeasible in get_args(OnInfeasible),
+                f"on_infeasible {self.on_infeasible!r} is unknown; choose stop, clamp or skip",
+            ),
+            (
+                radius == "gradient" or 0 < _number(radius) < math.inf,
+                f'radius {radius!r} must be positive (R/η), or "gradient"',
+            ),
+            (
+                not is_named or shares in ("norm_product", "uniform"),
                 f"distribution {shares!r} is unknown; choose norm_product, uniform or give one "
                 f"share per block",
-            )
-        else:
-            _require(
-                isinstance(shares, Iterable)
-                and all(0 <= _number(share) < math.inf for share in shares)
-                and sum(shares) > 0,
+            ),
+            (
+                is_named or _are_shares(shares),
                 "the shares of the constraint must be finite, non-negative and not all zero",
-            )
+            ),
+        ):
+            if not holds:
+                raise HamuError(message)
+        _ = self.stopping_rule  # checks the criterion's name now, not at the first step
+        if not is_named:
             object.__setattr__(self, "distribution", tuple(shares))
 
     @property
@@ -227,9 +229,11 @@ class _Hamu(Method):
         return (reach * gram.sin).sum()
 
 
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise HamuError(message)
+def _are_shares(values: object) -> bool:
+    if not isinstance(values, Iterable):
+        return False
+    shares = [_number(share) for share in values]
+    return all(0 <= share < math.inf for share in shares) and sum(shares) > 0
 
 
 def _number(value: object) -> float:

@@ -22,9 +22,8 @@ from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.record import Finding, Unavailable
 from hamu.unlearning.record import verify as verify_record
-from hamu.unlearning.record.figures import changes, figures
 from hamu.unlearning.record.inputs import differing, read_inputs, weights_digest, without_order
-from hamu.unlearning.record.record import read_record
+from hamu.unlearning.record.record import changes, figures, read_record
 
 
 @dataclass(frozen=True)

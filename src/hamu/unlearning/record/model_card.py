@@ -9,11 +9,12 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 import hamu
+from hamu.data.sources import HUB, is_of_hub
 from hamu.models.storage import is_adapter
 from hamu.unlearning.goal_report import forgotten_words
 from hamu.unlearning.record.inputs import short_name
+from hamu.unlearning.record.record import FIGURES
 
-_FIGURES = ("loss", "accuracy", "probability")
 _SETS = ("train", "retain", "forget", "test")
 
 
@@ -39,39 +40,27 @@ def write_model_card(
     Returns:
         The file.
     """
-    made = "from nothing" if base is None else f"from `{short_name(base)}`"
-    title, origin, forgotten = "Trained model", f"Trained {made}.", ""
-    if method:
-        title = "Unlearned model"
-        origin = f"{forget_records:,} records were unlearned {made} by the method `{method}`."
-        forgotten = "Nothing told when a record counts as forgotten."
-        if goal is not None:
-            forgotten = f"{forgotten_words(goal)}."
-    measured = reports or {}
-    columns = [
-        (figure, role)
-        for figure in _FIGURES
-        for role, report in measured.items()
-        if any(figure in report.get(name, {}) for name in _SETS)
-    ]
-    rows = {
-        name: [measured[role].get(name, {}).get(figure) for figure, role in columns]
-        for name in _SETS
-        if any(report.get(name) for report in measured.values())
+    measured = {
+        (figure, role): {
+            name: report[name][figure] for name in _SETS if figure in report.get(name, {})
+        }
+        for figure in FIGURES
+        for role, report in (reports or {}).items()
     }
-    on_hub = base is not None and base.startswith("hub:")
+    columns = {head: values for head, values in measured.items() if values}
     card = ModelCard.from_template(
         ModelCardData(
             library_name="peft" if is_adapter(folder) else "transformers",
-            base_model=base.removeprefix("hub:") if base and on_hub else None,
+            base_model=base.removeprefix(HUB) if base and is_of_hub(base) else None,
             tags=["hamu", *(["machine-unlearning", method] if method else [])],
         ),
         template_path=str(Path(__file__).with_name("model_card.md.j2")),
-        title=title,
-        origin=origin,
+        made="from nothing" if base is None else f"from `{short_name(base)}`",
+        method=method,
+        records=forget_records,
         columns=columns,
-        rows=rows,
-        forgotten=forgotten,
+        sets=[name for name in _SETS if any(name in values for values in columns.values())],
+        forgotten=goal and forgotten_words(goal),
         version=hamu.__version__,
     )
     path = folder / "README.md"

@@ -19,10 +19,10 @@ from hamu import files
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
+from hamu.evaluation.reports import Ends, change_intervals, record_intervals
 from hamu.models.storage import is_adapter
 from hamu.unlearning.goal_report import forgotten_words, meaning
-from hamu.unlearning.record.figures import changes, figures, goal_figures
-from hamu.unlearning.record.inputs import Inputs, model_entry
+from hamu.unlearning.record.inputs import Inputs, saved_model_entry
 from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.run_folder import RunFolder
 
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from hamu.unlearning.trainer import UnlearnTrainer
 
 FORMAT, VERSION = "hamu-unlearning-record", 2
+SETS, FIGURES = ("retain", "forget", "test"), ("loss", "accuracy", "probability")
 _BESIDE = (files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION)
 _PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
+_OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting")
+_OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
 
 
 def write_record(
@@ -59,33 +62,37 @@ def write_record(
     Returns:
         The place of record.md, and the digest of record.json.
     """
+    run, seed = folder.path, trainer.args.seed
+    predictions = {"before": trainer.start_predictions, "after": trainer.predictions}
+    measured = measured_in(evaluation, predictions, seed)
+    of_roles = measured["figures"]
+    change = changes(of_roles["before"], of_roles["after"], (*predictions.values(),), seed)
     found = {
         "format": FORMAT,
         "version": VERSION,
         "date": datetime.now(UTC).date().isoformat(),
         **_sets(problem, inputs, chosen_by, settings),
-        "models": _models(folder.path, inputs),
+        "models": _models(run, inputs),
         "method": settings["method"],
-        "seed": trainer.args.seed,
+        "seed": seed,
         "settings": settings,
         "environment": {
             "device": trainer.args.device.type,
             "processes": world_size(),
             "versions": versions(),
         },
-        "hardness": first_hardness(folder.path),
+        "hardness": first_hardness(run),
+        **measured,
         "steps": {
             "ended_at": trainer.state.global_step,
-            **steps_of(evaluation),
-            **logged_steps(folder.path),
+            **measured["steps"],
+            **logged_steps(run),
         },
-        "promise": evaluation["promise"],
-        "goal": goal_figures(evaluation["goal"]),
-        "figures": _figures(evaluation, trainer),
+        "figures": {**of_roles, "change": change},
     }
     record = plain(found | {"statement": statement(found)})
     readable = folder.write_text(files.READABLE_RECORD, markdown(record))
-    beside = [folder.path / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
+    beside = [run / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
     record["files"] = {path.name: files.file_digest(path) for path in beside}
     return readable, files.file_digest(folder.write_json(files.RECORD, record))
 
@@ -95,7 +102,7 @@ def _sets(
 ) -> dict[str, Any]:
     """The sets by their digests, with the count of texts of which the model was given a part."""
     found: dict[str, Any] = {}
-    for side in ("forget", "retain", "test"):
+    for side in SETS:
         data, entry = problem.sets().get(side), inputs[f"{side} set"]
         cut = data.truncated if isinstance(data, TextData) else None
         found[f"{side}_set"] = entry and {**entry, "cut": cut}
@@ -107,22 +114,97 @@ def _sets(
 
 
 def _models(run: Path, inputs: Inputs) -> dict[str, Any]:
-    before, after = inputs["original model"], model_entry(files.MODEL, run / files.MODEL)
+    before, after = inputs["original model"], saved_model_entry(str(run / files.MODEL))
     if is_adapter(run / files.MODEL):
         after |= {"weights": before["weights"], "adapter": after["weights"]}
-    merged = None
-    if (run / files.MERGED).is_dir():
-        merged = model_entry(files.MERGED, run / files.MERGED)
-    models = {"before": before, "after": after, "merged": merged}
-    return models | {"retain_model": inputs["retain model"]}
+    merged = run / files.MERGED
+    return {
+        "before": before,
+        "after": after,
+        "merged": saved_model_entry(str(merged)) if merged.is_dir() else None,
+        "retain_model": inputs["retain model"],
+    }
 
 
-def _figures(evaluation: Mapping[str, Any], trainer: UnlearnTrainer) -> dict[str, Any]:
-    predictions, seed = (trainer.start_predictions, trainer.predictions), trainer.args.seed
-    before = figures(evaluation["before"], predictions[0], seed)
-    after = figures(evaluation["after"], predictions[1], seed)
-    change = changes(before, after, predictions, seed)
-    return {"before": before, "after": after, "change": change}
+def measured_in(
+    evaluation: Mapping[str, Any],
+    predictions: Mapping[str, Mapping[str, Any]] | None = None,
+    seed: int = 42,
+) -> dict[str, Any]:
+    """The parts of evaluation.json that a record holds; see `figures`."""
+    return {
+        "steps": {
+            "taken": evaluation["steps_taken"],
+            "not_taken": evaluation["steps_skipped"],
+            "in_model": evaluation["steps_in_model"],
+            "ended_because": evaluation["ended"],
+        },
+        "promise": evaluation["promise"],
+        "goal": goal_figures(evaluation["goal"]),
+        "figures": {
+            role: figures(evaluation[role], predictions and predictions[role], seed)
+            for role in ("before", "after")
+        },
+    }
+
+
+def figures(
+    report: Mapping[str, Any], predictions: Mapping[str, Any] | None = None, seed: int = 42
+) -> dict[str, Any]:
+    """Figures of a report on a model, with bootstrap intervals if its predictions are given."""
+    sets = {}
+    for name in (name for name in SETS if name in report):
+        found = report[name]
+        sets[name] = {"records": found["samples"] if "samples" in found else found["records"]}
+        sets[name] |= {key: found[key] for key in FIGURES if key in found}
+        if predictions is not None:
+            sets[name] |= _named(record_intervals(predictions[name], seed=seed), found)
+    theirs = report.get("retain_model", {})
+    # of images; it has a set more than the record
+    against = report.get("against_retain_model") or {
+        name: {f"{key}_difference": ours[key] - theirs[name][key] for key in FIGURES if key in ours}
+        for name, ours in sets.items()
+        if name in theirs
+    }
+    return {
+        "sets": sets,
+        "membership_inference": report["membership_inference"],
+        "retain_model_membership_inference": theirs.get("membership_inference"),
+        "against_retain_model": {name: against[name] for name in sets if name in against} or None,
+    }
+
+
+def changes(
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    predictions: tuple[Mapping[str, Any], ...],
+    seed: int,
+) -> dict[str, Any]:
+    """By set the change of each of two models' `figures`, with intervals over the same records."""
+    found = {}
+    for name, now in after["sets"].items():
+        was = before["sets"][name]
+        intervals = change_intervals(*(one[name] for one in predictions), seed=seed)
+        change = {key: now[key] - was[key] for key in FIGURES if key in now}
+        found[name] = change | _named(intervals, now)
+    return found
+
+
+def _named(intervals: Ends, of: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{key}_interval": intervals.get(key) for key in FIGURES if key in of}
+
+
+def goal_figures(goal: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The goal of a run and the counts of its records, without positions in the forget set."""
+    if goal is None:
+        return None
+    found = {key: goal[key] for key in _OF_GOAL}
+    for role in ("before", "after"):
+        found[role] = {key: goal[role][key] for key in _OF_STANDING}
+        found[role]["worst"] = [
+            {key: one[key] for key in ("loss", "target")} for one in goal[role]["worst"]
+        ]
+    return found
 
 
 def versions() -> dict[str, str]:
@@ -187,16 +269,6 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def steps_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts of steps in evaluation.json, and the reason of the end."""
-    return {
-        "taken": evaluation["steps_taken"],
-        "not_taken": evaluation["steps_skipped"],
-        "in_model": evaluation["steps_in_model"],
-        "ended_because": evaluation["ended"],
-    }
-
-
 def logged_steps(run: Path) -> dict[str, int]:
     """Number of steps in steps.jsonl, and of those that were taken."""
     lines = _log(run)
@@ -205,12 +277,10 @@ def logged_steps(run: Path) -> dict[str, int]:
 
 def first_hardness(run: Path) -> dict[str, Any] | None:
     """κ, cosθ and the thresholds of the first step in steps.jsonl; None with one gradient alone."""
-    for line in _log(run):
-        if "kappa" in line:
-            return {"measured_at": f"step {line['step']}"} | {
-                key: line.get(key) for key in _HARDNESS
-            }
-    return None
+    first = next((line for line in _log(run) if "kappa" in line), None)
+    if first is None:
+        return None
+    return {"measured_at": f"step {first['step']}"} | {key: first.get(key) for key in _HARDNESS}
 
 
 def _log(run: Path) -> list[dict[str, Any]]:

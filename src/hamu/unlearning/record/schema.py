@@ -27,42 +27,33 @@ def schema() -> dict[str, Any]:
 
 
 def violations(value: Any, against: Mapping[str, Any], name: str = "record") -> Iterator[str]:
-    """Parts of a JSON value that do not fit a schema, each with its place.
-
-    Args:
-        value: the value.
-        against: the schema; what stands beside a reference takes the place of what is referred to.
-        name: of the value, with which its places begin.
-    """
+    """Parts of a JSON value that do not fit a schema, each with its place, which `name` begins."""
     return _violations(value, against, against.get("$defs", {}), name)
 
 
 def _violations(
     value: Any, part: Mapping[str, Any], shared: Mapping[str, Any], at: str
 ) -> Iterator[str]:
-    while "$ref" in part:
-        part = {
-            **shared[part["$ref"].removeprefix("#/$defs/")],
-            **{key: one for key, one in part.items() if key != "$ref"},
-        }
+    while "$ref" in part:  # what stands beside a reference takes the place of what it has
+        own = {key: one for key, one in part.items() if key != "$ref"}
+        part = {**shared[part["$ref"].removeprefix("#/$defs/")], **own}
     kinds = part.get("type", list(_TYPES))
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not any(_is(value, kind) for kind in kinds):
         yield f"{at} is not of type {' or '.join(kinds)}"
-        return
-    if "enum" in part and value not in part["enum"]:
+    elif "enum" in part and value not in part["enum"]:
         yield f"{at} is not one of {part['enum']}"
-    if isinstance(value, str) and not re.search(part.get("pattern", ""), value):
+    elif isinstance(value, str) and not re.search(part.get("pattern", ""), value):
         yield f"{at} does not match {part['pattern']}"
-    if isinstance(value, int | float) and value < part.get("minimum", value):
+    elif isinstance(value, int | float) and value < part.get("minimum", value):
         yield f"{at} is below {part['minimum']}"
-    if isinstance(value, list):
+    elif isinstance(value, list):
         for number, one in enumerate(value):
             yield from _violations(one, part.get("items", {}), shared, f"{at}[{number}]")
-    if isinstance(value, dict):
+    elif isinstance(value, dict):
         yield from (f"{at} has no {key}" for key in part.get("required", ()) if key not in value)
-        others = part.get("additionalProperties", True)
         for key, one in value.items():
+            others = part.get("additionalProperties", True)
             inner = part.get("properties", {}).get(key, others)
             if inner is False:
                 yield f"{at} has the unknown key {key}"

@@ -5,9 +5,9 @@ Nothing is written.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,21 @@ from typing import TYPE_CHECKING, Any
 import hamu
 from hamu import files
 from hamu.errors import HamuError, first_line
-from hamu.unlearning.record.figures import figures, goal_figures
-from hamu.unlearning.record.inputs import read_inputs, set_entries, weights_digest, without_order
-from hamu.unlearning.record.record import first_hardness, logged_steps, markdown, plain, steps_of
+from hamu.unlearning.record.inputs import (
+    digests_in,
+    read_inputs,
+    set_entries,
+    weights_digest,
+    without_order,
+)
+from hamu.unlearning.record.record import (
+    SETS,
+    first_hardness,
+    logged_steps,
+    markdown,
+    measured_in,
+    plain,
+)
 from hamu.unlearning.record.schema import schema, violations
 
 if TYPE_CHECKING:
@@ -36,8 +48,8 @@ _FIGURES = {
     "membership_inference": "membership inference",
     "against_retain_model": "distance to the retain model",
 }
-# A statement, and the function that returns what is wrong with it, "" if nothing is.
-_Checks = Iterator[tuple[str, Callable[[], str]]]
+# Statements, each with what the record says and the function that finds it again.
+_Checks = Iterator[tuple[str, Any, Callable[[], Any]]]
 
 
 class Unavailable(HamuError):
@@ -80,217 +92,172 @@ def verify(run: Path, sources: NamedSources, *, evaluate: bool = True) -> Iterat
     yield Finding("record.json fits its schema", not wrong, wrong)
     if wrong:  # there is no telling what the rest would mean
         return
-    for statement, check in (*_of_folder(run, record, sources), *_of_models(run, record, sources)):
-        yield _finding(statement, check)
-    for statement, measure in _of_figures(record, sources):
-        yield _finding(statement, measure if evaluate else _left_out)
+    for check in (
+        *_of_folder(run, record, sources),
+        *_of_models(run, record["models"], sources),
+        *_of_sets(record, sources),
+    ):
+        yield _finding(*check)
+    for statement, recorded, find in _of_figures(record, sources):
+        if evaluate:
+            yield _finding(statement, recorded, find, sources)
+        else:
+            yield Finding(statement, None, "--no_models leaves it out")
 
 
-def _finding(statement: str, check: Callable[[], str]) -> Finding:
+def _finding(
+    statement: str, recorded: Any, find: Callable[[], Any], sources: NamedSources | None = None
+) -> Finding:
+    """Compare exactly, or with sources to the tolerance of their precision."""
+    if recorded is None:
+        why = "it was not in safetensors, so that nothing is recorded of it"
+        return Finding(statement, None, why)
     try:
-        wrong = check()
+        found = plain(find())
+        tolerance = None if sources is None else TOLERANCE[sources.precision()]
+        wrong = "; ".join(_differences(recorded, found, tolerance))
     except Unavailable as error:
         return Finding(statement, None, str(error))
-    except HamuError as error:
-        wrong = str(error)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        wrong = first_line(error) if isinstance(error, HamuError) else f"it is damaged: {error!r}"
     return Finding(statement, not wrong, wrong)
-
-
-def _left_out() -> str:
-    raise Unavailable("--no_models leaves it out")
-
-
-@contextmanager
-def _understood(name: str) -> Iterator[None]:
-    """Refuse a file of the run that has been changed into something else."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise Unavailable(f"{name} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise HamuError(f"{name} cannot be understood: {error}") from error
 
 
 def _of_folder(run: Path, record: Mapping[str, Any], sources: NamedSources) -> _Checks:
     """Checks that need no data and no model."""
-
-    def settings() -> str:
-        given = {**sources.settings, "method": record["method"], "seed": record["seed"]}
-        return _first(record["settings"], given)
-
-    def inputs() -> str:
-        recorded = {f"{side} set": record[f"{side}_set"] for side in ("forget", "retain", "test")}
-        recorded["original model"] = record["models"]["before"]
-        recorded["retain model"] = record["models"]["retain_model"]
-        with _understood(files.INPUTS):
-            (run / files.INPUTS).stat()
-            return _first(recorded, without_order(read_inputs(run)))
-
-    def evaluation() -> str:
-        with _understood(files.EVALUATION):
-            found = files.parse_json(run / files.EVALUATION)
-            said = {
-                "figures": {role: figures(found[role]) for role in ("after", "before")},
-                "steps": steps_of(found),
-                "promise": found["promise"],
-                "goal": goal_figures(found["goal"]),
-            }
-        return "; ".join(_differences(record, plain(said)))
-
-    def steps() -> str:
-        with _understood(files.STEPS):
-            found = logged_steps(run)
-        if found["logged"] == record["steps"]["ended_at"]:  # every step is logged
-            found["taken"] = found["logged_taken"]
-        return _first(record["steps"], found)
-
-    def hardness() -> str:
-        with _understood(files.STEPS):
-            return _first(record["hardness"], first_hardness(run))
-
-    yield "record.md says what record.json says", partial(_markdown, run, record)
-    for name, digest in record["files"].items():
-        yield f"{name} is as the run left it", partial(_file, run / name, digest)
-    yield "record.json and config.yaml name the same settings", settings
-    yield "record.json and inputs.json name the same data and models", inputs
-    yield "record.json and evaluation.json say the same", evaluation
-    yield "steps.jsonl has the steps recorded", steps
+    sets = {f"{side} set": record[f"{side}_set"] for side in SETS}
+    models = {"original model": record["models"]["before"]}
+    models["retain model"] = record["models"]["retain_model"]
+    own = {"method": record["method"], "seed": record["seed"]}
+    said = hashlib.sha256(markdown(record).encode()).hexdigest()
+    yield "record.md says what record.json says", said, partial(_readable, run, record)
+    for name, recorded in record["files"].items():
+        yield f"{name} is as the run left it", recorded, partial(_digest, run / name)
+    yield (
+        *("record.json and config.yaml name the same settings", record["settings"]),
+        lambda: sources.settings | own,
+    )
+    yield (
+        *("record.json and inputs.json name the same data and models", sets | models),
+        lambda: without_order(read_inputs(_there(run, files.INPUTS))),
+    )
+    yield (
+        *("record.json and evaluation.json say the same", record),
+        lambda: measured_in(files.parse_json(_there(run, files.EVALUATION) / files.EVALUATION)),
+    )
+    steps = record["steps"]
+    yield "steps.jsonl has the steps recorded", steps, partial(_steps, run, steps["ended_at"])
     if record["hardness"] is not None:
-        yield "steps.jsonl has the hardness recorded", hardness
+        yield (
+            *("steps.jsonl has the hardness recorded", record["hardness"]),
+            lambda: first_hardness(_there(run, files.STEPS)),
+        )
 
 
-def _of_models(run: Path, record: Mapping[str, Any], sources: NamedSources) -> _Checks:
-    """Checks of weights, and of the data."""
+def _there(run: Path, name: str) -> Path:
+    """The folder of a run that has this file."""
+    if not (run / name).is_file():
+        raise Unavailable(f"{name} is missing")
+    return run
+
+
+def _digest(path: Path) -> str | None:
+    return files.file_digest(path) if path.is_file() else None
+
+
+def _readable(run: Path, record: Mapping[str, Any]) -> str | None:
+    written_by = record["environment"]["versions"]["hamu"]
+    if written_by != hamu.__version__:
+        raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
+    return _digest(run / files.READABLE_RECORD)
+
+
+def _steps(run: Path, last: int) -> dict[str, int]:
+    """Lines of the log, and the steps taken if each was logged."""
+    found = logged_steps(_there(run, files.STEPS))
+    return found | ({"taken": found["logged_taken"]} if found["logged"] == last else {})
+
+
+def _of_models(run: Path, models: Mapping[str, Any], sources: NamedSources) -> _Checks:
+    def digest(folder: Callable[[str], Path], role: str) -> str | None:
+        return weights_digest(folder(role))
+
     for role, name in _MODELS.items():
-        model = record["models"][role]
-        if model is None:
-            continue
-        part = "weights"
-        if model["adapter"] is not None:
-            adapter = partial(sources.adapter, role)
-            yield f"{name} has the adapter recorded", partial(_weights, model["adapter"], adapter)
-            part = "base model"
-        weights = partial(sources.weights, role)
-        yield f"{name} has the {part} recorded", partial(_weights, model["weights"], weights)
-    merged = record["models"]["merged"]
-    if merged is not None:
-        check = partial(_weights, merged["weights"], lambda: run / files.MERGED)
-        yield "merged/ has the weights recorded", check
-    for side in ("forget", "retain", "test"):
-        recorded = record[f"{side}_set"]
-        if recorded is not None:
-            yield f"the {side} set is the one recorded", partial(_set, recorded, side, sources)
+        model, part = models[role] or {}, "weights"
+        if model.get("adapter") is not None:
+            find, part = partial(digest, sources.adapter, role), "base model"
+            yield f"{name} has the adapter recorded", model["adapter"], find
+        if model:
+            find = partial(digest, sources.weights, role)
+            yield f"{name} has the {part} recorded", model["weights"], find
+    if models["merged"] is not None:
+        find = partial(weights_digest, run / files.MERGED)
+        yield "merged/ has the weights recorded", models["merged"]["weights"], find
+
+
+def _of_sets(record: Mapping[str, Any], sources: NamedSources) -> _Checks:
+    def entry(side: str) -> Mapping[str, Any] | None:
+        return digests_in(set_entries(side, sources.problem.sets().get(side))[f"{side} set"])
+
+    for side in SETS:
+        if record[f"{side}_set"] is not None:
+            statement = f"the {side} set is the one recorded"
+            yield statement, record[f"{side}_set"], partial(entry, side)
 
 
 def _of_figures(record: Mapping[str, Any], sources: NamedSources) -> _Checks:
     """Checks that evaluate the models again."""
 
-    def figure(role: str, part: str) -> str:
+    def figure(role: str, part: str) -> Any:
         found = sources.figures(role)[part]
         if found is None and part == "against_retain_model":
             raise Unavailable("the retain model is not here")
-        return same(record["figures"][role][part], found)
-
-    def change() -> str:
-        return same(record["figures"]["change"], sources.change())
-
-    def same(recorded: Any, found: Any) -> str:
-        tolerance = TOLERANCE[sources.precision()]
-        return "; ".join(_differences(recorded, plain(found), tolerance, whole=True))
+        return found
 
     for role in ("after", "before"):
         for part, name in _FIGURES.items():
-            if record["figures"][role][part] is not None:
-                yield f"{_MODELS[role]} has the {name} recorded", partial(figure, role, part)
+            recorded, find = record["figures"][role][part], partial(figure, role, part)
+            if recorded is not None:
+                yield f"{_MODELS[role]} has the {name} recorded", recorded, find
         if record["goal"] is not None:
-            yield (
-                f"{_MODELS[role]} has forgotten as many records as recorded",
-                partial(_forgotten, record["goal"], role, sources),
-            )
-    yield "the figures changed from before to after as recorded", change
+            statement = f"{_MODELS[role]} has forgotten as many records as recorded"
+            find = partial(_standing, role, record["goal"], sources)
+            yield statement, _of_standing(record["goal"][role]), find
+    change = record["figures"]["change"]
+    yield "the figures changed from before to after as recorded", change, sources.change
 
 
-def _markdown(run: Path, record: Mapping[str, Any]) -> str:
-    written_by = record["environment"]["versions"]["hamu"]
-    if written_by != hamu.__version__:
-        raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
-    path = run / files.READABLE_RECORD
-    if not path.is_file():
-        return "it is missing"
-    return "" if path.read_bytes() == markdown(record).encode() else "the two differ"
-
-
-def _file(path: Path, digest: str) -> str:
-    return _differing(files.file_digest(path), digest) if path.is_file() else "it is missing"
-
-
-def _weights(recorded: str | None, folder: Callable[[], Path]) -> str:
-    if recorded is None:
-        raise Unavailable("it was not in safetensors, so that nothing is recorded of it")
-    found = weights_digest(folder())
-    return "there are no weights" if found is None else _differing(found, recorded)
-
-
-def _set(recorded: Mapping[str, Any], side: str, sources: NamedSources) -> str:
-    entry = set_entries(side, sources.problem.sets().get(side))[f"{side} set"]
-    if entry is None:
-        return "there is none any more"
-    if entry["records"] != recorded["records"]:
-        return f"it has {entry['records']} records, the record says {recorded['records']}"
-    return _differing(entry["sha256"], recorded["sha256"])
-
-
-def _forgotten(goal: Mapping[str, Any], role: str, sources: NamedSources) -> str:
-    """Compare counts and quantiles.
-
-    The count may differ by the records whose losses are next to what they need, the quantiles by
-    the tolerance.
-    """
-    tolerance, recorded = TOLERANCE[sources.precision()], goal[role]
-    found, near = sources.standing(role, goal), 0
+def _standing(role: str, goal: Mapping[str, Any], sources: NamedSources) -> dict[str, Any]:
+    """Counts and quantiles; the count as recorded if records next to their target explain it."""
+    found, near, said = sources.standing(role, goal), 0, goal[role]["forgotten"]
     if goal["kind"] != "erased":
         least = found.targets.least
-        near = int(((found.losses - least).abs() <= tolerance * least).sum())
-    records = len(found.losses)
-    if recorded["records"] != records or abs(recorded["forgotten"] - found.count) > near:
-        return (
-            f"the record says {recorded['forgotten']} of {recorded['records']}, "
-            f"there are {found.count} of {records}"
-        )
-    quantiles = plain(found.figures())["loss_quantiles"]
-    return "; ".join(_differences(recorded["loss_quantiles"], quantiles, tolerance, whole=True))
+        reach = TOLERANCE[sources.precision()] * least
+        near = int(((found.losses - least).abs() <= reach).sum())
+    explained = {"forgotten": said} if abs(said - found.count) <= near else {}
+    return _of_standing(found.figures()) | explained
 
 
-def _differing(found: str, recorded: str) -> str:
-    """The difference of two digests, in words."""
-    same = found == recorded
-    return "" if same else f"its SHA-256 is {found[:12]}..., the record says {recorded[:12]}..."
+def _of_standing(standing: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: standing[key] for key in ("records", "forgotten", "loss_quantiles")}
 
 
-def _first(recorded: Any, found: Any) -> str:
-    return next(_differences(recorded, found), "")
+def _differences(recorded: Any, found: Any, tolerance: float | None, at: str = "") -> Iterator[str]:
+    """Differences by their place.
 
-
-def _differences(
-    recorded: Any, found: Any, tolerance: float = 0.0, at: str = "", *, whole: bool = False
-) -> Iterator[str]:
-    """Differences by their place; fractions may differ by a tolerance.
-
-    A record may hold more than what it is compared with, unless that is the whole.
+    Without a tolerance numbers are equal, and a record may hold more than what it is compared with.
     """
     if isinstance(recorded, dict) and isinstance(found, dict):
-        for name in sorted(recorded.keys() | found.keys() if whole else found):
+        for name in sorted(found if tolerance is None else recorded.keys() | found.keys()):
             place = f"{at} {name}".strip().replace("_", " ")
-            yield from _differences(
-                recorded.get(name), found.get(name), tolerance, place, whole=whole
-            )
+            yield from _differences(recorded.get(name), found.get(name), tolerance, place)
         return
     if isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):
         for one, other in zip(recorded, found, strict=True):
-            yield from _differences(one, other, tolerance, at, whole=whole)
+            yield from _differences(one, other, tolerance, at)
         return
     are_close = recorded == found
-    if isinstance(recorded, float) and isinstance(found, float):
+    if isinstance(recorded, float) and isinstance(found, float) and tolerance is not None:
         are_close = math.isclose(recorded, found, rel_tol=tolerance, abs_tol=tolerance)
     if not are_close:
-        yield f"{at}: the record says {recorded}, there is {found}"
+        yield f"{at}: the record says {recorded}, there is {found}".removeprefix(": ")
