@@ -94,11 +94,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             overwrite=task.run.overwrite,
             flags=("--trust_remote_code",) if task.run.trust_remote_code else (),
         )
-        task.console.print(
-            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
-            f"{len(problem.retain)}; {len(grid)} runs, {len(grid) - len(runs.waiting)} of them "
-            f"finished before"
-        )
+        before = len(grid) - len(runs.waiting)
+        task.announce(problem, f"; {len(grid)} runs, {before} of them finished before")
         folder.remove(*_SHOWN)  # runs may change from here on
         run_waiting(runs, Children(asked.jobs, environment, _command), task.console, "compare")
         return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")

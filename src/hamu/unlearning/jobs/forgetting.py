@@ -16,7 +16,7 @@ from hamu.core.gram import SIDES
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
-from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
 from hamu.models.storage import CannotMerge
@@ -116,10 +116,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         if resume:
             check_same(folder.path, inputs)
         problem = task.fitted_problem(model, problem)
-        console.print(
-            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
-            f"{len(problem.retain)}, by {args.method}"
-        )
+        task.announce(problem, f", by {args.method}")
         log = StepLog(folder, given, with_settings(inputs, given), resume)
         bar = ProgressBar(console, args.method)
         known = reference and reference["forget"]
@@ -247,14 +244,29 @@ def _check_finite(trainer: UnlearnTrainer, broken: str | None) -> None:
 
 def _outcome(trainer: UnlearnTrainer) -> list[str]:
     """Lines on the course of the run, and on what of it was saved."""
+    start, end = (set_figures(one) for one in (trainer.start_predictions, trainer.predictions))
+    rate, guess = trainer.args.learning_rate, guessing_loss(trainer.predictions, trainer.model)
     lines = [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
-        f"step {trainer.state.global_step} because {trainer.stop.text}",
-        *_divergence(trainer),
+        f"step {trainer.state.global_step} because {trainer.stop.text}"
     ]
+    if start["retain_loss"] <= guess < end["retain_loss"]:
+        lines.append(
+            f"the model is of no use: its retain loss went from {start['retain_loss']:.4f} to "
+            f"{end['retain_loss']:.4g}, above the {guess:.2f} of guessing; lower --learning_rate "
+            f"{rate:g}, or end such a run by --max_retain_loss"
+        )
     controller = trainer.controller
     if controller is None:
-        lines += [*_warning(trainer), _best(trainer)]
+        moves = [abs(end[f"{side}_loss"] - start[f"{side}_loss"]) for side in SIDES]
+        may_warn = trainer.stop.kind == "all steps" and "forget" in trainer.sides
+        if may_warn and max(moves) < _HARDLY:
+            lines.append(
+                f"the model has hardly moved: the forget loss was {start['forget_loss']:.4f} and "
+                f"is {end['forget_loss']:.4f}, at learning rate {rate:g}; `hamu assess` suggests a "
+                f"rate, and --auto finds one"
+            )
+        lines.append(_best(trainer))
     elif controller.goal_sentence not in trainer.stop.text:
         lines.append(controller.goal_sentence)
     after = trainer.standings().get("after")
@@ -265,42 +277,11 @@ def _outcome(trainer: UnlearnTrainer) -> list[str]:
     return lines if trainer.promise is None else [*lines, describe(trainer.promise)]
 
 
-def _divergence(trainer: UnlearnTrainer) -> list[str]:
-    """A line if the model has become worse than guessing on the retain data."""
-    guess = guessing_loss(trainer.predictions["retain"], trainer.model)
-    before, after = (
-        set_figures(one)["retain_loss"] for one in (trainer.start_predictions, trainer.predictions)
-    )
-    if not before <= guess < after:
-        return []
-    return [
-        f"the model is of no use: its retain loss went from {before:.4f} to {after:.4g}, above the "
-        f"{guess:.2f} of guessing; lower --learning_rate {trainer.args.learning_rate:g}, or end "
-        f"such a run by --max_retain_loss"
-    ]
-
-
-def guessing_loss(predictions: Predictions | TokenPredictions, model: Any) -> float:
+def guessing_loss(predictions: Any, model: Any) -> float:
     """The loss of a model that gives every class, or every token, the same probability."""
-    if isinstance(predictions, Predictions):
-        return math.log(predictions.logits.shape[1])
+    if isinstance(predictions["retain"], Predictions):
+        return math.log(predictions["retain"].logits.shape[1])
     return math.log(len(model.get_input_embeddings().weight))
-
-
-def _warning(trainer: UnlearnTrainer) -> list[str]:
-    """A line if a run took all its steps and changed next to nothing."""
-    log = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
-    if trainer.stop.kind != "all steps" or "forget" not in trainer.sides:
-        return []
-    first, last = log[0], log[-1]
-    moves = [abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) for side in SIDES]
-    if max(moves) >= _HARDLY:
-        return []
-    return [
-        f"the model has hardly moved: the forget loss was {first['eval_forget_loss']:.4f} and is "
-        f"{last['eval_forget_loss']:.4f}, at learning rate {trainer.args.learning_rate:g}; `hamu "
-        f"assess` suggests a rate, and --auto finds one"
-    ]
 
 
 def _best(trainer: UnlearnTrainer) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,10 +169,7 @@ def _announce(
 ) -> None:
     """Name the problem, and the difference between the assessment and the run to come."""
     instead = "" if method.name == args.method else f", as {args.method} has no constraint"
-    task.console.print(
-        f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
-        f"{len(problem.retain)}: assessed for {method.name}{instead}"
-    )
+    task.announce(problem, f": assessed for {method.name}{instead}")
     others = [
         f"{name} to {side}"
         for side, name in args.objectives().items()
@@ -202,7 +200,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     task.check_models()
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
     further = _TextEvaluation(task, asked) if isinstance(task, TextTask) else None
-    attacker = _Attacker(task, problem) if settings.of(AttackSettings).attacks else None
+    attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(
         problem.sets(),
         asked.goal,
@@ -234,18 +232,14 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
             folder.write_json(EVALUATION, plain(report))
             for name, text in further.files(model, problem).items():
                 folder.write_text(name, text, private=True)
-        if attacker is not None:
+        if attacks is not None:
             del model
-            attacked = _saved(attacker.run(), folder, problem)
+            attacked = _saved(attacks(), folder, problem)
     return Evaluated(folder.path, path, problem.forget_name, report, tuple(lines), attacked)
 
 
 class _TextEvaluation:
-    """Figures of a language model beyond its losses: TOFU's, and answers side by side.
-
-    Raises:
-        HamuError: if a record of TOFU has no wrong answers, or none of its answer would be left.
-    """
+    """Figures of a language model beyond its losses: TOFU's, and answers side by side."""
 
     def __init__(self, task: TextTask, options: EvaluateOptions) -> None:
         self._task, self._generate = task, options.generate
@@ -336,7 +330,7 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     task = choose_task(settings_of("attack", options), console or silent())
     folder, problem = task.start()
     task.check_models()
-    result = _Attacker(task, problem).run()
+    result = _attacks(task, problem)()
     with folder:
         attacked = _saved(result, folder, problem)
         folder.write_config(task.given)
@@ -349,36 +343,33 @@ def _saved(result: AttackResult, folder: RunFolder, problem: UnlearningData[Any]
     return Attacked(folder.path, path, problem.forget_name, result)
 
 
-class _Attacker:
-    """Attacks of one problem.
+def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackResult]:
+    """Check the attacks asked for; returns what runs them on one model after the other."""
+    settings = task.settings.of(AttackSettings)
+    kind: Kind = "text" if isinstance(task, TextTask) else "image"
+    names = settings.names(kind)
+    if QUANTIZE in names:
+        check_can_quantize()
+    task.settle_adapter()
+    unrelated = _unrelated(task, problem, names)
+    roles = {"model": UNLEARNED, "original": ORIGINAL, "retain": RETRAINED}
+    models = {roles[key]: name for key, name in task.named_models().items()}
 
-    Raises:
-        HamuError: if an attack is unknown or cannot be run.
-    """
+    def data_for(model: Any) -> AttackData:
+        fitted = task.fitted_problem(model, problem)
+        [others] = task.fitted(model, unrelated) if unrelated else [None]
+        tokenizer = getattr(task, "tokenizer", None)
+        sets = (fitted.retain, fitted.forget)
+        return AttackData(*sets, task.collator(), task.args.eval_batch_size, others, tokenizer)
 
-    def __init__(self, task: Task, problem: UnlearningData[Any]) -> None:
-        self._task, self._problem = task, problem
-        self._settings = task.settings.of(AttackSettings)
-        self._kind: Kind = "text" if isinstance(task, TextTask) else "image"
-        self._names = self._settings.names(self._kind)
-        if QUANTIZE in self._names:
-            check_can_quantize()
-        task.settle_adapter()
-        self._unrelated = self._read_unrelated()
-
-    def run(self) -> AttackResult:
-        """Load and attack one model after the other."""
-        task, settings = self._task, self._settings
-        roles = {"model": UNLEARNED, "original": ORIGINAL, "retain": RETRAINED}
-        models = {roles[key]: name for key, name in task.named_models().items()}
-        found, data = {}, None
-        work = len(models) * settings.work(self._names, self._kind)
+    def run() -> AttackResult:
+        found = {}
         with task_bar(task.console) as bar:
-            job = bar.add_task("attacks", total=work)
+            job = bar.add_task("attacks", total=len(models) * settings.work(names, kind))
             for role, name in models.items():
                 bar.update(job, description=f"attacks on the {role} model")
                 model = task.on_device(task.start_model(name))
-                data = self._data_for(model)
+                data = data_for(model)
                 found[role] = attack_model(
                     model,
                     data,
@@ -387,34 +378,23 @@ class _Attacker:
                     role=role,
                     advance=lambda steps: bar.advance(job, steps),
                 )
-        assert data is not None  # there is always an unlearned model
         return collected(found, data, settings)
 
-    def _data_for(self, model: Any) -> AttackData:
-        """The problem in the form that a model takes."""
-        task = self._task
-        fitted = task.fitted_problem(model, self._problem)
-        [unrelated] = task.fitted(model, self._unrelated) if self._unrelated else [None]
-        return AttackData(
-            fitted.retain,
-            fitted.forget,
-            task.collator(),
-            task.args.eval_batch_size,
-            unrelated,
-            getattr(task, "tokenizer", None),
-        )
+    return run
 
-    def _read_unrelated(self) -> TextRecords | None:
-        """Texts for relearn-unrelated, without those of the problem."""
-        named = self._settings.unrelated_data
-        if RELEARN_UNRELATED not in self._names:
-            if named is not None:
-                raise HamuError(
-                    f"unrelated_data {named} has no effect without the attack {RELEARN_UNRELATED}; "
-                    f"leave it out"
-                )
-            return None
-        task, problem = self._task, self._problem
-        texts = task.read(task.located(named), "train") if named else read_text(MINIATURE)
-        known = {*problem.retain.digests(), *problem.forget.digests()}
-        return texts.select([i for i, one in enumerate(texts.digests()) if one not in known])
+
+def _unrelated(
+    task: Task, problem: UnlearningData[Any], names: Collection[str]
+) -> TextRecords | None:
+    """Texts for relearn-unrelated, without those of the problem."""
+    named = task.settings.of(AttackSettings).unrelated_data
+    if RELEARN_UNRELATED not in names:
+        if named is not None:
+            raise HamuError(
+                f"unrelated_data {named} has no effect without the attack {RELEARN_UNRELATED}; "
+                f"leave it out"
+            )
+        return None
+    texts = task.read(task.located(named), "train") if named else read_text(MINIATURE)
+    known = {*problem.retain.digests(), *problem.forget.digests()}
+    return texts.select([i for i, one in enumerate(texts.digests()) if one not in known])

@@ -32,19 +32,10 @@ TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_fact
 class Task(ABC):
     """One kind of data and model, with the options of a job.
 
-    Class attributes:
-        noun: name of its records.
-        ways: the options that name the forget set.
-        bundled: name of the data that come with this package.
-        built_in: the names of models that `hamu train` makes, as a regular expression.
-        batch_sizes: settings of `TrainConfig` where they are not given.
-        has_test_split: True for a source that has test data beside the training data.
-
-    Attributes:
-        data, run, args: the options of data, of the model, and of training and evaluation.
-        original_model: the model before unlearning, None if it is not named.
-        given: the settings that were given, by name.
-        classes_of: the saved model by which labels are numbered.
+    `ways` are the options that name the forget set, `bundled` the data that come with this package,
+    `built_in` the names of models that `hamu train` makes (a regular expression), `batch_sizes`
+    settings of `TrainConfig` where they are not given. Labels are numbered as by the saved model
+    `classes_of`.
     """
 
     noun: str
@@ -87,13 +78,7 @@ class Task(ABC):
 
     @abstractmethod
     def load_model(self, source: str, base: str | None = None) -> Any:
-        """A saved model, as it is.
-
-        Args:
-            source: where it is.
-            base: where the base model of an adapter is; by default where --base_model or the
-                adapter says.
-        """
+        """A saved model as it is; the base model of an adapter where `base` says, if it does."""
 
     def start_model(self, source: str) -> Any:
         """A saved model, ready to be changed."""
@@ -113,11 +98,7 @@ class Task(ABC):
 
     @abstractmethod
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
-        """Training sets and then test data (None stays None) in the form that the model takes.
-
-        Raises:
-            HamuError: if they do not fit the model.
-        """
+        """Training sets and then test data (None stays None) in the form that the model takes."""
 
     @abstractmethod
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
@@ -165,11 +146,7 @@ class Task(ABC):
         return folder, self.problem()
 
     def problem(self) -> UnlearningData[Any]:
-        """Read the training and test data and divide them as the options say.
-
-        Raises:
-            HamuError: if something is missing or does not fit; nothing has been written then.
-        """
+        """Read the training and test data and divide them as the options say."""
         data = self.data
         self.chosen_by()
         train, test = self.train_and_test()
@@ -185,33 +162,37 @@ class Task(ABC):
 
     def _warn(self, problem: UnlearningData[Any]) -> None:
         """Name records that are in the sets, but should not be."""
-        noun, name = self.noun, self.data.data
-        if problem.not_found:
-            self.console.print(
-                f"warning: {problem.not_found} of {len(problem.forget)} {noun} to forget are not "
-                f"found in {name} as they are; if they are there in another form, they are retained"
-            )
+        noun, missing, known = self.noun, problem.not_found, problem.known_tests()
         copies = 0 if self.data.forget_data is not None else problem.copies()
-        if copies:
-            self.console.print(
-                f"warning: {copies} of the {noun} to retain are the same as some to forget, which "
-                f"a model goes on learning; --forget_data with a file of them takes out all that "
-                f"are the same"
-            )
-        known = problem.known_tests()
-        if known and problem.test is not None:
-            self.console.print(
-                f"warning: {known} of {len(problem.test)} test {noun} are among those to retain or "
-                f"to forget; figures of the test set, and of membership inference, are not of data "
-                f"never trained on"
-            )
+        for count, text in (
+            (
+                missing,
+                f"of {len(problem.forget)} {noun} to forget are not found in {self.data.data} as "
+                f"they are; if they are there in another form, they are retained",
+            ),
+            (
+                copies,
+                f"of the {noun} to retain are the same as some to forget, which a model goes on "
+                f"learning; --forget_data with a file of them takes out all that are the same",
+            ),
+            (
+                known,
+                f"test {noun} are among those to retain or to forget; figures of the test set, and "
+                f"of membership inference, are not of data never trained on",
+            ),
+        ):
+            if count:
+                self.console.print(f"warning: {count} {text}")
+
+    def announce(self, problem: UnlearningData[Any], more: str) -> None:
+        """Name the sets of a problem."""
+        self.console.print(
+            f"forget {len(problem.forget)} {self.noun} ({problem.forget_name}), retain "
+            f"{len(problem.retain)}{more}"
+        )
 
     def chosen_by(self) -> str:
-        """The option that names the forget set.
-
-        Raises:
-            HamuError: if there is none, or more than one, or one of another task.
-        """
+        """The one option that names the forget set."""
         chosen = [name for name in _WAYS if getattr(self.data, name) is not None]
         flags = ", ".join(f"--{name}" for name in self.ways)
         for name in chosen:
@@ -271,12 +252,7 @@ class Task(ABC):
         return tuple(name for name in found if name is not None and self.is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
-        """Digests of the data and models that a run reads.
-
-        Args:
-            sets: by role, None where there is none.
-            models: likewise, saved ones.
-        """
+        """Digests of the sets and saved models that a run reads, by role; None for none."""
         entries: dict[str, Any] = {}
         for name, data in sets.items():
             entries |= set_entries(name, data)
@@ -290,9 +266,8 @@ class Task(ABC):
     ) -> Inputs:
         """Digests of a problem and of models, by default of the original and the retain model."""
         sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
-        if models is None:
-            models = {"original": self.run.model, "retain": self.run.retain_model}
-        return self.inputs(sets, models)
+        own = {"original": self.run.model, "retain": self.run.retain_model}
+        return self.inputs(sets, own if models is None else models)
 
     def fitted_problem(self, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:
         """All sets of a problem in the form that the model takes."""
@@ -316,15 +291,9 @@ class Task(ABC):
         whole_forget: bool = False,
         only: Collection[str] = ("retain", "forget", "test"),
     ) -> tuple[Any, dict[str, Any]]:
-        """A saved model, and its predictions for sets of a problem.
+        """A saved model, and its predictions for at most so many records of each set.
 
-        Args:
-            source: the model.
-            problem: as it was read.
-            most: records of each set that are predicted; None for all.
-            base: see `load_model`.
-            whole_forget: predict all records of the forget set.
-            only: the sets.
+        With `whole_forget` all records of the forget set are predicted.
         """
         model = self.on_device(self.load_model(source, base))
         found = {}
