@@ -102,14 +102,14 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     if settings.of(RunOptions).dry_run:
         return plan(settings, console)
     if resume and RunFolder(str(args.output_dir), resume=True).has(RECORD):
-        return _complete(Path(str(args.output_dir)))
+        return _result(Path(str(args.output_dir)), was_complete=True)
     build_metrics()  # a broken one is to cost no run
     task = choose_task(settings, console)
     folder, problem = task.start(resume=resume)
     task.check_models()
     task.settle_adapter()
     with folder:
-        reference = _reference(task, args, problem)
+        reference = _reference(task, problem)
         set_seed(args.seed)
         model = task.start_model(str(task.run.model))
         inputs = from_main(lambda: task.inputs_of(problem))
@@ -128,29 +128,12 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         return _finish(task, folder, problem, trainer, inputs, reference)
 
 
-def _reference(task: Task, args: UnlearnConfig, problem: UnlearningData[Any]) -> Any:
+def _reference(task: Task, problem: UnlearningData[Any]) -> Any:
     """The retain model's predictions, None without one."""
     source = task.run.retain_model
     if source is None:
         return None
-    whole = args.forget_objective == "bounded"
-    return task.predictions(source, problem, args.max_eval_samples, whole_forget=whole)[1]
-
-
-def _complete(folder: Path) -> Unlearned:
-    """Result of a run that has already ended."""
-    found = read_json(folder / EVALUATION)
-    return Unlearned(
-        folder,
-        folder / MODEL,
-        found["before"],
-        found["after"],
-        found["goal"],
-        found["ended_kind"],
-        folder / READABLE_RECORD,
-        file_digest(folder / RECORD),
-        was_complete=True,
-    )
+    return task.predictions(source, problem, task.limit, whole_forget=task.forgets_by_record())[1]
 
 
 def _finish(
@@ -175,11 +158,10 @@ def _finish(
         reports={"before": before, "after": after},
         goal=evaluation["goal"],
     )
-    path, failure = save_whole(task, folder, trainer.model, card)
+    failure = save_whole(task, folder, trainer.model, card)
     folder.write_json(EVALUATION, evaluation)
-    readable, digest = None, ""
     if is_main():
-        readable, digest = write_record(
+        write_record(
             folder,
             trainer,
             evaluation,
@@ -188,29 +170,39 @@ def _finish(
             settings=recorded_settings(task.settings),
             inputs=inputs,
         )
-    return Unlearned(
+    return _result(
         folder.path,
-        path,
-        before,
-        after,
-        evaluation["goal"],
-        evaluation["ended_kind"],
-        readable,
-        digest,
-        tuple(_outcome(trainer)),
-        peak_memory(trainer.args.device),
+        evaluation,
+        lines=tuple(_outcome(trainer)),
+        memory=peak_memory(trainer.args.device),
         merge_failure=failure,
     )
 
 
-def save_whole(task: Task, folder: RunFolder, model: Any, card: Any) -> tuple[Path, str]:
-    """Save a model with its card, and merged if asked for; also the reason why that failed."""
-    path = folder.save_model(model, *task.beside_model(), card)
+def _result(folder: Path, evaluation: Any = None, **more: Any) -> Unlearned:
+    """The result of a run, as its files have it."""
+    found = read_json(folder / EVALUATION) if evaluation is None else evaluation
+    return Unlearned(
+        folder,
+        folder / MODEL,
+        found["before"],
+        found["after"],
+        found["goal"],
+        found["ended_kind"],
+        folder / READABLE_RECORD if is_main() else None,
+        file_digest(folder / RECORD) if is_main() else "",
+        **more,
+    )
+
+
+def save_whole(task: Task, folder: RunFolder, model: Any, card: Any) -> str:
+    """Save a model with its card, and merged if asked for; returns why that failed."""
+    folder.save_model(model, *task.beside_model(), card)
     try:
         task.save_merged(folder, model)
     except CannotMerge as error:  # the adapter is saved and recorded all the same
-        return path, str(error)
-    return path, ""
+        return str(error)
+    return ""
 
 
 def _train(trainer: UnlearnTrainer, resume: bool) -> None:
@@ -296,12 +288,9 @@ def _best(trainer: UnlearnTrainer) -> str:
     folder = trainer.checkpoints.path(int(best["step"]))
     saved = state.best_global_step if args.load_best_model_at_end else state.global_step
     if best["step"] == 0:
-        return f"best {name} at the start: no later evaluation was better"
+        return f"{text}, the start: no later evaluation was better"
     if best["step"] == saved:
         return f"{text}, which is the model saved"
     if folder.exists():
         return f"{text}, in {folder}"
-    return (
-        f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps such a "
-        f"state"
-    )
+    return f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps it"

@@ -70,7 +70,6 @@ from hamu.unlearning.jobs.options import OF_AN_ADAPTER, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import UnlearnConfig
 
 _AS_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 
@@ -381,11 +380,8 @@ class TextTask(Task):
 
     def evaluated(self, data: TextData | TextRecords, name: str = "retain") -> TextRecords:
         """The records of a set that an evaluation looks at, in its order."""
-        args = self.args
-        if not isinstance(args, UnlearnConfig):
-            return self.some_records(data, None)
-        whole = name == "forget" and args.forget_objective == "bounded"
-        return self.some_records(data, None if whole else args.max_eval_samples)
+        whole = name == "forget" and self.forgets_by_record()
+        return self.some_records(data, None if whole else self.limit)
 
     def some_records(self, data: TextData | TextRecords, most: int | None) -> TextRecords:
         """At most this many records of a set, drawn at random; see `draw_positions`."""

@@ -199,7 +199,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     folder, problem = task.start()
     task.check_models()
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
-    further = _TextEvaluation(task, asked) if isinstance(task, TextTask) else None
+    sets = _tofu_sets(task, asked) if isinstance(task, TextTask) else TofuSets()
     attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(
         problem.sets(),
@@ -208,11 +208,12 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         asked.target_share,
         has_retain_model=retain_model is not None,
     )
-    reference = original = None
+    reference = original = ratios = None
     if retain_model is not None:
         model, reference = task.predictions(retain_model, problem)
-        if further is not None:
-            further.ask_retain_model(model)
+        if sets.forget is not None:
+            found = _tofu(task, model, TofuSets(forget=sets.forget), 0)
+            ratios = found["forget"]["truth_ratios"]
         del model  # gone before another is loaded
     if goal is not None and goal.kind == "unseen" and task.original_model is not None:
         original = task.predictions(task.original_model, problem, only=("test",))[1]
@@ -227,94 +228,78 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         # first what is known, whatever becomes of what takes longer
         path = folder.write_json(EVALUATION, plain(report))
         folder.write_config(settings.given)
-        if further is not None:
-            further.measure(model, report)
+        if sets != TofuSets():
+            report["tofu"] = tofu = _tofu(task, model, sets, asked.generate)
+            if ratios is not None:
+                tofu["forget_quality"] = forget_quality(tofu["forget"]["truth_ratios"], ratios)
+            if report.get("privleak") is not None:
+                tofu["privleak"] = report["privleak"]  # the table has it beside forget quality
             folder.write_json(EVALUATION, plain(report))
-            for name, text in further.files(model, problem).items():
-                folder.write_text(name, text, private=True)
+        if isinstance(task, TextTask) and asked.generate:
+            _write_answers(task, folder, model, problem, asked.generate)
         if attacks is not None:
             del model
             attacked = _saved(attacks(), folder, problem)
     return Evaluated(folder.path, path, problem.forget_name, report, tuple(lines), attacked)
 
 
-class _TextEvaluation:
-    """Figures of a language model beyond its losses: TOFU's, and answers side by side."""
+def _tofu_sets(task: TextTask, options: EvaluateOptions) -> TofuSets:
+    """The data of TOFU's figures that are named, once a tokenizer has been tried on them."""
+    named = [getattr(options, name) for name in TOFU_SETS]  # in the order of `TofuSets`
+    read = [name and task.read(task.located(name), "train") for name in named]
+    if any(read):
+        run = task.run
+        source, trusted = run.tokenizer or str(run.model), run.trust_remote_code
+        tokenizer = load_tokenizer(source, run.base_model, trust_remote_code=trusted)
+        for texts in filter(None, read):
+            for one in (texts, texts.answering(PERTURBED)):
+                encode(one, tokenizer, task.data.max_length)
+    return TofuSets(*read)
 
-    def __init__(self, task: TextTask, options: EvaluateOptions) -> None:
-        self._task, self._generate = task, options.generate
-        named = [getattr(options, name) for name in TOFU_SETS]  # in the order of `TofuSets`
-        self._tofu = TofuSets(
-            *(None if name is None else task.read(task.located(name), "train") for name in named)
+
+def _tofu(task: Any, model: Any, sets: TofuSets, generate: int) -> dict[str, Any]:
+    with task.evaluation_precision():
+        return tofu_report(
+            model,
+            task.tokenizer,
+            sets,
+            task.args.eval_batch_size,
+            task.length_for(model),
+            generate or None,
+            task.args.seed,
+            generate=generate > 0,
         )
-        self._retain_ratios: list[float] | None = None
-        found = [texts for texts in vars(self._tofu).values() if texts is not None]
-        if found:
-            run = task.run
-            source, trusted = run.tokenizer or str(run.model), run.trust_remote_code
-            tokenizer = load_tokenizer(source, run.base_model, trust_remote_code=trusted)
-            for texts in found:
-                for one in (texts, texts.answering(PERTURBED)):
-                    encode(one, tokenizer, task.data.max_length)
 
-    def _report(self, model: Any, sets: TofuSets, generate: int) -> dict[str, Any]:
-        task, args = self._task, self._task.args
-        with task.evaluation_precision():
-            return tofu_report(
-                model,
-                task.tokenizer,
-                sets,
-                args.eval_batch_size,
-                task.length_for(model),
-                generate or None,
-                args.seed,
-                generate=generate > 0,
+
+def _write_answers(
+    task: TextTask, folder: RunFolder, model: Any, problem: UnlearningData[Any], most: int
+) -> None:
+    """Write the page of answers side by side, and the same as JSON lines."""
+    original = task.original_model
+    models = {"after" if original else "answer": (model, task.tokenizer)}
+    if original:
+        models = {"before": task.load_with_tokenizer(original)} | models
+    pages: dict[str, list[AnsweredRecord]] = {}
+    lines = []
+    for name in ("forget", "retain"):
+        texts = task.some_records(problem.sets()[name], most)
+        if not all(record.prompt for record in texts.records):
+            task.console.print(
+                f"no answers are generated for the {name} set: plain text has no prompt"
             )
-
-    def ask_retain_model(self, model: Any) -> None:
-        """Keep the truth ratios of the retain model, which forget quality compares with."""
-        if self._tofu.forget is not None:
-            found = self._report(model, TofuSets(forget=self._tofu.forget), 0)
-            self._retain_ratios = found["forget"]["truth_ratios"]
-
-    def measure(self, model: Any, report: dict[str, Any]) -> None:
-        """Add TOFU's figures to a model's report where their data are given."""
-        if self._tofu == TofuSets():
-            return
-        tofu = report["tofu"] = self._report(model, self._tofu, self._generate)
-        if self._retain_ratios is not None:
-            ours = tofu["forget"]["truth_ratios"]
-            tofu["forget_quality"] = forget_quality(ours, self._retain_ratios)
-        if report.get("privleak") is not None:
-            tofu["privleak"] = report["privleak"]  # the table has it beside forget quality
-
-    def files(self, model: Any, problem: UnlearningData[TextRecords]) -> dict[str, str]:
-        """The page of answers side by side, and the same as JSON lines, by the name of the file."""
-        task, original = self._task, self._task.original_model
-        if not self._generate:
-            return {}
-        models = {"after" if original else "answer": (model, task.tokenizer)}
-        if original:
-            models = {"before": task.load_with_tokenizer(original)} | models
-        pages: dict[str, list[AnsweredRecord]] = {}
-        lines = []
-        for name in ("forget", "retain"):
-            texts = task.some_records(problem.sets()[name], self._generate)
-            if not all(record.prompt for record in texts.records):
-                task.console.print(
-                    f"no answers are generated for the {name} set: plain text has no prompt"
-                )
-                continue
-            answers = {
-                label: task.answers_of(one.to(task.args.device), tokenizer, texts)
-                for label, (one, tokenizer) in models.items()
-            }
-            pages[name] = answered(texts, answers)
-            for row in pages[name]:
-                line: dict[str, Any] = {"set": name, "prompt": row.prompt, "expected": row.expected}
-                line |= {label: {"answer": text, "rouge": r} for label, text, r in row.answers}
-                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        return {ANSWERS_PAGE: answers_page(pages), ANSWERS: "".join(lines)} if pages else {}
+            continue
+        answers = {
+            label: task.answers_of(one.to(task.args.device), tokenizer, texts)
+            for label, (one, tokenizer) in models.items()
+        }
+        pages[name] = answered(texts, answers)
+        for row in pages[name]:
+            line: dict[str, Any] = {"set": name, "prompt": row.prompt, "expected": row.expected}
+            line |= {label: {"answer": text, "rouge": r} for label, text, r in row.answers}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    if pages:
+        folder.write_text(ANSWERS_PAGE, answers_page(pages), private=True)
+        folder.write_text(ANSWERS, "".join(lines), private=True)
 
 
 def attack(*, console: Console | None = None, **options: Any) -> Attacked:

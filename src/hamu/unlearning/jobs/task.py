@@ -303,6 +303,15 @@ class Task(ABC):
                 found[name] = self.predict(model, subset(data, limit, self.args.seed))
         return model, found
 
+    @property
+    def limit(self) -> int | None:
+        """The most records of a set that evaluations in the run look at, None for all."""
+        return self.args.max_eval_samples if isinstance(self.args, UnlearnConfig) else None
+
+    def forgets_by_record(self) -> bool:
+        """True if every forget record has a loss to reach, so that all are evaluated."""
+        return isinstance(self.args, UnlearnConfig) and self.args.forget_objective == "bounded"
+
     def evaluates_in_half(self) -> bool:
         """True if evaluations run under autocast, as training does."""
         full = isinstance(self.args, UnlearnConfig) and self.args.full_precision_eval
@@ -321,7 +330,10 @@ class Task(ABC):
         """True if a data set or model is a path: not bundled, and not of the hub."""
         return is_local(source, self.bundled)
 
-    def is_here(self) -> bool:
-        """True if all data are bundled, or files on this machine."""
+    def stated(self) -> dict[str, range] | None:
+        """The sets as ranges where their sizes are stated and the data are not here, else None."""
+        counts = {"retain": self.data.expected_retain, "forget": self.data.expected_forget}
         sources = self.data_sources()
-        return bool(sources) and all(s == self.bundled or Path(s).exists() for s in sources)
+        is_here = sources and all(s == self.bundled or Path(s).exists() for s in sources)
+        known = {name: range(count) for name, count in counts.items() if count is not None}
+        return None if is_here or len(known) < len(counts) else known

@@ -79,8 +79,8 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
         sources=task.sources(is_training=True),
     )
     if resume and folder.has(EVALUATION):
-        figures = read_json(folder.path / EVALUATION)
-        return Trained(folder.path, folder.path / MODEL, figures, was_complete=True)
+        done = read_json(folder.path / EVALUATION)
+        return Trained(folder.path, folder.path / MODEL, done, was_complete=True)
     task.settle_adapter()
     with folder:
         return _train(task, folder, resume)
@@ -118,16 +118,14 @@ def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
             f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
         )
     folder.begin(given, with_settings(inputs, given))
-    reports = {"": {name: _of_set(figures, name) for name in ("train", "test")}}
+    of_sets = {
+        name: {key: figures[f"{name}_{key}"] for key in ("loss", "accuracy")} for name in known
+    }
+    reports: Any = {"": {"train": {}, "test": {}} | of_sets}
     card = partial(write_model_card, base=start, reports=reports)
-    path, failure = save_whole(task, folder, model, card)
+    failure = save_whole(task, folder, model, card)
     folder.write_json(EVALUATION, figures)
-    return Trained(folder.path, path, figures, merge_failure=failure)
-
-
-def _of_set(figures: dict[str, float], name: str) -> dict[str, float]:
-    keys = ("loss", "accuracy")
-    return {key: figures[f"{name}_{key}"] for key in keys if f"{name}_{key}" in figures}
+    return Trained(folder.path, folder.path / MODEL, figures, merge_failure=failure)
 
 
 def _sets(task: Task) -> tuple[Any, Any]:
