@@ -42,11 +42,9 @@ class Outcome:
     @property
     def name(self):
         """For a count of outcomes."""
-        if self.wrong:
-            return "violation"
-        if self.code == 2:
+        if self.code == 2 and not self.wrong:
             return "refused, not foreseen" if "(--debug shows where)" in self.said else "refused"
-        return f"exit code {self.code}"
+        return "violation" if self.wrong else f"exit code {self.code}"
 
 
 class Hang(BaseException):

@@ -59,6 +59,8 @@ demo --seed -1 => seed -1 must be 0 to 4294967295
 unlearn --output_dir= => output_dir is empty; is a shell variable unset?
 report --output= run => output is empty; is a shell variable unset?
 evaluate --generate -1 => generate -1 must not be negative; 0 for no answers
+evaluate --goal mean => goal 'mean' is unknown; choose one of unseen, retrained, erased, loss
+evaluate --goal retrained => give --retain_model, or another --goal
 unlearn --lora_dropout 1.5 => lora_dropout 1.5 must be a share in [0, 1)
 unlearn --expected_forget 0 => expected_forget 0 must be at least 1 record
 assess --bootstrap_memory inf => bootstrap_memory inf must be a number of GB, 0 or more
