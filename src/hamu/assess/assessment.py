@@ -23,6 +23,7 @@ from hamu.assess.curvature import (
 )
 from hamu.assess.frontier import (
     CAN_IMPROVE,
+    MUST_HURT,
     NEXT_TO_NOTHING,
     WILL_COST,
     Frontier,
@@ -66,19 +67,16 @@ class Assessment:
 
     Attributes:
         method: the HAMU method and the constraint of the regime and the verdict.
-        records: the number of records of each side.
-        measured_records: the number of those in the gradients.
+        records, measured_records: of each side, and those of them in the gradients.
         gradient_norms: ‖g_r‖ and ‖g_f‖ before clipping.
         clip: the clip factors of both.
         step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where
             ‖g_f‖ is larger.
-        hamu_q: the hardness for HAMU-Q (κ1 and κ2).
-        hamu_u: the hardness for HAMU-U (κ3 and κ4).
+        hamu_q, hamu_u: the hardness for each variant (κ1 and κ2, κ3 and κ4).
         intervals: of κ, cosθ, the thresholds and the regime; None with too few records or too
             little memory.
         block_names: of each block.
-        block_hardness: the hardness of each, by variant.
-        frontiers: by variant.
+        block_hardness, frontiers: by variant.
         learning_rate: of the run to come.
         curvature: the retain loss's; None if not requested, or for too few records to pay for it.
         curvature_samples: retain records of the curvature.
@@ -191,19 +189,24 @@ class Assessment:
 
     def _block_record(self, number: int) -> dict[str, Any]:
         """A block's hardness, with both variants' thresholds and regimes, and intervals if any."""
+        of_variants = {
+            name: {key: value[number].item() for key, value in vars(hardness).items()}
+            for name, hardness in self.block_hardness.items()
+        }
+        both = of_variants[self.method.name]
         variants = {
             name: {
-                "direct_threshold": hardness.direct_threshold[number].item(),
-                "stop_threshold": hardness.stop_threshold[number].item(),
-                "regime": REGIMES[int(hardness.regime[number])],
+                "direct_threshold": of["direct_threshold"],
+                "stop_threshold": of["stop_threshold"],
+                "regime": REGIMES[of["regime"]],
             }
-            for name, hardness in self.block_hardness.items()
+            for name, of in of_variants.items()
         }
         return {
             "name": self.block_names[number],
-            "kappa": self.blocks.kappa[number].item(),
-            "cos": self.blocks.cos[number].item(),
-            "regime": variants[self.method.name]["regime"],
+            "kappa": both["kappa"],
+            "cos": both["cos"],
+            "regime": REGIMES[both["regime"]],
             "intervals": self.intervals and self.intervals.row(1 + number),
         } | variants
 
@@ -303,8 +306,14 @@ def assess_model(
         raise HamuError(
             f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
         )
-    work = _Work(progress)
-    assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, work.add)
+    report, done, total = progress or (lambda done, total: None), 0.0, 0.0
+
+    def add(cost: float) -> None:
+        nonlocal done
+        done += cost
+        report(min(done, total), total)
+
+    assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, add)
     most = math.inf if most_batches is None else most_batches * batch_size
     used = {side: int(min(count, most)) for side, count in assessed.records.items()}
     one_pass, available = sum(used.values()), assessed.records["retain"]
@@ -312,71 +321,44 @@ def assess_model(
         cost = HessianCost.affordable(one_pass, available, batch_size)
     else:
         cost = HessianCost(min(curvature_samples, available), batch_size)
-    work.total = one_pass * (1 + 2 * _FORWARD * conflicts) + cost.of(LANCZOS + 2 * SOLVER)
+    total = one_pass * (1 + 2 * _FORWARD * conflicts) + cost.of(LANCZOS + 2 * SOLVER)
     with assessed.untouched():
-        found = _measure(
-            assessed, method, used, cost, learning_rate, max_grad_norm, bootstrap_memory, conflicts
-        )
-    work.finish()
+        parts = kept_parts(assessed, used, bootstrap_memory)
+        sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
+        parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
+        gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
+        del sides
+        found = _first_order(assessed, parted, method, max_grad_norm)
+        curvature, second = None, None
+        if cost.samples:
+            gram = clipped(parted.gram(), max_grad_norm)
+            status = constraint_status(gram, variants_of(method)[HamuQ.name])
+            demand = learning_rate * status.clipped_demand.item() / found["clip"][1]
+            curvature, second = _second_order(assessed, gradients, demand, cost)
+        against: dict[str, Conflicts] = {
+            side: _conflicts(assessed, side, gradients[other], used[side])
+            for side, other in (SIDES[::-1], SIDES)
+            if conflicts
+        }
+    report(total, total)
+    rate = None
+    if curvature is not None:
+        rate = curvature.trusted_rate(ERROR_RATIO) / found["step_length"]
+    scales = (1 / found["clip"][0], 1 / found["clip"][1])
     return Assessment(
         method=method,
         records=assessed.records,
         measured_records=used,
         block_names=assessed.block_names,
         learning_rate=learning_rate,
+        curvature=curvature,
         curvature_samples=cost.samples,
-        epochs=work.done / sum(assessed.records.values()),
+        second_order=second,
+        conflicts=against,
+        verdict=judge(found["frontiers"][method.name], method, scales, rate),
+        epochs=done / sum(assessed.records.values()),
         **found,
     )
-
-
-def _measure(
-    assessed: AssessedModel,
-    method: HamuQ | HamuU,
-    used: Mapping[str, int],
-    cost: HessianCost,
-    learning_rate: float,
-    max_grad_norm: float | None,
-    bootstrap_memory: float,
-    conflicts: bool,
-) -> dict[str, Any]:
-    """Measure first order, curvature and records in conflict, by the attributes of `Assessment`."""
-    parts = kept_parts(assessed, used, bootstrap_memory)
-    sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
-    parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
-    gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
-    del sides
-    found = _first_order(assessed, parted, method, max_grad_norm)
-    found |= {"curvature": None, "second_order": None}
-    if cost.samples:
-        gram = clipped(parted.gram(), max_grad_norm)
-        status = constraint_status(gram, variants_of(method)[HamuQ.name])
-        demand = learning_rate * status.clipped_demand.item() / found["clip"][1]
-        curved = _second_order(assessed, gradients, demand, cost)
-        found |= dict(zip(("curvature", "second_order"), curved, strict=True))
-    of_sides = (("forget", "retain"), ("retain", "forget")) if conflicts else ()
-    found["conflicts"] = {
-        side: _conflicts(assessed, side, gradients[other], used[side]) for side, other in of_sides
-    }
-    scales, spectrum = (1 / found["clip"][0], 1 / found["clip"][1]), found["curvature"]
-    rate = spectrum and spectrum.trusted_rate(ERROR_RATIO) / found["step_length"]
-    found["verdict"] = judge(found["frontiers"][method.name], method, scales, rate)
-    return found
-
-
-class _Work:
-    """The work done so far and in all, in records of a forward and backward pass."""
-
-    def __init__(self, progress: Callable[[float, float], None] | None) -> None:
-        self.total, self.done = 0.0, 0.0
-        self._progress = progress or (lambda done, total: None)
-
-    def add(self, cost: float) -> None:
-        self.done += cost
-        self._progress(min(self.done, self.total), self.total)
-
-    def finish(self) -> None:
-        self._progress(self.total, self.total)
 
 
 def _first_order(
@@ -475,21 +457,21 @@ def _answer(found: Assessment) -> str:
     share = curve.free_share
     if curve.feasible_limit <= 0:
         return "Do not start: the gradients allow no change of the loss that the demand is made of"
-    if share < NEXT_TO_NOTHING and verdict.code == CAN_IMPROVE:
-        return (
-            "It will be very hard: this demand costs nothing, but it forgets next to nothing; "
-            "start only if little is enough"
-        )
     if share < NEXT_TO_NOTHING:
-        only = f"only {share:.1%} of what the gradients allow is"
-        much = "no demand is" if curve.free_limit == 0 else only
-        return f"It will be very hard, do not start: {much} free, and more than that hurts"
+        if verdict.code == CAN_IMPROVE:
+            return (
+                "It will be very hard: this demand costs nothing, but it forgets next to nothing; "
+                "start only if little is enough"
+            )
+        only = f"only {share:.1%} of what the gradients allow is" if share else "no demand is"
+        return f"It will be very hard, do not start: {only} free, and more than that hurts"
     how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
     smaller = f"--constraint_mode relative --constraint {verdict.constraint:g}, which is free"
-    if verdict.code == CAN_IMPROVE:
-        raises = "a step can raise the forget loss without raising the retain loss"
-        return f"It will be {how}, start: {raises}"
-    if verdict.code == WILL_COST:
-        price = f"It will be {how}, and this demand has a price: it {verdict.headline}"
-        return f"{price}; accept that, or start with {smaller}"
-    return f"Do not start with this demand, which no step can meet: it will be {how} with {smaller}"
+    return {
+        CAN_IMPROVE: f"It will be {how}, start: a step can raise the forget loss without raising "
+        f"the retain loss",
+        WILL_COST: f"It will be {how}, and this demand has a price: it {verdict.headline}; accept "
+        f"that, or start with {smaller}",
+        MUST_HURT: f"Do not start with this demand, which no step can meet: it will be {how} with "
+        f"{smaller}",
+    }[verdict.code]

@@ -34,13 +34,9 @@ Product = Callable[[Tensor], Tensor]  # H·v of a flat vector, [P]
 
 @dataclass(frozen=True)
 class Curvature:
-    """The ends of a Hessian's spectrum.
+    """The largest and smallest eigenvalue of a Hessian, by Lanczos (inside the true range).
 
-    Attributes:
-        largest: eigenvalue, by Lanczos (inside the true range).
-        smallest: likewise.
-        residual: ‖Hv - λv‖ of the largest; the true spectrum has an eigenvalue within this distance
-            of it.
+    `residual` is ‖Hv - λv‖ of the largest: the true spectrum has an eigenvalue that near.
     """
 
     largest: float
@@ -64,13 +60,8 @@ class Curvature:
 class Hessian:
     """H of the sum of some batches' losses, by a second backward pass through each batch.
 
-    Keeps the graph of a single batch from product to product, which saves a third of each; freed
-    with this object.
-
-    Args:
-        loss_of_batch: a batch's part of the loss, 0-dim, with a graph to the parameters.
-        batches: the data.
-        parameters: the arguments of H.
+    `loss_of_batch` gives a batch's part of the loss. The graph of a single batch is kept from
+    product to product, which saves a third of each; freed with this object.
     """
 
     def __init__(
@@ -269,14 +260,7 @@ def second_order(
 
 @dataclass(frozen=True)
 class Solution:
-    """Approximate solution of A·x = g.
-
-    Attributes:
-        x: the approximate solution, [P].
-        residual: g - Ax, [P].
-        relative_residual: ‖g - Ax‖/‖g‖, 0 for g = 0.
-        negative: a direction p had pᵀAp ≤ 0, so A is not positive definite.
-    """
+    """Approximate solution x of A·x = g, with g - Ax; `negative` if some pᵀAp ≤ 0."""
 
     x: Tensor
     residual: Tensor
@@ -287,13 +271,9 @@ class Solution:
 def conjugate_gradients(
     product: Product, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2
 ) -> Solution:
-    """Solve A·x = g for a positive definite A (Hestenes and Stiefel 1952).
+    """Solve A·x = g for a positive definite A, given A·v (Hestenes and Stiefel 1952).
 
-    Args:
-        product: A·v.
-        g: the right-hand side, flat.
-        steps: products with A at most.
-        tolerance: stops once ‖g - Ax‖ is this share of ‖g‖.
+    Stops after so many steps, or once ‖g - Ax‖ is the tolerance's share of ‖g‖.
     """
     x, residual, p = torch.zeros_like(g), g.clone(), g.clone()
     square = g_square = g.dot(g)
@@ -317,12 +297,7 @@ def conjugate_gradients(
 
 @dataclass(frozen=True)
 class HessianCost:
-    """Cost of products with the Hessian, in records of a forward and backward pass.
-
-    Attributes:
-        samples: records of the Hessian, 0 for none.
-        batch_size: of the passes of the assessment.
-    """
+    """Cost of products with a Hessian of `samples` records, in records of a pass both ways."""
 
     samples: int
     batch_size: int

@@ -120,7 +120,7 @@ class Verdict:
 def judge(
     found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None
 ) -> Verdict:
-    """Judge a constraint.
+    """Judge a method's constraint by its frontier.
 
     Args:
         found: the method's frontier.
@@ -136,39 +136,38 @@ def judge(
     asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)
     if method.on_infeasible == "clamp":
         asked = min(asked, feasible)
-    unit = "per unit of learning rate"
-    limits = f"a demand up to {free:.4g} of at most {feasible:.4g} {unit} is free ({share:.0%})"
-    same = "the gradients of both losses point"
+    limits = (
+        f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free "
+        f"({share:.0%}), and the demand is {asked:.4g}"
+    )
+    changes = (change * scale for change, scale in zip(found.at(asked), scales, strict=True))
+    retain, forget = changes
+    code = MUST_HURT
     if share < NEXT_TO_NOTHING and asked > free:
-        if free > 0:
-            reason = f"{same} nearly the same way; {limits}, and the demand is {asked:.4g}."
-            return Verdict(MUST_HURT, "stop: next to nothing is free", reason, 0.0, rate)
-        reason = f"{same} the same way; no demand is free, of at most {feasible:.4g} {unit}."
-        return Verdict(MUST_HURT, "stop: every step must hurt", reason, 0.0, rate)
-    if asked > feasible * (1 + 1e-12):
+        suggested = 0.0
+        headline = f"stop: {'next to nothing is free' if free > 0 else 'every step must hurt'}"
+        reason = f"the gradients of both losses point nearly the same way; {limits}"
+    elif asked > feasible * (1 + 1e-12):
+        headline = "stop: the constraint cannot be met"
+        reason = f"no step can be taken; {limits}"
+    elif asked <= free * (1 + 1e-9):
+        code, headline = CAN_IMPROVE, "can improve both"
         reason = (
-            f"the demand {asked:.4g} is more than the gradients allow, {feasible:.4g} {unit}, "
-            f"so no step can be taken; {limits}."
+            f"{limits}. To first order, a step of learning rate η changes the retain loss by "
+            f"{retain:+.4g}·η and the forget loss by {forget:+.4g}·η"
         )
-        return Verdict(MUST_HURT, "stop: the constraint cannot be met", reason, suggested, rate)
-    retain, forget = (change * scale for change, scale in zip(found.at(asked), scales, strict=True))
-    if asked <= free * (1 + 1e-9):
-        reason = (
-            f"{limits}, and the demand is {asked:.4g}. To first order, a step of learning rate η "
-            f"changes the retain loss by {retain:+.4g}·η and the forget loss by {forget:+.4g}·η."
-        )
-        if share >= NEXT_TO_NOTHING:
-            return Verdict(CAN_IMPROVE, "can improve both", reason, suggested, rate)
-        much = "That is next to nothing of what the gradients allow"
-        reason += f" {much}; a demand that does more will cost."
-        return Verdict(CAN_IMPROVE, "can improve both, by next to nothing", reason, 0.0, rate)
-    if method.constrained == "forget":
-        price = f"will cost about {abs(retain / forget):.3g} retain loss per 1 of forget loss"
+        if share < NEXT_TO_NOTHING:
+            suggested, headline = 0.0, f"{headline}, by next to nothing"
+            reason += "; a demand that does more will cost"
     else:
-        each = f"{abs(forget / retain):.3g} per 1 of retain loss"
-        price = f"will lower the forget loss by about {each}"
-    reason = f"{limits}, but the demand is {asked:.4g}."
-    return Verdict(WILL_COST, price, reason, suggested, rate)
+        code, reason = WILL_COST, limits
+        headline = (
+            f"will cost about {abs(retain / forget):.3g} retain loss per 1 of forget loss"
+            if method.constrained == "forget"
+            else f"will lower the forget loss by about {abs(forget / retain):.3g} per 1 of retain "
+            f"loss"
+        )
+    return Verdict(code, headline, f"{reason}.", suggested, rate)
 
 
 def _two_digits(value: float) -> float:

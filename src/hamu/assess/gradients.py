@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,7 +47,6 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
     return float(torch.linalg.vector_norm(together, order).item())
 
 
-@dataclass
 class AssessedModel:
     """A model with the data to assess it on. Losses are cross-entropies, in evaluation mode.
 
@@ -56,44 +55,35 @@ class AssessedModel:
         retain, forget: the data sets.
         collate: makes a batch from records.
         batch_size: records per pass.
-        blocks: see `group_blocks`.
+        blocks: see `PairedGradients`.
         seed: seed of every draw.
         advance: receives the cost of each pass, in records of a forward and backward pass.
-
-    Attributes:
-        data: the data set of each side.
-        records: the number of records of each side.
-        parameters: the trainable parameters.
-        block_names: of each block.
-        block_of: the block of each parameter, an index into `block_names`.
 
     Raises:
         HamuError: if a set is empty or nothing is trainable.
     """
 
-    model: nn.Module
-    retain: Dataset[Any]
-    forget: Dataset[Any]
-    collate: Callable[[Any], Mapping[str, Tensor]]
-    batch_size: int = 500
-    blocks: Blocks = "tensor"
-    seed: int = 42
-    advance: Callable[[float], None] = lambda _: None
-    data: dict[str, Dataset[Any]] = field(init=False)
-    records: dict[str, int] = field(init=False)
-    parameters: list[Tensor] = field(init=False)
-    block_names: list[str] = field(init=False)
-    block_of: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.data = {"retain": self.retain, "forget": self.forget}
+    def __init__(
+        self,
+        model: nn.Module,
+        retain: Dataset[Any],
+        forget: Dataset[Any],
+        collate: Callable[[Any], Mapping[str, Tensor]],
+        batch_size: int = 500,
+        blocks: Blocks = "tensor",
+        seed: int = 42,
+        advance: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.model, self._collate, self.batch_size = model, collate, batch_size
+        self.seed, self.advance = seed, advance
+        self.data = {"retain": retain, "forget": forget}
         self.records = {side: len(data) for side, data in self.data.items()}  # type: ignore[arg-type]
         for side, count in self.records.items():
             if not count:
                 raise HamuError(f"the {side} set is empty; there is nothing to assess")
-        named = trainable_parameters(self.model)
-        self.parameters = [p for _, p in named]
-        self.block_names, self.block_of = group_blocks([name for name, _ in named], self.blocks)
+        named = trainable_parameters(model)
+        self.parameters: list[Tensor] = [p for _, p in named]
+        self.block_names, self.block_of = group_blocks([name for name, _ in named], blocks)
 
     def positions(self, side: str, most: int | None = None) -> Tensor:
         """The records of a side in random order, at most this many."""
@@ -106,7 +96,7 @@ class AssessedModel:
         """Batches of a side, or of these records in this order, on the model's device."""
         device, data = self.parameters[0].device, self.data[side]
         data = data if positions is None else Subset(data, positions.tolist())
-        for batch in DataLoader(data, batch_size=size or self.batch_size, collate_fn=self.collate):
+        for batch in DataLoader(data, batch_size=size or self.batch_size, collate_fn=self._collate):
             yield {key: value.to(device) for key, value in batch.items()}
 
     def score(self, batch: Mapping[str, Tensor]) -> Scored:
@@ -135,10 +125,8 @@ class AssessedModel:
 class PartedGradient:
     """The gradient of a side's mean loss as the sum of m parts, each of some random batches.
 
-    Attributes:
-        parts: [m] lists of a tensor (None for zero) per parameter; they sum to the mean gradient.
-            Those of half precision parameters are float32.
-        shares: each part's share of the predictions, [m] float64; they sum to 1.
+    `shares` are the parts' shares of the predictions, [m] float64. Parts of half precision
+    parameters are float32.
     """
 
     parts: list[list[Tensor | None]]
@@ -157,11 +145,7 @@ class PartedGradient:
 def parted_gradient(
     assessed: AssessedModel, side: str, parts: int, most: int | None = None
 ) -> PartedGradient:
-    """One forward and backward pass over a side, or over `most` random records of it.
-
-    Raises:
-        HamuError: if the gradient is zero or not finite, or no record has labels to score.
-    """
+    """One forward and backward pass over a side, or over `most` random records of it."""
     positions = assessed.positions(side, most)
     parameters = assessed.parameters
     kept: list[list[Tensor | None]] = []
@@ -211,12 +195,7 @@ def _added(total: Tensor | None, parameter: Tensor) -> Tensor | None:
 def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) -> dict[str, int]:
     """Parts of each side's gradient that fit into so many GB; 1 if too few for intervals.
 
-    At most one per full batch, but as many as intervals need.
-
-    Args:
-        assessed: the model.
-        used: the number of records of each side.
-        memory: GB for both sides together.
+    At most one per full batch, but as many as intervals need; `used` has the records of each side.
     """
     size = sum(p.numel() * combine_dtype(p).itemsize for p in assessed.parameters)
     most = min(_MOST_PARTS, math.floor(memory * 1e9 / (2 * size)))
@@ -230,10 +209,7 @@ def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) 
 class PartedGram:
     """Dot products of all parts of both sides per block: the Gram of any reweighting of the parts.
 
-    Attributes:
-        products: [L, m_r + m_f, m_r + m_f], float64.
-        retain_shares, forget_shares: see `PartedGradient.shares`.
-        eps: see `PairGram.eps`.
+    `products` are [L, m_r + m_f, m_r + m_f], float64.
     """
 
     products: Tensor
@@ -265,11 +241,13 @@ class PartedGram:
         """The Gram of the mean gradients with each part this often ([m_r], [m_f]); default once."""
         r = _weights(self.retain_shares, retain_counts)
         f = _weights(self.forget_shares, forget_counts)
-        split = len(r)
-        retain = torch.einsum("i,lij,j->l", r, self.products[:, :split, :split], r)
-        forget = torch.einsum("i,lij,j->l", f, self.products[:, split:, split:], f)
-        dot = torch.einsum("i,lij,j->l", r, self.products[:, :split, split:], f)
-        return PairGram(retain.clamp(min=0), forget.clamp(min=0), dot, self.eps)
+        first, last = slice(len(r)), slice(len(r), None)
+
+        def product(x: Tensor, rows: slice, columns: slice, y: Tensor) -> Tensor:
+            return torch.einsum("i,lij,j->l", x, self.products[:, rows, columns], y)
+
+        squares = product(r, first, first, r), product(f, last, last, f)
+        return PairGram(*(s.clamp(min=0) for s in squares), product(r, first, last, f), self.eps)
 
 
 def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
@@ -323,9 +301,6 @@ def gradient_alignment(
         parameters: the weights to move.
         gradient: g, finite and not zero, a tensor (or None for zero) like each of them.
         precision: machine epsilon of the forward passes; by default that of the parameters.
-
-    Returns:
-        [N] float64.
     """
     pairs = [(p, g) for p, g in zip(parameters, gradient, strict=True) if g is not None]
     # The third root of the machine's precision would balance the rounding of the losses against a

@@ -57,14 +57,9 @@ class Hardness:
 
 @dataclass(frozen=True)
 class BlockHardness:
-    """The hardness of each block for one variant, [L] each.
+    """The hardness of each block for one variant, [L] each; `regime` is an index into `REGIMES`.
 
-    Attributes:
-        kappa: κ_i.
-        cos: cosθ_i.
-        regime: an index into `REGIMES`.
-        direct_threshold: κ1 of the block (κ3 for HAMU-U), -φ_i ‖g_r,i‖‖g_f,i‖.
-        stop_threshold: κ2 (κ4), √(1-φ_i²) ‖g_r,i‖‖g_f,i‖.
+    κ1 (κ3 for HAMU-U) is -φ_i ‖g_r,i‖‖g_f,i‖, κ2 (κ4) is √(1-φ_i²) ‖g_r,i‖‖g_f,i‖.
     """
 
     kappa: Tensor
@@ -110,16 +105,14 @@ def measure_hardness(
 ) -> Hardness:
     """Measure the hardness alone: one pass over all data of each side, in evaluation mode.
 
-    Clips each side's mean gradient to a norm of 1; `assess_model` has other settings.
+    Clips each side's mean gradient to a norm of 1; the thresholds are those of HAMU-Q at a demand
+    of half of the feasible limit. `assess_model` has other settings.
 
     Args:
         model: the model; the call restores weights, gradients and mode.
         retain, forget: the two sets.
         collate: makes a batch from records.
         batch_size: records per pass.
-
-    Returns:
-        The hardness; the thresholds are those of HAMU-Q at a demand of half of the feasible limit.
 
     Raises:
         HamuError: if a set is empty or has nothing that is scored, nothing is trainable, or a
@@ -136,11 +129,10 @@ def measure_hardness(
 
 @dataclass(frozen=True)
 class VariantIntervals:
-    """Intervals of one variant, HAMU-Q or HAMU-U; row 0 is the whole model, then each block.
+    """Intervals of HAMU-Q or HAMU-U, low and high end; row 0 is the whole model, then each block.
 
     Attributes:
-        direct_threshold: low and high end of κ1 (κ3 for HAMU-U), [1 + L, 2].
-        stop_threshold: of κ2 (κ4), likewise.
+        direct_threshold, stop_threshold: of κ1 and κ2 (κ3 and κ4 for HAMU-U), [1 + L, 2].
         regimes: share of the replicates in each of `REGIMES`, [1 + L, 3].
     """
 
@@ -176,15 +168,17 @@ class Intervals:
 
     def row(self, number: int) -> dict[str, Any]:
         """The intervals of the whole model (0) or of a block (from 1), as JSON holds them."""
-        variants = {
-            name: {
-                "direct_threshold": of.direct_threshold[number].tolist(),
-                "stop_threshold": of.stop_threshold[number].tolist(),
-                "regimes": dict(zip(REGIMES, of.regimes[number].tolist(), strict=True)),
-            }
-            for name, of in self.variants.items()
-        }
-        return {"kappa": self.kappa[number].tolist(), "cos": self.cos[number].tolist()} | variants
+        found: dict[str, Any] = {"kappa": self.kappa, "cos": self.cos}
+        found |= {name: dict(vars(of)) for name, of in self.variants.items()}
+        rows = _at(found, number)
+        for name in self.variants:
+            rows[name]["regimes"] = dict(zip(REGIMES, rows[name]["regimes"], strict=True))
+        return rows
+
+
+def _at(values: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """One row of each tensor, also within."""
+    return {k: _at(v, row) if isinstance(v, dict) else v[row].tolist() for k, v in values.items()}
 
 
 def bootstrap(
@@ -199,14 +193,11 @@ def bootstrap(
     """Resample the parts of each side with replacement; sums known dot products, reads no data.
 
     Args:
-        parted: the dot products of all parts.
+        parted: the dot products of all parts; fewer than 8 of a side give no intervals (None).
         method: gives both variants their constraint.
         max_grad_norm: the clipping of the run to come.
         replicates, level: see `Intervals`.
         seed: seed of the resampling.
-
-    Returns:
-        The intervals; None if a side has fewer than 8 parts.
     """
     sizes = (len(parted.retain_shares), len(parted.forget_shares))
     parts = min(sizes)
@@ -229,14 +220,13 @@ def bootstrap(
     spread = math.sqrt(parts / (parts - 1))
     moved = {name: (v - v.mean(0)) * spread + known[name] for name, v in drawn.items()}
     ends = {name: _interval(name, values, level) for name, values in moved.items()}
-
-    def of_variant(name: str) -> VariantIntervals:
+    by_variant = {}
+    for name in variants:
         direct, stop = f"{name} direct", f"{name} stop"
         regime = regime_at(moved["kappa"], known[direct], known[stop])
         shares = [(regime == number).double().mean(0) for number in range(len(REGIMES))]
-        return VariantIntervals(ends[direct], ends[stop], torch.stack(shares, dim=-1))
-
-    by_variant = {name: of_variant(name) for name in variants}
+        sure = VariantIntervals(ends[direct], ends[stop], torch.stack(shares, dim=-1))
+        by_variant[name] = sure
     return Intervals(level, replicates, parts, ends["kappa"], ends["cos"], by_variant)
 
 
@@ -256,8 +246,5 @@ def _interval(name: str, values: Tensor, level: float) -> Tensor:
     """[..., 2] from replicates [B, ...]; |cosθ| ≤ 1, κ1 and κ3 ≤ 0, κ2 and κ4 ≥ 0."""
     quantiles = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)
     ends = torch.quantile(values, quantiles, dim=0).movedim(0, -1)
-    if name.endswith("cos"):
-        return ends.clamp(-1.0, 1.0)
-    if name.endswith("direct"):
-        return ends.clamp(max=0.0)
-    return ends.clamp(min=0.0) if name.endswith("stop") else ends
+    bounds = {"cos": (-1.0, 1.0), "direct": (-math.inf, 0.0), "stop": (0.0, math.inf)}
+    return ends.clamp(*bounds.get(name.split()[-1], (-math.inf, math.inf)))
