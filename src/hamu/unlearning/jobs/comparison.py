@@ -92,12 +92,12 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             every_option,
             lambda: task.inputs_of(problem),
             overwrite=task.run.overwrite,
-            flags=("--trust_remote_code",) if task.run.trust_remote_code else (),
+            options={"trust_remote_code": task.run.trust_remote_code},
         )
         before = len(grid) - len(runs.waiting)
         task.announce(problem, f"; {len(grid)} runs, {before} of them finished before")
         folder.remove(*_SHOWN)  # runs may change from here on
-        run_waiting(runs, Children(asked.jobs, environment, _command), task.console, "compare")
+        run_waiting(runs, Children(asked.jobs, environment, run_job), task.console, "compare")
         return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")
 
 
@@ -132,9 +132,9 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
         raise HamuError(f"{cell.name}: {error}") from error
 
 
-def _command(argv: list[str]) -> int:
-    """Run a command in a child process, whose signals and messages are a command's."""
-    return int(import_module("hamu.cli").main(argv))
+def run_job(job: str, options: Mapping[str, Any]) -> None:
+    """Call a job by its name, in a child process."""
+    getattr(import_module("hamu.unlearning.jobs"), job)(**options)
 
 
 def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
