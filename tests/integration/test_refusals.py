@@ -60,7 +60,6 @@ unlearn --output_dir= => output_dir is empty; is a shell variable unset?
 report --output= run => output is empty; is a shell variable unset?
 evaluate --generate -1 => generate -1 must not be negative; 0 for no answers
 evaluate --goal mean => goal 'mean' is unknown; choose one of unseen, retrained, erased, loss
-evaluate --goal retrained => give --retain_model, or another --goal
 unlearn --lora_dropout 1.5 => lora_dropout 1.5 must be a share in [0, 1)
 unlearn --expected_forget 0 => expected_forget 0 must be at least 1 record
 assess --bootstrap_memory inf => bootstrap_memory inf must be a number of GB, 0 or more
@@ -160,6 +159,7 @@ def test_a_file_of_settings_without_an_end(cli):
 
 @pytest.mark.usefixtures("image_model")
 @pytest.mark.parametrize(("line", "message"), table("""
+evaluate --goal retrained => give --retain_model, or another --goal
 train --eval_strategy epoch => an evaluation needs test data; give --test_data, or leave out --eval_
 train --gradient_checkpointing => SmallResNet cannot recompute activations; leave out --gradient_c
 unlearn --method ga --lr_scheduler_type cosine_with_min_lr => the schedule cosine_with_min_lr cannot

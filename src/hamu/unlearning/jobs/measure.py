@@ -198,7 +198,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     task = choose_task(settings, console or silent())
     folder, problem = task.start()
     task.check_models()
-    asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
+    asked = settings.of(EvaluateOptions)
     sets = _tofu_sets(task, asked) if isinstance(task, TextTask) else TofuSets()
     attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(
@@ -206,15 +206,10 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         asked.goal,
         asked.target_forget_loss,
         asked.target_share,
-        has_retain_model=retain_model is not None,
+        has_retain_model=task.run.retain_model is not None,
     )
-    reference = original = ratios = None
-    if retain_model is not None:
-        model, reference = task.predictions(retain_model, problem)
-        if sets.forget is not None:
-            found = _tofu(task, model, TofuSets(forget=sets.forget), 0)
-            ratios = found["forget"]["truth_ratios"]
-        del model  # gone before another is loaded
+    reference, ratios = _of_retain_model(task, problem, sets)
+    original = None
     if goal is not None and goal.kind == "unseen" and task.original_model is not None:
         original = task.predictions(task.original_model, problem, only=("test",))[1]
     model, predictions = task.predictions(str(task.run.model), problem)
@@ -255,6 +250,17 @@ def _tofu_sets(task: TextTask, options: EvaluateOptions) -> TofuSets:
             for one in (texts, texts.answering(PERTURBED)):
                 encode(one, tokenizer, task.data.max_length)
     return TofuSets(*read)
+
+
+def _of_retain_model(task: Task, problem: UnlearningData[Any], sets: TofuSets) -> tuple[Any, Any]:
+    """The retain model's predictions, and its truth ratios for forget quality; None without."""
+    if task.run.retain_model is None:
+        return None, None
+    model, reference = task.predictions(task.run.retain_model, problem)
+    if sets.forget is None:
+        return reference, None
+    found = _tofu(task, model, TofuSets(forget=sets.forget), 0)
+    return reference, found["forget"]["truth_ratios"]
 
 
 def _tofu(task: Any, model: Any, sets: TofuSets, generate: int) -> dict[str, Any]:

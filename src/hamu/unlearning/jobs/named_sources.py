@@ -188,10 +188,10 @@ class NamedSources:
 
     def _model(self, role: str) -> str:
         """The name or folder of the model of this role, once it may be looked at."""
+        if role == "after":
+            return str(self._run / MODEL)
         run = self.task.run
-        sources = {"before": run.model, "retain_model": run.retain_model}
-        sources["after"] = str(self._run / MODEL)
-        return self._need(str(sources[role]))
+        return self._need(str(run.model if role == "before" else run.retain_model))
 
     def _base(self, role: str) -> str | None:
         """Place of the base model of an adapter, None for a whole model."""
