@@ -115,7 +115,7 @@ def test_a_loss_is_reached_by_each_record_and_aimed_at_a_little_beyond():
     (("gone", None, 0.95), "goal 'gone' is unknown; choose one of unseen, retrained, erased, loss"),
     (("erased", None, 0.0), r"target_share 0.0 must be a share in \(0, 1\]"),
     (("loss", None, 0.95), "the goal loss needs --target_forget_loss"),
-    (("unseen", 1.0, 0.95), "target_forget_loss is of the goal loss, not unseen; leave one of them"),
+    (("unseen", 1.0, 0.95), "target_forget_loss is of the goal loss, not unseen; leave one out"),
     ((None, math.inf, 0.95), "target_forget_loss inf must be a positive number"),
     ((None, -1.0, 0.95), "target_forget_loss -1.0 must be a positive number"),
 ])  # fmt: skip

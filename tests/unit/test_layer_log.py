@@ -14,21 +14,9 @@ from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.logs import LayerLog, silence, stride
 
 
-class Logged:
-    """Stands in for a trainer: its pair has names, its figures come in order."""
-
-    def __init__(self, blocks=2):
-        self.pair = type("Pair", (), {"block_names": [f"b{n}" for n in range(blocks)]})
-        self.step = 0
-
-    def layer_figures(self):
-        return {"cos": [self.step / 3] * len(self.pair.block_names), "change": None}
-
-
-def take(log, trainer, steps):
+def take(log, steps):
     for step in steps:
-        trainer.step = step
-        log.take(step, trainer)
+        log.take(step, ["b0", "b1"], lambda step=step: {"cos": [step / 3] * 2, "change": None})
         log.write()
 
 
@@ -38,7 +26,7 @@ def lines(folder):
 
 def test_a_short_log_has_every_line(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    take(LayerLog(folder), Logged(), range(10, 60, 10))
+    take(LayerLog(folder), range(10, 60, 10))
     head, *rest = lines(folder)
     assert head == {"step": 0, "blocks": ["b0", "b1"]}
     assert [(one["step"], one["number"]) for one in rest] == [(10 * n + 10, n) for n in range(5)]
@@ -48,7 +36,7 @@ def test_a_short_log_has_every_line(tmp_path):
 
 def test_a_long_log_is_thinned_evenly(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    take(LayerLog(folder), Logged(), range(1, 1601))
+    take(LayerLog(folder), range(1, 1601))
     _, *rest = lines(folder)
     assert [one["number"] for one in rest] == list(range(0, 1600, 4))
     assert rest[0]["step"] == 1, "the first step stays"
@@ -66,13 +54,13 @@ def test_the_log_is_bounded(count, blocks):
 @pytest.mark.parametrize(("killed", "saved"), [(5, 3), (700, 300), (1300, 700), (40, 0)])
 def test_a_resumed_log_ends_as_that_of_a_whole_run(tmp_path, killed, saved):
     whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
-    take(LayerLog(whole), Logged(), range(1, 1501))
-    take(LayerLog(broken), Logged(), range(1, killed + 1))
+    take(LayerLog(whole), range(1, 1501))
+    take(LayerLog(broken), range(1, killed + 1))
     with open(broken.path / LAYERS, "a") as file:
         file.write('{"step": 9')  # killed while it wrote
     again = LayerLog(broken)
     again.resume(saved, saved)
-    take(again, Logged(), range(saved + 1, 1501))
+    take(again, range(saved + 1, 1501))
     assert (broken.path / LAYERS).read_text() == (whole.path / LAYERS).read_text()
 
 
@@ -99,7 +87,7 @@ def test_the_change_is_that_of_the_weights(tmp_path, settings):
     silence(trainer)
     before = [[p.detach().clone() for p in model[n].parameters()] for n in (0, 2)]
     trainer.train()
-    found = trainer.layer_figures()
+    found = trainer.watch.block_figures()
     moved = [
         sum((p.detach() - was).double().square().sum() for p, was in zip(now, there, strict=True))
         for now, there in zip((model[0].parameters(), model[2].parameters()), before, strict=True)

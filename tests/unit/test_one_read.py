@@ -13,7 +13,7 @@ from hamu.assess import AssessedModel, gradient_alignment
 from hamu.assess.gradients import PartedGram, parted_gradient
 from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes
-from hamu.unlearning.trainer.monitor import Monitor, layer_figures, step_figures
+from hamu.unlearning.trainer.watch import StepWatch
 
 READS = ("item", "tolist", "cpu", "numpy", "nonzero")
 READS += ("__bool__", "__float__", "__int__", "__index__", "__array__")
@@ -105,17 +105,25 @@ def test_a_loss_that_is_not_finite_comes_with_the_one_read(reads, value, decisio
     assert step.decision == decision
 
 
+def watch_of(pair):
+    args = UnlearnConfig(output_dir="unused", check_steps=1)
+    return StepWatch(pair, args, torch.nn.ParameterList(pair.parameters))
+
+
 def test_the_figures_of_a_step_come_in_one_read_and_those_of_its_blocks_in_another(reads):
-    step = prepared(HamuQ(0.3, **RELATIVE)).combine()
-    losses = {side: torch.ones(()) for side in SIDES}
+    pair = prepared(HamuQ(0.3, **RELATIVE))
+    step, watch = pair.combine(), watch_of(pair)
+    watch.take(step, {side: torch.ones(()) for side in SIDES})
+    watch.on_pre_optimizer_step(None, None, None, torch.optim.SGD(pair.parameters, lr=0.1))
     del reads[:]
-    found = step_figures(step, losses, SIDES)
+    found = watch.step_figures()
     assert reads == ["tolist"]
-    blocks = layer_figures(step, step.combined_sq.sqrt(), SIDES)
+    blocks = watch.block_figures()
     assert reads == ["tolist"] * 2
     assert found["kappa"] == pytest.approx(step.gram.dot.sum().item())
     assert found["direct_share"] == step.direct_share.item()
     assert blocks["cos"] == step.gram.cos.tolist()
+    assert blocks["change"] == (0.1 * step.combined_sq.sqrt()).tolist()
 
 
 @pytest.mark.parametrize(
@@ -146,16 +154,15 @@ def test_the_text_of_a_step_is_three_lines_in_one_read(reads, method, decision):
 def test_what_a_checked_step_did_comes_in_one_read(reads):
     pair = prepared(HamuQ(0.3, **RELATIVE))
     optimizer = torch.optim.SGD(pair.parameters, lr=0.1)
-    args = UnlearnConfig(output_dir="unused", check_steps=1)
-    model = torch.nn.ParameterList(pair.parameters)
-    watch = Monitor(pair, args, lambda side, batch: sum(p.sum() for p in pair.parameters), model)
+    watch = watch_of(pair)
     for side in SIDES:
-        watch.passes.remember(side, {}, 1.0, 1)
+        watch.passes.remember(side, lambda: sum(p.sum() for p in pair.parameters), 1)
     step = pair.combine(keep=watch.keep(optimizer))
-    watch.before(step, optimizer, {side: torch.zeros(()) for side in SIDES})
+    watch.take(step, {side: torch.zeros(()) for side in SIDES})
+    watch.on_pre_optimizer_step(None, None, None, optimizer)
     optimizer.step()
     del reads[:]
-    watch.after()
+    watch.on_optimizer_step(None, None, None)
     assert reads == ["tolist"]
     assert watch.figures["first_order_forget_change"] == pytest.approx(
         0.1 * (step.promised_forget_change / step.clip[1]).item()

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hamu.unlearning.trainer.monitor import RepeatedPasses
+from hamu.unlearning.trainer.watch import RepeatedPasses
 
 
 def test_passes_are_repeated_by_their_own_masks_and_leave_the_random_state():
@@ -13,11 +13,11 @@ def test_passes_are_repeated_by_their_own_masks_and_leave_the_random_state():
     def total(side, batch):
         return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")
 
-    passes = RepeatedPasses(model, total, torch.device("cpu"))
+    passes = RepeatedPasses(model, torch.device("cpu"))
     losses = {}
     for side in ("retain", "forget"):
         batch = {"x": torch.randn(6, 20), "y": torch.arange(6) % 3}
-        passes.remember(side, batch, 1.0, 6)
+        passes.remember(side, lambda side=side, batch=batch: total(side, batch) / 6, 6)
         losses[side] = total(side, batch).detach() / 6
         assert total(side, batch) / 6 != losses[side], "another mask, another loss"
     state = torch.get_rng_state()
@@ -28,20 +28,20 @@ def test_passes_are_repeated_by_their_own_masks_and_leave_the_random_state():
 def test_passes_are_repeated_without_tf32_where_there_is_some(monkeypatch):
     seen = []
 
-    def total(side, batch):
+    def loss():
         seen.append(torch.backends.cudnn.conv.fp32_precision)
         return torch.zeros(())
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    passes = RepeatedPasses(nn.Conv2d(1, 1, 1), total, torch.device("cpu"))
+    passes = RepeatedPasses(nn.Conv2d(1, 1, 1), torch.device("cpu"))
     for rounds in (True, False):
         monkeypatch.setattr(
-            "hamu.unlearning.trainer.monitor.rounds_to_tf32",
+            "hamu.unlearning.trainer.watch.rounds_to_tf32",
             lambda model, rounds=rounds: rounds,
         )
-        passes.remember("retain", {}, 1.0, 1)
+        passes.remember("retain", loss, 1)
         assert passes.are_exacter is rounds
         passes.losses()
-        passes.forget_all()
+        passes.clear()
     assert seen == ["ieee", "tf32"]
     assert torch.backends.cudnn.conv.fp32_precision == "tf32"

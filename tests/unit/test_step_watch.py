@@ -3,14 +3,16 @@
 import itertools
 import math
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig
-from hamu.unlearning.trainer.monitor import Monitor, is_plain_descent
 from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, TrustRegion, describe
+from hamu.unlearning.trainer.watch import StepWatch, is_plain_descent
 
 RATE = 0.1
 
@@ -50,24 +52,30 @@ class Watched:
         self.model = model
         self.pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
         args = UnlearnConfig(output_dir="unused", check_steps=1, **settings)
-        self.watch = Monitor(self.pair, args, model.total, model)
+        self.undone = 0
+        self.watch = StepWatch(self.pair, args, model, on_undone=self.count)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+    def count(self):
+        self.undone += 1
 
     def step(self):
         """Take a step; return its rate, and True if it was undone."""
         assert self.watch.is_due(1, 1)
-        losses = {}
+        losses, undone = {}, self.undone
         for side in ("retain", "forget"):
-            self.watch.passes.remember(side, {}, 1.0, 1)
+            self.watch.passes.remember(side, partial(self.model.total, side, {}), 1)
             with getattr(self.pair, side)():
                 loss = self.model.total(side, {})
                 loss.backward()
             losses[side] = loss.detach()
         step = self.pair.combine(keep=self.watch.keep(self.optimizer))
-        self.watch.before(step, self.optimizer, losses)
+        self.watch.take(step, losses)
+        self.watch.on_pre_optimizer_step(None, None, None, optimizer=self.optimizer)
         rate = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
-        return rate, self.watch.after()
+        self.watch.on_optimizer_step(None, None, None)
+        return rate, self.undone > undone
 
 
 @pytest.mark.parametrize(("share", "kept"), [(1.0, 1.0), (0.5, 0.0)])
@@ -109,8 +117,8 @@ def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(m
         yield
         model.error = error
 
-    monkeypatch.setattr("hamu.unlearning.trainer.monitor.rounds_to_tf32", lambda model: True)
-    monkeypatch.setattr("hamu.unlearning.trainer.monitor.without_tf32", exact)
+    monkeypatch.setattr("hamu.unlearning.trainer.watch.rounds_to_tf32", lambda model: True)
+    monkeypatch.setattr("hamu.unlearning.trainer.watch.without_tf32", exact)
     model = Rounded()
     watched = Watched(model, HamuQ(1.0, "relative", stopping="off"))
     assert not watched.step()[1]
@@ -214,9 +222,7 @@ def test_the_record_sums_up():
         record.add(outcome((-1.0, 1.0), (wrecked, 1.0), demand=1.0))
     assert record.summary()["checked"] == 5
     assert record.summary()["median_ratio"] == ratios, "of those that are numbers"
-    again = PromiseRecord()
-    again.load_state_dict(record.state_dict())
-    assert again.summary() == record.summary()
+    assert PromiseRecord(**asdict(record)).summary() == record.summary()
 
 
 def test_plain_descent_is_recognised():

@@ -24,18 +24,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
 from hamu.core.methods import HamuQ
-from hamu.core.pair import PairedGradients, PairStep
+from hamu.core.pair import PairStep
 from hamu.errors import HamuError
 from hamu.unlearning.goals import LEVEL, Goal, Standing
-from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.stop_reason import StopReason
+
+if TYPE_CHECKING:
+    from hamu.unlearning.goal_run import GoalRun
 
 LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
 _FAR, _FAR_LOSS = 5.0, 0.1  # times the budget, at least this: beyond, a run goes back
@@ -47,29 +49,10 @@ _PROGRESS = 0.9  # of what was missing may still be missing at the next measurem
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 _PATIENCE = 12  # measurements without a better state or less missing, before a run gives up
 _SAVED = (
-    *("rate", "history", "ended", "_most_rate", "_start_loss", "_settled", "_reached", "_free"),
+    *("rate", "history", "ended", "reached", "start_loss", "_first_rate", "_settled", "_free"),
     *("_best_count", "_best_cost", "_records", "_least_missing", "_last_missing", "_last_cost"),
     *("_idle", "_lasted"),
 )
-
-
-class Work(Protocol):
-    """The part of a trainer that the controller needs."""
-
-    pair: PairedGradients
-    lookahead: Lookahead | None
-
-    def stand(self) -> Standing:
-        """Measure the forget records, and the retain loss on some records."""
-
-    def rehearse(self) -> list[Standing]:
-        """Fine-tune a copy on retain records, and measure the forget records twice on the way."""
-
-    def focus(self, standing: Standing) -> None:
-        """Take these targets, and draw forget batches from records that are not there yet."""
-
-    def end_run(self, end: StopReason) -> None:
-        """End the run."""
 
 
 class Controller(TrainerCallback):
@@ -83,53 +66,46 @@ class Controller(TrainerCallback):
 
     Attributes:
         history: what was measured, an entry each.
-        ended: whether the run is over.
+        ended: True if the run is over.
+        reached: True if the best state has reached the goal, ahead too if the run looks ahead.
         rate: learning rate after the first steps.
         rate_of_step: of the step at hand.
+        start_loss: the retain loss that the budget counts from.
     """
 
-    def __init__(self, work: Work, goal: Goal, budget: float, every: int) -> None:
+    def __init__(self, work: GoalRun, goal: Goal, budget: float, every: int) -> None:
         self._work, self._goal, self.budget, self.every = work, goal, budget, every
         self.history: list[dict[str, Any]] = []
-        self.ended = False
-        self.rate = self.rate_of_step = 0.0
-        self._most_rate = 0.0
-        self._start_loss = math.nan
+        self.ended = self.reached = self._settled = False
+        self.rate = self.rate_of_step = self._first_rate = 0.0
+        self.start_loss = math.nan
         self._best_count, self._best_cost, self._records = -1, math.inf, 0
-        self._least_missing = math.inf
-        self._last_missing = self._last_cost = math.inf
+        self._least_missing = self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = 0
         self._free: list[bool] = []
         self._good: list[Tensor] = []
-        self._settled = self._reached = False
         self._constraint: Any = None
         self._optimizer: Any = None
-
-    @property
-    def start_loss(self) -> float:
-        """The retain loss that the budget counts from."""
-        return self._start_loss
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure the start, unless the run is resumed, and end there if the goal is reached."""
         if state.global_step:
             return
-        self.rate = first_rate(self._work.pair.parameters)
-        self._most_rate = _MOST_GROWTH * self.rate
+        self.rate = self._first_rate = first_rate(self._work.pair.parameters)
         now = self._work.stand()
         if not now.is_finite:
             raise HamuError(
                 f"the model's losses are not finite at the start (retain loss {now.retain_loss}); "
                 f"leave out the records whose loss is not finite"
             )
-        self._start_loss = now.retain_loss
+        self.start_loss = now.retain_loss
         self._keep(now)
         self._note(now, 0)
         self._work.focus(now)
         if self._is_there(now):
-            self._reached = True
+            self.reached = True
             words = f"the goal is reached at the start: {self._words()}"
-            self._finish(StopReason("goal", f"{words}; --target_forget_loss asks for more"))
+            self._finish("goal", f"{words}; --target_forget_loss asks for more")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the step; it rises over the first ones, which Adam takes in full."""
@@ -145,7 +121,8 @@ class Controller(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where that is due, and set what follows from it."""
         last = state.global_step >= state.max_steps or control.should_training_stop
-        if self._settled or not (last or self._is_due(state.global_step)):
+        is_due = last or state.global_step % self.every == 0 or self._can_rehearse
+        if self._settled or not is_due:
             return
         self._settled = last
         now = self._work.stand()
@@ -156,12 +133,9 @@ class Controller(TrainerCallback):
         if self.ended:
             return
         if self._idle >= _PATIENCE:
-            self._finish(self._given_up())
+            self._give_up()
         elif last:
-            self._finish(StopReason("all steps", f"all its steps are done; {self.goal_sentence}"))
-
-    def _is_due(self, step: int) -> bool:
-        return step % self.every == 0 or self._can_rehearse
+            self._finish("all steps", f"all its steps are done; {self.goal_sentence}")
 
     @property
     def _can_rehearse(self) -> bool:
@@ -171,7 +145,7 @@ class Controller(TrainerCallback):
 
     def _adapt(self, now: Standing) -> bool:
         """Keep the state, and set demand and rate; return True if the run went back."""
-        cost = now.retain_loss - self._start_loss
+        cost = now.retain_loss - self.start_loss
         within = now.is_finite and cost <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
         if within and self._is_better(now, cost):
@@ -179,8 +153,8 @@ class Controller(TrainerCallback):
             self._keep(now)
         if within and self._is_there(now):
             self._keep(now)
-            self._reached = True
-            self._finish(StopReason("goal", f"the goal is reached: {self._words()}"))
+            self.reached = True
+            self._finish("goal", f"the goal is reached: {self._words()}")
             return False
         if now.missing < 0.95 * self._least_missing:
             self._least_missing, self._idle = now.missing, 0
@@ -213,10 +187,8 @@ class Controller(TrainerCallback):
 
     def _is_there(self, now: Standing) -> bool:
         """True if enough records are forgotten, and with look-ahead stay so after fine-tuning."""
-        if now.share < self._goal.share:
-            return False
-        if self._work.lookahead is None:
-            return True
+        if now.share < self._goal.share or self._work.lookahead is None:
+            return now.share >= self._goal.share
         if not self._can_rehearse:
             return False
         least = min(standing.count for standing in self._work.rehearse())
@@ -229,20 +201,20 @@ class Controller(TrainerCallback):
         return self._work.lookahead is None and bool(now.too_high.double().mean() > 2 * LEVEL)
 
     @property
-    def _demand(self) -> float:
-        return self._method.constraint
-
-    @property
     def _method(self) -> HamuQ:
         method = self._work.pair.method
         assert isinstance(method, HamuQ)
         return method
 
+    @property
+    def _demand(self) -> float:
+        return self._method.constraint
+
     def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
         wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * self._demand))
         self._work.pair.method = replace(self._method, constraint=wanted)
-        least = self._most_rate * _LEAST_GROWTH / _MOST_GROWTH
-        self.rate = min(self._most_rate, max(least, rate * self.rate))
+        most, least = _MOST_GROWTH * self._first_rate, _LEAST_GROWTH * self._first_rate
+        self.rate = min(most, max(least, rate * self.rate))
 
     @torch.no_grad()
     def _keep(self, now: Standing) -> None:
@@ -252,7 +224,7 @@ class Controller(TrainerCallback):
         else:
             self._good = [p.detach().clone() for p in parameters]
         self._best_count, self._records = now.count, len(now.losses)
-        self._best_cost = now.retain_loss - self._start_loss
+        self._best_cost = now.retain_loss - self.start_loss
 
     @torch.no_grad()
     def _go_back(self) -> None:
@@ -263,20 +235,20 @@ class Controller(TrainerCallback):
         if self._work.lookahead is not None:
             self._work.lookahead.restart()
 
-    def _given_up(self) -> StopReason:
-        """The end of a run that gets no further."""
+    def _give_up(self) -> None:
         what = f"{_PATIENCE} measurements in a row brought nothing better; {self.goal_sentence}"
         if self._free and not any(self._free):
             never = f"in the last {len(self._free)} measurements no demand was free, however small"
-            return StopReason("criterion", f"every further step must hurt: {never}; {what}")
-        budget = f"no state within the budget (retain loss {self.budget:+g}) forgets more"
-        return StopReason("budget", f"{budget}: {what}")
+            self._finish("criterion", f"every further step must hurt: {never}; {what}")
+        else:
+            budget = f"no state within the budget (retain loss {self.budget:+g}) forgets more"
+            self._finish("budget", f"{budget}: {what}")
 
-    def _finish(self, end: StopReason) -> None:
+    def _finish(self, kind: Any, text: str) -> None:
         """End the run with the best state."""
         self._go_back()
         self.ended = self._settled = True
-        self._work.end_run(end)
+        self._work.end_run(StopReason(kind, text))
 
     def _note(self, now: Standing, step: int) -> None:
         figures = {key: value for key, value in now.figures().items() if key != "worst"}
@@ -287,11 +259,6 @@ class Controller(TrainerCallback):
     def goal_sentence(self) -> str:
         """Standing of the best state, in words."""
         return f"the goal is {'reached' if self.reached else 'not reached'}: {self._words()}"
-
-    @property
-    def reached(self) -> bool:
-        """True if the best state has reached the goal, ahead too if the run looks ahead."""
-        return self._reached
 
     def _words(self) -> str:
         lasting = "" if self._work.lookahead is None else ", also where fine-tuning leads"

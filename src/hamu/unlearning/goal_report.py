@@ -1,8 +1,4 @@
-"""Counts of forgotten records, as evaluation.json holds them and as a reader sees them.
-
-In:  the predictions of a model, and those that its goal compares with.
-Out: a mapping of counts, quantiles and the worst ten records, and sentences about it.
-"""
+"""Counts of forgotten records, as evaluation.json holds them and as a reader sees them."""
 
 from __future__ import annotations
 
@@ -32,17 +28,11 @@ def goal_report(
 ) -> dict[str, Any]:
     """Standing of a model, in the shape of a run's goal in evaluation.json, with one standing.
 
-    Args:
-        goal: of the evaluation.
-        predictions: of the model, by set.
-        original: of the original model, "test" at least; None to compare with the model's own.
-        retain_model: of the retain model; None without one.
+    Without the original model's predictions of "test" it compares with the model's own.
     """
     standing = goal.against(original or predictions, retain_model).standing(predictions["forget"])
-    by = {
-        "unseen": "this model" if original is None else "original model",
-        "retrained": "retain model",
-    }
+    unseen = "this model" if original is None else "original model"
+    by = {"unseen": unseen, "retrained": "retain model"}
     return {
         "kind": goal.kind,
         "share": goal.share,
@@ -82,10 +72,12 @@ def goal_lines(goal: Mapping[str, Any]) -> list[str]:
     """Sentences for the screen: count, quantiles of the losses, records furthest from the goal."""
     after, compared = goal["after"], _COMPARED.get(f"{goal['kind']} by {goal['reference']}", "")
     reached = "reached" if goal["reached"] else "not reached"
+    names = {"min": "lowest", "q25": "25 %", "median": "median", "q75": "75 %", "max": "highest"}
+    losses = [f"{word} {after['loss_quantiles'][name]:.3g}" for name, word in names.items()]
     lines = [
         f"{standing_line(after)}, by the goal {goal_name(goal)}{compared}; {goal['share']:.0%} "
         f"wanted: {reached}",
-        quantiles_line(after),
+        f"losses of the forget records: {', '.join(losses)}",
     ]
     if after["worst"]:
         worst = ", ".join(f"{one['loss']:.3g} of {one['target']:.3g}" for one in after["worst"])
@@ -100,11 +92,3 @@ def standing_line(standing: Mapping[str, Any]) -> str:
         f"{standing['forgotten']} of {standing['records']} records are forgotten "
         f"(losses {low:.3g} to {high:.3g}, median {mid:.3g})"
     )
-
-
-def quantiles_line(standing: Mapping[str, Any]) -> str:
-    """Quantiles of the records' losses."""
-    names = {"min": "lowest", "q25": "25 %", "median": "median", "q75": "75 %", "max": "highest"}
-    quantiles = standing["loss_quantiles"]
-    found = ", ".join(f"{word} {quantiles[name]:.3g}" for name, word in names.items())
-    return f"losses of the forget records: {found}"

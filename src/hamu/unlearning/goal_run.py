@@ -20,10 +20,10 @@ from hamu.core.objectives import log_odds, loss_at
 from hamu.core.pair import PairedGradients
 from hamu.data import PairedDataset
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goals import (
     NOTHING_TELLS,
+    AnyPredictions,
     Found,
     Goal,
     Reference,
@@ -45,7 +45,10 @@ _FORWARD = 3.0  # forward passes that a forward and a backward pass cost
 
 
 class GoalRun:
-    """The goal of a run.
+    """The goal of a run, None if nothing tells what forgotten means, and how far records are.
+
+    The start model's predictions of unseen records complete the goal "unseen" when they are first
+    needed.
 
     Args:
         args: goal, target_forget_loss, target_share, auto, lasting.
@@ -56,15 +59,6 @@ class GoalRun:
         end_run: ends the run.
         lookahead: of a lasting run.
         retain_predictions: what a retain model predicts for the forget records.
-
-    Attributes:
-        goal: the goal; None if nothing tells what forgotten means. The start model's predictions of
-            unseen records complete "unseen" when they are first needed.
-        limits: aim and most of each forget record, [n, 2] float32; None until it is measured.
-        controller: of a run by goal; None for one by hand.
-
-    Raises:
-        HamuError: if a run needs a goal and nothing tells what forgotten means.
     """
 
     def __init__(
@@ -77,11 +71,10 @@ class GoalRun:
         retain_data: Any,
         end_run: Callable[[StopReason], None],
         lookahead: Lookahead | None = None,
-        retain_predictions: Predictions | TokenPredictions | None = None,
+        retain_predictions: AnyPredictions | None = None,
     ) -> None:
         self._args, self.pair, self._looks, self._pairs = args, pair, looks, pairs
-        self.end_run, self.lookahead = end_run, lookahead
-        self._retain_data = retain_data
+        self.end_run, self.lookahead, self._retain_data = end_run, lookahead, retain_data
         self.goal = choose_goal(
             looks.sets,
             args.goal,
@@ -94,16 +87,15 @@ class GoalRun:
         if self.goal is not None and retain_predictions is not None:
             self.goal = self.goal.against(None, {"forget": retain_predictions})
         self._step = 0
-        self.limits: Tensor | None = None
-        self.controller: Controller | None = None
+        self.limits: Tensor | None = None  # aim and most of each forget record, [n, 2]
+        self.controller: Controller | None = None  # of a run by goal
         if args.auto and self.goal is not None:
             budget = float(args.max_retain_increase or 0.0)
             self.controller = Controller(self, self.goal, budget, self._every())
 
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
-        forget = self._looks.predict(self._looks.sets["forget"])
-        return self._complete(None).standing(forget, self._looks.retain_loss())
+        return self._measured(self._looks.retain_loss())
 
     def rehearse(self) -> list[Standing]:
         """Fine-tune a copy of the model on retain records, and measure the forget records half-way
@@ -113,9 +105,12 @@ class GoalRun:
         half, found = max(1, self.lookahead.depth // 2), []
         for steps in (half, 2 * half):
             with self.lookahead.rehearsed(islice(self._retain_batches(), steps)):
-                forget = self._looks.predict(self._looks.sets["forget"])
-                found.append(self._complete(None).standing(forget))
+                found.append(self._measured(math.nan))
         return found
+
+    def _measured(self, retain_loss: float) -> Standing:
+        forget = self._looks.predict(self._looks.sets["forget"])
+        return self._complete({}).standing(forget, retain_loss)
 
     def _retain_batches(self) -> Iterator[Mapping[str, Tensor]]:
         """Draw batches as fine-tuning takes them, alike whenever this step comes again."""
@@ -129,35 +124,46 @@ class GoalRun:
             batch = self._looks.collate(fetch(indices) if fetch else [data[i] for i in indices])
             yield {name: value.to(device) for name, value in batch.items()}
 
-    def standing_of(self, found: Found, start: Found) -> Standing | None:
-        """Standing of predictions; None without a goal, or if a retain model has predicted others.
-
-        Args:
-            found: predictions by set, "forget" at least.
-            start: those of the start model.
-        """
-        if self.goal is None:
-            return None
-        goal = self._complete(start)
-        reference = goal.reference
-        if (
-            goal.kind == "retrained"
-            and reference
-            and len(reference.losses) != len(found["forget"].losses)
-        ):
-            return None
-        return goal.standing(found["forget"])
-
-    def _complete(self, start: Found | None) -> Goal:
+    def _complete(self, start: Found) -> Goal:
         """The goal with its reference: the start model's losses on unseen records, measured now
         unless they are known.
         """
         assert self.goal is not None
         if self.goal.kind == "unseen" and self.goal.reference is None:
-            if start is None or "test" not in start:
-                start = {"test": self._looks.predict(self._looks.sets["test"])}
-            self.goal = self.goal.against(start, None)
+            test = start.get("test") or self._looks.predict(self._looks.sets["test"])
+            self.goal = self.goal.against({"test": test}, None)
         return self.goal
+
+    def standings(self, start: Found, now: Found) -> dict[str, Standing]:
+        """Standings before and after, by the predictions of the start model and of the present one.
+
+        Empty without a goal; one is missing without predictions, or where a retain model has
+        predicted other records.
+        """
+        found: dict[str, Standing] = {}
+        for name, predictions in (("before", start), ("after", now)):
+            if self.goal is None or "forget" not in predictions:
+                continue
+            goal, forget = self._complete(start), predictions["forget"]
+            expected = goal.reference.losses if goal.reference else ()
+            if goal.kind != "retrained" or len(expected) in (0, len(forget.losses)):
+                found[name] = goal.standing(forget)
+        return found
+
+    def figures(self, standings: Mapping[str, Standing]) -> dict[str, Any] | None:
+        """The goal with its standings as JSON holds it; None if nothing defines forgotten."""
+        goal, controller = self.goal, self.controller
+        if goal is None or "after" not in standings:
+            return None
+        is_reached = standings["after"].share >= goal.share
+        return {
+            "kind": goal.kind,
+            "share": goal.share,
+            "loss": goal.loss,
+            "budget": None if controller is None else controller.budget,
+            "reached": is_reached if controller is None else controller.reached,
+            "lasting": self.lookahead is not None,
+        } | {name: standing.figures() for name, standing in standings.items()}
 
     def focus(self, standing: Standing) -> None:
         """Take these targets; draw forget batches from the records that are not there yet.
@@ -170,8 +176,8 @@ class GoalRun:
             limits = replace(targets, aim=loss_at(log_odds(targets.aim) + _FURTHER)).limits
         self.limits = limits.to(self.pair.parameters[0].device, torch.float32)
         away = ~standing.forgotten | standing.too_high
-        open_ = [] if is_lasting else away.nonzero().flatten().tolist()
         if self.controller is not None:
+            open_ = [] if is_lasting else away.nonzero().flatten().tolist()
             self._pairs.focus_on(open_, self._place_of(self._step + 1))
 
     def at(self, step: int) -> None:
@@ -187,9 +193,9 @@ class GoalRun:
 
     def _every(self) -> int:
         """Steps between two measurements, such that these take at most a quarter of the time."""
-        sets = self._looks.sets
-        measured = len(sets["forget"]) + self._looks.records_of_a_standing  # type: ignore[arg-type]
-        trained = self._batch + min(self._batch, len(sets["forget"]))  # type: ignore[arg-type]
+        forget: Any = self._looks.sets["forget"]
+        measured = len(forget) + self._looks.records_of_a_standing
+        trained = self._batch + min(self._batch, len(forget))
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
 
     @property
@@ -206,11 +212,9 @@ class GoalRun:
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, as JSON holds it."""
-        return {
-            "controller": None if self.controller is None else self.controller.state_dict(),
-            "lookahead": None if self.lookahead is None else self.lookahead.state_dict(),
-            "focus": self._pairs.focus,
-        }
+        parts = {"controller": self.controller, "lookahead": self.lookahead}
+        states = {name: one.state_dict() for name, one in parts.items() if one is not None}
+        return states | {"focus": self._pairs.focus}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -222,40 +226,39 @@ class GoalRun:
 
     def save(self, folder: Path) -> None:
         """Write tensors into a checkpoint: limits, reference, best state and the point ahead."""
-        found: dict[str, Tensor] = {} if self.limits is None else {"limits": self.limits}
         reference = self.goal.reference if self.goal and self.goal.kind == "unseen" else None
+        found: dict[str, Tensor | None] = {"limits": self.limits}
         if reference is not None:
-            found["reference.losses"] = reference.losses
-            if reference.labels is not None:
-                found["reference.labels"] = reference.labels
+            found |= {"reference.losses": reference.losses, "reference.labels": reference.labels}
         if self.controller is not None:
             found |= {f"good.{name}": tensor for name, tensor in self.controller.good.items()}
         if self.lookahead is not None:
             found |= {f"ahead.{name}": tensor for name, tensor in self.lookahead.tensors().items()}
-        if found:
-            save_file(
-                {n: t.detach().cpu().contiguous().clone() for n, t in found.items()}, folder / _FILE
-            )
+        whole = {
+            n: t.detach().cpu().contiguous().clone() for n, t in found.items() if t is not None
+        }
+        if whole:
+            save_file(whole, folder / _FILE)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` has written."""
         if not (folder / _FILE).is_file():
             return
         found = load_file(folder / _FILE)
+
+        def below(prefix: str) -> dict[str, Tensor]:
+            names = [name for name in found if name.startswith(prefix)]
+            return {name.removeprefix(prefix): found[name] for name in names}
+
         if "limits" in found:
             self.limits = found["limits"].to(self.pair.parameters[0].device)
         if self.goal is not None and "reference.losses" in found:
             reference = Reference(found["reference.losses"], found.get("reference.labels"))
             self.goal = replace(self.goal, reference=reference)
         if self.controller is not None:
-            self.controller.load_good(_below("good.", found))
+            self.controller.load_good(below("good."))
         if self.lookahead is not None:
-            self.lookahead.load_tensors(_below("ahead.", found))
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = tensors.items()
-    return {name.removeprefix(prefix): one for name, one in found if name.startswith(prefix)}
+            self.lookahead.load_tensors(below("ahead."))
 
 
 def is_text(data: Any) -> bool:

@@ -24,7 +24,8 @@ from hamu.errors import HamuError, unknown
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 
 Kind = Literal["unseen", "retrained", "erased", "loss"]
-Found = Mapping[str, Predictions | TokenPredictions]  # by set
+AnyPredictions = Predictions | TokenPredictions
+Found = Mapping[str, AnyPredictions]  # by set
 LEVEL = 0.05  # of every band: records never trained on fall below it this often
 NOTHING_TELLS = (
     "nothing tells when a record is forgotten; give --test_data (records never trained on), "
@@ -100,6 +101,7 @@ class Standing:
         """The standing as JSON holds it: counts, quantiles of the losses, the ten worst records."""
         gap = log_odds(self.targets.least) - log_odds(self.losses.clamp(min=1e-12))
         worst = gap.masked_fill(self.forgotten, -math.inf).argsort(descending=True)[:10].tolist()
+        losses, least = self.losses.tolist(), self.targets.least.tolist()
         shares = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
         quantiles = self.losses.quantile(torch.tensor([*shares.values()], dtype=torch.float64))
         return {
@@ -108,11 +110,7 @@ class Standing:
             "too_high": int(self.too_high.sum()),
             "loss_quantiles": dict(zip(shares, quantiles.tolist(), strict=True)),
             "worst": [
-                {
-                    "position": i,
-                    "loss": self.losses[i].item(),
-                    "target": self.targets.least[i].item(),
-                }
+                {"position": i, "loss": losses[i], "target": least[i]}
                 for i in worst
                 if not self.forgotten[i]
             ],
@@ -132,7 +130,7 @@ class Reference:
     labels: Tensor | None = None
 
     @classmethod
-    def of(cls, predictions: Predictions | TokenPredictions) -> Reference:
+    def of(cls, predictions: AnyPredictions) -> Reference:
         """Make one of predictions."""
         return cls(record_losses(predictions), getattr(predictions, "labels", None))
 
@@ -168,9 +166,7 @@ class Goal:
             return replace(self, reference=Reference.of(retain_model["forget"]))
         return self
 
-    def standing(
-        self, forget: Predictions | TokenPredictions, retain_loss: float = math.nan
-    ) -> Standing:
+    def standing(self, forget: AnyPredictions, retain_loss: float = math.nan) -> Standing:
         """Standing of a model by its predictions of the forget set.
 
         Raises:
@@ -184,7 +180,7 @@ class Goal:
             forgotten = ~forget.correct
         return Standing(losses, targets, forgotten, retain_loss)
 
-    def _targets(self, forget: Predictions | TokenPredictions, losses: Tensor) -> Targets:
+    def _targets(self, forget: AnyPredictions, losses: Tensor) -> Targets:
         never = torch.full_like(losses, math.inf)
         if self.kind == "loss":
             least = torch.full_like(losses, float(self.loss or 0.0))
@@ -227,7 +223,7 @@ def _unseen(forget: Reference, unseen: Reference) -> Targets:
     return Targets(*columns)
 
 
-def record_losses(predictions: Predictions | TokenPredictions) -> Tensor:
+def record_losses(predictions: AnyPredictions) -> Tensor:
     """Loss of each record, [n] float64: of an image, or the mean over a text's scored tokens."""
     return predictions.losses if isinstance(predictions, Predictions) else predictions.record_losses
 
@@ -245,17 +241,11 @@ def check_goal_settings(goal: str | None, loss: float | None, share: float) -> N
     if goal is not None and goal not in get_args(Kind):
         raise unknown("goal", goal, get_args(Kind))
     if goal not in (None, "loss") and loss is not None:
-        raise HamuError(
-            f"target_forget_loss is of the goal loss, not {goal}; leave one of them out"
-        )
+        raise HamuError(f"target_forget_loss is of the goal loss, not {goal}; leave one out")
     if goal == "loss" and loss is None:
-        raise HamuError(
-            "the goal loss needs --target_forget_loss, the loss that each record must have"
-        )
+        raise HamuError("the goal loss needs --target_forget_loss, the loss of each record")
     if loss is not None and not 0 < loss < math.inf:
-        raise HamuError(
-            f"target_forget_loss {loss} must be a positive number: the loss of each record"
-        )
+        raise HamuError(f"target_forget_loss {loss} must be a positive number")
     if not 0 < share <= 1:
         raise HamuError(f"target_share {share} must be a share in (0, 1]")
 
@@ -290,16 +280,12 @@ def choose_goal(
         kind = "unseen" if has_test else "retrained" if has_retain_model else None
     if kind is None:
         return None
-    if kind == "unseen" and not has_test:
-        raise HamuError(
-            "the goal unseen compares with records that were never trained on; give --test_data, "
-            "or another goal: --retain_model, or --target_forget_loss"
-        )
-    if kind == "retrained" and not has_retain_model:
-        raise HamuError(
-            "the goal retrained compares with a retain model; give --retain_model, or another "
-            "--goal"
-        )
+    lacks = {
+        "unseen": "" if has_test else "records that were never trained on; give --test_data",
+        "retrained": "" if has_retain_model else "a retain model; give --retain_model",
+    }.get(kind)
+    if lacks:
+        raise HamuError(f"the goal {kind} compares with {lacks}, or another --goal")
     if kind == "erased" and not hasattr(sets["forget"], "labels"):
         raise HamuError(_ERASED_OF_TEXTS)
     return Goal(kind, share, loss)  # type: ignore[arg-type]  # checked by check_goal_settings

@@ -12,7 +12,7 @@ To first order (Nichol et al. 2018): the gradient that is found ahead is applied
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -102,16 +102,12 @@ class Lookahead:
                 few = min(few, len(forget["labels"]))
                 share = few / (few + len(retain["labels"][rows]))
                 loss = (1 - share) * loss + share * self._loss(forget, slice(0, few))
-            grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        if not bool(torch.isfinite(loss)):
-            raise HamuError(
-                f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate "
-                f"{self.rate:g} or --lookahead_steps {self.depth}"
-            )
-        for point, grad in zip(self._point, grads, strict=True):
-            point.grad = grad
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+            if not bool(torch.isfinite(loss)):
+                raise HamuError(
+                    f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate "
+                    f"{self.rate:g} or --lookahead_steps {self.depth}"
+                )
+            self._descend(self._optimizer, self._point, loss)
         self.taken += 1
 
     @contextmanager
@@ -122,40 +118,42 @@ class Lookahead:
         """
         modes = {module: module.training for module in self._model.modules()}
         buffers = [(b, b.clone()) for b in self._model.buffers()]
-        kept = [p.data for p in self._parameters]
         copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         optimizer = torch.optim.Adam(copies, lr=self.rate)
-        for parameter, copy in zip(self._parameters, copies, strict=True):
-            parameter.data = copy.data
         try:
-            self._model.train()
-            for batch in batches:
-                grads = torch.autograd.grad(
-                    self._loss(batch, slice(None)), self._parameters, allow_unused=True
-                )
-                for copy, grad in zip(copies, grads, strict=True):
-                    copy.grad = grad
-                optimizer.step()
-            yield
+            with self._at(copies):
+                self._model.train()
+                for batch in batches:
+                    self._descend(optimizer, copies, self._loss(batch, slice(None)))
+                yield
         finally:
-            for parameter, data in zip(self._parameters, kept, strict=True):
-                parameter.data = data
             for buffer, was in buffers:
                 buffer.copy_(was)
             for module, training in modes.items():
                 module.training = training
 
-    @contextmanager
-    def ahead(self) -> Iterator[None]:
+    def ahead(self) -> AbstractContextManager[None]:
         """Put the point's weights in place of the model's; no version of a parameter changes."""
+        return self._at(self._point)
+
+    @contextmanager
+    def _at(self, point: Sequence[Tensor]) -> Iterator[None]:
         kept = [p.data for p in self._parameters]
-        for parameter, point in zip(self._parameters, self._point, strict=True):
-            parameter.data = point.data
+        for parameter, other in zip(self._parameters, point, strict=True):
+            parameter.data = other.data
         try:
             yield
         finally:
             for parameter, data in zip(self._parameters, kept, strict=True):
                 parameter.data = data
+
+    def _descend(self, optimizer: Any, point: Sequence[Tensor], loss: Tensor) -> None:
+        """Take a step of fine-tuning, at whose weights the model is."""
+        grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        for one, grad in zip(point, grads, strict=True):
+            one.grad = grad
+        optimizer.step()
+        optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint, as JSON holds it; `tensors` has the rest."""
@@ -168,24 +166,18 @@ class Lookahead:
     def tensors(self) -> dict[str, Tensor]:
         """The path and the state of its optimizer, by name."""
         found = {f"offset.{i}": t for i, t in enumerate(self._offset)}
-        for i, point in enumerate(self._point):
-            found |= {
-                f"{key}.{i}": value for key, value in self._optimizer.state.get(point, {}).items()
-            }
+        for i, state in self._optimizer.state_dict()["state"].items():
+            found |= {f"{key}.{i}": value for key, value in state.items()}
         return found
 
+    @torch.no_grad()
     def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
-        with torch.no_grad():
-            for i, (point, offset) in enumerate(zip(self._point, self._offset, strict=True)):
-                offset.copy_(saved[f"offset.{i}"])
-                state = {
-                    key: saved[f"{key}.{i}"]
-                    for key in ("step", "exp_avg", "exp_avg_sq")
-                    if f"{key}.{i}" in saved
-                }
-                if state:
-                    self._optimizer.state[point] = {
-                        key: value.clone() if key == "step" else value.to(point.device).clone()
-                        for key, value in state.items()
-                    }
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, value in saved.items():
+            key, _, i = name.rpartition(".")
+            if key == "offset":
+                self._offset[int(i)].copy_(value)
+            else:
+                states.setdefault(int(i), {})[key] = value.clone()
+        self._optimizer.load_state_dict(self._optimizer.state_dict() | {"state": states})

@@ -66,15 +66,14 @@ class RunFolder:
         resume: bool = False,
         sources: tuple[str, ...] = (),
     ) -> None:
-        self.path = Path(path)
+        self.path, self._overwrite, self._resume = Path(path), overwrite, resume
         self._lock: FileLock | None = None
         self._prepared = False
-        self._overwrite, self._resume = overwrite, resume
         resolved = self.path.resolve()
         for source in sources:
             origin = Path(source).resolve()
-            overlap = resolved.is_relative_to(origin) or origin.is_relative_to(resolved)
-            if origin.exists() and overlap:
+            overlaps = resolved.is_relative_to(origin) or origin.is_relative_to(resolved)
+            if origin.exists() and overlaps:
                 raise HamuError(
                     f"the output folder {path} and the source {source} overlap; "
                     f"choose another --output_dir"
@@ -130,11 +129,7 @@ class RunFolder:
         self._release()
 
     def prepare(self) -> Path:
-        """Make the folder, and clear an earlier run out of it.
-
-        Raises:
-            HamuError: if another run came first.
-        """
+        """Make the folder, and clear an earlier run out of it; refuses one that came first."""
         if self._prepared or not is_main():
             return self.path
         self._acquire()
@@ -161,29 +156,29 @@ class RunFolder:
         if self._resume or left == found:
             return left
         is_marked = (self.path / MARK).is_file()
-        foreign = [
-            path for path in found if path not in left and not (is_marked and _is_of_a_run(path))
-        ]
+        foreign = [p for p in found if p not in left and not (is_marked and _is_of_a_run(p))]
         if foreign:
             raise HamuError(
                 f"the output folder {self.path} is in use: it holds {foreign[0].name}, which is "
                 f"not of a run; --overwrite only replaces runs, so choose another --output_dir"
             )
         if not self._overwrite:
+            command = self._interrupted()
+            way = f"go on with it by hamu {command} --resume --output_dir {self.path}"
             raise HamuError(
-                f"the output folder {self.path} holds {self._use()}choose another --output_dir, "
-                f"or replace it with --overwrite"
+                f"the output folder {self.path} holds "
+                f"{f'an interrupted run; {way}, ' if command else 'a run; '}"
+                f"choose another --output_dir, or replace it with --overwrite"
             )
         return found
 
-    def _use(self) -> str:
-        """The run in the folder, and the way to go on with it."""
+    def _interrupted(self) -> str | None:
+        """Command that the run in the folder goes on by, None if it cannot."""
         inputs = files.read_json(self.path / INPUTS, self.path) if self.has(INPUTS) else {}
         for command, reads in READS.items():
             if reads in inputs and self.has(CONFIG) and not self.has(_LAST[command]):
-                way = f"hamu {command} --resume --output_dir {self.path}"
-                return f"an interrupted run; go on with it by {way}, "
-        return "a run; "
+                return command
+        return None
 
     def has(self, name: str) -> bool:
         """True if a file is there; the last file of a run shows that the run came to its end."""
@@ -194,16 +189,16 @@ class RunFolder:
         for name in names if is_main() else ():
             (self.prepare() / name).unlink(missing_ok=True)
 
-    def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> None:
-        """Leave of a log only the whole lines that belong to a run that is resumed.
+    def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> int:
+        """Leave of a log only the whole lines that belong to a run that is resumed; count them.
 
         Raises:
             HamuError: if there is a line that no run has written.
         """
         file = self.path / name
         if not is_main() or not file.is_file():
-            return
-        kept = []
+            return 0
+        kept: list[str] = []
         lines = file.read_bytes().split(b"\n")[:-1]  # the last was broken off, or is ""
         for number, line in enumerate(lines, start=1):
             try:
@@ -213,10 +208,7 @@ class RunFolder:
                     f"line {number} of {file} is not of a step; take it out, or start a new run"
                 ) from None
         self.write_text(name, "".join(kept))
-
-    def count_lines(self, name: str) -> int:
-        """Number of lines of a log, 0 where there is none."""
-        return (self.path / name).read_bytes().count(b"\n") if self.has(name) else 0
+        return len(kept)
 
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
         """Write one file whole; a private one is for its owner alone."""
@@ -243,13 +235,7 @@ class RunFolder:
     def save_model(self, model: Any, *beside_it: Any, name: str = MODEL) -> Path:
         """Save a model, and what belongs to it, by their `save_pretrained`, whole or not at all.
 
-        Args:
-            model: the model.
-            beside_it: tokenizers, processors, and functions of the folder that write one more file.
-            name: of the folder.
-
-        Raises:
-            HamuError: if it cannot be written.
+        Functions beside it write one more file into the folder.
         """
         target = self.prepare() / name
         if not is_main():

@@ -23,12 +23,7 @@ StopKind = Literal[
 
 @dataclass(frozen=True)
 class StopReason:
-    """An end of a run.
-
-    Attributes:
-        kind: one of a few.
-        text: the reason, as it goes on from "because".
-    """
+    """End of a run: its kind, and the reason as it goes on from "because"."""
 
     kind: StopKind
     text: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hamu.evaluation.attack_results import (
     AttackSettings,
     Kind,
 )
-from hamu.evaluation.attacks import AttackData, attack_model, check_can_quantize, collected
+from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
 from hamu.evaluation.tofu import PERTURBED
 from hamu.files import (
     ANSWERS,
@@ -354,22 +354,18 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackRes
         return AttackData(*sets, task.collator(), task.args.eval_batch_size, others, tokenizer)
 
     def run() -> AttackResult:
-        found = {}
         with task_bar(task.console) as bar:
             job = bar.add_task("attacks", total=len(models) * settings.work(names, kind))
-            for role, name in models.items():
-                bar.update(job, description=f"attacks on the {role} model")
-                model = task.on_device(task.start_model(name))
-                data = data_for(model)
-                found[role] = attack_model(
-                    model,
-                    data,
-                    settings,
-                    seed=task.args.seed,
-                    role=role,
-                    advance=lambda steps: bar.advance(job, steps),
-                )
-        return collected(found, data, settings)
+
+            def loaded() -> Iterator[tuple[str, Any, AttackData]]:
+                for role, name in models.items():
+                    bar.update(job, description=f"attacks on the {role} model")
+                    model = task.on_device(task.start_model(name))
+                    yield role, model, data_for(model)
+
+            return attack_all(
+                loaded(), settings, task.args.seed, lambda steps: bar.advance(job, steps)
+            )
 
     return run
 

@@ -8,9 +8,8 @@
         trainer_state.json
         manifest.json                       size and SHA-256 of every file
 
-transformers writes into a staging folder; this module adds the manifest and renames. Saves are
-gathered: several processes, sharded or not, write what one process writes, so a run resumes in any
-number of processes and any layout. The main process holds one whole copy of the model meanwhile.
+transformers writes into a staging folder; this module adds the manifest and renames. Several
+processes, sharded or not, write what one writes, so a run resumes in any number and any layout.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from hamu.core.forward import without_autocast
 from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict_shared
+from hamu.unlearning.goals import AnyPredictions
 from hamu.unlearning.trainer.config import UnlearnConfig
 
-AnyPredictions = Predictions | TokenPredictions
 _FILE = "start.pt"  # in a checkpoint
 _RETAIN_RECORDS = 500  # that a run by goal is measured on
 
@@ -43,9 +43,11 @@ class Evaluations:
         **data: Dataset[Any] | None,
     ) -> None:
         self._model, self._args, self.collate = model, args, collate
-        whole = ("forget",) if args.forget_objective == "bounded" else ()  # every record counts
+        most: dict[str, int | None] = dict.fromkeys(data, args.max_eval_samples)
+        if args.forget_objective == "bounded":  # every record counts
+            most["forget"] = None
         self.sets: dict[str, Dataset[Any]] = {
-            name: subset(one, None if name in whole else args.max_eval_samples, args.seed)
+            name: subset(one, most[name], args.seed)
             for name, one in data.items()
             if one is not None
         }

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,8 +53,8 @@ class StepLog(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove the lines of steps after the checkpoint: a resumed run takes them once more."""
         if self._resume:
-            self._folder.keep_lines(STEPS, lambda line: line["step"] <= state.global_step)
-            self._layers.resume(state.global_step, self._folder.count_lines(STEPS))
+            at = state.global_step
+            self._layers.resume(at, self._folder.keep_lines(STEPS, lambda line: line["step"] <= at))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the folder once a step was taken; a checkpoint may come next."""
@@ -65,12 +64,12 @@ class StepLog(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Append the figures of a step; JSON holds those that are not finite as null."""
         if "taken" in logs:
-            finite = {
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in logs.items()
-            }
-            self._lines.append({"step": state.global_step, **finite})
-            self._layers.take(state.global_step, self.trainer)
+            self._lines.append(
+                {"step": state.global_step} | {n: _finite(v) for n, v in logs.items()}
+            )
+            if is_main():
+                blocks = self.trainer.pair.block_names
+                self._layers.take(state.global_step, blocks, self.trainer.watch.block_figures)
         self.on_step_end(args, state, control)
 
     def begin(self) -> None:
@@ -95,8 +94,7 @@ class LayerLog:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
-        self._number = self._blocks = 0
-        self._every = 1
+        self._number, self._blocks, self._every = 0, 0, 1
         self._lines: list[dict[str, Any]] = []
 
     def resume(self, step: int, logged: int) -> None:
@@ -104,18 +102,22 @@ class LayerLog:
         self._folder.keep_lines(LAYERS, lambda line: logged > 0 and line["step"] <= step)
         self._number = logged
 
-    def take(self, step: int, trainer: Any) -> None:
+    def take(
+        self, step: int, blocks: list[str], figures: Callable[[], Mapping[str, list[float] | None]]
+    ) -> None:
         """Take the figures of a step that has just been logged, if its line stays."""
-        if not is_main():
-            return
         if not self._blocks:
-            self._blocks = len(trainer.pair.block_names)
+            self._blocks = len(blocks)
             self._every = stride(self._number, self._blocks)
             if not self._number:
-                self._lines.append({"step": 0, "blocks": trainer.pair.block_names})
+                self._lines.append({"step": 0, "blocks": blocks})
         if self._number % self._every == 0:
-            figures = {name: _short(values) for name, values in trainer.layer_figures().items()}
-            self._lines.append({"step": step, "number": self._number, **figures})
+            # four digits are enough for a picture
+            short = {
+                name: values and [_finite(float(f"{value:.4g}")) for value in values]
+                for name, values in figures().items()
+            }
+            self._lines.append({"step": step, "number": self._number, **short})
         self._number += 1
 
     def write(self) -> None:
@@ -135,11 +137,9 @@ def stride(lines: int, blocks: int) -> int:
     return 1 << max(0, math.ceil(math.log2(max(1, lines) / most)))
 
 
-def _short(values: list[float] | None) -> list[float | None] | None:
-    """Four digits, enough for a picture."""
-    if values is None:
-        return None
-    return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values]
+def _finite(value: Any) -> Any:
+    """The value as JSON holds it: null where it is a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def log_line(logs: Mapping[str, Any], step: int, steps: int) -> str:
@@ -189,52 +189,35 @@ class Tracker(TrainerCallback):
     """Stand between the Trainer and one tracker, which gets only what docs/runs.md lists.
 
     The Trainer itself would pass paths, the model's config with the names of its classes, and the
-    data loaders. Nothing is sent before the first step was taken; earlier figures follow. Choices
-    are settings that may be sent although they are texts.
+    data loaders. Nothing is sent before the first step was taken; earlier figures follow.
     """
 
     def __init__(self, tracker: Any, trainer: Any, choices: Collection[str]) -> None:
         self._tracker, self._trainer = tracker, trainer
         self._settings = _sendable(trainer.args, choices)
         parameters = sum(p.numel() for p in trainer.model.parameters())
-        self._outline = SimpleNamespace(num_parameters=lambda: parameters)
-        self._waiting: list[Callable[[], Any]] = []
-        self._has_begun = False
-        self._end: Callable[[], Any] | None = None
-        self.is_kept_open = False
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the tracker begin once a first step was taken."""
-        self._waiting.append(lambda: self._begin(state, control))
+        self._model = {"model": SimpleNamespace(num_parameters=lambda: parameters)}
+        self._waiting: list[tuple[Any, dict[str, Any]]] = []  # state and figures of a log entry
+        self._has_begun = self._has_ended = self.is_kept_open = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Pass figures on, once a first step was taken."""
-        shown = {"logs": dict(logs), "model": self._outline}
-        then = copy.copy(state)  # the step that it is now
-        self._waiting.append(lambda: self._tracker.on_log(self._settings, then, control, **shown))
-        self._has_begun = self._has_begun or self._trainer.has_begun
+        self._waiting.append((copy.copy(state), dict(logs)))
+        if not self._has_begun and self._trainer.has_begun:
+            self._begin(state, control)
         if self._has_begun:
-            for send in self._waiting:
-                send()
+            for then, figures in self._waiting:
+                self._tracker.on_log(self._settings, then, control, logs=figures, **self._model)
             self._waiting.clear()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the tracker finish, now or at `end`."""
-        if self._has_begun:
-            self._end = lambda: self._tracker.on_train_end(
-                self._settings, state, control, model=self._outline
-            )
-        if not self.is_kept_open:
-            self.end()
-
-    def end(self) -> None:
-        """Let the tracker finish if training has ended."""
-        self.is_kept_open = False
-        if self._end is not None:
-            self._end()
-            self._end = None
+        """Let the tracker finish, unless it is kept open."""
+        if self._has_begun and not self._has_ended and not self.is_kept_open:
+            self._has_ended = True
+            self._tracker.on_train_end(self._settings, state, control, **self._model)
 
     def _begin(self, state: Any, control: Any) -> None:
+        self._has_begun = True
         self._trainer.before_saving()  # an earlier run in the same folder gives way
         for variable, value in _KEPT_BACK.items():
             os.environ.setdefault(variable, value)
@@ -242,16 +225,15 @@ class Tracker(TrainerCallback):
         if isinstance(tracker, integration_utils.TensorBoardCallback) and not tracker.logging_dir:
             # by itself it would take a name with the host's in it
             tracker.logging_dir = str(Path(str(self._trainer.args.output_dir)) / "tensorboard")
-        tracker.on_train_begin(self._settings, state, control, model=self._outline)
+        tracker.on_train_begin(self._settings, state, control, **self._model)
 
 
 def _sendable(args: TrainingArguments, choices: Collection[str]) -> Any:
-    """Settings for a tracker: numbers, switches and some choices, no path and no token."""
-    shown: dict[str, Any] = {}
-    for name, value in args.to_dict().items():
-        plain = value.value if isinstance(value, Enum) else value
-        if plain is None or isinstance(plain, bool | int | float) or name in choices:
-            shown[name] = plain
+    """Settings for a tracker: numbers, switches and named choices, no path and no token."""
+    shown = {name: getattr(value, "value", value) for name, value in args.to_dict().items()}
+    for name, value in list(shown.items()):
+        if not isinstance(value, bool | int | float | None) and name not in choices:
+            del shown[name]
     settings: Any = copy.copy(args)
     settings.to_dict = lambda: dict(shown)
     settings.to_json_string = lambda: json.dumps(shown, indent=2)
@@ -268,7 +250,8 @@ def kept_open(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         for tracker in trackers:
-            tracker.end()
+            tracker.is_kept_open = False
+            tracker.on_train_end(trainer.args, trainer.state, trainer.control)
 
 
 def stand_between(

@@ -1,15 +1,15 @@
-"""The promise of a step against what it did, summed up over a run, and a trust region by it."""
+"""The promise of a step against its outcome, their sum over a run, and a trust region by them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 KEPT = 0.95  # of the demand
-SHRINK_BELOW, GROW_ABOVE, LEAP_ABOVE = 0.25, 0.75, 0.95  # realised over promised
+_SHRINK_BELOW, _GROW_ABOVE, _LEAP_ABOVE = 0.25, 0.75, 0.95  # realised over promised
+_LEAST_SCALE = 2.0**-20
 _GOOD = {"forget": 1.0, "retain": -1.0}  # sign of a change of loss that is wanted
 
 
@@ -49,12 +49,7 @@ class StepOutcome:
     @property
     def is_told(self) -> bool:
         """True if anything is more than rounding: what was promised, or what came instead."""
-        return any(self._weight(side) > self.noise for side in self.promised)
-
-    def _weight(self, side: str) -> float:
-        """The larger of a side's scale and |realised - promised|; infinite where that is NaN."""
-        off = abs(self.realised[side] - self.promised[side])
-        return math.inf if math.isnan(off) else max(self._scale(side), off)
+        return any(self._is_above_rounding(side) for side in self.promised)
 
     @property
     def trust(self) -> float:
@@ -70,9 +65,13 @@ class StepOutcome:
             missing = _GOOD[side] * (promised - self.realised[side])
             if math.isnan(missing):
                 return math.nan
-            if self._weight(side) > self.noise:
+            if self._is_above_rounding(side):
                 found.append(1.0 - missing / max(self._scale(side), self.noise))
         return min(found)
+
+    def _is_above_rounding(self, side: str) -> bool:
+        off = abs(self.realised[side] - self.promised[side])
+        return math.isnan(off) or max(self._scale(side), off) > self.noise
 
     def _scale(self, side: str) -> float:
         own, constrained = abs(self.promised[side]), self.constrained
@@ -108,21 +107,12 @@ class PromiseRecord:
         """
         if not self.checked:
             return None
-        ratios = {side: median(values) for side, values in self.ratios.items() if values}
         return {
             "checked": self.checked,
             "judged": len(self.kept),
             "kept": sum(self.kept) / len(self.kept) if self.kept else None,
-            "median_ratio": ratios,
+            "median_ratio": {side: median(found) for side, found in self.ratios.items() if found},
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON holds it."""
-        return asdict(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.checked, self.kept, self.ratios = (state[f.name] for f in fields(self))
 
 
 def describe(summary: dict[str, Any]) -> str:
@@ -155,16 +145,16 @@ class TrustRegion:
         scale: the factor for the next step, from `least`, where a run cannot go on, to `most`.
     """
 
-    def __init__(self, most: float = 8.0, least: float = 2.0**-20) -> None:
+    def __init__(self, most: float = 8.0, least: float = _LEAST_SCALE) -> None:
         self._most, self._least = most, least
         self.scale = 1.0
 
     def update(self, ratio: float) -> bool:
         """Take a step's realised over promised; return True if the step is good enough to stay."""
-        if not ratio >= SHRINK_BELOW:  # NaN too
+        if not ratio >= _SHRINK_BELOW:  # NaN too
             self.scale = max(0.5 * self.scale, self._least)
-        elif ratio > GROW_ABOVE:
-            self.scale = min((4.0 if ratio > LEAP_ABOVE else 2.0) * self.scale, self._most)
+        elif ratio > _GROW_ABOVE:
+            self.scale = min((4.0 if ratio > _LEAP_ABOVE else 2.0) * self.scale, self._most)
         return ratio > 0
 
     @property

@@ -64,12 +64,10 @@ class ResumableTrainer(Trainer):
     """transformers' Trainer with the checkpoints of `Checkpoints`.
 
     Attributes:
-        checkpoints: of this run.
         beside_model: tokenizer or image processor, saved in each checkpoint with the model.
         before_saving: called before each checkpoint is written, and before a tracker begins.
         interrupted_by: set to a reason, the run ends after its present step, and saves a
-            checkpoint if any step was taken.
-        was_interrupted: true once it has.
+            checkpoint if any step was taken; `was_interrupted` is true once it has.
         resumed_from: the checkpoint that the run goes on from, "" for a new run.
     """
 
@@ -106,24 +104,21 @@ class ResumableTrainer(Trainer):
         Raises:
             HamuError: if the checkpoint is damaged, or there is none.
         """
-        checkpoint: str | bool | Path | None = resume_from_checkpoint
+        checkpoint: Any = resume_from_checkpoint
         if checkpoint is True or checkpoint == "newest":
-            newest, damages = self.checkpoints.newest()
-            if newest is None and checkpoint is True:
+            checkpoint, damages = self.checkpoints.newest()
+            if checkpoint is None and resume_from_checkpoint is True:
                 raise HamuError(
                     f"there is no whole checkpoint in {self.args.output_dir}; start the run anew"
                 )
             if is_main():
                 for damage in damages:
                     _logger.warning("%s; it is skipped", damage)
-                self.checkpoints.remove_after(newest)
-            checkpoint = newest
-        elif checkpoint:
-            found = damage_of(Path(str(checkpoint)))
-            if found is not None:
-                raise HamuError(
-                    f"the checkpoint {checkpoint} is damaged: {found}; resume from an older one"
-                )
+                self.checkpoints.remove_after(checkpoint)
+        elif checkpoint and (damaged := damage_of(Path(checkpoint))):
+            raise HamuError(
+                f"the checkpoint {checkpoint} is damaged: {damaged}; resume from an older one"
+            )
         self.resumed_from = str(checkpoint or "")
         return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
 
@@ -148,10 +143,15 @@ class ResumableTrainer(Trainer):
         return self.control.should_training_stop or self.state.global_step >= self.state.max_steps
 
     @property
+    def _sharing(self) -> int:
+        """Number of processes that share a batch."""
+        return world_size()
+
+    @property
     def global_batch(self) -> int:
-        """Records in a step, over all processes."""
+        """Records in a step (of each side, in unlearning), over all processes."""
         args: TrainConfig = self.args
-        return args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
+        return args.per_device_train_batch_size * args.gradient_accumulation_steps * self._sharing
 
     def run_state(self) -> dict[str, Any]:
         """State of the run for a checkpoint, as JSON holds it."""
@@ -203,8 +203,10 @@ class ResumableTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
-        if isinstance(sampler, LengthGroupedSampler):
-            return _ByLength(sampler, self.args.seed)
+        if isinstance(sampler, LengthGroupedSampler):  # else an order depends on those before it
+            draw = sampler.generator = torch.Generator().manual_seed(self.args.seed)
+            reseed = lambda epoch: draw.manual_seed(self.args.seed + epoch)  # noqa: E731
+            sampler.set_epoch = reseed  # type: ignore[attr-defined]
         return sampler
 
     def _run_epoch(self, **kwargs: Any) -> None:  # type: ignore[override]
@@ -235,8 +237,6 @@ class ResumableTrainer(Trainer):
 
     def _interrupted_anywhere(self) -> bool:
         """True if any process was interrupted, so that all stop after the same step."""
-        if world_size() == 1:
-            return bool(self.interrupted_by)
         mine = torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)
         return bool(all_reduced(mine).item())
 
@@ -329,24 +329,6 @@ def _making(what: str, option: str, choice: Any) -> Iterator[None]:
         ) from error
 
 
-class _ByLength(Sampler[int]):
-    """Records of like length together, in an order that depends on seed and epoch alone."""
-
-    def __init__(self, sampler: LengthGroupedSampler, seed: int) -> None:
-        self._sampler, self._seed, self._epoch = sampler, seed, 0
-        sampler.generator = torch.Generator()
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        self._sampler.generator.manual_seed(self._seed + self._epoch)
-        return iter(self._sampler)
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-
 def train_original(
     model: Any,
     data: Dataset[Any],
@@ -358,7 +340,7 @@ def train_original(
     resume: bool = False,
     around: Callable[[ResumableTrainer], AbstractContextManager[Any]] = nullcontext,
 ) -> PreTrainedModel:
-    """Train a classifier or a language model by cross-entropy, in place.
+    """Train a classifier or a language model by cross-entropy, in place; returns it.
 
     Args:
         model: its forward returns a loss when given labels.
@@ -369,9 +351,6 @@ def train_original(
         eval_data: for --eval_strategy, by loss (and accuracy, for a classifier).
         resume: go on from the newest checkpoint in the output folder, if there is one.
         around: a context for the training, made from its trainer.
-
-    Returns:
-        The same model, in evaluation mode.
 
     Raises:
         HamuError: if there is nothing to evaluate on, or the trained weights are not finite.

@@ -70,31 +70,21 @@ class ShareSampler(Sampler[list[int]]):
 
 
 class SideLosses:
-    """Objectives of both sides, by name as `UnlearnConfig.objectives` has them.
-
-    Attributes:
-        original: the model before its first step, None where nothing compares with it.
-    """
+    """Objectives of both sides, by name as `UnlearnConfig.objectives` has them."""
 
     def __init__(self, model: nn.Module, objectives: Mapping[str, str | None]) -> None:
-        self._objectives = {
-            side: build_objective(name) for side, name in objectives.items() if name is not None
-        }
+        named = {side: name for side, name in objectives.items() if name is not None}
+        self._objectives = {side: build_objective(name) for side, name in named.items()}
         needs_original = any(one.needs_original for one in self._objectives.values())
-        self.original = OriginalModel(model) if needs_original else None
+        self._original = OriginalModel(model) if needs_original else None
 
     def total(
         self, model: nn.Module, side: str, batch: Mapping[str, Tensor], limits: Tensor | None = None
     ) -> tuple[Tensor, Scored]:
-        """Sum the objective of a side's batch; also returns the predictions behind it.
-
-        Raises:
-            HamuError: if an objective gives one value for each record.
-        """
-        objective, labels = self._objectives[side], batch["labels"]
-        original = None
-        if objective.needs_original and self.original is not None:
-            original = Scored.of(self.original.logits(batch), labels).logits
+        """Sum the objective of a side's batch; also returns the predictions behind it."""
+        objective, labels, original = self._objectives[side], batch["labels"], None
+        if objective.needs_original and self._original is not None:
+            original = Scored.of(self._original.logits(batch), labels).logits
         scored = Scored.of(predict_logits(model, batch), labels, limits)
         total = objective.total(scored, original)
         if total.dim():
@@ -126,11 +116,8 @@ class SideLosses:
 class EarlyEnds:
     """Ends of a run by the cross-entropy of a step's batches, judged before the step (App. F.3).
 
-    Attributes:
-        min_forget_loss: end when the forget loss is below it: no unlearning (the paper: 0.1).
-        max_retain_loss: end when the retain loss is above it: too much of it (the paper: 0.4).
-        max_forget_loss: end when the forget loss has reached it. An infinite loss does not count:
-            one record of a class that the model rules out is enough for it.
+    An infinite forget loss has not reached its limit: one record of a class that the model rules
+    out is enough for it.
     """
 
     min_forget_loss: float | None = None
@@ -155,16 +142,16 @@ class EarlyEnds:
         # both sides in every process, as with split pairing each has one
         found = all_reduced(torch.stack([self._sums.get(side, none) for side in SIDES])).tolist()
         self._sums.clear()
-        losses = {side: loss / n for side, (loss, n) in zip(SIDES, found, strict=True) if n}
-        if "forget" in losses:
-            forget, text = losses["forget"], f"the forget loss of a step, {losses['forget']:.4g}, "
-            target, least = self.max_forget_loss, self.min_forget_loss
-            if target is not None and target <= forget < math.inf:
-                return StopReason("target", f"{text}has reached {target:g}")
+        forget, retain = (loss / n if n else None for loss, n in reversed(found))
+        least, most = self.min_forget_loss, self.max_forget_loss
+        if forget is not None:
+            text = f"the forget loss of a step, {forget:.4g},"
+            if most is not None and most <= forget < math.inf:
+                return StopReason("target", f"{text} has reached {most:g}")
             if least is not None and forget < least:
-                return StopReason("no forgetting", f"{text}is below {least:g}")
-        most = self.max_retain_loss
-        if "retain" in losses and most is not None and losses["retain"] > most:
-            text = f"the retain loss of a step, {losses['retain']:.4g}, is above {most:g}"
+                return StopReason("no forgetting", f"{text} is below {least:g}")
+        limit = self.max_retain_loss
+        if retain is not None and limit is not None and retain > limit:
+            text = f"the retain loss of a step, {retain:.4g}, is above {limit:g}"
             return StopReason("retain loss", text)
         return None

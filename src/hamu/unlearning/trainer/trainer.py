@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,19 +36,17 @@ from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
-from hamu.unlearning.goals import Standing
+from hamu.unlearning.goals import AnyPredictions, Standing
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.stop_reason import ALL_DONE, StopReason
 from hamu.unlearning.trainer.config import UnlearnConfig, checkpoints_activations
 from hamu.unlearning.trainer.evaluations import (
-    AnyPredictions,
     Evaluations,
     load_start_predictions,
     save_start_predictions,
     set_figures,
 )
 from hamu.unlearning.trainer.logs import print_lines, silence
-from hamu.unlearning.trainer.monitor import Monitor, layer_figures, step_figures
 from hamu.unlearning.trainer.resumable import (
     ResumableTrainer,
     let_gradients_through,
@@ -56,26 +54,16 @@ from hamu.unlearning.trainer.resumable import (
     to_channels_last,
 )
 from hamu.unlearning.trainer.sides import EarlyEnds, ShareSampler, SideLosses, check_items
+from hamu.unlearning.trainer.watch import StepWatch
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
 _REMEDIES = {
-    "not finite": "lower the learning rate, or look for records with values that are not finite",
-    "out of range": "lower the constraint, or give the radius as a number",
+    "not finite": "; lower the learning rate, or look for records with values that are not finite",
+    "out of range": "; lower the constraint, or give the radius as a number",
 }
-
-
-@dataclass
-class _Progress:
-    """Counts of a run that its checkpoints keep."""
-
-    taken: int = 0
-    skipped: int = 0
-    skips_in_a_row: int = 0
-    start: dict[str, float] = field(default_factory=dict)  # figures of the first evaluation
-    stop: StopReason | None = None
-    evaluated: int = -1
+_SAVED = ("steps_taken", "steps_skipped", "skips_in_a_row", "start_figures", "evaluated_step")
 
 
 class UnlearnTrainer(ResumableTrainer):
@@ -97,13 +85,13 @@ class UnlearnTrainer(ResumableTrainer):
     Attributes:
         pair: the `PairedGradients` behind the steps.
         sides: those that the method uses.
-        side_losses: objectives of the backward passes.
-        watch: the `Monitor` of the steps.
-        evaluations: evaluated records, and their predictions.
+        steps_taken: steps in which the weights were updated.
+        steps_skipped: steps that could not be taken, or that the trust region undid.
+        skip_reason: of the last of them.
+        stop: `StopReason` of the run.
         goal_run: when a record counts as forgotten, and how the run gets there.
-        lookahead: of a lasting run, None for others.
-        start_predictions: by set, of the first evaluation.
-        predictions: by set, of the last one.
+        start_predictions, predictions: by set, of the first evaluation and of the last one.
+        evaluated_step: of the last evaluation, -1 before the first.
 
     Raises:
         HamuError: if a set is empty or its items are not what a run trains on, the model cannot
@@ -129,8 +117,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
-        mine = [side_of_process(rank(), world_size())] if self._is_split else []
-        own = mine or self.sides
+        own = [side_of_process(rank(), world_size())] if self._is_split else self.sides
         self._own_sides = own
         pairs = PairedDataset(
             retain_dataset,
@@ -140,17 +127,9 @@ class UnlearnTrainer(ResumableTrainer):
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
         )
-        data: dict[str, Any] = {"retain": retain_dataset, "forget": forget_dataset}
-        data["test"] = test_dataset
+        data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
         check_items(model, data_collator, **data)
-        self._batchnorms = [
-            m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
-        ]
-        if self._is_split and self._batchnorms and not args.freeze_batchnorm:
-            raise HamuError(
-                "with split pairing a process sees one side alone, and its BatchNorm statistics "
-                "would be of that side; leave freeze_batchnorm on, or pairing at sequential"
-            )
+        self._find_batchnorms(model, args)
         self.evaluations = Evaluations(model, args, data_collator, **data)
         self._set_up(model, method, args)
         self.goal_run = GoalRun(
@@ -167,6 +146,15 @@ class UnlearnTrainer(ResumableTrainer):
         super().__init__(model, args, data_collator=PairCollator(data_collator), **kwargs)
         self._finish_set_up(kwargs)
 
+    def _find_batchnorms(self, model: nn.Module, args: UnlearnConfig) -> None:
+        kind = nn.modules.batchnorm._BatchNorm
+        self._batchnorms = [module for module in model.modules() if isinstance(module, kind)]
+        if self._is_split and self._batchnorms and not args.freeze_batchnorm:
+            raise HamuError(
+                "with split pairing a process sees one side alone, and its BatchNorm statistics "
+                "would be of that side; leave freeze_batchnorm on, or pairing at sequential"
+            )
+
     def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
         """Make the parts of a step and their state."""
         self.pair = _prepared(model, method, args)
@@ -174,23 +162,27 @@ class UnlearnTrainer(ResumableTrainer):
         self._early_ends = EarlyEnds(
             args.min_forget_loss, args.max_retain_loss, args.max_forget_loss
         )
-        self.watch = Monitor(self.pair, args, partial(self._side_total, model), model, self.sides)
+        self.watch = StepWatch(self.pair, args, model, self.sides, self._undone)
         self.lookahead: Lookahead | None = None
         if args.lasting:
-            is_of_text = is_text(self.evaluations.sets["retain"])
-            rate = args.lookahead_rate or (3e-4 if is_of_text else 1e-3)
-            loss, depth = partial(_mean_loss, model), args.lookahead_steps
-            self.lookahead = Lookahead(model, self.pair.parameters, loss, rate=rate, depth=depth)
-        self._progress = _Progress()
-        self._weights_are_earlier = False
+            rate = 3e-4 if is_text(self.evaluations.sets["retain"]) else 1e-3
+            self.lookahead = Lookahead(
+                model,
+                self.pair.parameters,
+                partial(_mean_loss, model),
+                rate=args.lookahead_rate or rate,
+                depth=args.lookahead_steps,
+            )
+        self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
+        self.skip_reason, self.stop = "", ALL_DONE
+        self.start_figures: dict[str, float] = {}
         self.start_predictions: dict[str, AnyPredictions] = {}
         self.predictions: dict[str, AnyPredictions] = {}
-        self._losses: dict[str, Tensor] = {}
-        self._at = -1  # the step that the losses are of
-        self._causality_checked = False
-        self._step: PairStep | None = None
-        self._scaling: dict[str, Any] | None = None
+        self.evaluated_step = -1
         self._steps_of_best: int | None = None
+        self._weights_are_earlier = self._causality_checked = False
+        self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
+        self._at = -1  # its number
 
     def _finish_set_up(self, given: Mapping[str, Any]) -> None:
         """Set up what the Trainer has made."""
@@ -205,16 +197,17 @@ class UnlearnTrainer(ResumableTrainer):
             self.accelerator.prepare_model = partial(
                 self.accelerator.prepare_model, evaluation_mode=True
             )
-        self.add_callback(_AroundStep(self))
+        self.add_callback(self.watch)
         if self.controller is not None:
             self.add_callback(self.controller)
+
+    # The run: data, checkpoints, and its end.
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
         output = super().train(*args, **kwargs)
-        diverged = self.stop.kind == "retain loss"
         chosen = self.args.load_best_model_at_end or self.controller is not None
-        if diverged and not (chosen or self.was_interrupted):
+        if self.stop.kind == "retain loss" and not (chosen or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
                 self._add_to_stop("there is no checkpoint to go back to, see --save_strategy")
             else:
@@ -228,39 +221,9 @@ class UnlearnTrainer(ResumableTrainer):
         return self.goal_run.controller
 
     @property
-    def stop(self) -> StopReason:
-        """Stop reason of the run."""
-        return self._progress.stop or ALL_DONE
-
-    @property
     def stop_reason(self) -> str:
         """Stop reason in words, "" if nothing ended the run before its last epoch."""
-        return "" if self._progress.stop is None else self._progress.stop.text
-
-    @property
-    def steps_taken(self) -> int:
-        """Steps in which the weights were updated."""
-        return self._progress.taken
-
-    @property
-    def steps_skipped(self) -> int:
-        """Steps that could not be taken, or that the trust region undid."""
-        return self._progress.skipped
-
-    @property
-    def steps_in_model(self) -> int:
-        """Steps behind the weights: fewer than were taken, once the run went back to a state."""
-        return self.steps_taken if self._steps_of_best is None else self._steps_of_best
-
-    @property
-    def evaluated_step(self) -> int:
-        """Step of the last evaluation, -1 before the first."""
-        return self._progress.evaluated
-
-    @property
-    def skip_reason(self) -> str:
-        """Reason for which the last step was skipped, "" if it was not."""
-        return "" if self._step is None else self._step.reason
+        return "" if self.stop == ALL_DONE else self.stop.text
 
     @property
     def promise(self) -> dict[str, Any] | None:
@@ -275,19 +238,12 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def is_over(self) -> bool:
         """True if no step is to follow, as where the run had ended when it was saved."""
-        return self._progress.stop is not None or super().is_over
-
-    @property
-    def global_batch(self) -> int:
-        """Records of each side in a step, over all processes."""
-        args: UnlearnConfig = self.args
-        return args.per_device_train_batch_size * args.gradient_accumulation_steps * self._sharing
+        return self.stop != ALL_DONE or super().is_over
 
     @property
     def _sharing(self) -> int:
         """Number of processes that share the batches of a side."""
-        layout: Any = self.pair.layout
-        return int(layout.half) if self._is_split else world_size()
+        return world_size() // 2 if self._is_split else world_size()
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         """Go in order: the paired data set does the shuffling."""
@@ -308,8 +264,6 @@ class UnlearnTrainer(ResumableTrainer):
         )
         return loader
 
-    # The run: checkpoints, and its end.
-
     @property
     def _parts(self) -> dict[str, Any]:
         """Parts with a state; the controller sets the demand that the pair was saved with."""
@@ -317,17 +271,18 @@ class UnlearnTrainer(ResumableTrainer):
 
     def run_state(self) -> dict[str, Any]:
         """Counts, stop reason and the parts' states, as JSON holds them."""
+        own = {name: getattr(self, name) for name in _SAVED} | {"stop": asdict(self.stop)}
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        return super().run_state() | asdict(self._progress) | parts
+        return super().run_state() | own | parts
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`."""
         super().load_run_state(state)
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
-        self._progress = _Progress(**{name: state[name] for name in asdict(self._progress)})
-        if state["stop"] is not None:
-            self._progress.stop = StopReason(**state["stop"])
+        for name in _SAVED:
+            setattr(self, name, state[name])
+        self.stop = StopReason(**state["stop"])
 
     def save_more(self, folder: Path) -> None:
         """Write the start model's predictions, and the state that a run by goal goes back to."""
@@ -343,18 +298,19 @@ class UnlearnTrainer(ResumableTrainer):
     def _load_best_model(self) -> None:
         super()._load_best_model()
         self.predictions = {}
-        self._steps_of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))["taken"]
         best = self.state.best_global_step
+        of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))
+        self._steps_of_best = of_best["steps_taken"]
         self._weights_are_earlier = best != self.state.global_step
         if self._weights_are_earlier and self.args.load_best_model_at_end:
             self._add_to_stop(f"the weights are the best ones, of step {best}")
 
     def _end_run(self, stop: StopReason) -> None:
-        self._progress.stop = stop
+        self.stop = stop
         self.control.should_training_stop = True
 
     def _add_to_stop(self, more: str) -> None:
-        self._progress.stop = replace(self.stop, text=f"{self.stop.text}; {more}")
+        self.stop = replace(self.stop, text=f"{self.stop.text}; {more}")
 
     # The step.
 
@@ -375,125 +331,111 @@ class UnlearnTrainer(ResumableTrainer):
         """
         self._begin(model)
         inputs = self._prepare_inputs(inputs)
-        weight = inputs.get(WEIGHT, 1.0)
         if self.lookahead is not None and not self._losses:  # once a step
             self.lookahead.advance(inputs["retain"], inputs["forget"])
-        losses: dict[str, Tensor] = {}
         limits = self.goal_run.limits_of(inputs[POSITIONS]) if POSITIONS in inputs else None
-        measured = self.watch.is_due(self.state.global_step + 1, self.state.logging_steps)
+        is_checked = self.watch.is_due(self.state.global_step + 1, self.state.logging_steps)
         # DDP averages gradients over the processes, but each has only its part of the sum; split
         # pairing sums them
         scale = 1 if self._is_split else world_size()
+        losses: list[Tensor] = []
         for side in self._own_sides:
             batch = inputs[side]
             counts = num_items_in_batch or {side: self.side_losses.count(side, batch)}
-            count = counts[side]
-            if measured:
-                more = {} if limits is None else {"limits": limits}
-                self.watch.passes.remember(side, batch, weight, count, **more)
+            loss_of = partial(
+                self._loss,
+                side=side,
+                batch=batch,
+                share=(inputs.get(WEIGHT, 1.0), counts[side]),
+                limits=limits if side == "forget" else None,
+            )
+            if is_checked:
+                self.watch.passes.remember(side, partial(loss_of, self.model), counts[side])
             ahead = self.lookahead if side == "forget" else None
             with getattr(self.pair, side)(), nullcontext() if ahead is None else ahead.ahead():
-                loss = self._side_total(model, side, batch, weight, limits) * weight / count
+                loss = loss_of(model)
                 self.accelerator.backward(loss * scale if scale > 1 else loss)
-            losses[side] = loss.detach()
-            self._losses[side] = self._losses.get(side, 0.0) + losses[side]
+            losses.append(loss.detach())
+            self._losses[side] = self._losses.get(side, 0.0) + losses[-1]
         if self.accelerator.sync_gradients:
             self._end_step()
-        return torch.stack(list(losses.values())).sum()
+        return torch.stack(losses).sum()
 
     def _begin(self, model: nn.Module) -> None:
         model.train()
-        if self.args.freeze_batchnorm:
-            for module in self._batchnorms:
-                module.eval()
+        for module in self._batchnorms if self.args.freeze_batchnorm else ():
+            module.eval()
         if self._at != self.state.global_step:
-            self._at = self.state.global_step
-            self._losses.clear()
+            self._at, self._losses = self.state.global_step, {}
             self.goal_run.at(self._at)
 
-    def _side_total(
+    def _loss(
         self,
         model: nn.Module,
         side: str,
         batch: Mapping[str, Tensor],
-        weight: float = 1.0,
-        limits: Tensor | None = None,
+        share: tuple[float, Tensor | int],
+        limits: Tensor | None,
     ) -> Tensor:
-        if not self._causality_checked and torch.is_grad_enabled():
+        """A batch's part of the mean over its step: the batch's weight, and the step's count."""
+        if not self._causality_checked:
             check_causal_mask(self.model, batch)
             self._causality_checked = True
-        limits = limits if side == "forget" else None
         total, scored = self.side_losses.total(model, side, batch, limits)
         if self._early_ends and torch.is_grad_enabled():
-            self._early_ends.add(side, scored, weight)
+            self._early_ends.add(side, scored, share[0])
         self.watch.passes.see(scored.logits)
-        return total
+        return total * share[0] / share[1]
 
     def _end_step(self) -> None:
         """Combine, unless the losses end the run."""
+        scaler = self.accelerator.scaler
         stop = self._early_ends.end() if self._early_ends else None
         if self.controller is not None and self.controller.ended:
             stop = self.stop
         if stop is not None:
-            self.watch.skip()
-            self.pair.abandon(self.accelerator.scaler)
-            self._step = None
+            self.pair.abandon(scaler)
+            self.watch.take(None, self._losses, scaler)
             self._end_run(stop)
             return
         if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
             check_equal(self.pair.names, self.pair.parameters)
-        keep = self.watch.keep(self.optimizer)
         losses = torch.stack(list(self._losses.values())).double().sum()
-        finite = torch.isfinite(all_reduced(losses))
-        step = self.pair.combine(self.accelerator.scaler, keep=keep, losses_finite=finite)
-        self._step = step
+        step = self.pair.combine(
+            scaler,
+            keep=self.watch.keep(self.optimizer),
+            losses_finite=torch.isfinite(all_reduced(losses)),
+        )
+        self.watch.take(step, self._losses, scaler)
         if self.controller is not None:
             self.controller.note(step)
         if step.decision == "step":
-            self._progress.taken += 1
-            self._progress.skips_in_a_row = 0
+            self.steps_taken += 1
+            self.skips_in_a_row = 0
         else:
-            self.watch.skip()
             self._skip(step)
 
     def _skip(self, step: PairStep) -> None:
         """Count a step that is not taken, and end the run if it says so."""
-        progress = self._progress
-        progress.skipped += 1
-        progress.skips_in_a_row += 1
+        self.steps_skipped += 1
+        self.skips_in_a_row += 1
+        self.skip_reason = step.reason
         is_infeasible = step.cause == "infeasible"
-        if step.should_stop and is_infeasible and not progress.taken:
+        if step.should_stop and is_infeasible and not self.steps_taken:
             raise HamuError(f"no step can be taken: {step.reason}")
         if step.should_stop:
             self._end_run(StopReason("infeasible" if is_infeasible else "criterion", step.reason))
-        elif progress.skips_in_a_row >= self.args.max_skips:
-            parts = [
-                f"{progress.skips_in_a_row} steps in a row could not be taken: {step.reason}. The "
-                f"weights are those of the last step that was"
-            ]
-            parts += [_REMEDIES[step.cause]] if step.cause in _REMEDIES else []
-            self._end_run(StopReason("skips", "; ".join(parts)))
+        elif self.skips_in_a_row >= self.args.max_skips:
+            text = (
+                f"{self.skips_in_a_row} steps in a row could not be taken: {step.reason}. The "
+                f"weights are those of the last step that was{_REMEDIES.get(step.cause, '')}"
+            )
+            self._end_run(StopReason("skips", text))
 
-    def before_optimizer_step(self) -> None:
-        """Prepare for the optimizer to move the weights."""
-        # the loss scaler would take a step that was not taken for an overflow, and lower its scale
-        scaler, step = self.accelerator.scaler, self._step
-        innocent = step is None or (step.decision != "step" and step.finite)
-        is_scaled = scaler is not None and scaler.is_enabled()
-        self._scaling = scaler.state_dict() if innocent and is_scaled else None
-        if step is not None and step.decision == "step":
-            self.watch.before(step, self.optimizer, self._losses)
-
-    def after_optimizer_step(self) -> None:
-        """Check what the optimizer did; a step that is undone was none."""
-        if self._scaling is not None:
-            self.accelerator.scaler.load_state_dict(self._scaling)
-        if self._step is None or self._step.decision != "step" or not self.watch.after():
-            return
-        undone = "it did not do what it promised"
-        self._step = replace(self._step, decision="skip", reason=undone)  # for the log
-        self._progress.taken -= 1
-        self._progress.skipped += 1
+    def _undone(self) -> None:
+        """Count a step that was undone as skipped."""
+        self.steps_taken -= 1
+        self.steps_skipped += 1
         if self.watch.trust is not None and self.watch.trust.exhausted:
             text = "no step is small enough to realise anything of its promise"
             self._end_run(StopReason("no small step", text))
@@ -503,9 +445,8 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Tensor:
         """‖g*‖, from the Gram: no pass over the gradients."""
-        if self._step is None:  # the run ended before this step
-            return torch.zeros(())
-        return self._step.combined_sq.sum().sqrt()
+        step = self.watch.step
+        return torch.zeros(()) if step is None else step.combined_sq.sum().sqrt()
 
     def floating_point_ops(self, inputs: Any) -> int:
         """0, as nothing is counted: a pair of batches is not one model input."""
@@ -517,7 +458,9 @@ class UnlearnTrainer(ResumableTrainer):
         """Put the step's own figures in place of the summed loss."""
         if "loss" in logs and self._losses:
             del logs["loss"]
-            logs.update(self._step_figures())
+            logs.update(self.watch.step_figures())
+            logs["taken"] = float(self.watch.is_taken)
+            logs["stopped"] = float(self.stop != ALL_DONE)
             if self.controller is not None:
                 logs["learning_rate"] = self.controller.rate_of_step
         for name in ("train_loss", "total_flos"):  # the sum of two losses, and what is not counted
@@ -526,19 +469,6 @@ class UnlearnTrainer(ResumableTrainer):
         steps = [number for number, entry in enumerate(self.state.log_history) if "taken" in entry]
         for number in reversed(steps[:-_REMEMBERED]):
             del self.state.log_history[number]
-
-    def _step_figures(self) -> dict[str, float]:
-        step, none = self._step, torch.zeros((), device=self.args.device)
-        losses: dict[str, Tensor] = {
-            side: all_reduced(self._losses.get(side, none).double()) for side in self.sides
-        }
-        taken = step is not None and step.decision == "step"
-        flags = {"taken": float(taken), "stopped": float(self._progress.stop is not None)}
-        return step_figures(step, losses, self.sides) | self.watch.figures | flags
-
-    def layer_figures(self) -> dict[str, list[float] | None]:
-        """cosθ_i and ‖Δw_i‖ of the last step by block; None for what is not known."""
-        return layer_figures(self._step, self.watch.lengths, self.sides)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate; the start of a run that is resumed was evaluated before its first step."""
@@ -556,23 +486,23 @@ class UnlearnTrainer(ResumableTrainer):
         prefix, step = metric_key_prefix, self.state.global_step
         evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_gain" in e]
         # evaluated before the run was resumed; or those of other weights, not the last step's
-        known = step in evaluated or self._weights_are_earlier
+        is_known = step in evaluated or self._weights_are_earlier
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
             broadcast([one for module in self._batchnorms for one in module.buffers()])
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
-        self._progress.evaluated = step
+        self.evaluated_step = step
         if self.args.forget_objective == "bounded" and self.controller is None:
             self.goal_run.focus(self.standings()["after"])
         found = set_figures(self.predictions)
-        start = self._progress.start = self._progress.start or found
+        start = self.start_figures = self.start_figures or found
         then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, found))
         gains = Gains.between(then, now)
-        found = found | {"forget_gain": gains.forget, "retain_gain": gains.retain}
+        found |= {"forget_gain": gains.forget, "retain_gain": gains.retain}
         found["joint_gain"] = gains.joint
         metrics = {f"{prefix}_{key}": value for key, value in found.items()}
-        if not known:
+        if not is_known:
             self.log(dict(metrics))
             self.control = self.callback_handler.on_evaluate(
                 self.args, self.state, self.control, metrics
@@ -581,54 +511,22 @@ class UnlearnTrainer(ResumableTrainer):
 
     def standings(self) -> dict[str, Standing]:
         """Standings of the forget set against the goal before and after; empty without a goal."""
-        found: dict[str, Standing] = {}
-        for name, predictions in (("before", self.start_predictions), ("after", self.predictions)):
-            if "forget" in predictions:
-                standing = self.goal_run.standing_of(predictions, self.start_predictions)
-                found |= {} if standing is None else {name: standing}
-        return found
+        return self.goal_run.standings(self.start_predictions, self.predictions)
 
     def history(self) -> dict[str, Any]:
         """Evaluations of a run that has ended, its steps, promise, goal and stop reason."""
+        steps_of_best = self._steps_of_best
         return {
             "trajectory": [e for e in self.state.log_history if "eval_forget_gain" in e],
             "steps_taken": self.steps_taken,
             "steps_skipped": self.steps_skipped,
-            "steps_in_model": self.steps_in_model,
+            "steps_in_model": self.steps_taken if steps_of_best is None else steps_of_best,
             "promise": self.promise,
             "controller": None if self.controller is None else self.controller.history,
-            "goal": self._goal_figures(),
+            "goal": self.goal_run.figures(self.standings()),
             "ended": self.stop.text,
             "ended_kind": self.stop.kind,
         }
-
-    def _goal_figures(self) -> dict[str, Any] | None:
-        """Goal of the run with its standings; None if nothing defines forgotten."""
-        standings, goal, controller = self.standings(), self.goal_run.goal, self.controller
-        if goal is None or "after" not in standings:
-            return None
-        reached = standings["after"].share >= goal.share
-        return {
-            "kind": goal.kind,
-            "share": goal.share,
-            "loss": goal.loss,
-            "budget": None if controller is None else controller.budget,
-            "reached": reached if controller is None else controller.reached,
-            "lasting": self.lookahead is not None,
-        } | {name: standing.figures() for name, standing in standings.items()}
-
-
-class _AroundStep(TrainerCallback):
-    """Pass on the moments before and after the optimizer's step, offered to callbacks alone."""
-
-    def __init__(self, trainer: UnlearnTrainer) -> None:
-        self._trainer = trainer
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.before_optimizer_step()
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.after_optimizer_step()
 
 
 def _mean_loss(model: nn.Module, batch: Mapping[str, Tensor], rows: slice) -> Tensor:
