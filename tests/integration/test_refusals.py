@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from small_models import save_small_classifier
 
 import hamu.cli
 from hamu.cli import main
-from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.unlearning.jobs.task import Task
 
 IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
@@ -47,10 +47,7 @@ def cli(tmp_path, monkeypatch, capfd):
 @pytest.fixture
 def image_model(tmp_path):
     """The folder of a very small classifier of these images."""
-    config = SmallResNetConfig(
-        depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
-    )
-    SmallResNet(config).save_pretrained(tmp_path / "model")
+    save_small_classifier(tmp_path / "model")
 
 
 @pytest.mark.parametrize(("line", "message"), table("""

@@ -43,14 +43,7 @@ def run_experiments(argv: list[str], run: _Run) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        0 if all went well, 2 if something that the user can put right is wrong, 130, 143 or 129 if
-        interrupted (by Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if
-        unlearning will cost, 4 if next to nothing is free or no step is possible; `verify` 1 if
-        something does not hold.
-    """
+    """Run one command; returns its exit code, see docs/options.md."""
     if argv is None:
         argv = sys.argv[1:]
         del sys.argv[2:]  # trackers send it along, and it may name whom to forget

@@ -109,12 +109,7 @@ def run(command: str, argv: list[str], console: Console) -> int:
 
 
 def given_flags(command: str, argv: list[str]) -> dict[str, Any]:
-    """The options that the flags of a job's command give, by name.
-
-    Raises:
-        SystemExit: if they ask for help, once it is printed.
-        HamuError: if a flag is unknown or has no place, or a value does not fit.
-    """
+    """The options that the flags of a job's command give, by name; help is printed, and exits."""
     parser = parser_of(command)
     everything = "--help-all" in argv
     if everything or "--help" in argv or "-h" in argv:

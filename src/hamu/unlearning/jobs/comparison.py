@@ -138,11 +138,7 @@ def run_job(job: str, options: Mapping[str, Any]) -> None:
 
 
 def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
-    """Run what waits, a line for each that ends, under a bar with the command's name.
-
-    Raises:
-        Interrupted: by a signal, now or when other runs were made, once all runs under way ended.
-    """
+    """Run what waits, a line for each that ends; a signal interrupts once all under way ended."""
     with ending(children), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
             console.print(_line(row), soft_wrap=True)

@@ -109,7 +109,8 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     task.check_models()
     task.settle_adapter()
     with folder:
-        reference = _reference(task, problem)
+        retained = task.run.retain_model
+        reference = None if retained is None else task.predictions(retained, problem)[1]
         set_seed(args.seed)
         model = task.start_model(str(task.run.model))
         inputs = from_main(lambda: task.inputs_of(problem))
@@ -126,14 +127,6 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         with bar, kept_open(trainer):
             _train(trainer, resume)
         return _finish(task, folder, problem, trainer, inputs, reference)
-
-
-def _reference(task: Task, problem: UnlearningData[Any]) -> Any:
-    """The retain model's predictions, None without one."""
-    source = task.run.retain_model
-    if source is None:
-        return None
-    return task.predictions(source, problem, task.limit, whole_forget=task.forgets_by_record())[1]
 
 
 def _finish(
@@ -206,11 +199,7 @@ def save_whole(task: Task, folder: RunFolder, model: Any, card: Any) -> str:
 
 
 def _train(trainer: UnlearnTrainer, resume: bool) -> None:
-    """Unlearn, and measure the model unless the last step was measured.
-
-    Raises:
-        HamuError: if there is no new model, or none that is of use.
-    """
+    """Unlearn, and measure the model unless the last step was measured; refuse one of no use."""
     with leaving_in_order("unlearn", trainer):
         trainer.train(resume_from_checkpoint="newest" if resume else None)
     if not trainer.steps_taken:

@@ -85,11 +85,7 @@ def choose_task(settings: Settings, console: Console) -> Task:
 
 
 def task_name(data: DataOptions) -> str:
-    """The task that --task names, or that the data's name shows: "image" or "text".
-
-    Raises:
-        HamuError: if the name is unknown.
-    """
+    """The task that --task names, or that the data's name shows: "image" or "text"."""
     if data.task == "auto":
         named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
         has_columns = data.prompt_column is not None or data.answer_column is not None
@@ -263,13 +259,7 @@ class TextTask(Task):
     def load_with_tokenizer(
         self, source: str, adapter: AdapterSettings | None = None, base: str | None = None
     ) -> tuple[Any, Any]:
-        """A saved model and its tokenizer, or that of --tokenizer; the task's own stays.
-
-        Args:
-            source: where the model is.
-            adapter: settings of the adapter to train, None to load the model as it is.
-            base: see `load_model`.
-        """
+        """A saved model, with the adapter to train if there is one, and the tokenizer for it."""
         run = self.run
         base, trusted = base or run.base_model, run.trust_remote_code
         model = load_language_model(
@@ -380,8 +370,7 @@ class TextTask(Task):
 
     def evaluated(self, data: TextData | TextRecords, name: str = "retain") -> TextRecords:
         """The records of a set that an evaluation looks at, in its order."""
-        whole = name == "forget" and self.forgets_by_record()
-        return self.some_records(data, None if whole else self.limit)
+        return self.some_records(data, self.limit(name))
 
     def some_records(self, data: TextData | TextRecords, most: int | None) -> TextRecords:
         """At most this many records of a set, drawn at random; see `draw_positions`."""
@@ -408,10 +397,7 @@ class TextTask(Task):
 
 
 def privleak_of(report: Mapping[str, Any]) -> float | None:
-    """PrivLeak in MUSE's orientation.
-
-    None without Min-K% of both models, or where the retain model's AUC is 1.
-    """
+    """PrivLeak in MUSE's orientation; None without both AUCs, or where the retain model's is 1."""
     ours, theirs = auc_of(report), auc_of(report["retain_model"])
     if ours is None or theirs is None or theirs == 1:
         return None

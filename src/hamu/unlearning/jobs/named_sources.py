@@ -138,10 +138,8 @@ class NamedSources:
         task, source, base = self.task, self._model(role), self._base(role)
         if task.run.tokenizer is not None:
             self._need(task.run.tokenizer)
-        whole = most is None and task.forgets_by_record()
-        most = self.task.limit if most is None else most
         try:
-            return task.predictions(source, self.problem, most, base, whole_forget=whole)
+            return task.predictions(source, self.problem, most, base)
         except NeedsCode as error:
             raise Unavailable(f"it cannot be loaded: {error}") from error
 

@@ -40,11 +40,7 @@ class RunPlan:
 
 
 def plan(settings: Settings, console: Console) -> RunPlan:
-    """Parameters, steps and memory of a run; nothing is trained or written.
-
-    Raises:
-        HamuError: if the model's configuration or the number of records cannot be known.
-    """
+    """Parameters, steps and memory of a run; nothing is trained or written."""
     has_data = settings.of(DataOptions).data is not None
     task = choose_task(settings, console) if has_data else TextTask(settings, console)
     args, model = task.args, str(task.run.model)
@@ -137,10 +133,7 @@ def _copies(args: TrainConfig) -> dict[str, Any]:
 
 
 def _sets(task: Any, unlearns: bool) -> dict[str, Any]:
-    """The records that a run goes through, by set; a range, if only their number is stated.
-
-    They are read where the data are here, or of the hub and nothing is stated.
-    """
+    """The records that a run goes through, by set; a range, if only their number is stated."""
     stated, without_forget = task.stated(), task.run.without_forget
     if stated is None and not unlearns and not without_forget:
         return {"training": task.train_and_test()[0]}

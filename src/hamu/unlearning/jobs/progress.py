@@ -82,10 +82,7 @@ def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
 
 
 class ProgressBar(TrainerCallback):
-    """A progress bar for a Trainer with its last figures; in a log file, a line every half minute.
-
-    As a context it gives the screen back however training ends.
-    """
+    """A bar for a Trainer with its last figures; in a log file, a line every half minute."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title = console, title

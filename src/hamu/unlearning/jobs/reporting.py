@@ -70,7 +70,7 @@ def report(
         try:
             sources = NamedSources(folder, hub, trust_remote_code=trust_remote_code)
             sources.check_unchanged()
-            limit = sources.task.limit
+            limit = sources.task.limit("retain")
             most = samples if limit is None else min(samples, limit)
             if isinstance(sources.task, TextTask):
                 count = answers if contents else 0

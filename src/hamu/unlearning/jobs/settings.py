@@ -110,12 +110,7 @@ def parser_of(command: str, types: Iterable[type] = ()) -> Parser:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Options of one job.
-
-    Attributes:
-        options: an instance of each dataclass that the job takes.
-        given: the settings that were given, by name; no defaults.
-    """
+    """Options of one job: its dataclasses, and the settings given by name, without defaults."""
 
     options: tuple[Any, ...]
     given: dict[str, Any]
@@ -126,17 +121,7 @@ class Settings:
 
 
 def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] = ()) -> Settings:
-    """Check and complete the options of a job.
-
-    Args:
-        command: its name, which is also the section of a YAML file that is for it alone.
-        options: values by name, None for one that is not given; also recipe and config.
-        types: the dataclasses to fill, by default those of the command.
-
-    Raises:
-        HamuError: if a name is unknown, has no place or does not belong to the command, or values
-            do not fit.
-    """
+    """Check and complete the options of a job, given by name, into its dataclasses (or `types`)."""
     parser, types = parser_of(command, types), tuple(types) or tables.TYPES[command]
     defaults = {action.dest: action.default for action in parser._actions}
     options = {name: value for name, value in options.items() if value is not None}
@@ -250,10 +235,7 @@ def _files(options: Mapping[str, Any], resumed: Path | None) -> Iterator[tuple[s
 
 
 def _of_file(name: str, content: bytes, command: str) -> dict[str, Any]:
-    """Settings for one command, as texts: the keys at the top, then those of its own section.
-
-    None is null, which takes back what an earlier file set.
-    """
+    """Settings for one command, as texts; null takes back what an earlier file set."""
     try:
         parsed = yaml.load(content, _Texts)
     except (yaml.YAMLError, RecursionError) as error:

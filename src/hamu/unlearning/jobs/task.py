@@ -131,19 +131,22 @@ class Task(ABC):
         }
         return {role: name for role, name in named.items() if name is not None}
 
+    def folder(self, *, resume: bool = False) -> RunFolder:
+        """The output folder."""
+        return RunFolder(
+            str(self.args.output_dir),
+            overwrite=self.run.overwrite,
+            resume=resume,
+            sources=self.sources(),
+        )
+
     def start(self, *, resume: bool = False) -> tuple[RunFolder, UnlearningData[Any]]:
         """The output folder and the problem, of a command that has a model."""
         if self.run.model is None:
             raise HamuError(
                 "name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME"
             )
-        folder = RunFolder(
-            str(self.args.output_dir),
-            overwrite=self.run.overwrite,
-            resume=resume,
-            sources=self.sources(),
-        )
-        return folder, self.problem()
+        return self.folder(resume=resume), self.problem()
 
     def problem(self) -> UnlearningData[Any]:
         """Read the training and test data and divide them as the options say."""
@@ -240,10 +243,10 @@ class Task(ABC):
         is_file = data.forget_rows and not lists_rows(data.forget_rows)
         return [*found, str(data.forget_rows)] if is_file else found
 
-    def sources(self, *, is_training: bool = False) -> tuple[str, ...]:
+    def sources(self) -> tuple[str, ...]:
         """The local files and folders that are read, which no run may write into."""
         models = [*self.named_models().values(), self.run.base_model, self.run.tokenizer]
-        if is_training and self.is_built_in(str(self.run.model)):
+        if self.classes_of is None:  # a new model
             models.remove(self.run.model)
         models += [adapter_base(model) for model in models if model is not None]
         further = [one for one in self.settings.options if isinstance(one, EvaluateOptions)]
@@ -288,29 +291,27 @@ class Task(ABC):
         most: int | None = None,
         base: str | None = None,
         *,
-        whole_forget: bool = False,
         only: Collection[str] = ("retain", "forget", "test"),
     ) -> tuple[Any, dict[str, Any]]:
-        """A saved model, and its predictions for at most so many records of each set.
-
-        With `whole_forget` all records of the forget set are predicted.
-        """
+        """A saved model, and its predictions for each set: for `most` records, else `limit`."""
         model = self.on_device(self.load_model(source, base))
         found = {}
         for name, data in self.fitted_problem(model, problem).sets().items():
             if name in only:
-                limit = None if whole_forget and name == "forget" else most
-                found[name] = self.predict(model, subset(data, limit, self.args.seed))
+                some = subset(data, self.limit(name) if most is None else most, self.args.seed)
+                found[name] = self.predict(model, some)
         return model, found
 
-    @property
-    def limit(self) -> int | None:
-        """The most records of a set that evaluations in the run look at, None for all."""
-        return self.args.max_eval_samples if isinstance(self.args, UnlearnConfig) else None
+    def limit(self, name: str) -> int | None:
+        """The most records of a set that evaluations look at; None for all.
 
-    def forgets_by_record(self) -> bool:
-        """True if every forget record has a loss to reach, so that all are evaluated."""
-        return isinstance(self.args, UnlearnConfig) and self.args.forget_objective == "bounded"
+        Those are all of a forget set whose records each have a loss to reach.
+        """
+        args = self.args
+        if not isinstance(args, UnlearnConfig):
+            return None
+        is_whole = name == "forget" and args.forget_objective == "bounded"
+        return None if is_whole else args.max_eval_samples
 
     def evaluates_in_half(self) -> bool:
         """True if evaluations run under autocast, as training does."""

@@ -72,12 +72,7 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
         return plan(settings, console)
     task = choose_task(settings, console)
     task.classes_of = None if task.is_built_in(run.model) else run.model
-    folder = RunFolder(
-        str(task.args.output_dir),
-        overwrite=run.overwrite,
-        resume=resume,
-        sources=task.sources(is_training=True),
-    )
+    folder = task.folder(resume=resume)
     if resume and folder.has(EVALUATION):
         done = read_json(folder.path / EVALUATION)
         return Trained(folder.path, folder.path / MODEL, done, was_complete=True)
