@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -241,17 +241,14 @@ def _curvature(found: Assessment) -> list[str]:
     ]
 
 
-def _conflicts(found: Assessment) -> list[str]:
-    lines = []
-    for side, other in (("forget", "retain"), ("retain", "forget")):
-        if side in found.conflicts:
-            records = found.conflicts[side]
-            worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
-            lines.append(
-                f"{side} records hardest against the {other} gradient, by row: {worst}; a tenth of "
-                f"them makes up {records.top_share:.0%} of the conflict"
-            )
-    return lines
+def _conflicts(found: Assessment) -> Iterator[str]:
+    other = {"forget": "retain", "retain": "forget"}
+    for side, records in found.conflicts.items():
+        worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
+        yield (
+            f"{side} records hardest against the {other[side]} gradient, by row: {worst}; a tenth "
+            f"of them makes up {records.top_share:.0%} of the conflict"
+        )
 
 
 _PRINT: dict[type, Callable[[Any, Console], int | None]] = {

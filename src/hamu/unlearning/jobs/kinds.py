@@ -252,14 +252,9 @@ class TextTask(Task):
         settings = (run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets)
         return AdapterSettings(*settings) if run.lora else None
 
-    def load_model(self, source: str, base: str | None = None) -> Any:
-        model, self.tokenizer = self.load_with_tokenizer(source, base=base)
-        return model
-
-    def load_with_tokenizer(
-        self, source: str, adapter: AdapterSettings | None = None, base: str | None = None
-    ) -> tuple[Any, Any]:
-        """A saved model, with the adapter to train if there is one, and the tokenizer for it."""
+    def load_model(
+        self, source: str, base: str | None = None, adapter: AdapterSettings | None = None
+    ) -> Any:
         run = self.run
         base, trusted = base or run.base_model, run.trust_remote_code
         model = load_language_model(
@@ -269,10 +264,12 @@ class TextTask(Task):
             dtype=run.model_dtype,
             trust_remote_code=trusted,
         )
-        return model, load_tokenizer(run.tokenizer or source, base, trust_remote_code=trusted)
+        named = run.tokenizer or source
+        self.tokenizer = load_tokenizer(named, base, trust_remote_code=trusted)
+        return model
 
     def start_model(self, source: str) -> Any:
-        model, self.tokenizer = self.load_with_tokenizer(source, self.adapter())
+        model = self.load_model(source, adapter=self.adapter())
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 raise HamuError(
@@ -280,11 +277,11 @@ class TextTask(Task):
                     f"--model_dtype at float32 (--bf16 saves time and memory all the same), or "
                     f"train an adapter with --lora"
                 )
-        if self.run.merge and not hasattr(model, "peft_config"):
-            raise HamuError(
-                "there is no adapter to merge; leave --merge out, or train one with --lora"
-            )
         if self.run.merge:
+            if not hasattr(model, "peft_config"):
+                raise HamuError(
+                    "there is no adapter to merge; leave --merge out, or train one with --lora"
+                )
             check_can_merge(model)
         return model
 

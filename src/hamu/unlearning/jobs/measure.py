@@ -284,7 +284,7 @@ def _write_answers(
     original = task.original_model
     models = {"after" if original else "answer": (model, task.tokenizer)}
     if original:
-        models = {"before": task.load_with_tokenizer(original)} | models
+        models = {"before": (task.load_model(original), task.tokenizer)} | models
     pages: dict[str, list[AnsweredRecord]] = {}
     lines = []
     for name in ("forget", "retain"):
