@@ -77,7 +77,7 @@ unlearn --save_only_model => has save_only_model, which has no place here: a run
 unlearn --method ga --max_retain_loss 1 => no effect with ga, which has no retain pass
 unlearn --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
 unlearn --forget_filter name=Ada => forget_filter is not for images; say what to forget with one of
-unlearn --rho 0.5 => rho 0.5 mixes records into a class; leave it out with --forget_rows
+unlearn --rho 0.5 => rho is for --forget_class; leave it out with --forget_rows
 unlearn --allow_missing => allow_missing is for --forget_data; leave it out with --forget_rows
 unlearn --magic => unrecognized arguments: --magic; hamu unlearn --help lists the options
 unlearn --methd hamu-q => --methd hamu-q; did you mean --method? hamu unlearn --help lists the

@@ -76,10 +76,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         asked.seeds or [args.seed],
     )
     task = choose_task(settings, console or silent())
-    model = str(task.run.model)
     folder, problem = task.start(resume=holds_a_comparison(Path(str(args.output_dir))))
-    if task.is_local(model) and not Path(model).is_dir():
-        raise HamuError(f"the model {model} is not there; give a folder written by `hamu train`")
+    task.check_models()
     task.settle_adapter()
     own = {*vars(asked), "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}

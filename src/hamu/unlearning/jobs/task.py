@@ -206,12 +206,9 @@ class Task(ABC):
         if len(chosen) != 1:
             given = " and ".join(f"--{name}" for name in chosen) or "nothing"
             raise HamuError(f"say what to forget with one of {flags}; got {given}")
-        if self.data.rho and chosen != ["forget_class"]:
-            raise HamuError(
-                f"rho {self.data.rho:g} mixes records into a class; leave it out with --{chosen[0]}"
-            )
-        if self.data.allow_missing and chosen != ["forget_data"]:
-            raise HamuError(f"allow_missing is for --forget_data; leave it out with --{chosen[0]}")
+        for name, way in (("rho", "forget_class"), ("allow_missing", "forget_data")):
+            if getattr(self.data, name) and chosen != [way]:
+                raise HamuError(f"{name} is for --{way}; leave it out with --{chosen[0]}")
         return chosen[0]
 
     def train_and_test(self) -> tuple[Any, Any]:
