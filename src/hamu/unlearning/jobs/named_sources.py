@@ -193,9 +193,10 @@ class NamedSources:
 
     def _base(self, role: str) -> str | None:
         """Place of the base model of an adapter, None for a whole model."""
-        source, task, base = self._model(role), self.task, None
+        source, base = self._model(role), None
         if not is_of_hub(source) and not is_adapter(source):
             return None
+        task = self.task
         if role == "after" and task.run.lora and not self._was_adapter():
             base = str(task.run.model)  # the whole model that was given a new adapter
         try:
