@@ -22,10 +22,8 @@ from hamu.unlearning.stop_reason import StopReason
 
 
 def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **data: Any) -> None:
-    """Check the first item of each data set, or the batch that a user's own collator makes of it.
-
-    Raises:
-        HamuError: if it is not a mapping with labels and inputs.
+    """Check that the first item of each data set, or the batch that a user's own collator makes of
+    it, is a mapping with labels and inputs.
     """
     inputs = {"pixel_values", "input_ids", getattr(model, "main_input_name", "pixel_values")}
 
